@@ -1,4 +1,4 @@
-//! Fuzzes the first bytes of TLS at an inbound listener with the properties that the replay test checks.
+//! Fuzzes the TLS ClientHello parser of inbound listeners with the properties that the replay test checks.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

@@ -1,4 +1,4 @@
-//! Fuzzes bodies and their framing with the properties that the replay test checks.
+//! Fuzzes the HTTP/1.1 body decoder with the properties that the replay test checks.
 
 #![no_main]
 

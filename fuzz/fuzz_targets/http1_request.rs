@@ -1,4 +1,4 @@
-//! Fuzzes the heads of requests with the properties that the replay test checks.
+//! Fuzzes the HTTP/1.1 request head parser with the properties that the replay test checks.
 
 #![no_main]
 

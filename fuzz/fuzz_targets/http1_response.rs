@@ -1,4 +1,4 @@
-//! Fuzzes the heads of responses with the properties that the replay test checks.
+//! Fuzzes the HTTP/1.1 response head parser with the properties that the replay test checks.
 
 #![no_main]
 

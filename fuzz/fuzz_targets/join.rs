@@ -1,4 +1,4 @@
-//! Fuzzes joins with the properties that the replay test checks.
+//! Fuzzes both ends of the join protocol with the properties that the replay test checks.
 
 #![no_main]
 #![allow(dead_code, reason = "the replay test uses more of the module")]

@@ -1,4 +1,4 @@
-//! Fuzzes the readers of manifests with the properties that the replay test checks.
+//! Fuzzes the manifest readers with the properties that the replay test checks.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the rewriting of manifests of other meshes with the properties that the replay test checks.
+//! Fuzzes the migration of other meshes' manifests with the properties that the replay test checks.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Fuzzes the recognition of protocols with the properties that the replay test checks.
+//! Fuzzes protocol detection with the properties that the replay test checks.
 
 #![no_main]
 

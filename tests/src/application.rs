@@ -10,7 +10,7 @@ use crate::message::{UndeclaredBody, first_header, read_body, read_head};
 /// A small HTTP application; it stops when dropped.
 pub struct TestApplication {
     address: SocketAddr,
-    stopped: Arc<AtomicBool>,
+    stop_requested: Arc<AtomicBool>,
 }
 
 /// A request received by the application.
@@ -22,21 +22,21 @@ pub struct ReceivedRequest {
 }
 
 /// The application's response to a request.
-pub enum ApplicationReply {
-    /// These bytes, valid or not.
+pub enum ApplicationResponse {
+    /// These bytes, which may be invalid HTTP.
     Bytes(Vec<u8>),
     /// No response while the client waits.
-    Silence,
+    NoResponse,
     /// The connection is closed without a response.
-    HangUp,
+    CloseConnection,
 }
 
 impl ReceivedRequest {
     /// Returns the method and the target.
     #[must_use]
     pub fn method_and_target(&self) -> (&str, &str) {
-        let mut parts = self.head.split(' ');
-        (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+        let mut words = self.head.split(' ');
+        (words.next().unwrap_or_default(), words.next().unwrap_or_default())
     }
 
     /// Returns the first header of this name.
@@ -46,7 +46,7 @@ impl ReceivedRequest {
     }
 }
 
-impl ApplicationReply {
+impl ApplicationResponse {
     /// Returns a response with status 200 and this body.
     #[must_use]
     pub fn ok(body: impl AsRef<[u8]>) -> Self {
@@ -65,23 +65,23 @@ impl TestApplication {
     /// If loopback has no free port.
     #[must_use]
     pub fn start(
-        respond: impl Fn(&ReceivedRequest) -> ApplicationReply + Send + Sync + 'static,
+        respond: impl Fn(&ReceivedRequest) -> ApplicationResponse + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
         let address = listener.local_addr().expect("a bound socket has an address");
-        let stopped = Arc::new(AtomicBool::new(false));
-        let (respond, stop_flag) = (Arc::new(respond), stopped.clone());
+        let stop_requested = Arc::new(AtomicBool::new(false));
+        let (respond, stop_flag) = (Arc::new(respond), stop_requested.clone());
         std::thread::spawn(move || {
-            for tcp in listener.incoming().map_while(Result::ok) {
+            for stream in listener.incoming().map_while(Result::ok) {
                 if stop_flag.load(Ordering::Relaxed) {
                     return;
                 }
                 let respond = respond.clone();
                 // Connection errors are ignored: the test observes the client.
-                std::thread::spawn(move || drop(serve_connection(tcp, &*respond)));
+                std::thread::spawn(move || drop(serve_connection(stream, &*respond)));
             }
         });
-        Self { address, stopped }
+        Self { address, stop_requested }
     }
 
     /// Starts an application that responds with the request's method, target and body.
@@ -91,11 +91,11 @@ impl TestApplication {
             let (method, target) = request.method_and_target();
             let mut body = format!("{method} {target} ").into_bytes();
             body.extend_from_slice(&request.body);
-            ApplicationReply::ok(body)
+            ApplicationResponse::ok(body)
         })
     }
 
-    /// Returns its port.
+    /// Returns the port of the application.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
@@ -104,24 +104,24 @@ impl TestApplication {
 
 impl Drop for TestApplication {
     fn drop(&mut self) {
-        self.stopped.store(true, Ordering::Relaxed);
+        self.stop_requested.store(true, Ordering::Relaxed);
         // Wakes the accept loop; a failure means that the loop has ended.
         drop(TcpStream::connect(self.address));
     }
 }
 
 fn serve_connection(
-    tcp: TcpStream,
-    respond: &(impl Fn(&ReceivedRequest) -> ApplicationReply + ?Sized),
+    stream: TcpStream,
+    respond: &(impl Fn(&ReceivedRequest) -> ApplicationResponse + ?Sized),
 ) -> io::Result<()> {
-    tcp.set_nodelay(true)?;
-    let mut reader = BufReader::new(tcp);
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream);
     while let Some(head) = read_head(&mut reader)? {
         let body = read_body(&mut reader, &head, UndeclaredBody::Empty)?;
         match respond(&ReceivedRequest { head, body }) {
-            ApplicationReply::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
-            ApplicationReply::Silence => drop(read_head(&mut reader)?),
-            ApplicationReply::HangUp => return Ok(()),
+            ApplicationResponse::Bytes(bytes) => reader.get_mut().write_all(&bytes)?,
+            ApplicationResponse::NoResponse => drop(read_head(&mut reader)?),
+            ApplicationResponse::CloseConnection => return Ok(()),
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::TestProgram;
 pub struct RenderedPage {
     /// The document after layout.
     pub document: String,
-    /// Its tables and drawings, in document order.
+    /// The tables and drawings of the page, in document order.
     pub parts: Vec<PagePart>,
     width: usize,
     height: usize,
@@ -21,18 +21,18 @@ pub struct RenderedPage {
     pixels: Vec<[u8; 3]>,
 }
 
-/// A table or drawing, and its position.
+/// A table or drawing of a page, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagePart {
-    /// Its tag: `table` or `svg`.
+    /// The tag: `table` or `svg`.
     pub tag: String,
     /// The distance from the left edge of the page, in pixels.
     pub left: usize,
     /// The distance from the top of the page, in pixels.
     pub top: usize,
-    /// Its width in pixels.
+    /// The width in pixels.
     pub width: usize,
-    /// Its height in pixels.
+    /// The height in pixels.
     pub height: usize,
 }
 
@@ -43,12 +43,12 @@ impl RenderedPage {
     /// If the browser fails or times out.
     #[must_use]
     pub fn open_page(page: &Path, folder: &Path) -> Self {
-        let mut text = std::fs::read_to_string(page).unwrap();
-        let end = text.rfind("</body>").expect("the page has an end");
-        text.insert_str(end, MEASURE_SCRIPT);
-        let measured = folder.join("measured.html");
-        std::fs::write(&measured, text).unwrap();
-        let page = format!("file://{}", measured.display());
+        let mut page_text = std::fs::read_to_string(page).unwrap();
+        let body_end = page_text.rfind("</body>").expect("the page has an end");
+        page_text.insert_str(body_end, MEASURE_SCRIPT);
+        let measured_page = folder.join("measured.html");
+        std::fs::write(&measured_page, page_text).unwrap();
+        let page = format!("file://{}", measured_page.display());
         let document = run_browser(&page, folder, &["--dump-dom"]);
         let picture = folder.join("picture.png");
         run_browser(&page, folder, &[&format!("--screenshot={}", picture.display())]);
@@ -67,15 +67,15 @@ impl RenderedPage {
     pub fn count_colors(&self, part: &PagePart) -> usize {
         let rows = part.top..(part.top + part.height).min(self.height);
         let right = (part.left + part.width).min(self.width);
-        let positions = rows.flat_map(|row| (part.left..right).map(move |x| (row, x)));
+        let positions = rows.flat_map(|row| (part.left..right).map(move |column| (row, column)));
         positions.map(|(row, x)| self.pixels[row * self.width + x]).collect::<BTreeSet<_>>().len()
     }
 }
 
 impl PagePart {
-    fn parse(text: &str) -> Self {
-        let (text, _) = text.split_once('"').expect("an attribute ends");
-        let values: Vec<&str> = text.split(' ').collect();
+    fn parse(attribute: &str) -> Self {
+        let (attribute, _) = attribute.split_once('"').expect("an attribute ends");
+        let values: Vec<&str> = attribute.split(' ').collect();
         let parse_number = |index: usize| values[index].parse().expect("a number of pixels");
         Self {
             tag: values[0].to_owned(),

@@ -57,9 +57,9 @@ pub fn next_image() -> String {
 /// Returns the standard output of a successful command.
 ///
 /// # Panics
-/// If it failed; the message contains its standard error.
+/// If the command failed; the message contains its standard error.
 #[allow(clippy::must_use_candidate, reason = "to know that a command succeeded is enough for some")]
-pub fn stdout_of(output: &Output) -> String {
+pub fn expect_stdout(output: &Output) -> String {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     stdout
@@ -104,10 +104,10 @@ impl TestNamespace {
     /// Creates a namespace with additional metadata, as part of a YAML map.
     #[must_use]
     pub fn with_metadata(prefix: &str, metadata: &str) -> Self {
-        static CREATED: AtomicU32 = AtomicU32::new(0);
-        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let namespace_number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         // Namespaces of a previous run may still be terminating.
-        let name = format!("{prefix}-{}-{number}", std::process::id());
+        let name = format!("{prefix}-{}-{namespace_number}", std::process::id());
         let namespace = Self { name };
         apply_globally(&format!(
             "{{apiVersion: v1, kind: Namespace, metadata: {{name: {}, {metadata}}}}}",
@@ -116,7 +116,7 @@ impl TestNamespace {
         namespace
     }
 
-    /// Returns its name.
+    /// Returns the name of the namespace.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -130,7 +130,7 @@ impl TestNamespace {
             let stderr = String::from_utf8_lossy(&output.stderr);
             (!stderr.contains("failed calling webhook")).then_some(output)
         });
-        stdout_of(&output);
+        expect_stdout(&output);
     }
 
     /// As [`Self::apply_manifests`], but the API server may reject the manifests.
@@ -184,21 +184,27 @@ impl TestNamespace {
     /// # Panics
     /// On timeout.
     pub fn wait_ready(&self) {
-        let deployments = stdout_of(&self.kubectl(&["get", "deployments", "-o", "name"]));
+        let deployments = expect_stdout(&self.kubectl(&["get", "deployments", "-o", "name"]));
         for deployment in deployments.lines() {
             let rollout = self.kubectl(&["rollout", "status", deployment, KUBECTL_TIMEOUT]);
             assert!(rollout.status.success(), "{deployment}:\n{}", self.describe_objects());
         }
-        // Waits for terminating Pods first: `kubectl wait` fails if one disappears.
+        // Waits for terminating Pods first: `kubectl wait` fails if a Pod disappears.
         let terminating = "go-template={{range .items}}{{if .metadata.deletionTimestamp}}pod/{{.metadata.name}} \
                        {{end}}{{end}}";
-        for pod in stdout_of(&self.kubectl(&["get", "pods", "-o", terminating])).split_whitespace()
+        for pod in
+            expect_stdout(&self.kubectl(&["get", "pods", "-o", terminating])).split_whitespace()
         {
-            stdout_of(&self.kubectl(&["wait", "--for=delete", pod, KUBECTL_TIMEOUT]));
+            expect_stdout(&self.kubectl(&["wait", "--for=delete", pod, KUBECTL_TIMEOUT]));
         }
-        let wait =
+        let wait_output =
             self.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", KUBECTL_TIMEOUT]);
-        assert!(wait.status.success(), "pods of {}:\n{}", self.name, self.describe_objects());
+        assert!(
+            wait_output.status.success(),
+            "pods of {}:\n{}",
+            self.name,
+            self.describe_objects()
+        );
     }
 
     /// Returns the objects and events of the namespace, for failure analysis.
@@ -229,7 +235,7 @@ impl TestNamespace {
         let names = "jsonpath={.items[*].spec.initContainers[*].name} \
                      {.items[*].spec.containers[*].name}";
         let selector = format!("app={app}");
-        stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
+        expect_stdout(&self.kubectl(&["get", "pods", "-l", &selector, "-o", names]))
     }
 
     /// Sends a request from a Pod.
@@ -241,9 +247,15 @@ impl TestNamespace {
 
     /// Sends a number of sequential requests from a Pod; empty if no command can run there.
     #[must_use]
-    pub fn curl_repeatedly(&self, pod: &str, times: u32, arguments: &[&str]) -> Vec<CurlResult> {
-        let times = times.to_string();
-        let output = self.exec(pod, &[&["sh", "-c", REPEAT_SCRIPT, &times], arguments].concat());
+    pub fn curl_repeatedly(
+        &self,
+        pod: &str,
+        request_count: u32,
+        arguments: &[&str],
+    ) -> Vec<CurlResult> {
+        let request_count = request_count.to_string();
+        let output =
+            self.exec(pod, &[&["sh", "-c", REPEAT_SCRIPT, &request_count], arguments].concat());
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         let results = stdout.split_terminator(RESPONSE_SEPARATOR).filter_map(|record| {
             let (body_and_status, exit) = record.rsplit_once('\n')?;
@@ -256,7 +268,7 @@ impl TestNamespace {
 
     /// Sends requests until five in a row have this result, the stability criterion of OSM's tests.
     pub fn expect_curl(&self, pod: &str, arguments: &[&str], exit: i32, status: u16) {
-        let mut last = Vec::new();
+        let mut last_outcomes = Vec::new();
         eventually(
             &format!("curl {arguments:?} from {pod} ends with {exit}, {status}"),
             MAX_CONDITION_WAIT,
@@ -266,10 +278,10 @@ impl TestNamespace {
                     results.iter().map(|result| (result.exit, result.status)).collect();
                 let is_stable = outcomes.len() == STABLE_RESULTS as usize
                     && outcomes.iter().all(|outcome| *outcome == (exit, status));
-                if outcomes != last {
+                if outcomes != last_outcomes {
                     eprintln!("{pod}: curl {arguments:?} -> {outcomes:?}");
                 }
-                last = outcomes;
+                last_outcomes = outcomes;
                 is_stable.then_some(())
             },
         );
@@ -280,24 +292,24 @@ impl TestNamespace {
     ///
     /// # Panics
     /// On timeout.
-    pub fn expect_reached(&self, pod: &str, arguments: &[&str], expected: &[&str]) {
+    pub fn expect_reached(&self, pod: &str, arguments: &[&str], expected_prefixes: &[&str]) {
         self.expect_curl(pod, arguments, 0, 200);
-        let mut missing: Vec<&str> = expected.to_vec();
+        let mut unreached_prefixes: Vec<&str> = expected_prefixes.to_vec();
         eventually(
-            &format!("{pod} reaches {expected:?} by {arguments:?}"),
+            &format!("{pod} reaches {expected_prefixes:?} by {arguments:?}"),
             MAX_CONDITION_WAIT,
             || {
                 for result in self.curl_repeatedly(pod, STABLE_RESULTS, arguments) {
                     assert_eq!((result.exit, result.status), (0, 200), "{result:?}");
                     let name = result.body.strip_prefix("pod=").unwrap_or_default();
-                    let has_prefix = |expected: &&str| name.starts_with(*expected);
+                    let has_prefix = |prefix: &&str| name.starts_with(*prefix);
                     assert!(
-                        expected.iter().any(has_prefix),
-                        "{name} answers {arguments:?}, and not one of {expected:?}"
+                        expected_prefixes.iter().any(has_prefix),
+                        "{name} answers {arguments:?}, and not one of {expected_prefixes:?}"
                     );
-                    missing.retain(|expected| !has_prefix(expected));
+                    unreached_prefixes.retain(|prefix| !has_prefix(prefix));
                 }
-                missing.is_empty().then_some(())
+                unreached_prefixes.is_empty().then_some(())
             },
         );
     }
@@ -307,7 +319,7 @@ impl TestNamespace {
     pub fn list_pods(&self, app: &str) -> Vec<String> {
         let selector = format!("app={app}");
         let template = "jsonpath={.items[*].metadata.name}";
-        let names = stdout_of(&self.kubectl(&["get", "pods", "-l", &selector, "-o", template]));
+        let names = expect_stdout(&self.kubectl(&["get", "pods", "-l", &selector, "-o", template]));
         names.split_whitespace().map(str::to_owned).collect()
     }
 }
@@ -317,7 +329,7 @@ impl Drop for TestNamespace {
         if std::thread::panicking() {
             eprintln!("{}", self.describe_objects());
         }
-        // Does not wait: the next test does not need it gone.
+        // Does not wait for the deletion: the next test uses another namespace.
         drop(kubectl(&["delete", "namespace", &self.name, "--wait=false", "--ignore-not-found"]));
     }
 }
@@ -325,10 +337,10 @@ impl Drop for TestNamespace {
 /// Applies cluster-wide manifests.
 ///
 /// # Panics
-/// If the API server rejects them.
+/// If the API server rejects the manifests.
 pub fn apply_globally(manifests: &str) {
     let output = kubectl_with(&["apply", "-f", "-"], manifests);
-    drop(stdout_of(&output));
+    drop(expect_stdout(&output));
 }
 
 /// Returns the HTTP test application: account, Deployment and Service; `extra_metadata` is added to the metadata of its

@@ -18,9 +18,9 @@ pub use printed::{CollectedPoint, CollectedRecord};
 pub struct OtlpCollector {
     _directory: TempDir,
     program: TestProgram,
-    /// Its port for OTLP over HTTP.
+    /// The port for OTLP over HTTP.
     pub http: u16,
-    /// Its port for OTLP over gRPC.
+    /// The port for OTLP over gRPC.
     pub grpc: u16,
 }
 
@@ -37,7 +37,7 @@ pub struct CollectedSpan {
     pub name: String,
     /// `Client` or `Server`.
     pub kind: String,
-    /// Its complete printed text, including attributes.
+    /// The complete printed text, including attributes.
     pub text: String,
 }
 
@@ -45,7 +45,7 @@ impl OtlpCollector {
     /// Starts a collector and waits until it accepts spans.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the collector does not start.
     #[must_use]
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a folder");
@@ -59,16 +59,16 @@ impl OtlpCollector {
              metrics: {{receivers: [otlp], exporters: [debug]}}, \
              logs: {{receivers: [otlp], exporters: [debug]}}}}}}\n"
         );
-        let file = directory.path().join("collector.yaml");
-        std::fs::write(&file, configuration).expect("a configuration");
+        let config_file = directory.path().join("collector.yaml");
+        std::fs::write(&config_file, configuration).expect("a configuration");
         let mut command = Command::new(go_program("otelcol"));
-        command.arg("--config").arg(&file);
+        command.arg("--config").arg(&config_file);
         let program = TestProgram::start("the collector", &mut command);
         program.wait_for_line("Everything is ready", Duration::from_secs(90));
         Self { _directory: directory, program, http, grpc }
     }
 
-    /// Returns its address for OTLP over HTTP.
+    /// Returns the address of the collector for OTLP over HTTP.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], self.http))
@@ -88,8 +88,8 @@ impl OtlpCollector {
     /// Returns the spans of a trace printed so far.
     #[must_use]
     pub fn spans_now(&self, trace: &str) -> Vec<CollectedSpan> {
-        let printed = self.program.printed_output();
-        let resources = printed::resource_blocks(&printed, "ResourceSpans #");
+        let printed_output = self.program.printed_output();
+        let resources = printed::resource_blocks(&printed_output, "ResourceSpans #");
         let blocks = resources.flat_map(|resource| resource.split("\nSpan #").skip(1));
         blocks.map(CollectedSpan::from_block).filter(|span| span.trace == trace).collect()
     }
@@ -133,7 +133,7 @@ impl CollectedSpan {
     /// Returns the value of an attribute as printed, such as `Str(GET)`.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        let start = format!("-> {name}: ");
-        self.text.lines().find_map(|line| line.trim().strip_prefix(start.as_str()))
+        let line_prefix = format!("-> {name}: ");
+        self.text.lines().find_map(|line| line.trim().strip_prefix(line_prefix.as_str()))
     }
 }

@@ -16,11 +16,11 @@ impl TestConnection {
     /// # Errors
     /// The error of the socket.
     pub fn open(address: SocketAddr) -> io::Result<Self> {
-        let tcp = TcpStream::connect_timeout(&address, MAX_WAIT)?;
-        tcp.set_read_timeout(Some(MAX_WAIT))?;
-        tcp.set_write_timeout(Some(MAX_WAIT))?;
-        tcp.set_nodelay(true)?;
-        Ok(Self(BufReader::with_capacity(BUFFER_BYTES, tcp)))
+        let stream = TcpStream::connect_timeout(&address, MAX_WAIT)?;
+        stream.set_read_timeout(Some(MAX_WAIT))?;
+        stream.set_write_timeout(Some(MAX_WAIT))?;
+        stream.set_nodelay(true)?;
+        Ok(Self(BufReader::with_capacity(BUFFER_BYTES, stream)))
     }
 
     /// Sends bytes unmodified.
@@ -60,11 +60,11 @@ impl TestConnection {
     /// # Errors
     /// The error of the socket.
     pub fn has_activity(&mut self, max_wait: Duration) -> io::Result<bool> {
-        let tcp = self.0.get_mut();
-        tcp.set_read_timeout(Some(max_wait))?;
-        let peeked = tcp.peek(&mut [0]);
-        tcp.set_read_timeout(Some(MAX_WAIT))?;
-        match peeked {
+        let stream = self.0.get_mut();
+        stream.set_read_timeout(Some(max_wait))?;
+        let peek_result = stream.peek(&mut [0]);
+        stream.set_read_timeout(Some(MAX_WAIT))?;
+        match peek_result {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error),

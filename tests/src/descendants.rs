@@ -5,9 +5,9 @@ use std::fs;
 /// A child process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descendant {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its command line, separated by spaces.
+    /// The command line, separated by spaces.
     pub command: String,
 }
 
@@ -33,10 +33,10 @@ pub fn is_running(pid: u32) -> bool {
 
 /// Returns the state and the parent of a process (proc(5), `/proc/PID/stat`).
 fn process_status(pid: u32) -> Option<(char, u32)> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat_text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The program name may contain any characters, including parentheses.
-    let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
+    let (_, after_name) = stat_text.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 

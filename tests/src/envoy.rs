@@ -44,27 +44,27 @@ impl EnvoyListener {
         Self { protocol_options, ..Self::http1(listen_port, target_port) }
     }
 
-    /// Connects as the mesh member with state in this folder, and only to the identity `peer`.
+    /// Connects as the mesh member with state in this folder, and only to the identity `peer_identity`.
     #[must_use]
-    pub fn connect_as_member(mut self, state: &Path, peer: &str) -> Self {
-        let expected_peer = json!([{"san_type": "URI", "matcher": {"exact": peer}}]);
+    pub fn connect_as_member(mut self, state_directory: &Path, peer_identity: &str) -> Self {
+        let expected_peer = json!([{"san_type": "URI", "matcher": {"exact": peer_identity}}]);
         self.upstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.UpstreamTlsContext"),
             "sni": "member",
-            "common_tls_context": member_tls(state, &json!({"match_typed_subject_alt_names": expected_peer})),
+            "common_tls_context": member_tls(state_directory, &json!({"match_typed_subject_alt_names": expected_peer})),
         }});
         self
     }
 
-    /// Accepts connections as that member, and only from the identity `peer`.
+    /// Accepts connections as the mesh member with state in this folder, and only from the identity `peer_identity`.
     #[must_use]
-    pub fn accept_as_member(mut self, state: &Path, peer: &str) -> Self {
+    pub fn accept_as_member(mut self, state_directory: &Path, peer_identity: &str) -> Self {
         self.downstream_tls = json!({"name": "envoy.transport_sockets.tls", "typed_config": {
             "@type": format!("{TRANSPORTS}.tls.v3.DownstreamTlsContext"),
             "require_client_certificate": true,
-            "common_tls_context": member_tls(state, &json!({})),
+            "common_tls_context": member_tls(state_directory, &json!({})),
         }});
-        let principal = json!({"authenticated": {"principal_name": {"exact": peer}}});
+        let principal = json!({"authenticated": {"principal_name": {"exact": peer_identity}}});
         let policy = json!({"permissions": [{"any": true}], "principals": [principal]});
         self.filters.push(json!({"name": "envoy.filters.http.rbac", "typed_config": {
             "@type": format!("{FILTERS}.http.rbac.v3.RBAC"),
@@ -82,19 +82,19 @@ impl EnvoyListener {
         let route = json!({"match": {"prefix": "/"}, "route": {
             "cluster": self.cluster_name(), "timeout": "0s",
         }});
-        let host = json!({"name": "all", "domains": ["*"], "routes": [route]});
-        let http = json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": {
+        let virtual_host = json!({"name": "all", "domains": ["*"], "routes": [route]});
+        let connection_manager = json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": {
             "@type": format!("{FILTERS}.network.http_connection_manager.v3.HttpConnectionManager"),
             "stat_prefix": "http",
             "http_protocol_options": {"accept_http_10": true},
-            "route_config": {"virtual_hosts": [host]},
+            "route_config": {"virtual_hosts": [virtual_host]},
             "http_filters": filters,
         }});
-        let mut chain = json!({"filters": [http]});
+        let mut filter_chain = json!({"filters": [connection_manager]});
         if !self.downstream_tls.is_null() {
-            chain["transport_socket"] = self.downstream_tls.clone();
+            filter_chain["transport_socket"] = self.downstream_tls.clone();
         }
-        json!({"address": loopback_address(self.listen_port), "filter_chains": [chain]})
+        json!({"address": loopback_address(self.listen_port), "filter_chains": [filter_chain]})
     }
 
     fn cluster_config(&self) -> Value {
@@ -124,17 +124,17 @@ impl EnvoyListener {
 
 /// A prepared Envoy.
 pub struct Envoy {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Envoy {
-    /// Writes its configuration.
+    /// Writes the configuration of an Envoy with these listeners.
     ///
     /// # Panics
     /// If the files cannot be written.
     #[must_use]
     pub fn prepare(envoy_listeners: &[EnvoyListener]) -> Self {
-        let envoy = Self { folder: tempfile::tempdir().expect("a folder") };
+        let envoy = Self { directory: tempfile::tempdir().expect("a folder") };
         let listeners: Vec<_> =
             envoy_listeners.iter().map(EnvoyListener::listener_config).collect();
         let clusters: Vec<_> = envoy_listeners.iter().map(EnvoyListener::cluster_config).collect();
@@ -143,7 +143,7 @@ impl Envoy {
         envoy
     }
 
-    /// Returns its command line.
+    /// Returns the command line of Envoy.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let program = envoy_path().display().to_string();
@@ -164,7 +164,7 @@ impl Envoy {
     }
 
     fn config_file(&self) -> String {
-        self.folder.path().join("envoy.json").display().to_string()
+        self.directory.path().join("envoy.json").display().to_string()
     }
 }
 
@@ -173,13 +173,13 @@ fn loopback_address(port: u16) -> Value {
 }
 
 /// Returns mutual TLS with the certificate and roots of a member; `extra_validation` restricts the peer.
-fn member_tls(state: &Path, extra_validation: &Value) -> Value {
-    let file = |name: &str| json!({"filename": state.join(name)});
+fn member_tls(state_directory: &Path, extra_validation: &Value) -> Value {
+    let file = |name: &str| json!({"filename": state_directory.join(name)});
     let mut validation_context = extra_validation.clone();
     validation_context["trusted_ca"] = file("roots.pem");
     json!({
         "alpn_protocols": ["h2"],
-        // As a client, Envoy's default maximum is 1.2.
+        // As a client, Envoy's default maximum version is TLS 1.2.
         "tls_params": {
             "tls_minimum_protocol_version": "TLSv1_3",
             "tls_maximum_protocol_version": "TLSv1_3",

@@ -54,17 +54,20 @@ pub fn get_page(address: SocketAddr, path: &str) -> io::Result<Response> {
 /// # Errors
 /// The error of the socket, or `InvalidData` for an invalid response.
 pub fn exchange_bytes(address: SocketAddr, request: &str) -> io::Result<Response> {
-    let mut tcp = TcpStream::connect_timeout(&address, MAX_WAIT)?;
-    tcp.set_read_timeout(Some(MAX_WAIT))?;
-    tcp.write_all(request.as_bytes())?;
-    let mut bytes = Vec::new();
-    tcp.read_to_end(&mut bytes)?;
-    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
-    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").ok_or_else(invalid)?;
-    let body = bytes.split_off(end + 4);
-    let head = String::from_utf8(bytes).map_err(|_| invalid())?;
+    let mut stream = TcpStream::connect_timeout(&address, MAX_WAIT)?;
+    stream.set_read_timeout(Some(MAX_WAIT))?;
+    stream.write_all(request.as_bytes())?;
+    let mut response_bytes = Vec::new();
+    stream.read_to_end(&mut response_bytes)?;
+    let invalid_data = || io::Error::from(io::ErrorKind::InvalidData);
+    let head_end = response_bytes
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")
+        .ok_or_else(invalid_data)?;
+    let body = response_bytes.split_off(head_end + 4);
+    let head = String::from_utf8(response_bytes).map_err(|_| invalid_data())?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Ok(Response { status: status.ok_or_else(invalid)?, head, body })
+    Ok(Response { status: status.ok_or_else(invalid_data)?, head, body })
 }
 
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(20);

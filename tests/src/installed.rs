@@ -6,7 +6,7 @@ use std::process::Command;
 /// Returns a program of `tests/programs`, built into the target folder.
 ///
 /// # Panics
-/// If it was not built.
+/// If the program was not built.
 #[must_use]
 pub fn go_program(name: &str) -> PathBuf {
     fetched_file(name, "scenarios")
@@ -15,7 +15,7 @@ pub fn go_program(name: &str) -> PathBuf {
 /// Returns a program of `tests/programs/check_services`, built into the target folder.
 ///
 /// # Panics
-/// If it was not built.
+/// If the program was not built.
 #[must_use]
 pub fn check_service(name: &str) -> PathBuf {
     fetched_file(name, "check-services")
@@ -24,7 +24,7 @@ pub fn check_service(name: &str) -> PathBuf {
 /// Returns cert-manager's controllers, `tests/programs/cert-manager`, built into the target folder.
 ///
 /// # Panics
-/// If they were not built.
+/// If the controllers were not built.
 #[must_use]
 pub fn cert_manager() -> PathBuf {
     fetched_file("cert-manager", "cert-manager")
@@ -33,7 +33,7 @@ pub fn cert_manager() -> PathBuf {
 /// Returns Envoy as installed by `leno bench install envoy`.
 ///
 /// # Panics
-/// If it was not fetched.
+/// If Envoy was not fetched.
 #[must_use]
 pub(crate) fn envoy_path() -> PathBuf {
     fetched_file("leno/contenders/envoy/envoy/_bin/envoy", "scenarios")
@@ -42,7 +42,7 @@ pub(crate) fn envoy_path() -> PathBuf {
 /// Returns the folder of the Java programs in `tests/programs/java`, with their dependencies.
 ///
 /// # Panics
-/// If they were not fetched.
+/// If the programs were not fetched.
 #[must_use]
 pub fn java_programs() -> PathBuf {
     fetched_file("java", "grpc-java")
@@ -52,16 +52,17 @@ pub fn java_programs() -> PathBuf {
 /// page.
 ///
 /// # Panics
-/// If its dependencies were not fetched.
+/// If the dependencies of the script were not fetched.
 #[must_use]
-pub fn page_script(config: &str, url: &str) -> Command {
-    let modules = fetched_file("page/node_modules/playwright-core", "scenarios");
-    let folder = modules.ancestors().nth(2).expect("it lies in two folders");
+pub fn page_script(scenario: &str, url: &str) -> Command {
+    let playwright_directory = fetched_file("page/node_modules/playwright-core", "scenarios");
+    let modules_directory =
+        playwright_directory.ancestors().nth(2).expect("it lies in two folders");
     let mut command = Command::new("node");
     command
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/programs/page/page.mjs"))
-        .args([config, url])
-        .env("LENO_PAGE_MODULES", folder)
+        .args([scenario, url])
+        .env("LENO_PAGE_MODULES", modules_directory)
         .env("LENO_CHROMIUM", "/usr/bin/chromium");
     command
 }
@@ -69,7 +70,7 @@ pub fn page_script(config: &str, url: &str) -> Command {
 /// Returns the Zipkin server, a single file.
 ///
 /// # Panics
-/// If it was not fetched.
+/// If the server was not fetched.
 #[must_use]
 pub fn zipkin_path() -> PathBuf {
     fetched_file("zipkin/zipkin-server.jar", "collectors")
@@ -78,17 +79,22 @@ pub fn zipkin_path() -> PathBuf {
 /// Returns a file that the `./test` target `test_target` puts into the target folder.
 fn fetched_file(name: &str, test_target: &str) -> PathBuf {
     let test_binary = std::env::current_exe().expect("a test has a path");
-    let target = test_binary.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
-    let program = target.join("programs").join(name);
-    assert!(program.exists(), "{} is missing: run ./test {test_target}", program.display());
-    program
+    let target_directory =
+        test_binary.ancestors().nth(3).expect("tests lie in target/PROFILE/deps");
+    let program_path = target_directory.join("programs").join(name);
+    assert!(
+        program_path.exists(),
+        "{} is missing: run ./test {test_target}",
+        program_path.display()
+    );
+    program_path
 }
 
 /// Returns the Python with the system packages.
 #[must_use]
 pub fn python_program() -> &'static str {
-    let debian = Path::new("/usr/bin/python3");
-    if debian.exists() { "/usr/bin/python3" } else { "python3" }
+    let debian_path = Path::new("/usr/bin/python3");
+    if debian_path.exists() { "/usr/bin/python3" } else { "python3" }
 }
 
 /// Returns a script of this crate in another language.

@@ -6,7 +6,7 @@
     reason = "a fixture that cannot do its part fails the test that uses it"
 )]
 
-mod admin_page;
+mod admin_endpoint;
 mod application;
 mod browser;
 pub mod cluster;
@@ -30,8 +30,8 @@ mod sidecar;
 mod single_programs;
 pub mod stream;
 
-pub use admin_page::AdminPage;
-pub use application::{ApplicationReply, ReceivedRequest, TestApplication};
+pub use admin_endpoint::AdminEndpoint;
+pub use application::{ApplicationResponse, ReceivedRequest, TestApplication};
 pub use browser::{PagePart, RenderedPage};
 pub use collector::{CollectedPoint, CollectedRecord, CollectedSpan, OtlpCollector};
 pub use connection::TestConnection;
@@ -61,19 +61,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Returns a free port that neither the kernel nor this function assigns again: it is below the ephemeral
-/// range, and each is returned once.
+/// range, and each port is returned once.
 ///
 /// # Panics
 /// If loopback has no free port.
 #[must_use]
 pub fn free_port() -> u16 {
-    static NEXT: LazyLock<AtomicU64> =
+    static NEXT_PORT_OFFSET: LazyLock<AtomicU64> =
         LazyLock::new(|| AtomicU64::new(RandomState::new().build_hasher().finish() >> 1));
-    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-    let first = range.ok().and_then(|range| range.split_whitespace().next()?.parse::<u64>().ok());
-    let port_end = first.unwrap_or(MAX_PORT).clamp(MIN_PORT + 1, MAX_PORT);
+    let port_range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first_ephemeral_port = port_range
+        .ok()
+        .and_then(|port_range| port_range.split_whitespace().next()?.parse::<u64>().ok());
+    let port_end = first_ephemeral_port.unwrap_or(MAX_PORT).clamp(MIN_PORT + 1, MAX_PORT);
     let candidates = std::iter::repeat_with(|| {
-        let port = MIN_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % (port_end - MIN_PORT);
+        let port =
+            MIN_PORT + NEXT_PORT_OFFSET.fetch_add(1, Ordering::Relaxed) % (port_end - MIN_PORT);
         u16::try_from(port).expect("a port is below the first ephemeral one")
     });
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();

@@ -1,4 +1,4 @@
-//! An interactive program: it reads a command line and responds with a line.
+//! An interactive program: it reads a line with a command and responds with a line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,29 +8,29 @@ use std::time::Duration;
 /// A running program that responds line by line; it is killed when dropped.
 pub struct LineClient {
     child: Child,
-    input: ChildStdin,
-    output: Receiver<String>,
+    stdin: ChildStdin,
+    output_lines: Receiver<String>,
 }
 
 impl LineClient {
     /// Starts the program.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     #[must_use]
     pub fn start(program: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
-        let input = child.stdin.take().expect("stdin is piped");
+        let stdin = child.stdin.take().expect("stdin is piped");
         let stdout = child.stdout.take().expect("stdout is piped");
-        let (lines_sender, output) = channel();
+        let (lines_sender, output_lines) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             // The receiver is gone when the test is over.
             lines.map(|line| lines_sender.send(line)).take_while(Result::is_ok).for_each(drop);
         });
-        Self { child, input, output }
+        Self { child, stdin, output_lines }
     }
 
     /// Sends a line and waits for the response.
@@ -38,8 +38,8 @@ impl LineClient {
     /// # Panics
     /// If there is no response.
     pub fn send_line(&mut self, line: &str) -> String {
-        writeln!(self.input, "{line}").expect("the program listens");
-        let response = self.output.recv_timeout(MAX_WAIT);
+        writeln!(self.stdin, "{line}").expect("the program listens");
+        let response = self.output_lines.recv_timeout(MAX_WAIT);
         response.unwrap_or_else(|error| panic!("no answer to `{line}`: {error}"))
     }
 }

@@ -12,7 +12,7 @@ use crate::http::Response;
 
 /// Threads that send requests until stopped.
 pub struct BackgroundLoad {
-    shared: Arc<LoadState>,
+    load_state: Arc<LoadState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -21,7 +21,7 @@ pub struct BackgroundLoad {
 pub struct LoadOutcome {
     /// The ids of requests with status 200.
     pub succeeded: Vec<u64>,
-    /// The ids of the others, with their results.
+    /// The ids of the other requests, with their results.
     pub failed: Vec<(u64, String)>,
 }
 
@@ -30,10 +30,10 @@ struct LoadState {
     listener: SocketAddr,
     /// The pause of each thread between its requests.
     pause: Duration,
-    next: AtomicU64,
-    stop: AtomicBool,
+    next_id: AtomicU64,
+    stop_requested: AtomicBool,
     outcome: Mutex<LoadOutcome>,
-    update: Condvar,
+    outcome_changed: Condvar,
 }
 
 impl BackgroundLoad {
@@ -52,21 +52,21 @@ impl BackgroundLoad {
         threads: usize,
         pause: Duration,
     ) -> Self {
-        let shared = Arc::new(LoadState {
+        let load_state = Arc::new(LoadState {
             method,
             listener,
             pause,
-            next: AtomicU64::new(1),
-            stop: AtomicBool::new(false),
+            next_id: AtomicU64::new(1),
+            stop_requested: AtomicBool::new(false),
             outcome: Mutex::default(),
-            update: Condvar::new(),
+            outcome_changed: Condvar::new(),
         });
         let start_thread = |_| {
-            let shared = Arc::clone(&shared);
-            std::thread::spawn(move || shared.run())
+            let load_state = Arc::clone(&load_state);
+            std::thread::spawn(move || load_state.run())
         };
         let threads = (0..threads).map(start_thread).collect();
-        Self { shared, threads }
+        Self { load_state, threads }
     }
 
     /// Waits for `count` more successful responses.
@@ -75,13 +75,17 @@ impl BackgroundLoad {
     /// After 20 seconds; the message contains the last failures.
     pub fn wait_for(&self, count: usize) {
         let deadline = Instant::now() + MAX_WAIT;
-        let mut outcome = self.shared.outcome.lock().unwrap();
-        let target = outcome.succeeded.len() + count;
-        while outcome.succeeded.len() < target {
+        let mut outcome = self.load_state.outcome.lock().unwrap();
+        let target_count = outcome.succeeded.len() + count;
+        while outcome.succeeded.len() < target_count {
             let remaining = deadline.saturating_duration_since(Instant::now());
-            let last = outcome.failed.last();
-            assert!(!remaining.is_zero(), "no responses at {}: {last:?}", self.shared.listener);
-            outcome = self.shared.update.wait_timeout(outcome, remaining).unwrap().0;
+            let last_failure = outcome.failed.last();
+            assert!(
+                !remaining.is_zero(),
+                "no responses at {}: {last_failure:?}",
+                self.load_state.listener
+            );
+            outcome = self.load_state.outcome_changed.wait_timeout(outcome, remaining).unwrap().0;
         }
     }
 
@@ -91,20 +95,20 @@ impl BackgroundLoad {
     /// If a thread has panicked.
     #[must_use]
     pub fn finish_load(mut self) -> LoadOutcome {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.load_state.stop_requested.store(true, Ordering::SeqCst);
         for thread in &self.threads {
             thread.thread().unpark();
         }
         for thread in self.threads.drain(..) {
             thread.join().expect("threads of a load do not panic");
         }
-        self.shared.outcome.lock().unwrap().clone()
+        self.load_state.outcome.lock().unwrap().clone()
     }
 }
 
 impl Drop for BackgroundLoad {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.load_state.stop_requested.store(true, Ordering::SeqCst);
     }
 }
 
@@ -112,19 +116,19 @@ impl LoadOutcome {
     /// Asserts that no request failed.
     ///
     /// # Panics
-    /// If one did; the message contains the first failures.
+    /// If a request failed; the message contains the first failures.
     pub fn assert_no_failures(&self) {
         let (succeeded, failed) = (self.succeeded.len(), self.failed.len());
-        let first = &self.failed[..failed.min(5)];
-        assert!(failed == 0, "{failed} requests failed, {succeeded} succeeded: {first:?}");
+        let first_failures = &self.failed[..failed.min(5)];
+        assert!(failed == 0, "{failed} requests failed, {succeeded} succeeded: {first_failures:?}");
     }
 }
 
 impl LoadState {
     fn run(&self) {
         let mut idle_connection = None;
-        while !self.stop.load(Ordering::SeqCst) {
-            let id = self.next.fetch_add(1, Ordering::SeqCst);
+        while !self.stop_requested.load(Ordering::SeqCst) {
+            let id = self.next_id.fetch_add(1, Ordering::SeqCst);
             let failure = match self.send_request(id, &mut idle_connection) {
                 Ok(response) if response.status == 200 => None,
                 Ok(response) => {
@@ -138,8 +142,8 @@ impl LoadState {
                 None => outcome.succeeded.push(id),
                 Some(failure) => outcome.failed.push((id, failure)),
             }
-            self.update.notify_all();
-            if !self.pause.is_zero() && !self.stop.load(Ordering::SeqCst) {
+            self.outcome_changed.notify_all();
+            if !self.pause.is_zero() && !self.stop_requested.load(Ordering::SeqCst) {
                 std::thread::park_timeout(self.pause);
             }
         }
@@ -157,8 +161,8 @@ impl LoadState {
             format!("{} /{id} HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n", self.method);
         connection.send(request)?;
         let response = connection.receive_response()?;
-        let closes = response.first_header("connection") == Some("close");
-        *idle_connection = (!closes).then_some(connection);
+        let closes_connection = response.first_header("connection") == Some("close");
+        *idle_connection = (!closes_connection).then_some(connection);
         Ok(response)
     }
 }

@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-/// Returns the mesh configuration; `mode` is the default policy, `allow` or `deny`.
+/// Returns the mesh configuration; `default_policy` is the default policy, `allow` or `deny`.
 #[must_use]
-pub fn mesh_config(mode: &str) -> String {
+pub fn mesh_config(default_policy: &str) -> String {
     format!(
         "---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {{name: mesh}}
-spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
+spec: {{trustDomain: cluster.local, defaultPolicy: {default_policy}}}
 "
     )
 }
@@ -47,8 +47,8 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: main, port: 9080, targetPort:
     )
 }
 
-/// Allows the workloads of account `client` to send requests to `server` with a path that matches the pattern
-/// `path`.
+/// Returns a policy that allows the workloads of account `client` to send requests to `server` with a path that matches
+/// the pattern `path`.
 #[must_use]
 pub fn http_access_manifest(client: &str, server: &str, path: &str) -> String {
     format!(
@@ -66,7 +66,7 @@ spec: {{matches: [{{name: allowed, pathRegex: {path:?}, methods: [\"*\"]}}]}}
     )
 }
 
-/// Allows the workloads of account `client` to connect to the ports of `server`.
+/// Returns a policy that allows the workloads of account `client` to connect to the ports of `server`.
 #[must_use]
 pub fn tcp_access_manifest(client: &str, server: &str) -> String {
     format!(
@@ -110,7 +110,7 @@ spec: {{selector: {{app: {name}}}, ports: [{{name: http, port: 9080, appProtocol
 /// Returns a route of the service `name`, with one rule (a YAML list item) per line.
 #[must_use]
 pub fn route_manifest(name: &str, rules: &[&str]) -> String {
-    let mut text = format!(
+    let mut manifest = format!(
         "---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -121,16 +121,16 @@ spec:
 "
     );
     for rule in rules {
-        writeln!(text, "  - {rule}").expect("writing to a String never fails");
+        writeln!(manifest, "  - {rule}").expect("writing to a String never fails");
     }
-    text
+    manifest
 }
 
 /// Returns a workload `NAME-1` that only calls others, with fixed outbound listeners on loopback: service and
 /// port.
 #[must_use]
 pub fn client_manifest(name: &str, command: &[&str], listeners: &[(&str, u16)]) -> String {
-    let mut text = format!(
+    let mut manifest = format!(
         "---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -141,13 +141,13 @@ spec:
         render_run_field(command)
     );
     if !listeners.is_empty() {
-        text.push_str("  outbound:\n");
+        manifest.push_str("  outbound:\n");
     }
     for (service, port) in listeners {
         let listener = format!("{{service: {service}, port: 9080, listen: \"127.0.0.1:{port}\"}}");
-        writeln!(text, "  - {listener}").expect("writing to a String never fails");
+        writeln!(manifest, "  - {listener}").expect("writing to a String never fails");
     }
-    text
+    manifest
 }
 
 fn render_run_field(command: &[&str]) -> String {

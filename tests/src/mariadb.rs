@@ -9,12 +9,12 @@ use crate::{free_port, is_root};
 /// A prepared MariaDB.
 pub struct MariaDb {
     directory: TempDir,
-    /// Its port.
+    /// The port of the server.
     pub port: u16,
 }
 
 impl MariaDb {
-    /// Creates its system tables.
+    /// Creates the system tables of a new server.
     ///
     /// # Panics
     /// If MariaDB is not installed, or its files cannot be written.
@@ -28,7 +28,7 @@ impl MariaDb {
         mariadb
     }
 
-    /// Returns its command line.
+    /// Returns the command line of the server.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let mut command = vec!["/usr/sbin/mariadbd".to_owned()];

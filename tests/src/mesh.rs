@@ -21,7 +21,7 @@ impl TestMesh {
     /// Starts a mesh with manifests and waits until it is ready.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the mesh does not start.
     #[must_use]
     pub fn up(manifests: &str) -> Self {
         Self::up_with(manifests, &[])
@@ -30,7 +30,7 @@ impl TestMesh {
     /// As [`Self::up`], with further arguments.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the mesh does not start.
     #[must_use]
     pub fn up_with(manifests: &str, arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
@@ -55,7 +55,7 @@ impl TestMesh {
     /// Removes a file of manifests.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the file does not exist.
     pub fn remove(&self, file: &str) {
         std::fs::remove_file(self.manifest_file(file)).expect("the file is there");
     }
@@ -75,7 +75,7 @@ impl TestMesh {
     /// Returns the output of `leno get KIND -o json`.
     ///
     /// # Panics
-    /// If it fails or prints no JSON.
+    /// If the command fails or prints no JSON.
     #[must_use]
     pub fn get_json(&self, kind: &str) -> Value {
         let output = self.run_leno(&["get", kind, "-o", "json"]);
@@ -87,7 +87,7 @@ impl TestMesh {
     /// Runs `leno` against this mesh.
     ///
     /// # Panics
-    /// If it cannot be run.
+    /// If `leno` cannot be run.
     #[must_use]
     pub fn run_leno(&self, arguments: &[&str]) -> Output {
         let mut command = leno_command();
@@ -97,18 +97,23 @@ impl TestMesh {
 }
 
 /// Returns manifests of a service `ratings` on `port` (run by `command`, or by the test if empty) and a client
-/// with an outbound listener for it at `listener`; `mode` is the default policy, `allow` or `deny`.
+/// with an outbound listener for it at `listener_port`; `default_policy` is the default policy, `allow` or `deny`.
 #[must_use]
-pub fn ratings_manifests(command: &str, port: u16, listener: u16, mode: &str) -> String {
-    let run = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
-    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
+pub fn ratings_manifests(
+    command: &str,
+    port: u16,
+    listener_port: u16,
+    default_policy: &str,
+) -> String {
+    let run_field = if command.is_empty() { String::new() } else { format!("\n  run: {command}") };
+    let listener_address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener_port));
     format!(
         "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {{name: ratings-1, namespace: bookinfo, labels: {{app: ratings, version: v1}}}}
 spec:
   serviceAccount: ratings
-  ports: [{{name: http, port: {port}, protocol: HTTP}}]{run}
+  ports: [{{name: http, port: {port}, protocol: HTTP}}]{run_field}
 ---
 apiVersion: v1
 kind: Service
@@ -121,12 +126,12 @@ metadata: {{name: client-1, namespace: bookinfo, labels: {{app: client}}}}
 spec:
   serviceAccount: client
   outbound:
-  - {{service: ratings.bookinfo, port: 9080, listen: \"{listener}\"}}
+  - {{service: ratings.bookinfo, port: 9080, listen: \"{listener_address}\"}}
 ---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {{name: mesh}}
-spec: {{trustDomain: cluster.local, defaultPolicy: {mode}}}
+spec: {{trustDomain: cluster.local, defaultPolicy: {default_policy}}}
 "
     )
 }

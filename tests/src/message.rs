@@ -27,9 +27,11 @@ pub(crate) fn read_head(reader: &mut BufReader<TcpStream>) -> io::Result<Option<
 pub(crate) fn read_body(
     reader: &mut BufReader<TcpStream>,
     head: &str,
-    undeclared: UndeclaredBody,
+    undeclared_body: UndeclaredBody,
 ) -> io::Result<Vec<u8>> {
-    if first_header(head, "transfer-encoding").is_some_and(|coding| coding.ends_with("chunked")) {
+    if first_header(head, "transfer-encoding")
+        .is_some_and(|transfer_coding| transfer_coding.ends_with("chunked"))
+    {
         return read_chunks(reader);
     }
     let mut body = Vec::new();
@@ -40,7 +42,7 @@ pub(crate) fn read_body(
                 return Err(unexpected_end());
             }
         }
-        None if undeclared == UndeclaredBody::UntilEnd => {
+        None if undeclared_body == UndeclaredBody::UntilEnd => {
             reader.read_to_end(&mut body)?;
         }
         None => {}

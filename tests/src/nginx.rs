@@ -9,15 +9,15 @@ use crate::{free_port, is_root};
 /// A prepared nginx.
 pub struct Nginx {
     directory: TempDir,
-    /// Its port.
+    /// The port of the server.
     pub port: u16,
 }
 
 impl Nginx {
-    /// Writes its configuration; `locations` are added to its only server.
+    /// Writes the configuration of nginx; `locations` are added to its only server.
     ///
     /// # Panics
-    /// If its files cannot be written.
+    /// If the files of nginx cannot be written.
     #[must_use]
     pub fn prepare(locations: &str) -> Self {
         let nginx = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
@@ -28,34 +28,34 @@ impl Nginx {
         nginx
     }
 
-    /// Writes a file that it serves.
+    /// Writes a file that nginx serves.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, file: &str, content: impl AsRef<[u8]>) {
         std::fs::write(self.served_file(file), content).expect("a file to serve");
     }
 
-    /// Returns the path of a file that it serves.
+    /// Returns the path of a file that nginx serves.
     #[must_use]
     pub fn served_file(&self, file: &str) -> PathBuf {
         self.directory.path().join("www").join(file)
     }
 
-    /// Returns its command line.
+    /// Returns the command line of nginx.
     ///
     /// # Panics
-    /// If its folder's path is not UTF-8.
+    /// If the path of the folder is not UTF-8.
     #[must_use]
     pub fn command(&self) -> [String; 7] {
-        let path = self.directory.path().to_str().expect("a path in UTF-8");
-        let debian = Path::new("/usr/sbin/nginx");
-        let binary = if debian.exists() { "/usr/sbin/nginx" } else { "nginx" };
-        [binary, "-p", path, "-c", "nginx.conf", "-e", "stderr"].map(str::to_owned)
+        let directory = self.directory.path().to_str().expect("a path in UTF-8");
+        let debian_path = Path::new("/usr/sbin/nginx");
+        let binary = if debian_path.exists() { "/usr/sbin/nginx" } else { "nginx" };
+        [binary, "-p", directory, "-c", "nginx.conf", "-e", "stderr"].map(str::to_owned)
     }
 
     fn server_config(&self, locations: &str) -> String {
-        // Its workers must be able to read the private folder of the test.
+        // The workers of nginx must be able to read the private folder of the test.
         let user = if is_root() { "user root root;" } else { "" };
         let port = self.port;
         format!(

@@ -13,23 +13,23 @@ use crate::{SelfSigned, free_port, is_root};
 pub struct Postgres {
     directory: TempDir,
     tls: SelfSigned,
-    /// Its port.
+    /// The port of the server.
     pub port: u16,
 }
 
 impl Postgres {
-    /// Creates its data directory.
+    /// Creates the data directory and the certificate of a new server.
     ///
     /// # Panics
     /// If PostgreSQL or openssl are not installed, or its files cannot be written.
     #[must_use]
     pub fn prepare() -> Self {
         let directory = tempfile::tempdir().expect("a folder");
-        let folder = directory.path();
-        let tls = SelfSigned::generate_files(folder, "localhost");
+        let directory_path = directory.path();
+        let tls = SelfSigned::generate_files(directory_path, "localhost");
         std::fs::set_permissions(&tls.key, Permissions::from_mode(0o600)).expect("the key is ours");
         if is_root() {
-            for path in [folder, &tls.key, &tls.certificate] {
+            for path in [directory_path, &tls.key, &tls.certificate] {
                 chown(path, Some(NOBODY), Some(NOBODY)).expect("root may give files away");
             }
         }
@@ -41,16 +41,18 @@ impl Postgres {
         postgres
     }
 
-    /// Returns its command line.
+    /// Returns the command line of the server.
     ///
     /// # Panics
-    /// If its folder's path is not UTF-8.
+    /// If the path of the folder is not UTF-8.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         let (program, mut command) = self.as_nobody("postgres");
         command.insert(0, program);
-        let cluster = self.data_directory();
-        command.extend(["-D", cluster.to_str().expect("a path in UTF-8"), "-p"].map(str::to_owned));
+        let data_directory = self.data_directory();
+        command.extend(
+            ["-D", data_directory.to_str().expect("a path in UTF-8"), "-p"].map(str::to_owned),
+        );
         command.push(self.port.to_string());
         for setting in [
             "listen_addresses=127.0.0.1",
@@ -81,7 +83,7 @@ impl Postgres {
     }
 }
 
-/// Returns the path of a server program: Debian installs them in a directory per version.
+/// Returns the path of a server program: Debian installs server programs in a directory per version.
 fn program_path(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let programs = versions.map(|version| version.path().join("bin").join(name));
@@ -90,7 +92,8 @@ fn program_path(name: &str) -> PathBuf {
 
 fn assert_success(command: &mut Command) {
     // Other users may not be permitted to enter the test's current directory.
-    let output = command.current_dir("/").output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let output =
+        command.current_dir("/").output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {stderr}");
 }

@@ -1,4 +1,4 @@
-//! A program under test, with its output, stopped by its own pid only.
+//! A program under test, with its output, stopped only by its own process id.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -19,20 +19,21 @@ pub struct TestProgram {
 #[derive(Default)]
 struct ProgramOutput {
     lines: Mutex<Vec<String>>,
-    update: Condvar,
-    /// The number of its output streams that have ended.
-    ended_streams: AtomicUsize,
+    changed: Condvar,
+    /// The number of output streams that have ended.
+    closed_streams: AtomicUsize,
 }
 
 /// Returns this project's program, built next to the tests.
 ///
 /// # Panics
-/// If it was not built; `./test scenarios` builds it first.
+/// If the program was not built; `./test scenarios` builds it first.
 #[must_use]
 pub fn leno_command() -> Command {
     let test_binary = std::env::current_exe().expect("a test has a path");
-    let folder = test_binary.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
-    let binary: PathBuf = folder.join("leno");
+    let profile_directory =
+        test_binary.ancestors().nth(2).expect("tests lie in target/PROFILE/deps");
+    let binary: PathBuf = profile_directory.join("leno");
     assert!(binary.exists(), "{} is missing: run ./test scenarios", binary.display());
     Command::new(binary)
 }
@@ -41,7 +42,7 @@ pub fn leno_command() -> Command {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
     /// The build under test.
-    This,
+    Current,
     /// The previous release: `./test skew` builds it, and sets `LENO_PREVIOUS`.
     Previous,
 }
@@ -50,11 +51,11 @@ impl Release {
     /// Returns the program of this release.
     ///
     /// # Panics
-    /// If it was not built.
+    /// If the program was not built.
     #[must_use]
     pub fn leno_command(self) -> Command {
         match self {
-            Self::This => leno_command(),
+            Self::Current => leno_command(),
             Self::Previous => {
                 let path = std::env::var_os("LENO_PREVIOUS");
                 Command::new(path.expect("LENO_PREVIOUS names the program: run ./test skew"))
@@ -67,7 +68,7 @@ impl TestProgram {
     /// Starts a program and collects its output line by line.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     #[must_use]
     pub fn start(name: &str, command: &mut Command) -> Self {
         let mut child = command
@@ -84,16 +85,16 @@ impl TestProgram {
         Self { name: name.to_owned(), child, output }
     }
 
-    /// Returns its process id.
+    /// Returns the process id of the program.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it prints a line that contains `text`, and returns the line.
+    /// Waits until the program prints a line that contains `text`, and returns the line.
     ///
     /// # Panics
-    /// After the timeout `max_wait`; the message contains its output.
+    /// After the timeout `max_wait`; the message contains the program's output.
     pub fn wait_for_line(&self, text: &str, max_wait: Duration) -> String {
         let deadline = Instant::now() + max_wait;
         let mut lines = self.output.lines.lock().unwrap();
@@ -103,30 +104,33 @@ impl TestProgram {
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
-                let printed = lines.join("\n");
+                let printed_output = lines.join("\n");
                 // Other threads still read the output during the unwinding.
                 drop(lines);
-                panic!("{} did not print `{text}` within {max_wait:?}:\n{printed}", self.name);
+                panic!(
+                    "{} did not print `{text}` within {max_wait:?}:\n{printed_output}",
+                    self.name
+                );
             }
-            lines = self.output.update.wait_timeout(lines, remaining).unwrap().0;
+            lines = self.output.changed.wait_timeout(lines, remaining).unwrap().0;
         }
     }
 
-    /// Returns its output so far.
+    /// Returns the output of the program so far.
     #[must_use]
     pub fn printed_output(&self) -> String {
         self.output.lines.lock().unwrap().join("\n")
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     ///
     /// # Panics
-    /// If it has already exited.
+    /// If the program has already exited.
     pub fn send_signal(&self, signal: Signal) {
         signal_pid(self.child.id(), signal);
     }
 
-    /// Waits at most `max_wait` until it exits.
+    /// Waits at most `max_wait` until the program exits.
     ///
     /// # Panics
     /// On timeout.
@@ -143,9 +147,9 @@ impl TestProgram {
                 self.name,
                 self.printed_output()
             );
-            // Waits for its next line, its exit, or a short time.
+            // Waits for the next line, the exit of the program, or a short time.
             let lines = self.output.lines.lock().unwrap();
-            drop(self.output.update.wait_timeout(lines, Duration::from_millis(20)).unwrap());
+            drop(self.output.changed.wait_timeout(lines, Duration::from_millis(20)).unwrap());
         }
     }
 
@@ -154,16 +158,16 @@ impl TestProgram {
     fn drain_output(&self) {
         let deadline = Instant::now() + Duration::from_secs(5);
         let mut lines = self.output.lines.lock().unwrap();
-        while self.output.ended_streams.load(Ordering::SeqCst) < OUTPUT_STREAM_COUNT {
+        while self.output.closed_streams.load(Ordering::SeqCst) < OUTPUT_STREAM_COUNT {
             let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return;
             }
-            lines = self.output.update.wait_timeout(lines, remaining).unwrap().0;
+            lines = self.output.changed.wait_timeout(lines, remaining).unwrap().0;
         }
     }
 
-    /// Sends SIGTERM and waits for its exit.
+    /// Sends SIGTERM and waits for the exit of the program.
     pub fn stop(&mut self, max_wait: Duration) -> ExitStatus {
         self.send_signal(Signal::TERM);
         self.wait_for_exit(max_wait)
@@ -193,7 +197,7 @@ impl Drop for TestProgram {
                 }
                 let lines =
                     self.output.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                drop(self.output.update.wait_timeout(lines, Duration::from_millis(20)));
+                drop(self.output.changed.wait_timeout(lines, Duration::from_millis(20)));
             }
             drop(self.child.kill());
             drop(self.child.wait());
@@ -206,12 +210,12 @@ fn collect_output(stream: impl Read + Send + 'static, output: &Arc<ProgramOutput
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             output.lines.lock().unwrap().push(line);
-            output.update.notify_all();
+            output.changed.notify_all();
         }
         let lines = output.lines.lock().unwrap();
-        output.ended_streams.fetch_add(1, Ordering::SeqCst);
+        output.closed_streams.fetch_add(1, Ordering::SeqCst);
         drop(lines);
-        output.update.notify_all();
+        output.changed.notify_all();
     });
 }
 

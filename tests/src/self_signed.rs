@@ -18,8 +18,8 @@ impl SelfSigned {
     /// If openssl is not installed, or the files cannot be written.
     #[must_use]
     pub fn generate_files(folder: &Path, name: &str) -> Self {
-        let file = |suffix: &str| folder.join(format!("{name}-{suffix}.pem"));
-        let files = Self { key: file("key"), certificate: file("certificate") };
+        let pem_path = |suffix: &str| folder.join(format!("{name}-{suffix}.pem"));
+        let files = Self { key: pem_path("key"), certificate: pem_path("certificate") };
         let mut openssl = Command::new("openssl");
         openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes".split(' '));
         openssl.args(["-subj", &format!("/CN={name}")]);

@@ -12,13 +12,13 @@ use crate::mesh::TestMesh;
 /// A workload's sidecar.
 #[derive(Debug, Clone)]
 pub struct RunningSidecar {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its admin endpoint.
+    /// The address of the admin endpoint.
     pub admin: SocketAddr,
-    /// Its HTTP proxy listener.
+    /// The address of the HTTP proxy listener.
     pub proxy: SocketAddr,
-    /// Its inbound listener for the application's first port, if any.
+    /// The address of the inbound listener for the application's first port, if any.
     pub inbound: Option<SocketAddr>,
 }
 
@@ -26,7 +26,7 @@ impl TestMesh {
     /// Returns the sidecar of a workload, `namespace/name`.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the sidecar does not exist.
     #[must_use]
     pub fn sidecar(&self, workload: &str) -> RunningSidecar {
         let condition = format!("the sidecar of {workload} is there");
@@ -51,18 +51,19 @@ impl TestMesh {
 }
 
 impl RunningSidecar {
-    /// Returns its private dirty memory in KiB. Clean program pages are excluded: the kernel counts them as
-    /// private once no other process runs the same program, such as a concurrent test.
+    /// Returns the private dirty memory of the sidecar in KiB. Clean program pages are excluded: the kernel counts them
+    /// as private once no other process runs the same program, such as a concurrent test.
     ///
     /// # Panics
     /// If the process has exited.
     #[must_use]
     pub fn private_kib(&self) -> u64 {
         let path = format!("/proc/{}/smaps_rollup", self.pid);
-        let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        let dirty = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
-        let kib = dirty.and_then(|kib| kib.strip_suffix("kB")?.trim().parse().ok());
-        kib.unwrap_or_else(|| panic!("{path} has no value: {text}"))
+        let smaps_text =
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let private_dirty = smaps_text.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
+        let kib = private_dirty.and_then(|kib| kib.strip_suffix("kB")?.trim().parse().ok());
+        kib.unwrap_or_else(|| panic!("{path} has no value: {smaps_text}"))
     }
 
     /// Returns the sum of the metrics with lines that begin with `series`; 0 if there are none.
@@ -72,14 +73,14 @@ impl RunningSidecar {
     #[must_use]
     pub fn sum_metrics(&self, series: &str) -> f64 {
         let page = get_page(self.admin, "/metrics").expect("the admin endpoint responds");
-        let text = String::from_utf8_lossy(&page.body).into_owned();
-        let lines = text.lines().filter(|line| line.starts_with(series));
+        let metrics_text = String::from_utf8_lossy(&page.body).into_owned();
+        let lines = metrics_text.lines().filter(|line| line.starts_with(series));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     }
 }
 
-fn find_named<'a>(list: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
-    list.as_array()?.iter().find(|entry| entry[key] == name)
+fn find_named<'a>(objects: &'a Value, key: &str, name: &str) -> Option<&'a Value> {
+    objects.as_array()?.iter().find(|entry| entry[key] == name)
 }
 
 fn parse_address(value: &Value) -> Option<SocketAddr> {

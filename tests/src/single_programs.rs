@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::admin_page::AdminPage;
+use crate::admin_endpoint::AdminEndpoint;
 use crate::http::get_page;
 use crate::program::{Release, TestProgram};
 use crate::{eventually, free_port};
@@ -18,8 +18,8 @@ use crate::{eventually, free_port};
 /// `leno control` with files written by the test.
 pub struct ControlProgram {
     directory: Arc<TempDir>,
-    /// The name of its data directory, or an absolute path.
-    data: String,
+    /// The name of the data directory, or an absolute path.
+    data_name: String,
     arguments: Vec<String>,
     address: SocketAddr,
     release: Release,
@@ -31,7 +31,7 @@ impl ControlProgram {
     /// Starts a control plane with manifests.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the control plane does not start.
     #[must_use]
     pub fn start(manifests: &str, arguments: &[&str]) -> Self {
         Self::start_at("127.0.0.1:0", manifests, arguments)
@@ -40,7 +40,7 @@ impl ControlProgram {
     /// As [`Self::start`], with a given release.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the control plane does not start.
     #[must_use]
     pub fn start_release(release: Release, manifests: &str, arguments: &[&str]) -> Self {
         Self::start_control(release, "127.0.0.1:0", DATA_DIRECTORY, manifests, arguments)
@@ -49,26 +49,26 @@ impl ControlProgram {
     /// As [`Self::start`], with a listen address.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the control plane does not start.
     #[must_use]
-    pub fn start_at(listen: &str, manifests: &str, arguments: &[&str]) -> Self {
-        Self::start_control(Release::This, listen, DATA_DIRECTORY, manifests, arguments)
+    pub fn start_at(listen_address: &str, manifests: &str, arguments: &[&str]) -> Self {
+        Self::start_control(Release::Current, listen_address, DATA_DIRECTORY, manifests, arguments)
     }
 
     /// As [`Self::start`], with its data in a given directory, such as the mount of a small disk.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the control plane does not start.
     #[must_use]
     pub fn start_on_disk(disk: &Path, manifests: &str, arguments: &[&str]) -> Self {
-        let data = disk.join("data").display().to_string();
-        Self::start_control(Release::This, "127.0.0.1:0", &data, manifests, arguments)
+        let data_name = disk.join("data").display().to_string();
+        Self::start_control(Release::Current, "127.0.0.1:0", &data_name, manifests, arguments)
     }
 
     fn start_control(
         release: Release,
-        listen: &str,
-        data: &str,
+        listen_address: &str,
+        data_name: &str,
         manifests: &str,
         arguments: &[&str],
     ) -> Self {
@@ -78,15 +78,15 @@ impl ControlProgram {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| (*argument).to_owned()).collect();
         let (program, address) =
-            start_control_program(release, directory.path(), data, &arguments, listen);
-        let (directory, data) = (Arc::new(directory), data.to_owned());
-        Self { directory, data, arguments, address, release, program }
+            start_control_program(release, directory.path(), data_name, &arguments, listen_address);
+        let (directory, data_name) = (Arc::new(directory), data_name.to_owned());
+        Self { directory, data_name, arguments, address, release, program }
     }
 
     /// Starts several control planes with the same manifests and authority, which peer with each other.
     ///
     /// # Panics
-    /// If one does not start.
+    /// If a control plane does not start.
     #[must_use]
     pub fn start_replicas(count: usize, manifests: &str, arguments: &[&str]) -> Vec<Self> {
         let directory = tempfile::tempdir().expect("a directory for the mesh");
@@ -95,43 +95,48 @@ impl ControlProgram {
         let directory = Arc::new(directory);
         let addresses: Vec<String> =
             (0..count).map(|_| format!("127.0.0.1:{}", free_port())).collect();
-        let shared = directory.path().join("shared").display().to_string();
+        let shared_directory = directory.path().join("shared").display().to_string();
         let replica_arguments =
-            ["--shared".to_owned(), shared, "--peer".to_owned(), addresses.join(",")];
+            ["--shared".to_owned(), shared_directory, "--peer".to_owned(), addresses.join(",")];
         let arguments: Vec<String> = replica_arguments
             .into_iter()
             .chain(arguments.iter().map(|argument| (*argument).to_owned()))
             .collect();
-        let start_replica = |(number, listen): (usize, &String)| {
-            let data = format!("data-{number}");
-            let release = Release::This;
-            let (program, address) =
-                start_control_program(release, directory.path(), &data, &arguments, listen);
+        let start_replica = |(number, listen_address): (usize, &String)| {
+            let data_name = format!("data-{number}");
+            let release = Release::Current;
+            let (program, address) = start_control_program(
+                release,
+                directory.path(),
+                &data_name,
+                &arguments,
+                listen_address,
+            );
             let (directory, arguments) = (Arc::clone(&directory), arguments.clone());
-            Self { directory, data, arguments, address, release, program }
+            Self { directory, data_name, arguments, address, release, program }
         };
         addresses.iter().enumerate().map(start_replica).collect()
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills the control plane (SIGKILL).
     ///
     /// # Panics
-    /// If it has already exited.
+    /// If the control plane has already exited.
     pub fn kill(&mut self) {
         self.program.send_signal(Signal::KILL);
         self.program.wait_for_exit(MAX_WAIT);
     }
 
-    /// Restarts it at the same address with the same files and data.
+    /// Restarts the control plane at the same address with the same files and data.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the control plane does not start.
     pub fn restart(&mut self) {
         let address = self.address.to_string();
         let (program, address) = start_control_program(
             self.release,
             self.directory.path(),
-            self.data.as_str(),
+            self.data_name.as_str(),
             self.arguments.as_slice(),
             &address,
         );
@@ -139,10 +144,10 @@ impl ControlProgram {
         self.program = program;
     }
 
-    /// Stops it (SIGTERM), and starts another release in its place.
+    /// Stops the control plane (SIGTERM), and starts another release in its place.
     ///
     /// # Panics
-    /// If that does not start.
+    /// If the other release does not start.
     pub fn switch_release(&mut self, release: Release) {
         self.program.stop(MAX_WAIT);
         self.release = release;
@@ -152,7 +157,7 @@ impl ControlProgram {
     /// Returns a file with a one-time token for a workload.
     ///
     /// # Panics
-    /// If the control plane does not issue one.
+    /// If the control plane does not issue a token.
     #[must_use]
     pub fn issue_token(&self, workload: &str) -> PathBuf {
         let file = self.directory.path().join(format!("{}.token", workload.replace('/', "-")));
@@ -164,7 +169,7 @@ impl ControlProgram {
     /// Returns the output of `leno get KIND -o json`.
     ///
     /// # Panics
-    /// If it fails or prints no JSON.
+    /// If the command fails or prints no JSON.
     #[must_use]
     pub fn get_json(&self, kind: &str) -> Value {
         let output = self.run_leno(&["get", kind, "-o", "json"]);
@@ -176,11 +181,11 @@ impl ControlProgram {
     /// Runs `leno` against this mesh.
     ///
     /// # Panics
-    /// If it cannot be run.
+    /// If `leno` cannot be run.
     #[must_use]
     pub fn run_leno(&self, arguments: &[&str]) -> Output {
         let mut command = self.release.leno_command();
-        command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data));
+        command.args(arguments).arg("--data").arg(self.directory.path().join(&self.data_name));
         command.output().expect("leno runs")
     }
 
@@ -196,21 +201,21 @@ impl ControlProgram {
     /// Removes a file of manifests.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the file does not exist.
     pub fn remove(&self, file: &str) {
         std::fs::remove_file(self.directory.path().join("mesh").join(file)).expect("it is there");
     }
 
-    /// Returns its listen address.
+    /// Returns the listen address of the control plane.
     #[must_use]
     pub fn listen_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns its data directory.
+    /// Returns the data directory of the control plane.
     #[must_use]
     pub fn data_directory(&self) -> PathBuf {
-        self.directory.path().join(&self.data)
+        self.directory.path().join(&self.data_name)
     }
 
     /// Returns the state directory of a workload's proxy.
@@ -223,13 +228,17 @@ impl ControlProgram {
 fn start_control_program(
     release: Release,
     directory: &Path,
-    data: &str,
+    data_name: &str,
     arguments: &[String],
-    listen: &str,
+    listen_address: &str,
 ) -> (TestProgram, SocketAddr) {
     let mut command = release.leno_command();
     command.arg("control").arg("-f").arg(directory.join("mesh"));
-    command.arg("--data").arg(directory.join(data)).args(["--listen", listen]).args(arguments);
+    command
+        .arg("--data")
+        .arg(directory.join(data_name))
+        .args(["--listen", listen_address])
+        .args(arguments);
     let program = TestProgram::start("leno control", &mut command);
     let line = program.wait_for_line("control plane ready", MAX_WAIT);
     let address = log_field(&line, "address=").parse().expect("an address");
@@ -239,29 +248,29 @@ fn start_control_program(
 /// `leno proxy` for one workload.
 pub struct SidecarProgram {
     workload: String,
-    state: PathBuf,
+    state_directory: PathBuf,
     arguments: Vec<String>,
     release: Release,
     /// The running program.
     pub program: TestProgram,
-    /// Its admin endpoint.
-    pub page: AdminPage,
+    /// The admin endpoint of the proxy.
+    pub admin_endpoint: AdminEndpoint,
 }
 
 impl SidecarProgram {
     /// Starts the proxy of a workload with a new token, and waits until it is ready.
     ///
     /// # Panics
-    /// If it does not become ready.
+    /// If the proxy does not become ready.
     #[must_use]
     pub fn join(control: &ControlProgram, workload: &str, arguments: &[&str]) -> Self {
-        Self::join_release(Release::This, control, workload, arguments)
+        Self::join_release(Release::Current, control, workload, arguments)
     }
 
     /// As [`Self::join`], with a given release.
     ///
     /// # Panics
-    /// If it does not become ready.
+    /// If the proxy does not become ready.
     #[must_use]
     pub fn join_release(
         release: Release,
@@ -269,12 +278,12 @@ impl SidecarProgram {
         workload: &str,
         arguments: &[&str],
     ) -> Self {
-        let token = control.issue_token(workload);
+        let token_file = control.issue_token(workload);
         let proxy = Self::start_proxy(
             release,
             workload,
             &control.state_directory(workload),
-            &token,
+            &token_file,
             arguments,
         );
         proxy.wait_until_ready();
@@ -284,68 +293,75 @@ impl SidecarProgram {
     /// Starts the proxy of a workload with a token file; it may never become ready.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the proxy cannot be started.
     #[must_use]
-    pub fn start_unready(workload: &str, token: &Path, state: &Path, arguments: &[&str]) -> Self {
-        Self::start_proxy(Release::This, workload, state, token, arguments)
+    pub fn start_unready(
+        workload: &str,
+        token_file: &Path,
+        state_directory: &Path,
+        arguments: &[&str],
+    ) -> Self {
+        Self::start_proxy(Release::Current, workload, state_directory, token_file, arguments)
     }
 
     fn start_proxy(
         release: Release,
         workload: &str,
-        state: &Path,
-        token: &Path,
+        state_directory: &Path,
+        token_file: &Path,
         arguments: &[&str],
     ) -> Self {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let (program, page) =
-            start_sidecar_program(release, workload, state, Some(token), &arguments);
-        let (workload, state) = (workload.to_owned(), state.to_owned());
-        Self { workload, state, arguments, release, program, page }
+        let (program, admin_endpoint) =
+            start_sidecar_program(release, workload, state_directory, Some(token_file), &arguments);
+        let (workload, state_directory) = (workload.to_owned(), state_directory.to_owned());
+        Self { workload, state_directory, arguments, release, program, admin_endpoint }
     }
 
-    /// Restarts it from its state directory, without a token, and waits until it is ready.
+    /// Restarts the proxy from its state directory, without a token, and waits until it is ready.
     ///
     /// # Panics
-    /// If it does not become ready.
+    /// If the proxy does not become ready.
     pub fn restart(&mut self) {
-        (self.program, self.page) = start_sidecar_program(
+        (self.program, self.admin_endpoint) = start_sidecar_program(
             self.release,
             self.workload.as_str(),
-            self.state.as_path(),
+            self.state_directory.as_path(),
             None,
             &self.arguments,
         );
         self.wait_until_ready();
     }
 
-    /// Stops it (SIGTERM), and starts another release with its state.
+    /// Stops the proxy (SIGTERM), and starts another release with its state.
     ///
     /// # Panics
-    /// If that does not become ready.
+    /// If the other release does not become ready.
     pub fn switch_release(&mut self, release: Release) {
         self.program.stop(MAX_WAIT);
         self.release = release;
         self.restart();
     }
 
-    /// Kills it (SIGKILL).
+    /// Kills the proxy (SIGKILL).
     ///
     /// # Panics
-    /// If it has already exited.
+    /// If the proxy has already exited.
     pub fn kill(&mut self) {
         self.program.send_signal(Signal::KILL);
         self.program.wait_for_exit(MAX_WAIT);
     }
 
-    /// Waits until it reports that it is ready.
+    /// Waits until the proxy reports that it is ready.
     ///
     /// # Panics
     /// On timeout.
     pub fn wait_until_ready(&self) {
         eventually(&format!("the proxy of {} is ready", self.workload), MAX_WAIT, || {
-            get_page(self.page.address, "/ready").ok().filter(|response| response.status == 200)
+            get_page(self.admin_endpoint.address, "/ready")
+                .ok()
+                .filter(|response| response.status == 200)
         });
     }
 }
@@ -353,26 +369,31 @@ impl SidecarProgram {
 fn start_sidecar_program(
     release: Release,
     workload: &str,
-    state: &Path,
-    token: Option<&Path>,
+    state_directory: &Path,
+    token_file: Option<&Path>,
     arguments: &[String],
-) -> (TestProgram, AdminPage) {
+) -> (TestProgram, AdminEndpoint) {
     let mut command = release.leno_command();
-    command.args(["proxy", "--workload", workload]).arg("--state").arg(state).args(arguments);
-    if let Some(token) = token {
-        command.arg("--token-file").arg(token);
+    command
+        .args(["proxy", "--workload", workload])
+        .arg("--state")
+        .arg(state_directory)
+        .args(arguments);
+    if let Some(token_file) = token_file {
+        command.arg("--token-file").arg(token_file);
     }
     let program = TestProgram::start(&format!("leno proxy of {workload}"), &mut command);
     let line = program.wait_for_line("the sidecar starts", MAX_WAIT);
     let address = log_field(&line, "admin=").parse().expect("an address");
-    let page = AdminPage { pid: program.pid(), address };
-    (program, page)
+    let admin_endpoint = AdminEndpoint { pid: program.pid(), address };
+    (program, admin_endpoint)
 }
 
 /// Returns the value of a field in a log line.
 fn log_field<'a>(line: &'a str, name: &str) -> &'a str {
-    let (_, rest) = line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
-    rest.split_whitespace().next().unwrap_or_default()
+    let (_, value_and_rest) =
+        line.split_once(name).unwrap_or_else(|| panic!("no {name} in {line}"));
+    value_and_rest.split_whitespace().next().unwrap_or_default()
 }
 
 /// The name of the data directory.

@@ -10,14 +10,14 @@ use socket2::SockRef;
 use crate::message::{first_header, read_head};
 
 /// An application that responds to `GET /N` with a body of N bytes, and reads the whole body of a `POST` before
-/// it returns its length. It ends with its connections.
+/// it responds with the length. It ends with its connections.
 pub struct StreamingApplication {
     address: SocketAddr,
     sent_bytes: Arc<AtomicU64>,
 }
 
 impl StreamingApplication {
-    /// Starts it on loopback, on a port assigned by the kernel.
+    /// Starts the application on loopback, on a port assigned by the kernel.
     ///
     /// # Panics
     /// If loopback has no free port.
@@ -26,7 +26,7 @@ impl StreamingApplication {
         Self::start_at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// Starts it at a local address, on a port assigned by the kernel.
+    /// Starts the application at a local address, on a port assigned by the kernel.
     ///
     /// # Panics
     /// If there is no free port.
@@ -35,8 +35,8 @@ impl StreamingApplication {
         Self::serve_on(TcpListener::bind((address, 0)).expect("there is a free port"))
     }
 
-    /// Starts it on loopback with small socket buffers, so that a thousand stalled connections do not exhaust
-    /// the machine's TCP memory.
+    /// Starts the application on loopback with small socket buffers, so that a thousand stalled connections do not
+    /// exhaust the machine's TCP memory.
     ///
     /// # Panics
     /// If loopback has no free port.
@@ -50,24 +50,24 @@ impl StreamingApplication {
     fn serve_on(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("a bound socket has an address");
         let sent_bytes = Arc::new(AtomicU64::new(0));
-        let counter = sent_bytes.clone();
+        let sent_counter = sent_bytes.clone();
         std::thread::spawn(move || {
-            for tcp in listener.incoming().map_while(Result::ok) {
-                let counter = counter.clone();
+            for stream in listener.incoming().map_while(Result::ok) {
+                let sent_counter = sent_counter.clone();
                 // Connection errors are ignored: the test observes the client.
-                std::thread::spawn(move || drop(serve_connection(tcp, &counter)));
+                std::thread::spawn(move || drop(serve_connection(stream, &sent_counter)));
             }
         });
         Self { address, sent_bytes }
     }
 
-    /// Returns its port.
+    /// Returns the port of the application.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Returns the number of body bytes that the kernel has accepted from it.
+    /// Returns the number of body bytes that the kernel has accepted from the application.
     #[must_use]
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
@@ -84,23 +84,24 @@ pub fn narrow_buffers(socket: SockRef<'_>) {
     socket.set_recv_buffer_size(NARROW_BUFFER_BYTES).expect("a small buffer");
 }
 
-fn serve_connection(tcp: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()> {
-    let mut reader = BufReader::with_capacity(BLOCK_BYTES, tcp);
+fn serve_connection(stream: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()> {
+    let mut reader = BufReader::with_capacity(BLOCK_BYTES, stream);
     while let Some(head) = read_head(&mut reader)? {
-        let declared = first_header(&head, "content-length").and_then(|length| length.parse().ok());
-        let mut out = reader.get_ref();
-        match declared {
+        let declared_length =
+            first_header(&head, "content-length").and_then(|length| length.parse().ok());
+        let mut output = reader.get_ref();
+        match declared_length {
             Some(length) => {
                 check_body(&mut reader, length, |_| {})?;
                 let body = length.to_string();
-                let mut out = reader.get_ref();
-                write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
+                let mut output = reader.get_ref();
+                write!(output, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
             }
             None => {
                 let target = head.split(' ').nth(1).and_then(|target| target.get(1..));
                 let length = target.and_then(|target| target.parse().ok()).unwrap_or(0);
-                write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
-                write_body(&mut out, length, |bytes| {
+                write!(output, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n")?;
+                write_body(&mut output, length, |bytes| {
                     sent_bytes.fetch_add(bytes, Ordering::Relaxed);
                 })?;
             }
@@ -109,48 +110,48 @@ fn serve_connection(tcp: TcpStream, sent_bytes: &AtomicU64) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a body of `length` bytes; `progress` receives the size of every piece.
+/// Writes a body of `length` bytes; `on_progress` receives the size of every piece.
 ///
 /// # Errors
 /// The error of the socket.
 pub fn write_body(
-    out: &mut impl Write,
+    output: &mut impl Write,
     length: u64,
-    mut progress: impl FnMut(u64),
+    mut on_progress: impl FnMut(u64),
 ) -> io::Result<()> {
     let block = periodic_block();
     let mut position = 0;
     while position < length {
         let bytes = block.get(block_offset(position)..).unwrap_or_default();
         let bytes = bytes.get(..to_usize(length - position).min(BLOCK_BYTES)).unwrap_or_default();
-        let written = out.write(bytes)? as u64;
+        let written = output.write(bytes)? as u64;
         position += written;
-        progress(written);
+        on_progress(written);
     }
     Ok(())
 }
 
-/// Reads a body of `length` bytes; `progress` receives the size of every piece.
+/// Reads a body of `length` bytes; `on_progress` receives the size of every piece.
 ///
 /// # Errors
 /// The error of the socket; `InvalidData` if a byte differs from the generated one.
 pub fn check_body(
     input: &mut impl Read,
     length: u64,
-    mut progress: impl FnMut(u64),
+    mut on_progress: impl FnMut(u64),
 ) -> io::Result<()> {
     let block = periodic_block();
     let mut buffer = vec![0; BLOCK_BYTES];
     let mut position = 0;
     while position < length {
-        let requested = to_usize(length - position).min(BLOCK_BYTES);
-        let read = input.read(buffer.get_mut(..requested).unwrap_or_default())?;
-        let expected = block.get(block_offset(position)..block_offset(position) + read);
-        if read == 0 || expected != buffer.get(..read) {
+        let requested_bytes = to_usize(length - position).min(BLOCK_BYTES);
+        let read_bytes = input.read(buffer.get_mut(..requested_bytes).unwrap_or_default())?;
+        let expected = block.get(block_offset(position)..block_offset(position) + read_bytes);
+        if read_bytes == 0 || expected != buffer.get(..read_bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        position += read as u64;
-        progress(read as u64);
+        position += read_bytes as u64;
+        on_progress(read_bytes as u64);
     }
     Ok(())
 }

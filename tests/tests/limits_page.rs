@@ -41,7 +41,7 @@ fn value_of(root: &Path, constant: &str) -> u128 {
     let (own, module) = parts.split_first().expect(constant);
     let file = root.join(format!("crates/{own}/src/{}.rs", module.join("/")));
     let text = std::fs::read_to_string(&file).expect(constant);
-    if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
+    if name.chars().all(|character| character.is_ascii_lowercase() || character == '_') {
         let default = text.split_once("impl Default for Limits").expect("the defaults").1;
         let (_, rest) = default.split_once(&format!("{name}: ")).expect(constant);
         return evaluate_expression(rest.split(",\n").next().expect(constant));

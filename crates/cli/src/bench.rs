@@ -1,4 +1,5 @@
-//! `leno bench`: the same work for every contender in one run, in the form of published benchmarks.
+//! `leno bench`: compares Leno with other proxies. Every contender performs the same work in one run, and the reports
+//! have the form of published benchmarks.
 
 mod backend;
 mod case;

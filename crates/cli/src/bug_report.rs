@@ -38,30 +38,31 @@ pub(crate) struct BugReportArgs {
 }
 
 impl BugReportArgs {
-    /// Collects all available data and reports missing parts.
+    /// Collects all available data into the archive, and prints the missing parts.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let now = OffsetDateTime::now_utc();
-        let directory = self.data.path()?;
-        let (path, out) = match self.out {
+        let data_directory = self.data.path()?;
+        let (path, writer) = match self.out {
             Some(path) => (path.clone(), create_private_file(&path)?),
-            None => {
-                create_in_first_writable(&default_name(now), &[&std::env::temp_dir(), &directory])?
-            }
+            None => create_in_first_writable(
+                &default_file_name(now),
+                &[&std::env::temp_dir(), &data_directory],
+            )?,
         };
         let writes_to_stdout = path == Path::new("-");
-        let mut bundle = Bundle::new(out)?;
+        let mut bundle = Bundle::new(writer)?;
         let collection_result =
-            runtime.block_on(collect_pages(&MeshSocket::from_data(&directory), &mut bundle));
+            runtime.block_on(collect_pages(&MeshSocket::from_data(&data_directory), &mut bundle));
         let archive_result = collection_result
             .and_then(|is_complete| Ok((is_complete, bundle.finish_archive(now)?)));
         if archive_result.is_err() && !writes_to_stdout {
             // An incomplete archive is useless.
             std::fs::remove_file(&path).ok();
         }
-        let (is_complete, (file_count, missing)) =
+        let (is_complete, (file_count, missing_parts)) =
             archive_result.with_context(|| path.display().to_string())?;
-        let summary = render_summary(&path, file_count, &missing);
+        let summary = render_summary(&path, file_count, &missing_parts);
         match writes_to_stdout {
             true => eprint!("{summary}"),
             false => output::print_text(&summary)?,
@@ -74,7 +75,8 @@ impl BugReportArgs {
     }
 }
 
-/// Queries the control plane and then each of its sidecars; false if the control plane did not respond.
+/// Queries the control plane and then each of its sidecars. Returns false if the control plane does not
+/// respond.
 async fn collect_pages(mesh: &MeshSocket, bundle: &mut Bundle) -> anyhow::Result<bool> {
     let mut proxies = Vec::new();
     for (name, path) in CONTROL_PAGES {
@@ -155,30 +157,31 @@ fn create_in_first_writable(
         Err(error) => error,
     };
     let mut paths = directories.iter().map(|directory| directory.join(name));
-    let opened = paths.find_map(|path| create_private_file(&path).ok().map(|file| (path, file)));
-    opened.ok_or_else(|| {
+    let opened_file =
+        paths.find_map(|path| create_private_file(&path).ok().map(|file| (path, file)));
+    opened_file.ok_or_else(|| {
         first_error.context("no writable directory; use --out FILE, or --out - for standard output")
     })
 }
 
-/// The archive in progress.
+/// The archive that is being written, with the parts that are missing in it.
 struct Bundle {
     archive: tar::Builder<GzEncoder<Box<dyn Write>>>,
     redaction: Redaction,
     remaining_bytes: usize,
     file_count: usize,
-    missing: Vec<String>,
+    missing_parts: Vec<String>,
 }
 
 impl Bundle {
-    fn new(out: Box<dyn Write>) -> anyhow::Result<Self> {
-        let archive = tar::Builder::new(GzEncoder::new(out, Compression::default()));
+    fn new(writer: Box<dyn Write>) -> anyhow::Result<Self> {
+        let archive = tar::Builder::new(GzEncoder::new(writer, Compression::default()));
         Ok(Self {
             archive,
             redaction: Redaction::new()?,
             remaining_bytes: MAX_UNCOMPRESSED_BYTES,
             file_count: 0,
-            missing: Vec::new(),
+            missing_parts: Vec::new(),
         })
     }
 
@@ -206,9 +209,9 @@ impl Bundle {
         Ok(())
     }
 
-    /// Records a missing part.
+    /// Records a part that is missing in the archive, with the reason.
     fn record_missing(&mut self, name: &str, error: &anyhow::Error) {
-        self.missing.push(format!("{name}: {}", output::format_error(error)));
+        self.missing_parts.push(format!("{name}: {}", output::format_error(error)));
     }
 
     fn finish_archive(mut self, now: OffsetDateTime) -> anyhow::Result<(usize, Vec<String>)> {
@@ -216,30 +219,30 @@ impl Bundle {
             "leno": env!("CARGO_PKG_VERSION"),
             "at": now.format(&Rfc3339)?,
             "machine": machine::describe_machine(),
-            "missing": self.missing,
+            "missing": self.missing_parts,
         });
         self.add_json("about.json", &description)?;
         self.archive.into_inner()?.finish()?.flush()?;
-        Ok((self.file_count, self.missing))
+        Ok((self.file_count, self.missing_parts))
     }
 }
 
-fn default_name(now: OffsetDateTime) -> PathBuf {
+fn default_file_name(now: OffsetDateTime) -> PathBuf {
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());
     let (hour, minute, second) = now.to_hms();
     format!("leno-bug-report-{year}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z.tar.gz")
         .into()
 }
 
-fn render_summary(path: &Path, file_count: usize, missing: &[String]) -> String {
+fn render_summary(path: &Path, file_count: usize, missing_parts: &[String]) -> String {
     let mut text = format!(
         "{}: {}. It contains names, addresses and rules, but no keys, tokens, bodies and environments of \
          applications. Review it before you send it.\n",
         path.display(),
         format_count(file_count, "file")
     );
-    for part in missing {
-        text.push_str(&format!("  missing: {part}\n"));
+    for missing_part in missing_parts {
+        text.push_str(&format!("  missing: {missing_part}\n"));
     }
     text
 }
@@ -269,7 +272,7 @@ const SIDECAR_PAGES: &[(&str, &str)] = &[
 ];
 /// The maximum number of queried sidecars.
 const MAX_SIDECARS: usize = 200;
-/// The maximum size of all files before compression, in bytes.
+/// The maximum total size of the files before compression, in bytes.
 const MAX_UNCOMPRESSED_BYTES: usize = 64 << 20;
 
 const EXAMPLES: &str = "\

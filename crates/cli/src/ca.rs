@@ -22,7 +22,7 @@ use crate::output;
 pub(crate) struct CaArgs {
     /// Rotation step
     #[arg(value_enum)]
-    step: CaCommand,
+    step: RotationStep,
     #[command(flatten)]
     data: DataDirectoryArgs,
     /// Directory shared by the control planes of the mesh [default: the data directory]
@@ -35,7 +35,7 @@ pub(crate) struct CaArgs {
 
 /// A step of a root rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CaCommand {
+enum RotationStep {
     /// Show the progress of the rotation
     Status,
     /// Create a new root, trusted in addition to the signing root
@@ -49,84 +49,86 @@ enum CaCommand {
 }
 
 impl CaArgs {
-    /// Performs the step, unless sidecars have not applied the previous one.
+    /// Performs the step, unless the control plane or sidecars have not applied the previous step.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let data = self.data.path()?;
-        let status = runtime.block_on(MeshSocket::from_data(&data).query_json("/status")).and_then(
-            |response| {
+        let data_directory = self.data.path()?;
+        let status = runtime
+            .block_on(MeshSocket::from_data(&data_directory).query_json("/status"))
+            .and_then(|response| {
                 serde_json::from_value::<Status>(response).context("cannot parse the response")
-            },
-        );
+            });
         let status = status.context(
             "rotation requires a running mesh: set the data directory of a control plane",
         )?;
         let trust_domain = TrustDomain::new(&status.trust_domain)?;
-        let authority = self.shared.unwrap_or(data).join("authority");
-        if !authority.join("ca.pem").is_file() {
+        let authority_directory = self.shared.unwrap_or(data_directory).join("authority");
+        if !authority_directory.join("ca.pem").is_file() {
             bail!(
                 "no authority in {}: set the shared directory of the control planes with --shared; the CA \
                  of --issuer is rotated by its owner",
-                authority.display()
+                authority_directory.display()
             );
         }
         let now = SystemTime::now();
-        let current = AuthoritySource::Own(authority.clone()).open(&trust_domain, now)?;
-        let ca_generation = format!("{:016x}", current.ca_generation());
-        if self.step != CaCommand::Status && status.ca_generation != ca_generation && !self.force {
+        let current_authority =
+            AuthoritySource::BuiltIn(authority_directory.clone()).open(&trust_domain, now)?;
+        let ca_generation = format!("{:016x}", current_authority.ca_generation());
+        if self.step != RotationStep::Status && status.ca_generation != ca_generation && !self.force
+        {
             bail!("the control plane has not applied the previous step yet: try again in a second");
         }
-        let rotation = Rotation::for_authority(&authority, trust_domain);
-        let outdated = status.outdated;
-        if matches!(self.step, CaCommand::Activate | CaCommand::Retire)
-            && outdated > 0
+        let rotation = Rotation::for_authority(&authority_directory, trust_domain);
+        let outdated_count = status.outdated;
+        if matches!(self.step, RotationStep::Activate | RotationStep::Retire)
+            && outdated_count > 0
             && !self.force
         {
             let problem = format!(
-                "{outdated} of {} have not applied the previous step: wait, or see `leno ca status`",
+                "{outdated_count} of {} have not applied the previous step: wait, or see `leno ca status`",
                 format_count(status.proxies, "sidecar")
             );
             bail!(self.data.add_data_option(&problem));
         }
-        if matches!(self.step, CaCommand::Activate | CaCommand::Retire) && !self.force {
+        if matches!(self.step, RotationStep::Activate | RotationStep::Retire) && !self.force {
             check_all_registered(&status, &self.data)?;
         }
         match self.step {
-            CaCommand::Status => {}
-            CaCommand::Add => rotation.add_root(now)?,
-            CaCommand::Activate => rotation.activate_root(now)?,
-            CaCommand::Retire => rotation.retire_root(now)?,
-            CaCommand::Rollback => rotation.roll_back(now)?,
+            RotationStep::Status => {}
+            RotationStep::Add => rotation.add_root(now)?,
+            RotationStep::Activate => rotation.activate_root(now)?,
+            RotationStep::Retire => rotation.retire_root(now)?,
+            RotationStep::Rollback => rotation.roll_back(now)?,
         }
         print_step(self.step, rotation.stage(), &status, &self.data)?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Rejects a step while sidecars are disconnected: they would miss it, and lose access to the mesh with the next
-/// one.
-fn check_all_registered(status: &Status, data: &DataDirectoryArgs) -> anyhow::Result<()> {
+/// Rejects a step while sidecars are disconnected: these sidecars would miss the step, and the next step would
+/// end their access to the mesh.
+fn check_all_registered(status: &Status, data_directory: &DataDirectoryArgs) -> anyhow::Result<()> {
     if status.starting {
         bail!("the control plane has just started, and not all sidecars have reconnected: wait");
     }
-    let unregistered = status.workloads.saturating_sub(status.registered);
-    if unregistered > 0 {
+    let unregistered_count = status.workloads.saturating_sub(status.registered);
+    if unregistered_count > 0 {
         let problem = format!(
             "{} of {} without a ready sidecar, which would lose access to the mesh: see `leno get \
              workloads`, or continue with --force",
-            unregistered,
+            unregistered_count,
             format_count(status.workloads, "workload")
         );
-        bail!(data.add_data_option(&problem));
+        bail!(data_directory.add_data_option(&problem));
     }
     Ok(())
 }
 
 fn print_step(
-    step: CaCommand,
+    step: RotationStep,
     stage: RotationStage,
     status: &Status,
-    data: &DataDirectoryArgs,
+    data_directory: &DataDirectoryArgs,
 ) -> anyhow::Result<()> {
     let (stage_name, next_step) = match stage {
         RotationStage::Stable => {
@@ -141,12 +143,12 @@ fn print_step(
             "the new root signs; once every sidecar is up to date: `leno ca retire`, or `leno ca rollback`",
         ),
     };
-    let next_step = data.add_data_option(next_step);
-    if step != CaCommand::Status {
+    let next_step = data_directory.add_data_option(next_step);
+    if step != RotationStep::Status {
         return output::print_raw(&format!("{stage_name}: {next_step}"));
     }
-    let (sidecars, outdated) = (status.proxies, status.outdated);
-    let progress = json!({ "stage": stage_name, "sidecars": sidecars, "outdated": outdated, "next": next_step });
+    let (sidecar_count, outdated_count) = (status.proxies, status.outdated);
+    let progress = json!({ "stage": stage_name, "sidecars": sidecar_count, "outdated": outdated_count, "next": next_step });
     output::print_json(&progress)
 }
 

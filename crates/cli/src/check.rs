@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use leno_registry::{FileSource, RejectedDocument, Warning, rejected_documents};
+use leno_registry::{FileSource, RejectedDocument, Warning, count_rejected_documents};
 use serde::Serialize;
 
 use crate::cluster::ClusterSearchArgs;
@@ -56,8 +56,8 @@ impl CheckArgs {
             CheckFormat::Text => output::print_text(&findings.to_text())?,
             CheckFormat::Json => output::print_json(&findings)?,
         }
-        let failed = !findings.ok || (self.strict_warnings && !findings.warnings.is_empty());
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        let has_failed = !findings.ok || (self.strict_warnings && !findings.warnings.is_empty());
+        Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
 
@@ -80,8 +80,8 @@ impl CheckFindings {
         warnings.sort();
         warnings.dedup();
         Self {
-            ok: update.rejected.is_empty() && update.objects > 0,
-            objects: update.objects,
+            ok: update.rejected.is_empty() && update.object_count > 0,
+            objects: update.object_count,
             rejected: update.rejected,
             warnings,
         }
@@ -106,7 +106,7 @@ impl CheckFindings {
         };
         text.push_str(&format!(
             "{verdict}: {objects}, {} rejected, {}\n",
-            rejected_documents(&self.rejected),
+            count_rejected_documents(&self.rejected),
             format_count(self.warnings.len(), "warning"),
         ));
         text

@@ -23,12 +23,12 @@ impl CidrRange {
         self.first_address
     }
 
-    /// Returns the network mask: 4 or 16 bytes.
+    /// Returns the network mask: 4 bytes for IPv4, 16 bytes for IPv6.
     pub(crate) fn mask(&self) -> Vec<u8> {
-        let zeros = u32::from(address_bits(self.first_address) - self.prefix_length);
+        let host_bits = u32::from(address_bits(self.first_address) - self.prefix_length);
         match self.first_address {
-            IpAddr::V4(_) => u32::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
-            IpAddr::V6(_) => u128::MAX.checked_shl(zeros).unwrap_or(0).to_be_bytes().to_vec(),
+            IpAddr::V4(_) => u32::MAX.checked_shl(host_bits).unwrap_or(0).to_be_bytes().to_vec(),
+            IpAddr::V6(_) => u128::MAX.checked_shl(host_bits).unwrap_or(0).to_be_bytes().to_vec(),
         }
     }
 
@@ -47,31 +47,31 @@ impl FromStr for CidrRange {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = || format!("`{text}` is not an address range; use one such as 192.0.2.0/24");
-        let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => (address, Some(bits)),
+        let (address, prefix_length) = match text.split_once('/') {
+            Some((address, prefix_length)) => (address, Some(prefix_length)),
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| invalid())?;
-        let width = address_bits(address);
-        let bits = match bits {
-            Some(bits) => bits.parse().map_err(|_| invalid())?,
-            None => width,
+        let address_width = address_bits(address);
+        let prefix_length = match prefix_length {
+            Some(prefix_length) => prefix_length.parse().map_err(|_| invalid())?,
+            None => address_width,
         };
-        if bits > width {
+        if prefix_length > address_width {
             return Err(invalid());
         }
-        let zeros = u32::from(width - bits);
-        let first = match address {
+        let host_bits = u32::from(address_width - prefix_length);
+        let first_address = match address {
             IpAddr::V4(address) => {
-                let mask = u32::MAX.checked_shl(zeros).unwrap_or(0);
+                let mask = u32::MAX.checked_shl(host_bits).unwrap_or(0);
                 IpAddr::V4((u32::from(address) & mask).into())
             }
             IpAddr::V6(address) => {
-                let mask = u128::MAX.checked_shl(zeros).unwrap_or(0);
+                let mask = u128::MAX.checked_shl(host_bits).unwrap_or(0);
                 IpAddr::V6((u128::from(address) & mask).into())
             }
         };
-        Ok(Self { first_address: first, prefix_length: bits })
+        Ok(Self { first_address, prefix_length })
     }
 }
 

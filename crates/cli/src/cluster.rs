@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use leno_kubernetes::api::{ApiError, NamespaceName};
-use leno_kubernetes::words::SYSTEM_NAMESPACE;
+use leno_kubernetes::well_known::SYSTEM_NAMESPACE;
 use leno_model::Name;
 
 /// Selects a control plane and its cluster.
@@ -83,7 +83,7 @@ fn connect_with_config(config: kube::Config) -> anyhow::Result<kube::Client> {
     kube::Client::try_from(config).context("cannot connect to the cluster")
 }
 
-/// Runs a future that uses a cluster to completion.
+/// Runs a future that uses a cluster to completion, on a new single-threaded runtime.
 ///
 /// # Errors
 /// The error of `work`, or an error if the runtime cannot be created.
@@ -92,7 +92,7 @@ pub(crate) fn run<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::R
     runtime.context("cannot wait for the cluster")?.block_on(work)
 }
 
-/// Converts an error of the API server to one that consists of its message.
+/// Converts an API server error to an error with the same message.
 pub(crate) fn format_api_error(error: ApiError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }

@@ -134,14 +134,14 @@ impl MeshArgs {
 
 impl ManifestArgs {
     /// Checks that there are manifests to run a mesh from. A missing path is an error even if other paths have
-    /// documents: its objects would count as deleted after a restart.
+    /// documents: after a restart the objects of the missing path would count as deleted.
     ///
     /// # Errors
     /// If a path is missing, or no document is valid. The problems are printed.
     pub(crate) fn check_manifests(&self) -> anyhow::Result<()> {
         let update = FileSource::new(self.file.clone()).reload();
         self.check_paths()?;
-        if update.objects > 0 {
+        if update.object_count > 0 {
             return Ok(());
         }
         for rejected in &update.rejected {
@@ -156,24 +156,24 @@ impl ManifestArgs {
 
     fn check_paths(&self) -> anyhow::Result<()> {
         // At least one path is required.
-        let alternative = match self.file.len() {
+        let hint = match self.file.len() {
             1 => "set another path with -f",
             _ => "start without this -f",
         };
         for path in &self.file {
             std::fs::metadata(path).with_context(|| {
-                format!("cannot read {}: create or mount it, or {alternative}", path.display())
+                format!("cannot read {}: create or mount it, or {hint}", path.display())
             })?;
         }
         Ok(())
     }
 }
 
-/// The interval of sidecar metrics reports, if enabled.
+/// The interval of sidecar metrics reports; `None` disables the reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReportInterval(Option<Duration>);
 
-/// The address of the web UI, if enabled.
+/// The address of the web UI; `None` disables the web UI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageAddress(Option<SocketAddr>);
 
@@ -182,9 +182,9 @@ fn parse_report_interval(text: &str) -> Result<ReportInterval, String> {
         return Ok(ReportInterval(None));
     }
     let interval = parse_duration(text)?;
-    match (MIN_REPORT_INTERVAL..=MAX_REPORT_EVERY).contains(&interval) {
+    match (MIN_REPORT_INTERVAL..=MAX_REPORT_INTERVAL).contains(&interval) {
         true => Ok(ReportInterval(Some(interval))),
-        false => Err(format!("use {MIN_REPORT_INTERVAL:?} to {MAX_REPORT_EVERY:?}, or `{OFF}`")),
+        false => Err(format!("use {MIN_REPORT_INTERVAL:?} to {MAX_REPORT_INTERVAL:?}, or `{OFF}`")),
     }
 }
 
@@ -198,15 +198,15 @@ fn parse_page_address(text: &str) -> Result<PageAddress, String> {
     address.map(|address| PageAddress(Some(address))).map_err(invalid)
 }
 
-/// Starts a control plane; prints the documents that prevent the start.
+/// Starts a control plane. Prints the documents that prevent the start.
 ///
 /// # Errors
-/// If it cannot start.
+/// If the control plane cannot start.
 pub(crate) async fn start(config: Config) -> anyhow::Result<Control> {
     report_start_error(Control::start(config).await)
 }
 
-/// Returns the started control plane. Prints the documents that prevented its start, if any.
+/// Returns the started control plane, or prints the documents that prevented the start.
 fn report_start_error(outcome: Result<Control, StartError>) -> anyhow::Result<Control> {
     if let Err(StartError::MeshConfig(rejected)) = &outcome {
         for document in rejected {
@@ -232,7 +232,7 @@ impl ControlArgs {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::stop_signal()?;
+        let stop_signal = stop::stop_signal()?;
         let mut reload_signal = stop::ReloadSignal::new()?;
         let health = match self.health {
             Some(address) => Some(Health::start_server(address).await.with_context(|| {
@@ -241,7 +241,7 @@ impl ControlArgs {
             None => None,
         };
         let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
-        tokio::pin!(stop);
+        tokio::pin!(stop_signal);
         let start_task = async {
             match self.cluster.kubernetes {
                 true => {
@@ -249,17 +249,17 @@ impl ControlArgs {
                     let key_access = self.mesh.key_access(KeyAccess::for_tenants());
                     let pod = self.cluster.own_pod();
                     let config = Config { pod, key_access, kubernetes: true, ..config };
-                    let (control, cluster) =
+                    let (control, cluster_tasks) =
                         kubernetes::start(&self.cluster, config, health.as_ref()).await?;
-                    Ok((control, Some(cluster)))
+                    Ok((control, Some(cluster_tasks)))
                 }
                 false => Ok((self.start_standalone(data.path()).await?, None)),
             }
         };
         // The wait for an API server can be interrupted.
-        let (control, mut cluster) = tokio::select! {
-            () = &mut stop => return Ok(()),
-            started = start_task => started as anyhow::Result<_>,
+        let (control, mut cluster_tasks) = tokio::select! {
+            () = &mut stop_signal => return Ok(()),
+            start_result = start_task => start_result as anyhow::Result<_>,
         }?;
         if let Some(health) = &health {
             health.set_ready(&control);
@@ -272,7 +272,7 @@ impl ControlArgs {
             data = %data.path().display(),
             "control plane ready"
         );
-        let reload = async {
+        let reload_loop = async {
             loop {
                 reload_signal.wait_for_reload().await;
                 tracing::info!("SIGHUP: reloading the files");
@@ -280,21 +280,21 @@ impl ControlArgs {
             }
         };
         let outcome = tokio::select! {
-            () = stop => Ok(()),
-            () = reload => Ok(()),
+            () = stop_signal => Ok(()),
+            () = reload_loop => Ok(()),
             outcome = control.wait_until_ended() => Err(anyhow::Error::from(outcome)),
-            outcome = kubernetes::wait_until_ended(&mut cluster) => Err(outcome),
+            outcome = kubernetes::wait_until_ended(&mut cluster_tasks) => Err(outcome),
         };
         tracing::info!("shutting down; sidecars keep their configuration");
         if let Some(health) = &health {
             health.set_stopping();
         }
-        let stop_cluster = async {
-            if let Some(cluster) = cluster {
-                cluster.shutdown().await;
+        let stop_cluster_tasks = async {
+            if let Some(cluster_tasks) = cluster_tasks {
+                cluster_tasks.shutdown().await;
             }
         };
-        tokio::join!(control.shutdown(), stop_cluster);
+        tokio::join!(control.shutdown(), stop_cluster_tasks);
         if let Some(health) = health {
             health.shutdown().await;
         }
@@ -321,7 +321,7 @@ const OFF: &str = "off";
 
 /// The maximum interval of metrics reports: rates are averaged over 30 s, and sidecars that report less often
 /// would appear idle.
-const MAX_REPORT_EVERY: Duration = Duration::from_secs(10);
+const MAX_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\
 Examples:

@@ -127,12 +127,18 @@ impl HomeArgs {
         cache_directory.context("no home directory for the build cache: set HOME or XDG_CACHE_HOME")
     }
 
-    fn resolve_directory(&self, xdg: &Option<OsString>, path_in_home: &str) -> Option<PathBuf> {
+    fn resolve_directory(
+        &self,
+        xdg_directory: &Option<OsString>,
+        path_in_home: &str,
+    ) -> Option<PathBuf> {
         // The XDG specification: relative paths are ignored.
-        let xdg = xdg.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
-        let home = self.user_home.as_ref().filter(|home| !home.is_empty());
-        let home = || Some(Path::new(home?).join(path_in_home));
-        Some(xdg.or_else(home)?.join("leno"))
+        let xdg_directory =
+            xdg_directory.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
+        let home_directory =
+            self.user_home.as_ref().filter(|home_directory| !home_directory.is_empty());
+        let home_directory = || Some(Path::new(home_directory?).join(path_in_home));
+        Some(xdg_directory.or_else(home_directory)?.join("leno"))
     }
 }
 
@@ -214,7 +220,7 @@ pub(crate) fn has_mesh_run(directory: &Path) -> bool {
 /// locks until the system has reclaimed its memory.
 ///
 /// # Errors
-/// If the file cannot be locked at all.
+/// If the lock operation fails for another reason.
 pub(crate) fn lock_with_timeout(file: &File, timeout: Duration) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => return Ok(true),
@@ -278,14 +284,14 @@ fn is_new_volume(mode: u32, owner: u32) -> bool {
     owner == ROOT_USER && mode & 0o007 == 0o007 && mode & STICKY_BIT == 0
 }
 
-/// The timeout for a lock that a killed process may still hold; such a process exits sooner.
+/// The maximum wait for a lock that a killed process may still hold, until the kernel has released it.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The timeout for a process that cleans up after a killed mesh: longer than the applications take to exit.
+/// The maximum wait for a process that cleans up after a killed mesh; longer than applications take to exit.
 pub(crate) const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns a text that names the process in the lock file, to append to a message; empty if the file is empty.
-/// Always `Some`, because a process holds the lock.
+/// Returns a text that names the process in the lock file, to append to a message; the text is empty if the
+/// file is empty. The result is always `Some`, because a process holds the lock.
 fn read_lock_holder(lock: &mut File) -> Option<String> {
     let mut text = String::new();
     Some(match lock.take(MAX_PID_BYTES).read_to_string(&mut text) {
@@ -304,9 +310,8 @@ fn is_holder_alive(lock: &mut File) -> bool {
 }
 
 /// Returns a text that names the process of a mesh that still runs after its data directory was removed,
-/// together with the lock file.
-/// Its parts recreate the directory, so another mesh must not use it. The removed lock is still open in that
-/// process.
+/// together with the lock file. The tasks of that mesh recreate the directory, so another mesh must not use it.
+/// The removed lock file is still open in that process. `None` if there is no such process.
 fn find_holder_of_removed_lock(directory: &Path, lock: &File) -> Option<String> {
     // Only a new lock file is empty.
     if lock.metadata().is_ok_and(|metadata| metadata.len() > 0) {
@@ -336,7 +341,7 @@ const VOLUME_SUBDIRECTORY: &str = "leno";
 const STICKY_BIT: u32 = 0o1000;
 /// The superuser.
 const ROOT_USER: u32 = 0;
-/// The maximum length of a process ID.
+/// The maximum length of a process ID in the lock file, in bytes.
 const MAX_PID_BYTES: u64 = 20;
 
 #[cfg(test)]

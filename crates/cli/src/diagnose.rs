@@ -5,6 +5,7 @@ mod calls;
 mod conditions;
 mod reachability;
 mod steps;
+mod unknown_names;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ use crate::explain::ExplainFormat;
 use crate::get::MeshSocket;
 use crate::output::{self, escape_cell};
 use reachability::ServiceReachability;
-use steps::{DiagnosisInputs, DiagnosisStep, EjectedPage, StepResult, build_steps};
+use steps::{DiagnosisInputs, DiagnosisStep, EjectedResponse, StepVerdict, build_steps};
 
 /// Arguments of `leno diagnose`.
 #[derive(Debug, Args)]
@@ -61,7 +62,7 @@ impl DiagnoseArgs {
         for hint in steps.iter_mut().filter_map(|step| step.hint.as_mut()) {
             *hint = self.data.add_data_option(hint);
         }
-        let healthy = steps.iter().all(|step| step.verdict != StepResult::Problem);
+        let healthy = steps.iter().all(|step| step.verdict != StepVerdict::Problem);
         match self.output.structured_format() {
             Some(format) => output::print_value(&Diagnosis { workload, healthy, steps }, format)?,
             None => output::print_text(&render_steps(&workload, &steps))?,
@@ -84,13 +85,13 @@ async fn collect_inputs(
         certificates: query_mesh(mesh, "/certificates").await?,
         routes: query_mesh(mesh, "/routes").await?,
         policies: query_mesh(mesh, "/policies").await?,
-        // Control planes of earlier releases do not report these.
+        // Control planes of earlier releases do not report rejected joins.
         rejected_joins: query_mesh(mesh, "/rejected-joins").await.unwrap_or_default(),
         histories: BTreeMap::new(),
         rejections: traffic.rejections,
         edges: traffic.edges,
         readiness: None,
-        ejected: Vec::new(),
+        ejected_endpoints: Vec::new(),
         reachability: Vec::new(),
         unknown_names: Vec::new(),
         decision: None,
@@ -104,16 +105,17 @@ async fn collect_inputs(
     let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
         inputs.readiness = mesh.query_sidecar_readiness(workload).await;
-        let ejected = mesh.query_sidecar_page(workload, "/ejected").await.ok();
-        let ejected = ejected.and_then(|page| serde_json::from_str::<EjectedPage>(&page).ok());
-        inputs.ejected = ejected.map(|page| page.ejected).unwrap_or_default();
-        let (called, unknown) = called_services(&inputs, workload, to);
-        for service in called.into_iter().take(reachability::MAX_TESTED_SERVICES) {
+        let ejected_response = mesh.query_sidecar_page(workload, "/ejected").await.ok();
+        let ejected_response =
+            ejected_response.and_then(|page| serde_json::from_str::<EjectedResponse>(&page).ok());
+        inputs.ejected_endpoints = ejected_response.map(|page| page.ejected).unwrap_or_default();
+        let (existing_services, unknown_names) = find_called_services(&inputs, workload, to);
+        for service in existing_services.into_iter().take(reachability::MAX_TESTED_SERVICES) {
             inputs
                 .reachability
                 .extend(ServiceReachability::query_sidecar(mesh, workload, &service).await);
         }
-        inputs.unknown_names = unknown;
+        inputs.unknown_names = unknown_names;
     }
     if let Some(service) =
         to.and_then(|to| inputs.services.iter().find(|service| service.name == to))
@@ -123,8 +125,8 @@ async fn collect_inputs(
     Ok(inputs)
 }
 
-/// Returns the services whose histories are needed: those that select the workload, those at which its requests
-/// fail, and `to`.
+/// Returns the services whose histories are needed: the services of the workload, the services at which its
+/// requests fail, and `to`.
 fn services_with_history(
     inputs: &DiagnosisInputs,
     workload: &str,
@@ -132,20 +134,21 @@ fn services_with_history(
 ) -> BTreeSet<String> {
     let workload_status =
         inputs.workloads.iter().find(|workload_status| workload_status.name == workload);
-    let failing = workload_status
+    let failing_services = workload_status
         .filter(|_| to.is_none())
         .map(|workload_status| calls::failing_services(inputs, workload_status));
-    let failing = failing.into_iter().flatten().take(reachability::MAX_TESTED_SERVICES);
-    let selecting = workload_status
+    let failing_services =
+        failing_services.into_iter().flatten().take(reachability::MAX_TESTED_SERVICES);
+    let selecting_services = workload_status
         .into_iter()
         .flat_map(|workload_status| &workload_status.services)
         .map(String::as_str);
-    selecting.chain(failing).chain(to).map(str::to_owned).collect()
+    selecting_services.chain(failing_services).chain(to).map(str::to_owned).collect()
 }
 
 /// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
 /// mistyped name is no failure of the mesh.
-fn called_services(
+fn find_called_services(
     inputs: &DiagnosisInputs,
     workload: &str,
     to: Option<&str>,
@@ -166,7 +169,7 @@ async fn query_mesh<T: DeserializeOwned>(mesh: &MeshSocket, path: &str) -> anyho
 }
 
 fn render_steps(workload: &str, steps: &[DiagnosisStep]) -> String {
-    let failed_count = steps.iter().filter(|step| step.verdict == StepResult::Problem).count();
+    let failed_count = steps.iter().filter(|step| step.verdict == StepVerdict::Problem).count();
     let verdict = match failed_count {
         0 => "no step fails".to_owned(),
         1 => "one step fails".to_owned(),

@@ -20,16 +20,16 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         let number_end = remaining
             .find(|character: char| !character.is_ascii_digit() && character != '.')
             .ok_or_else(invalid)?;
-        let (number, suffix) = remaining.split_at(number_end);
-        let unit_end = suffix
+        let (number, after_number) = remaining.split_at(number_end);
+        let unit_end = after_number
             .find(|character: char| character.is_ascii_digit() || character == '.')
-            .unwrap_or(suffix.len());
-        let (unit, suffix) = suffix.split_at(unit_end);
+            .unwrap_or(after_number.len());
+        let (unit, after_unit) = after_number.split_at(unit_end);
         let number: f64 = number.parse().map_err(|_| invalid())?;
         let seconds = number * unit_seconds(unit).ok_or_else(invalid)?;
-        let part = Duration::try_from_secs_f64(seconds).map_err(|_| invalid())?;
-        total = total.checked_add(part).ok_or_else(invalid)?;
-        remaining = suffix;
+        let component = Duration::try_from_secs_f64(seconds).map_err(|_| invalid())?;
+        total = total.checked_add(component).ok_or_else(invalid)?;
+        remaining = after_unit;
     }
     match total <= MAX_DURATION {
         true => Ok(total),
@@ -60,7 +60,7 @@ fn unit_seconds(unit: &str) -> Option<f64> {
     })
 }
 
-/// The maximum duration, ten years: timers and clocks support it.
+/// The maximum duration, ten years, which timers and clocks support.
 const MAX_DURATION: Duration = Duration::from_secs(3_650 * 86_400);
 
 #[cfg(test)]

@@ -43,8 +43,9 @@ pub(crate) struct ExecArgs {
 impl ExecArgs {
     /// Executes the command; returns only on failure.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if let Some(soft) = self.open_files {
-            limits::restore_open_files(soft).context("cannot restore the limit of open files")?;
+        if let Some(soft_limit) = self.open_files {
+            limits::restore_open_files(soft_limit)
+                .context("cannot restore the limit of open files")?;
         }
         // The group is recorded before the user changes: the user of the command may lack write access. The
         // application runs even without a record.
@@ -54,7 +55,7 @@ impl ExecArgs {
                 output::format_error(&error)
             ));
         }
-        let home = self.user.as_ref().map(switch_user).transpose()?.flatten();
+        let user_home = self.user.as_ref().map(switch_user).transpose()?.flatten();
         // The kernel clears this setting when the user changes.
         end_with_parent(self.parent, Signal::KILL)?;
         // Descendants that lose their parents, as daemons do, stay descendants of the application.
@@ -76,10 +77,10 @@ impl ExecArgs {
         if let Ok(run) = descendants::own_run() {
             command.envs(run.environment_variable());
         }
-        if let Some(UserHome { name, directory }) = home {
+        if let Some(UserHome { name, directory }) = user_home {
             let variables = [("USER", &name), ("LOGNAME", &name), ("HOME", &directory)];
             command.envs(
-                variables.into_iter().filter(|(key, _)| !self.set.iter().any(|set| set == key)),
+                variables.into_iter().filter(|(key, _)| !self.set.iter().any(|name| name == key)),
             );
         }
         let error = command.exec();
@@ -90,7 +91,7 @@ impl ExecArgs {
     }
 }
 
-/// The value of `--user`: the user of the command.
+/// The value of `--user`: the user of the command, by name, or by user ID with an optional group ID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AccountSpec {
     Named(String),
@@ -113,29 +114,29 @@ impl FromStr for AccountSpec {
 
 /// Drops the privileges of this process to those of a user and its groups.
 ///
-/// The returned name and home directory replace those of this process; `None` if the user stays the same.
+/// Returns the name and home directory for the environment of the command; `None` if the user stays the same.
 fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
     // Comments and names of other users may have any encoding.
     let read_text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let (users, groups) =
+    let (users_text, groups_text) =
         (read_text(USERS_FILE).unwrap_or_default(), read_text(GROUPS_FILE).unwrap_or_default());
-    let user_ids = resolve_user(account, &users, &groups)?;
+    let user_ids = resolve_user(account, &users_text, &groups_text)?;
     let own_ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    if own_ids == (user_ids.user, user_ids.group) {
+    if own_ids == (user_ids.user_id, user_ids.group_id) {
         return Ok(None);
     }
     if own_ids.0 != 0 {
         bail!(
             "cannot run as user {}: spec.user needs a `leno up` that runs as root",
-            user_ids.user
+            user_ids.user_id
         );
     }
-    let groups: Vec<Gid> = user_ids.groups.iter().copied().map(Gid::from_raw).collect();
+    let group_ids: Vec<Gid> = user_ids.group_ids.iter().copied().map(Gid::from_raw).collect();
     // Before exec this process has one thread, so the thread's credentials are those of the process.
-    rustix::thread::set_thread_groups(&groups)
-        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(user_ids.group)))
-        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(user_ids.user)))
-        .with_context(|| format!("cannot run as user {}", user_ids.user))?;
+    rustix::thread::set_thread_groups(&group_ids)
+        .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(user_ids.group_id)))
+        .and_then(|()| rustix::thread::set_thread_uid(Uid::from_raw(user_ids.user_id)))
+        .with_context(|| format!("cannot run as user {}", user_ids.user_id))?;
     Ok(Some(user_ids.home))
 }
 
@@ -146,37 +147,43 @@ struct UserHome {
     directory: String,
 }
 
-/// The numeric IDs of a user.
+/// The numeric IDs of a user, with its home directory.
 #[derive(Debug, PartialEq, Eq)]
 struct UserIds {
-    user: u32,
-    group: u32,
-    /// All groups of the user.
-    groups: Vec<u32>,
+    user_id: u32,
+    group_id: u32,
+    /// The IDs of all groups of the user, the primary group first.
+    group_ids: Vec<u32>,
     home: UserHome,
 }
 
 /// Resolves a user from the text of `/etc/passwd` and `/etc/group`.
-fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Result<UserIds> {
-    let rows = users.lines().filter_map(|line| {
+fn resolve_user(
+    account: &AccountSpec,
+    users_text: &str,
+    groups_text: &str,
+) -> anyhow::Result<UserIds> {
+    let user_entries = users_text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
         let user: u32 = fields.nth(1)?.parse().ok()?;
         let group: u32 = fields.next()?.parse().ok()?;
         Some((name, (user, group), fields.nth(1).unwrap_or("/")))
     });
-    let entry = match account {
-        AccountSpec::Named(requested) => rows.into_iter().find(|(name, ..)| name == requested),
+    let user_entry = match account {
+        AccountSpec::Named(requested) => {
+            user_entries.into_iter().find(|(name, ..)| name == requested)
+        }
         AccountSpec::Id(requested, _) => {
-            rows.into_iter().find(|(_, (user, _), _)| user == requested)
+            user_entries.into_iter().find(|(_, (user, _), _)| user == requested)
         }
     };
-    // A UID without an entry has no home: as in containers, it is the root directory.
+    // The home of a UID without an entry is the root directory, as in containers.
     let home = UserHome {
-        name: entry.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
-        directory: entry.map_or("/", |(.., home)| home).to_owned(),
+        name: user_entry.map_or_else(|| user_name(account), |(name, ..)| name.to_owned()),
+        directory: user_entry.map_or("/", |(.., home)| home).to_owned(),
     };
-    let (name, user, group) = match (account, entry) {
+    let (name, user_id, group_id) = match (account, user_entry) {
         (AccountSpec::Named(name), None) => {
             bail!("no user {name}: correct spec.user of the Workload or add the user")
         }
@@ -186,15 +193,15 @@ fn resolve_user(account: &AccountSpec, users: &str, groups: &str) -> anyhow::Res
             (Some(name), user, requested_group.unwrap_or(group))
         }
     };
-    let other_groups = groups.lines().filter_map(|line| {
+    let other_group_ids = groups_text.lines().filter_map(|line| {
         let mut fields = line.split(':');
-        let group_id: u32 = fields.nth(2)?.parse().ok()?;
+        let other_id: u32 = fields.nth(2)?.parse().ok()?;
         let is_member = fields.next()?.split(',').any(|member| Some(member) == name);
-        is_member.then_some(group_id)
+        is_member.then_some(other_id)
     });
-    let mut groups = vec![group];
-    groups.extend(other_groups.filter(|group_id| *group_id != group));
-    Ok(UserIds { user, group, groups, home })
+    let mut group_ids = vec![group_id];
+    group_ids.extend(other_group_ids.filter(|other_id| *other_id != group_id));
+    Ok(UserIds { user_id, group_id, group_ids, home })
 }
 
 fn user_name(account: &AccountSpec) -> String {
@@ -231,12 +238,13 @@ mod tests {
     fn users_are_resolved_by_name_and_by_number_with_their_groups() {
         let users = "root:x:0:0:root:/root:/bin/sh\nweb:x:33:33::/srv:/bin/false\n";
         let groups = "root:x:0:\nweb:x:33:\nlogs:x:4:other,web\n";
-        let user_ids = |user, group, groups: &[u32], (name, directory): (&str, &str)| UserIds {
-            user,
-            group,
-            groups: groups.to_vec(),
-            home: UserHome { name: name.to_owned(), directory: directory.to_owned() },
-        };
+        let user_ids =
+            |user_id, group_id, group_ids: &[u32], (name, directory): (&str, &str)| UserIds {
+                user_id,
+                group_id,
+                group_ids: group_ids.to_vec(),
+                home: UserHome { name: name.to_owned(), directory: directory.to_owned() },
+            };
         for (account, expected) in [
             ("web", user_ids(33, 33, &[33, 4], ("web", "/srv"))),
             ("33", user_ids(33, 33, &[33, 4], ("web", "/srv"))),

@@ -24,7 +24,7 @@ pub(crate) fn format_cpu(cores: f64) -> String {
     }
 }
 
-/// Formats memory: `4.2 MiB`.
+/// Formats a memory size in KiB: `4.2 MiB`.
 pub(crate) fn format_memory(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }

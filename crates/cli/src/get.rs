@@ -119,7 +119,7 @@ impl Resource {
 }
 
 impl GetArgs {
-    /// Prints the objects of this kind.
+    /// Prints the objects of the selected resource.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.print_resource())?;
@@ -161,7 +161,7 @@ impl GetArgs {
             Resource::Status => {
                 return output::print_text(&table::describe_status(&parse_response(response)?));
             }
-            Resource::Rejected => return output::print_text(&table::list_rejected(&response)),
+            Resource::Rejected => return output::print_text(&table::format_rejections(&response)),
             Resource::Workloads => {
                 let workloads: Vec<WorkloadStatus> = parse_response(response)?;
                 let proxies = mesh.query_json(Resource::Proxies.query_path()).await?;
@@ -215,8 +215,8 @@ impl GetArgs {
         }
     }
 
-    /// Returns the figures of the wide columns. The columns stay empty if the control plane is of an earlier
-    /// release without these figures.
+    /// Returns the traffic statistics for the wide columns. The columns stay empty if the control plane is of
+    /// an earlier release without these statistics.
     async fn query_traffic(&self, mesh: &MeshSocket) -> TrafficStatus {
         if self.output != OutputFormat::Wide {
             return TrafficStatus::default();
@@ -226,7 +226,8 @@ impl GetArgs {
     }
 }
 
-/// Describes the scope of a response if other control planes have more sidecars.
+/// Describes the scope of a response: the sidecars of other control planes that it does not cover; `None` if it
+/// covers all.
 pub(crate) fn describe_scope(status: &Status) -> Option<String> {
     let other_sidecars: usize = status.other_replicas.iter().map(|peer| peer.sidecars).sum();
     if other_sidecars == 0 {
@@ -249,20 +250,20 @@ pub(crate) fn describe_scope(status: &Status) -> Option<String> {
 /// The admin socket of a mesh that runs on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct MeshSocket {
-    socket: PathBuf,
+    socket_path: PathBuf,
 }
 
 impl MeshSocket {
     /// Returns the admin socket of the mesh of a data directory.
     pub(crate) fn from_data(data: &Path) -> Self {
         let config = leno_control::Config::new(data.to_owned(), Vec::new());
-        Self { socket: config.socket_path() }
+        Self { socket_path: config.socket_path() }
     }
 
     /// Queries the control plane for `path`.
     ///
     /// # Errors
-    /// If no mesh responds, or it rejects the query.
+    /// If no mesh responds, or the control plane rejects the query.
     pub(crate) async fn query_json(&self, path: &str) -> anyhow::Result<Value> {
         let response = self.send_request("GET", path).await?;
         serde_json::from_str(&response).context("the response of the control plane is not JSON")
@@ -300,11 +301,12 @@ impl MeshSocket {
     async fn query_sidecar(&self, workload: &str, path: &str) -> anyhow::Result<(u16, String)> {
         let path =
             format!("/sidecar?workload={}&path={}", percent_encode(workload), percent_encode(path));
-        let outcome = leno_control::admin::query_admin(&self.socket, "GET", &path).await;
+        let outcome = leno_control::admin::query_admin(&self.socket_path, "GET", &path).await;
         outcome.map_err(|error| self.unreachable_error(error))
     }
 
-    /// Returns the scope of responses about sidecars, if other control planes have some of them.
+    /// Returns the scope of responses about sidecars; `None` if no other control plane has sidecars, or the
+    /// query fails.
     pub(crate) async fn query_scope(&self) -> Option<String> {
         let status: Status = parse_response(self.query_json("/status").await.ok()?).ok()?;
         describe_scope(&status)
@@ -322,7 +324,7 @@ impl MeshSocket {
     /// # Errors
     /// If the control plane is unreachable, or rejects the request.
     pub(crate) async fn send_request(&self, method: &str, path: &str) -> anyhow::Result<String> {
-        let outcome = leno_control::admin::query_admin(&self.socket, method, path).await;
+        let outcome = leno_control::admin::query_admin(&self.socket_path, method, path).await;
         let (status, response) = outcome.map_err(|error| self.unreachable_error(error))?;
         match status {
             200..300 => Ok(response),
@@ -330,7 +332,7 @@ impl MeshSocket {
         }
     }
 
-    /// Reads an endless response line by line until `on_line` returns true, or an error.
+    /// Reads an endless response line by line until `on_line` returns false or an error, or the response ends.
     ///
     /// # Errors
     /// If the control plane is unreachable, or rejects the request; and the errors of `on_line`.
@@ -339,7 +341,7 @@ impl MeshSocket {
         path: &str,
         on_line: impl FnMut(&str) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let outcome = leno_control::admin::follow_lines(&self.socket, path, on_line).await;
+        let outcome = leno_control::admin::follow_lines(&self.socket_path, path, on_line).await;
         let outcome = outcome.map_err(|error| match error.downcast::<io::Error>() {
             Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unreachable_error(error),
             Ok(error) => error.into(),
@@ -351,7 +353,7 @@ impl MeshSocket {
     }
 
     fn unreachable_error(&self, error: io::Error) -> anyhow::Error {
-        let socket = self.socket.display();
+        let socket = self.socket_path.display();
         let is_absent =
             matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
         let context = match is_absent {

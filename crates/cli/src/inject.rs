@@ -63,7 +63,7 @@ impl InjectArgs {
             }
         };
         let settings = self.injection_settings(&cluster_settings);
-        let mut injected = Vec::with_capacity(documents.len());
+        let mut injected_manifests = Vec::with_capacity(documents.len());
         for document in documents {
             let InjectedManifest { manifest, outcomes } =
                 inject_manifest(document, &cluster_settings.namespaces, &settings)
@@ -71,9 +71,9 @@ impl InjectArgs {
             for (object, outcome) in outcomes {
                 print_result(&object, &outcome);
             }
-            injected.push(manifest);
+            injected_manifests.push(manifest);
         }
-        output::print_raw(&yaml::write_documents(&injected))?;
+        output::print_raw(&yaml::write_documents(&injected_manifests))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -102,20 +102,20 @@ fn print_result(object: &str, outcome: &TemplateOutcome) {
                 eprintln!("{object}: warning: {}", output::format_line(&warning));
             }
         }
-        TemplateOutcome::Skipped(skip) => eprintln!("{object}: unchanged: {skip}"),
+        TemplateOutcome::Skipped(reason) => eprintln!("{object}: unchanged: {reason}"),
     }
 }
 
 fn read_documents(path: &Path) -> anyhow::Result<Vec<Value>> {
     let mut text = String::new();
     if path == Path::new("-") {
-        let outcome = std::io::stdin().take(MAX_INPUT_BYTES + 1).read_to_string(&mut text);
-        outcome.context("cannot read standard input")?;
+        let read_result = std::io::stdin().take(MAX_INPUT_BYTES + 1).read_to_string(&mut text);
+        read_result.context("cannot read standard input")?;
     } else {
         let file = std::fs::File::open(path);
-        let outcome =
+        let read_result =
             file.and_then(|file| file.take(MAX_INPUT_BYTES + 1).read_to_string(&mut text));
-        outcome.with_context(|| format!("cannot read {}", path.display()))?;
+        read_result.with_context(|| format!("cannot read {}", path.display()))?;
     }
     if text.len() as u64 > MAX_INPUT_BYTES {
         bail!("{} has more than {MAX_INPUT_BYTES} bytes: split it", path.display());
@@ -132,7 +132,7 @@ fn parse_documents(text: &str) -> anyhow::Result<Vec<Value>> {
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
 
-/// The maximum size of the input, in bytes.
+/// The maximum size of the input, in bytes; 16 MiB.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 const EXAMPLES: &str = "\

@@ -13,9 +13,10 @@ use leno_control::PermittedServers;
 use leno_kubernetes::inject::AddressRange;
 use leno_kubernetes::install::{
     InstallOptions, InstallStep, InstalledOptions, NodeNetwork, RemovalExtent, apply_manifests,
-    installation_manifests, lease_reference, objects_to_remove, remove_gateways, remove_objects,
-    retract_gateways, retract_statuses, wait_for_control_planes, wait_for_rollout,
-    wait_for_webhook, withdraw_cni, withdraw_gateways, withdraw_permissions, withdraw_protections,
+    installation_manifests, lease_reference, objects_to_remove, remove_cni,
+    remove_gateway_permissions, remove_gateways, remove_objects, remove_protections,
+    remove_secret_permissions, retract_gateways, retract_statuses, wait_for_control_planes,
+    wait_for_rollout, wait_for_webhook,
 };
 use leno_kubernetes::webhook::read_client_ca;
 use leno_model::{ClientRanges, MeshConfig, Name, TrustDomain};
@@ -131,10 +132,10 @@ impl InstallArgs {
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
     fn merge_options(&self, installed: InstalledOptions) -> anyhow::Result<InstallOptions> {
-        let domain = self.trust_domain.clone().or(installed.trust_domain);
-        let domain = domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
-        let defaults = InstallOptions::new(self.image.clone(), domain);
-        let network = installed.network.unwrap_or_default();
+        let trust_domain = self.trust_domain.clone().or(installed.trust_domain);
+        let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
+        let defaults = InstallOptions::new(self.image.clone(), trust_domain);
+        let node_network = installed.network.unwrap_or_default();
         let has_cni = self.cni.unwrap_or(installed.cni);
         let cni_directories =
             [("--cni-bin-dir", &self.cni_bin_dir), ("--cni-conf-dir", &self.cni_conf_dir)];
@@ -144,8 +145,8 @@ impl InstallArgs {
             anyhow::bail!("{option} requires --cni: set both, or neither");
         }
         let cni = has_cni.then(|| NodeNetwork {
-            bin_dir: self.cni_bin_dir.clone().unwrap_or(network.bin_dir),
-            conf_dir: self.cni_conf_dir.clone().unwrap_or(network.conf_dir),
+            bin_dir: self.cni_bin_dir.clone().unwrap_or(node_network.bin_dir),
+            conf_dir: self.cni_conf_dir.clone().unwrap_or(node_network.conf_dir),
         });
         let access_certs = self.access_certs.as_deref().map(listed_namespaces);
         let access_certs = access_certs.unwrap_or(installed.access_certs);
@@ -209,11 +210,11 @@ impl InstallArgs {
         }
         apply_manifests(&client, &installation_manifests(&options), print_step).await?;
         // Permissions that the options do not grant are removed.
-        withdraw_permissions(&client, &options.access_certs, print_step).await?;
+        remove_secret_permissions(&client, &options.access_certs, print_step).await?;
         if !options.gateways {
-            withdraw_gateways(&client, print_step).await?;
+            remove_gateway_permissions(&client, print_step).await?;
         }
-        withdraw_protections(&client, &options, print_step).await?;
+        remove_protections(&client, &options, print_step).await?;
         eprintln!("waiting for the control plane …");
         wait_for_rollout(&client, &cluster.namespace, timeout).await?;
         if !options.gateways {
@@ -223,7 +224,7 @@ impl InstallArgs {
         wait_for_webhook(&client, WEBHOOK_TIMEOUT.min(timeout)).await?;
         // Pods created from now on redirect their traffic without the plugin.
         if options.cni.is_none() {
-            withdraw_cni(&client, &options, print_step).await?;
+            remove_cni(&client, &options, print_step).await?;
         }
         print_next_step();
         Ok(())
@@ -233,32 +234,34 @@ impl InstallArgs {
     fn unchanged_options(&self, installed: &InstalledOptions) -> Vec<String> {
         let is_unchanged = |option: Option<bool>, installed: bool| option.is_none() && installed;
         let replicas = installed.replicas.filter(|_| self.replicas.is_none());
-        let domain = installed.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
+        let trust_domain = installed.trust_domain.as_ref().filter(|_| self.trust_domain.is_none());
         let join_names = |is_set: bool, installed: &BTreeSet<Name>| {
             let names: Vec<&str> = installed.iter().map(Name::as_str).collect();
             (!is_set && !names.is_empty()).then(|| names.join(","))
         };
-        let certs = join_names(self.access_certs.is_some(), &installed.access_certs);
-        let settings =
+        let access_certs = join_names(self.access_certs.is_some(), &installed.access_certs);
+        let settings_namespaces =
             join_names(self.settings_namespaces.is_some(), &installed.settings_namespaces);
         let ranges: Vec<String> = installed.api_server.iter().map(ToString::to_string).collect();
         let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
-        let jwks = installed.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
-        let clients = installed.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
+        let jwks_servers = installed.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
+        let metrics_clients =
+            installed.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
         let arguments = [
             replicas.map(|count| format!("--replicas {count}")),
-            domain.map(|domain| format!("--trust-domain {domain}")),
+            trust_domain.map(|trust_domain| format!("--trust-domain {trust_domain}")),
             is_unchanged(self.cni, installed.cni).then(|| "--cni".to_owned()),
             is_unchanged(self.gateways, installed.gateways).then(|| "--gateways".to_owned()),
-            certs.map(|certs| format!("--access-certs {certs}")),
+            access_certs.map(|access_certs| format!("--access-certs {access_certs}")),
             (self.webhook_client_ca.is_none() && installed.webhook_client_ca.is_some())
                 .then(|| "--webhook-client-ca".to_owned()),
             (self.network_policies.is_none() && installed.network_policies == Some(false))
                 .then(|| "--network-policies=false".to_owned()),
             ranges.map(|ranges| format!("--api-server {ranges}")),
-            settings.map(|settings| format!("--settings-namespaces {settings}")),
-            jwks.map(|servers| format!("--jwks-allow {servers}")),
-            clients.map(|clients| format!("--metrics-from {clients}")),
+            settings_namespaces
+                .map(|settings_namespaces| format!("--settings-namespaces {settings_namespaces}")),
+            jwks_servers.map(|servers| format!("--jwks-allow {servers}")),
+            metrics_clients.map(|metrics_clients| format!("--metrics-from {metrics_clients}")),
         ];
         arguments.into_iter().flatten().collect()
     }
@@ -280,8 +283,8 @@ fn parse_address_range(text: &str) -> Result<Option<AddressRange>, String> {
 }
 
 fn print_next_step() {
-    let next = "kubectl label namespace NAME leno.dev/injection=enabled";
-    eprintln!("the mesh is ready; add a namespace with `{next}`");
+    let next_command = "kubectl label namespace NAME leno.dev/injection=enabled";
+    eprintln!("the mesh is ready; add a namespace with `{next_command}`");
 }
 
 fn print_manifests(manifests: &[Value], format: ManifestFormat) -> anyhow::Result<()> {
@@ -341,7 +344,7 @@ impl UninstallArgs {
                 let client = self.cluster.connect_client().await?;
                 remove_objects(&client, &removals, print_step).await?;
                 remove_gateways(&client, print_step).await?;
-                withdraw_permissions(&client, &BTreeSet::new(), print_step).await?;
+                remove_secret_permissions(&client, &BTreeSet::new(), print_step).await?;
                 retract_statuses(&client, print_step).await?;
                 anyhow::Ok(())
             })?;
@@ -379,11 +382,11 @@ impl UninstallArgs {
     }
 }
 
-/// The word that empties a list.
+/// The option value that empties a list.
 const NONE: &str = "none";
 /// The removed objects of `--access-certs`.
 const REMOVED_ROLES: &str = "Roles and RoleBindings named leno-access-certs";
-/// The text about the effect of a retraction on statuses.
+/// The notice about the effect of a retraction on statuses.
 const RETRACTION_EFFECT: &str =
     "status conditions that report an effect become Unknown, and gateways lose their addresses";
 /// The removed objects of gateways.

@@ -9,14 +9,15 @@ pub(crate) use sidecar::SidecarLimitArgs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises the soft limit of open files to the hard limit, because every connection is a file descriptor.
-/// Returns the previous soft limit, which applications that use `select` rely on.
+/// Returns the previous soft limit, which applications that use `select` rely on; `None` is unlimited.
 pub(crate) fn raise_open_files() -> Option<u64> {
-    let limit = getrlimit(Resource::Nofile);
-    let raised_limit = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let open_file_limit = getrlimit(Resource::Nofile);
+    let raised_limit =
+        Rlimit { current: open_file_limit.maximum, maximum: open_file_limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised_limit) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
-    limit.current
+    open_file_limit.current
 }
 
 /// Restores the soft limit of open files.

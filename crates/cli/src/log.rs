@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The log filter.
+/// The log filter, in the directive syntax of `tracing`.
 #[derive(Debug, Clone)]
 pub(crate) struct LogLevel(String);
 
@@ -124,20 +124,22 @@ pub(crate) fn print_to_stdout(text: &str) -> io::Result<()> {
 /// without that queue keeps the hook of the standard library.
 fn report_panics() {
     let default_hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| match STDERR_QUEUE.get() {
+    std::panic::set_hook(Box::new(move |panic_info| match STDERR_QUEUE.get() {
         Some(queue) => {
             let thread = std::thread::current();
-            let thread = thread.name().unwrap_or("unnamed");
+            let thread_name = thread.name().unwrap_or("unnamed");
             let backtrace = std::backtrace::Backtrace::capture();
             let backtrace = match backtrace.status() {
                 std::backtrace::BacktraceStatus::Captured => format!("{backtrace}\n"),
                 _ => String::new(),
             };
-            queue.push_or_drop(format!("thread {thread:?}: {panic}\n{backtrace}").as_bytes());
+            queue.push_or_drop(
+                format!("thread {thread_name:?}: {panic_info}\n{backtrace}").as_bytes(),
+            );
             // The process may exit right after the hook.
             queue.flush(PANIC_FLUSH_TIMEOUT);
         }
-        None => default_hook(panic),
+        None => default_hook(panic_info),
     }));
 }
 
@@ -151,7 +153,7 @@ pub(crate) fn flush() {
 static STDERR_QUEUE: OnceLock<LineQueue> = OnceLock::new();
 static STDOUT_QUEUE: OnceLock<LineQueue> = OnceLock::new();
 
-/// The time that a panic waits for its own lines.
+/// The maximum time that a panic waits until its lines are written.
 const PANIC_FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 /// The timeout for the remaining output at exit; a working terminal needs less.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);

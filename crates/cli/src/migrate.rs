@@ -55,14 +55,14 @@ enum MigrateCommand {
 impl MigrateArgs {
     /// Reads and converts all documents, and writes the results only if all documents could be read.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        if let Some(MigrateCommand::Check(check)) = self.step {
-            return check.run();
+        if let Some(MigrateCommand::Check(check_args)) = self.step {
+            return check_args.run();
         }
-        let output = self.output.context("--output is missing")?;
-        check_empty_directory(&output)?;
+        let output_directory = self.output.context("--output is missing")?;
+        check_empty_directory(&output_directory)?;
         let documents = document::read_files(&self.file, &self.namespace)?;
         let results = rewrite(&documents, &self.namespace);
-        write_files(&output, &documents, &results)?;
+        write_files(&output_directory, &documents, &results)?;
         let report = MigrationReport::from_results(&documents, &results);
         output::print_text(&report.to_text())?;
         Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
@@ -95,7 +95,7 @@ fn write_files(
     for (document, result) in documents.iter().zip(results) {
         let texts = replacement_texts(document, result);
         match files.last_mut().filter(|(path, _)| *path == document.output_file) {
-            Some((_, existing)) => existing.extend(texts),
+            Some((_, file_texts)) => file_texts.extend(texts),
             None => files.push((&document.output_file, texts)),
         }
     }
@@ -112,7 +112,7 @@ fn write_files(
     Ok(())
 }
 
-/// Returns the documents that replace one document.
+/// Returns the documents that replace one document; empty if it is dropped or not needed.
 fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<String> {
     match result {
         RewriteResult::Native | RewriteResult::Unchanged(_) => vec![document.text.clone()],
@@ -128,7 +128,7 @@ fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<S
 pub struct MigrationResult {
     /// The new documents, in order.
     pub documents: Vec<String>,
-    /// True if no document of another mesh remains, and none is changed or dropped.
+    /// True if no document of another mesh remains, and no document is changed or dropped.
     pub is_complete: bool,
     /// The report for the user.
     pub report: String,
@@ -152,7 +152,7 @@ pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
     })
 }
 
-/// The namespace of objects without one.
+/// The default namespace for objects without a namespace.
 const NAMESPACE: &str = "default";
 
 /// The exit code if a rule of another mesh remains, or a rule is dropped.

@@ -72,7 +72,7 @@ impl ListingColumn {
     }
 }
 
-/// Rows under named columns.
+/// A table of rows under named columns.
 #[derive(Debug)]
 pub(crate) struct Listing {
     columns: &'static [ListingColumn],
@@ -85,7 +85,7 @@ impl Listing {
         Self { columns, rows: Vec::new() }
     }
 
-    /// Adds a row: one cell per column, including the wide ones.
+    /// Adds a row: one cell per column, including the wide columns.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         debug_assert_eq!(cells.len(), self.columns.len());
@@ -94,7 +94,7 @@ impl Listing {
 
     /// Renders the rows as a table without trailing spaces.
     pub(crate) fn render(&self, format: OutputFormat) -> String {
-        let is_shown: Vec<bool> = self
+        let shown_columns: Vec<bool> = self
             .columns
             .iter()
             .map(|column| {
@@ -102,7 +102,7 @@ impl Listing {
             })
             .collect();
         let visible_cells = |cells: &[String]| -> Vec<String> {
-            let cells = cells.iter().zip(&is_shown).filter(|(_, is_shown)| **is_shown);
+            let cells = cells.iter().zip(&shown_columns).filter(|(_, is_shown)| **is_shown);
             cells.map(|(cell, _)| escape_cell(cell)).collect()
         };
         let header: Vec<String> =
@@ -140,8 +140,8 @@ pub(crate) fn print_raw(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes text for people to standard output, without terminal control characters: parts of it may come from
-/// other machines.
+/// Writes text for people to standard output, without terminal control characters: parts of the text may come
+/// from other machines.
 ///
 /// # Errors
 /// If the reader has closed the output; see [`is_broken_pipe`].
@@ -154,7 +154,7 @@ fn escape_lines(text: &str) -> String {
     text.replace(|character| character != '\n' && is_terminal_control(character), "\u{fffd}")
 }
 
-/// Formats a finding in one line, with terminal control characters escaped such as `\n`: it contains file
+/// Formats a finding in one line. Terminal control characters are escaped (`\n`), because findings contain file
 /// names.
 pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
     escape_controls(&finding.to_string()).into_owned()
@@ -184,7 +184,7 @@ fn format_value(value: &impl Serialize, format: StructuredFormat) -> anyhow::Res
     Ok(escape_json(&text))
 }
 
-/// True if the error only means that the reader has closed the output.
+/// True if the error means only that the reader has closed standard output: such an error has no context.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::bail;
 
-/// The state of the search for free ports: no port is found twice.
+/// A search for free ports, which finds no port twice until it has tried all.
 #[derive(Debug)]
 pub(crate) struct PortSearch {
     next_port: Cell<u16>,
@@ -17,8 +17,9 @@ pub(crate) struct PortSearch {
 impl PortSearch {
     /// Creates a search. Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
-        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-        let range_end = range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
+        let ephemeral_range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+        let range_end =
+            ephemeral_range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
         let range_end = range_end.unwrap_or(FIRST_EPHEMERAL_PORT).max(FIRST_PORT + 1);
         let offset =
             std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(range_end - FIRST_PORT);
@@ -41,7 +42,7 @@ impl PortSearch {
     }
 }
 
-/// The ports of one run, by role.
+/// The ports of one run, each under the name of its role.
 #[derive(Debug)]
 pub(crate) struct ChosenPorts<'a> {
     search: &'a PortSearch,
@@ -67,12 +68,12 @@ impl<'a> ChosenPorts<'a> {
         Ok(port)
     }
 
-    /// Returns the port of a role, if it already has one.
+    /// Returns the port of a role; `None` if the role has no port yet.
     pub(crate) fn assigned_port(&self, role: &str) -> Option<u16> {
         self.ports_by_role.get(role).copied()
     }
 
-    /// Assigns the port of another role to this one as well.
+    /// Assigns the role a port that another role may have already.
     pub(crate) fn share_port(&mut self, role: &str, port: u16) {
         self.ports_by_role.insert(role.to_owned(), port);
     }

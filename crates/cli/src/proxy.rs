@@ -94,8 +94,8 @@ pub(crate) async fn run_proxy(
     is_supervised: bool,
     drain_delay: Duration,
 ) -> anyhow::Result<()> {
-    let signals = stop::stop_signal()?;
-    let quit = stop::quit_signal()?;
+    let stop_signal = stop::stop_signal()?;
+    let quit_signal = stop::quit_signal()?;
     let workload = config.workload.clone();
     let interception = interception_kind(&config.interception);
     let application = ApplicationPorts::new(match is_supervised {
@@ -108,14 +108,14 @@ pub(crate) async fn run_proxy(
     let health = proxy.health_address().map(|health| health.to_string());
     tracing::info!(%workload, %admin, health, access = interception, "the sidecar starts");
     let (listeners, in_flight) = (proxy.open_listeners(), proxy.requests_in_flight());
-    let stop = stop::wait_for_drain_delay(signals, drain_delay, proxy.drain_starter());
+    let drain_start = stop::wait_for_drain_delay(stop_signal, drain_delay, proxy.drain_starter());
     let sources = ReportSources { listeners, admin, in_flight, application };
-    let reports = report::report_listeners(sources, is_supervised)?;
+    let report_task = report::report_listeners(sources, is_supervised)?;
     // Reports end with the proxy: closed listeners are not reported.
     tokio::select! {
-        result = proxy.run(stop) => result?,
-        never = reports => match never {},
-        () = quit => {
+        result = proxy.run(drain_start) => result?,
+        never = report_task => match never {},
+        () = quit_signal => {
             tracing::warn!(%workload, "SIGQUIT: the sidecar stops without draining");
             return Ok(());
         }

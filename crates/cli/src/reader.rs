@@ -11,7 +11,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 /// Resolves when the reader has closed standard output: the other end of the pipe or socket is closed, or the
-/// terminal hung up, even without a SIGHUP. A write would fail, but a command that prints rarely makes none.
+/// terminal hung up, even without a SIGHUP. Only a write would fail, and a command that prints rarely does not
+/// notice the closed output for a long time.
 ///
 /// Container runtimes keep the pipe of a command open when the client of `kubectl exec` is lost. With `kubectl
 /// exec -i` they close its standard input, which counts as well.
@@ -22,7 +23,7 @@ pub(crate) async fn wait_until_reader_closed() {
     }
 }
 
-/// Resolves when the other end of an output is closed; never for a file, which has no other end.
+/// Resolves when the other end of an output is closed; never resolves for a file.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
@@ -32,12 +33,12 @@ async fn wait_until_output_closed(output: impl AsRawFd) {
     let Ok(output) = AsyncFd::with_interest(output, Interest::WRITABLE) else {
         return pending().await;
     };
-    while let Ok(mut guard) = output.ready(Interest::WRITABLE).await {
-        if guard.ready().is_write_closed() {
+    while let Ok(mut ready_guard) = output.ready(Interest::WRITABLE).await {
+        if ready_guard.ready().is_write_closed() {
             return;
         }
         // Writable: wait for the next event.
-        guard.clear_ready();
+        ready_guard.clear_ready();
     }
     pending().await
 }
@@ -50,8 +51,8 @@ async fn wait_until_session_closed() {
     }
 }
 
-/// Resolves when an input ends that was open for the time `startup_grace`. An input that ends earlier was never
-/// meant to stay open: `ssh -n`, or a program that closes it at once.
+/// Resolves when an input ends after `startup_grace`. An input that ends earlier, as with `ssh -n`, was never
+/// meant to stay open, and this function never resolves.
 #[allow(
     deprecated,
     reason = "the successor is unsafe; the descriptor stays open as long as it is watched"
@@ -61,22 +62,22 @@ async fn wait_until_input_closed(input: impl AsRawFd, startup_grace: Duration) {
     let Ok(input) = AsyncFd::with_interest(input, Interest::READABLE) else {
         return pending().await;
     };
-    while let Ok(mut guard) = input.ready(Interest::READABLE).await {
-        if guard.ready().is_read_closed() {
+    while let Ok(mut ready_guard) = input.ready(Interest::READABLE).await {
+        if ready_guard.ready().is_read_closed() {
             match Instant::now() >= grace_end {
                 true => return,
                 false => break,
             }
         }
-        guard.clear_ready();
+        ready_guard.clear_ready();
     }
     pending().await
 }
 
 /// True for a pipe or a socket.
 fn is_stream(file: impl AsFd) -> bool {
-    let kind = fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
-    kind.is_ok_and(|kind| matches!(kind, FileType::Fifo | FileType::Socket))
+    let file_type = fstat(file).map(|stat| FileType::from_raw_mode(stat.st_mode));
+    file_type.is_ok_and(|file_type| matches!(file_type, FileType::Fifo | FileType::Socket))
 }
 
 /// The time after the start during which the end of the input is ignored.

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser};
 use leno_kubernetes::inject::is_interface;
-use leno_kubernetes::words::{HEALTH_PORT, PROXY_UID};
+use leno_kubernetes::well_known::{HEALTH_PORT, PROXY_UID};
 use leno_proxy::{DNS_PROXY_PORT, INBOUND_PORT, OUTBOUND_PORT};
 
 use crate::cidr_range::CidrRange;
@@ -58,7 +58,7 @@ struct CommandLine {
 }
 
 impl RedirectArgs {
-    /// Replaces the rules of this network namespace atomically.
+    /// Replaces, prints or verifies the rules of this network namespace, according to the options.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         self.check_options()?;
         if self.verify {
@@ -83,8 +83,8 @@ impl RedirectArgs {
     /// If the arguments are not valid options of this command.
     pub(crate) fn from_options(arguments: &[String]) -> anyhow::Result<Self> {
         let arguments = std::iter::once("redirect").chain(arguments.iter().map(String::as_str));
-        let parsed = CommandLine::try_parse_from(arguments);
-        let redirect = parsed.context("invalid options of `leno redirect`")?.redirect;
+        let command_line = CommandLine::try_parse_from(arguments);
+        let redirect = command_line.context("invalid options of `leno redirect`")?.redirect;
         redirect.check_options()?;
         Ok(redirect)
     }
@@ -184,8 +184,8 @@ impl RedirectArgs {
     }
 }
 
-fn build_return_rule(condition: NftMatch) -> NftRule {
-    NftRule { matches: vec![condition], verdict: NftVerdict::Return }
+fn build_return_rule(nft_match: NftMatch) -> NftRule {
+    NftRule { matches: vec![nft_match], verdict: NftVerdict::Return }
 }
 
 fn port_parser() -> impl clap::builder::TypedValueParser<Value = u16> {

@@ -59,21 +59,21 @@ enum RevocationChange {
 
 /// The result of a change, or of a listing.
 struct RevocationResult {
-    /// All revoked workloads after the change.
-    revoked: BTreeSet<RevokedWorkload>,
-    /// The selected workload, if any, and whether its state changed.
-    changed: Option<(RevokedWorkload, bool)>,
+    /// All workloads that are revoked after the change.
+    revoked_workloads: BTreeSet<RevokedWorkload>,
+    /// The workload that the command selects, and true if its state changed; `None` for a listing.
+    selected_workload: Option<(RevokedWorkload, bool)>,
 }
 
 impl RevokeArgs {
     /// Revokes the workload, restores its membership, or lists the revoked workloads.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let change = if self.undo { RevocationChange::Undo } else { RevocationChange::Revoke };
-        let outcome = match self.kubernetes {
+        let result = match self.kubernetes {
             true => crate::cluster::run(cluster::run(&self, change))?,
             false => self.change_local_revocations(change)?,
         };
-        self.print_outcome(&outcome, change)?;
+        self.print_result(&result, change)?;
         if change == RevocationChange::Revoke && !self.kubernetes {
             self.warn_if_unknown();
         }
@@ -95,23 +95,23 @@ impl RevokeArgs {
                 directory.display()
             );
         }
-        let file = RevocationFile::in_directory(&directory);
+        let revocation_file = RevocationFile::in_directory(&directory);
         let changed = match self.revoked_workload(self.uid.clone()) {
             None => None,
             Some(selected) => {
                 let changed = match change {
-                    RevocationChange::Revoke => file.add_workload(selected.clone()),
-                    RevocationChange::Undo => file.remove(&selected),
+                    RevocationChange::Revoke => revocation_file.add_workload(selected.clone()),
+                    RevocationChange::Undo => revocation_file.remove(&selected),
                 };
                 Some((selected, changed.context("cannot write the revoked workloads")?))
             }
         };
-        let revoked = file.read().context("cannot read the revoked workloads")?;
-        Ok(RevocationResult { revoked, changed })
+        let revoked = revocation_file.read().context("cannot read the revoked workloads")?;
+        Ok(RevocationResult { revoked_workloads: revoked, selected_workload: changed })
     }
 
-    /// Warns if the control plane on this machine has no such Workload: it may be deleted or misspelled. The
-    /// revocation is complete, so a failure here is not an error.
+    /// Warns if the control plane on this machine has no Workload with this name: the name may be misspelled,
+    /// or the Workload deleted. The revocation is complete, so a failed query is not an error.
     fn warn_if_unknown(&self) {
         let (Some(workload), Ok(workloads)) = (&self.workload, self.query_workloads()) else {
             return;
@@ -137,21 +137,21 @@ impl RevokeArgs {
         Some(RevokedWorkload { workload, uid })
     }
 
-    fn print_outcome(
+    fn print_result(
         &self,
-        outcome: &RevocationResult,
+        result: &RevocationResult,
         change: RevocationChange,
     ) -> anyhow::Result<()> {
         if let Some(format) = self.output.structured_format() {
-            let revoked: Vec<Value> = outcome.revoked.iter().map(to_json).collect();
-            let changed = outcome.changed.as_ref().map(|(selected, changed)| {
+            let revoked: Vec<Value> = result.revoked_workloads.iter().map(to_json).collect();
+            let changed = result.selected_workload.as_ref().map(|(selected, changed)| {
                 json!({ "workload": selected.workload.to_string(), "uid": format_uid(selected), "changed": changed })
             });
             return output::print_value(&json!({ "change": changed, "revoked": revoked }), format);
         }
-        let Some((selected, changed)) = &outcome.changed else {
+        let Some((selected, changed)) = &result.selected_workload else {
             let mut listing = Listing::new(COLUMNS);
-            for workload in &outcome.revoked {
+            for workload in &result.revoked_workloads {
                 listing.add_row([
                     workload.workload.to_string(),
                     format_uid(workload).unwrap_or_default(),
@@ -163,20 +163,21 @@ impl RevokeArgs {
     }
 }
 
-/// Returns the warning about an unknown workload name.
+/// Returns the warning about an unknown workload name; `None` if `names` contains the name.
 fn describe_unknown_workload(workload: &str, names: &[&str]) -> Option<String> {
     if names.contains(&workload) {
         return None;
     }
-    let undo = format!("undo with `leno revoke {workload} --undo`");
+    let undo_hint = format!("undo with `leno revoke {workload} --undo`");
     let hint = match nearest_name(workload, names) {
-        Some(nearest) => format!("did you mean {nearest}? If so, {undo}"),
-        None => format!("`leno get workloads` lists all workloads; {undo}"),
+        Some(nearest) => format!("did you mean {nearest}? If so, {undo_hint}"),
+        None => format!("`leno get workloads` lists all workloads; {undo_hint}"),
     };
     Some(format!("no Workload {workload} exists now: {hint}"))
 }
 
-/// Returns the workload with the most similar name, or with the same name in another namespace.
+/// Returns the workload with the most similar name, or else with the same name in another namespace; `None` if
+/// there is neither.
 pub(crate) fn nearest_name<'a>(workload: &str, names: &[&'a str]) -> Option<&'a str> {
     let find_same_name = || {
         let (_, name) = workload.split_once('/')?;

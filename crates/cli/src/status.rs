@@ -26,14 +26,14 @@ pub(crate) struct StatusArgs {
     output: ExplainFormat,
 }
 
-/// The health verdict.
+/// The health verdict on a mesh, as printed in structured formats.
 #[derive(Debug, Serialize)]
 struct HealthVerdict {
     /// True if there are no problems.
     healthy: bool,
     /// Problems and notices.
     findings: Vec<Finding>,
-    /// The mesh status; absent if no control plane responds.
+    /// The mesh status; `None` if no control plane responds.
     mesh: Option<leno_control::status::Status>,
 }
 
@@ -99,7 +99,7 @@ fn unreachable_finding(error: &anyhow::Error, data: &Path) -> Finding {
     )
 }
 
-/// Formats a finding in two lines. Some of their text comes from sidecars.
+/// Formats a finding in two lines, escaped because parts of the text come from sidecars.
 fn format_finding(finding: &Finding) -> String {
     let symbol = match finding.severity {
         Severity::Problem => "✗",
@@ -118,9 +118,9 @@ fn render_status(inputs: &FindingInputs, findings: &[Finding], data_option: &str
         count => format!("{count} problems"),
     };
     let edges = inputs.traffic.edges.iter().filter(|edge| edge.kind != "route");
-    let requests = format_rate(edges.map(|edge| edge.rates.per_second).sum());
+    let request_rate = format_rate(edges.map(|edge| edge.rates.per_second).sum());
     let mut text = format!(
-        "{} (default policy {}): {verdict}\n  {}, {}, {} connected, {requests}\n",
+        "{} (default policy {}): {verdict}\n  {}, {}, {} connected, {request_rate}\n",
         status.trust_domain,
         status.default_policy,
         format_count(status.services, "service"),

@@ -39,33 +39,36 @@ pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Exits shortly after a stop signal, or after `lifetime`, even while the main thread is blocked on writing output.
-/// Calls `restore` before the exit, which must not block.
+/// Exits shortly after a stop signal, or after `lifetime`, even while the main thread is blocked on writing
+/// output. Calls `restore_terminal` before the exit; it must not block.
 ///
 /// # Errors
 /// If the signals cannot be caught, or no thread can be created.
-pub(crate) fn exit_when_blocked(restore: fn(), lifetime: Option<Duration>) -> anyhow::Result<()> {
+pub(crate) fn exit_when_blocked(
+    restore_terminal: fn(),
+    lifetime: Option<Duration>,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let runtime_guard = runtime.enter();
-    let stop = stop_signal()?;
+    let stop_signal = stop_signal()?;
     drop(runtime_guard);
     let thread = std::thread::Builder::new().name("signals".to_owned());
     thread.spawn(move || {
         runtime.block_on(async {
-            let expired = async {
+            let lifetime_end = async {
                 match lifetime {
                     Some(lifetime) => tokio::time::sleep(lifetime).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = stop => {}
-                () = expired => {}
+                () = stop_signal => {}
+                () = lifetime_end => {}
             }
             // A main thread that is not blocked exits first.
             tokio::time::sleep(BLOCKED_EXIT_DELAY).await;
         });
-        restore();
+        restore_terminal();
         std::process::exit(EXIT_INTERRUPTED);
     })?;
     Ok(())
@@ -153,7 +156,7 @@ fn has_terminal() -> bool {
         || std::io::stderr().is_terminal()
 }
 
-/// The time for a command to exit by itself after a signal.
+/// The time that a command has to exit by itself after a signal.
 const BLOCKED_EXIT_DELAY: Duration = Duration::from_secs(1);
 /// The exit status of a command ended by a signal, as shells report it for SIGINT.
 const EXIT_INTERRUPTED: i32 = 130;

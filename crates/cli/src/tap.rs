@@ -97,38 +97,39 @@ impl TapArgs {
     async fn follow_requests(&self) -> anyhow::Result<()> {
         let mesh = MeshSocket::from_data(&self.data.path()?);
         let Some(service) = &self.service else {
-            return open_page(&mesh).await;
+            return print_page_url(&mesh).await;
         };
         check_service_exists(&mesh, service).await?;
         mesh.print_scope().await;
-        let stop = stop::stop_signal()?;
+        let stop_signal = stop::stop_signal()?;
         stop::exit_when_blocked(|| {}, Some(self.duration))?;
-        let mut tap_output = TapOutput { output: self.output, remaining: self.count, dropped: 0 };
+        let mut tap_output =
+            TapOutput { output: self.output, remaining_requests: self.count, dropped_requests: 0 };
         if self.output == TapFormat::Table {
             tap_output.print_line(&HEADER.map(str::to_owned).join("  "))?;
         }
         let path = self.query_path(service);
         let mut has_stream_ended = false;
-        let lines = mesh.follow_stream(&path, |line| tap_output.handle_line(line));
+        let stream = mesh.follow_stream(&path, |line| tap_output.handle_line(line));
         tokio::select! {
-            result = lines => {
+            result = stream => {
                 result?;
                 has_stream_ended = true;
             }
-            () = stop => {}
+            () = stop_signal => {}
             () = reader::wait_until_reader_closed() => return Ok(()),
             () = tokio::time::sleep(self.duration) => {
                 let lifetime = format_duration(self.duration);
                 log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --duration"));
             }
         }
-        if tap_output.dropped > 0 {
+        if tap_output.dropped_requests > 0 {
             log::print_to_stderr(&format!(
                 "{} more requests not shown: use filters, or a higher --rate",
-                tap_output.dropped
+                tap_output.dropped_requests
             ));
         }
-        match has_stream_ended && tap_output.remaining != Some(0) {
+        match has_stream_ended && tap_output.remaining_requests != Some(0) {
             true => bail!("the control plane has exited"),
             false => Ok(()),
         }
@@ -164,15 +165,15 @@ async fn check_service_exists(mesh: &MeshSocket, service: &ServiceName) -> anyho
     if services.iter().any(|service| service.name == name) {
         return Ok(());
     }
-    let names: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
-    match names.is_empty() {
+    let service_names: Vec<&str> = services.iter().map(|service| &*service.name).take(20).collect();
+    match service_names.is_empty() {
         true => bail!("no service {name}: the mesh has no services"),
-        false => bail!("no service {name}; the mesh has {}", names.join(", ")),
+        false => bail!("no service {name}; the mesh has {}", service_names.join(", ")),
     }
 }
 
-/// Prints the URL for a browser.
-async fn open_page(mesh: &MeshSocket) -> anyhow::Result<()> {
+/// Prints the URL of the page that shows live requests.
+async fn print_page_url(mesh: &MeshSocket) -> anyhow::Result<()> {
     let status: Status = parse_response(mesh.query_json("/status").await?)?;
     match status.live {
         Some(live) => output::print_raw(&format!("{live}\n")),
@@ -180,25 +181,26 @@ async fn open_page(mesh: &MeshSocket) -> anyhow::Result<()> {
     }
 }
 
-/// Prints requests, and counts those that were dropped.
+/// Prints requests in the selected format, and counts the requests that sidecars dropped.
 struct TapOutput {
     output: TapFormat,
-    /// Requests left to print; unlimited if absent.
-    remaining: Option<u64>,
-    /// Requests that sidecars did not report, because of the rate limit.
-    dropped: u64,
+    /// The number of requests that are still to be printed; `None` is unlimited.
+    remaining_requests: Option<u64>,
+    /// The number of requests that sidecars did not report, because of the rate limit.
+    dropped_requests: u64,
 }
 
 impl TapOutput {
-    /// Prints a line of the control plane; false once the count is reached.
+    /// Prints the request in a line of the control plane. Returns false once the requested number of requests
+    /// is printed.
     fn handle_line(&mut self, line: &str) -> anyhow::Result<bool> {
         let Ok(record) = serde_json::from_str::<Value>(line) else {
             bail!(
                 "the control plane sent a line that is not JSON: is it of another version of leno?"
             );
         };
-        if let Some(dropped) = record["dropped"].as_u64() {
-            self.dropped = self.dropped.saturating_add(dropped);
+        if let Some(dropped_count) = record["dropped"].as_u64() {
+            self.dropped_requests = self.dropped_requests.saturating_add(dropped_count);
             return Ok(true);
         }
         match self.output {
@@ -209,8 +211,8 @@ impl TapOutput {
             }
             TapFormat::Table => self.print_line(&format_request(&record))?,
         }
-        self.remaining = self.remaining.map(|remaining| remaining - 1);
-        Ok(self.remaining != Some(0))
+        self.remaining_requests = self.remaining_requests.map(|count| count - 1);
+        Ok(self.remaining_requests != Some(0))
     }
 
     fn print_line(&self, line: &str) -> anyhow::Result<()> {
@@ -222,12 +224,12 @@ impl TapOutput {
     }
 }
 
-/// Formats a request for people.
+/// Formats a request as a row of the table.
 fn format_request(record: &Value) -> String {
     let cell = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
     let start_time = cell("start_time");
-    let time = start_time.split('T').nth(1).unwrap_or(&start_time);
-    let time: String = time.trim_end_matches('Z').chars().take(12).collect();
+    let time_of_day = start_time.split('T').nth(1).unwrap_or(&start_time);
+    let time_of_day: String = time_of_day.trim_end_matches('Z').chars().take(12).collect();
     let duration = record["duration"].as_f64().unwrap_or_default();
     let (method, path) = match record["protocol"].as_str() {
         Some("tcp") => ("TCP".to_owned(), cell("upstream_host")),
@@ -246,7 +248,7 @@ fn format_request(record: &Value) -> String {
     let direction = cell("direction");
     let workload = cell("workload");
     format!(
-        "{time:<12}  {workload:<28}  {direction:<9}  {peer:<26}  {status:>6}  {duration:>9.3}  \
+        "{time_of_day:<12}  {workload:<28}  {direction:<9}  {peer:<26}  {status:>6}  {duration:>9.3}  \
          {reason:<18}  {method} {path}"
     )
 }
@@ -375,12 +377,13 @@ mod tests {
 
     #[test]
     fn dropped_requests_do_not_count_towards_the_limit() {
-        let mut tap_output = TapOutput { output: TapFormat::Json, remaining: Some(2), dropped: 0 };
+        let mut tap_output =
+            TapOutput { output: TapFormat::Json, remaining_requests: Some(2), dropped_requests: 0 };
         assert!(tap_output.handle_line("{\"dropped\":3,\"workload\":\"a/b\"}").unwrap());
         assert!(tap_output.handle_line("{\"path\":\"/\"}").unwrap());
         assert!(!tap_output.handle_line("{\"path\":\"/\"}").unwrap());
         assert!(tap_output.handle_line(&format!("{{\"dropped\":{}}}", u64::MAX)).unwrap());
-        assert_eq!(tap_output.dropped, u64::MAX);
+        assert_eq!(tap_output.dropped_requests, u64::MAX);
         assert!(tap_output.handle_line("no JSON").is_err());
     }
 }

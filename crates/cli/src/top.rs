@@ -82,53 +82,56 @@ impl TopArgs {
         self.run_live(&mesh, content).await
     }
 
-    /// Runs the live table. All waiting happens here; `screen` decides the content.
+    /// Runs the live view until a key, a signal or a closed terminal ends it. This function waits for events;
+    /// the module `screen` renders the content.
     async fn run_live(&self, mesh: &MeshSocket, mut content: ScreenContent) -> anyhow::Result<()> {
-        let stop = stop::stop_signal()?;
-        tokio::pin!(stop);
+        let stop_signal = stop::stop_signal()?;
+        tokio::pin!(stop_signal);
         let reader_closed = reader::wait_until_reader_closed();
         tokio::pin!(reader_closed);
         let terminal =
             LiveTerminal::enter_live_mode().context("cannot use the terminal; try --once")?;
         stop::exit_when_blocked(LiveTerminal::restore, None)?;
-        let mut keys = terminal.read_keys()?;
-        let style =
-            |order| ScreenStyle { order, use_color: std::env::var_os("NO_COLOR").is_none() };
-        let mut order = self.sort;
+        let mut key_receiver = terminal.read_keys()?;
+        let build_style = |sort_order| ScreenStyle {
+            sort_order,
+            use_color: std::env::var_os("NO_COLOR").is_none(),
+        };
+        let mut sort_order = self.sort;
         let query_next_content = || async {
             tokio::time::sleep(self.interval).await;
             query_content(mesh).await
         };
-        let mut refresh = Box::pin(query_next_content());
+        let mut refresh_task = Box::pin(query_next_content());
         loop {
             let (columns, rows) = terminal.size();
             terminal.draw(&screen::render_screen(
                 &content,
                 ScreenSize { columns, rows },
-                style(order),
+                build_style(sort_order),
             ))?;
             tokio::select! {
-                () = &mut stop => return Ok(()),
+                () = &mut stop_signal => return Ok(()),
                 () = &mut reader_closed => return Ok(()),
-                key = keys.recv() => match key {
+                key = key_receiver.recv() => match key {
                     Some(PressedKey::Quit) | None => return Ok(()),
                     Some(PressedKey::Sort(new_order)) => {
-                        order = new_order;
-                        content.sort(order);
+                        sort_order = new_order;
+                        content.sort(sort_order);
                     }
                     Some(PressedKey::Other) => {}
                 },
                 // A key press does not wait for a response.
-                outcome = &mut refresh => {
+                outcome = &mut refresh_task => {
                     match outcome {
                         Ok(new_content) => {
                             content = new_content;
-                            content.sort(order);
+                            content.sort(sort_order);
                         }
-                        // The control plane may be restarting: the last view stays, marked as stale.
+                        // The control plane may be restarting: the last content stays, marked as not updated.
                         Err(error) => content.error = Some(output::format_error(&error)),
                     }
-                    refresh.set(query_next_content());
+                    refresh_task.set(query_next_content());
                 }
             }
         }

@@ -103,10 +103,10 @@ impl UpArgs {
         let mut lines = Vec::new();
         if data.is_dir() {
             // A running mesh has no leftovers.
-            if let Some(claimed) = ClaimedDataDirectory::claim_unless_used(data)? {
+            if let Some(claimed_directory) = ClaimedDataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 let ended_processes =
-                    runtime.block_on(process_groups::stop_leftovers(claimed.path()));
+                    runtime.block_on(process_groups::stop_leftovers(claimed_directory.path()));
                 lines.extend(
                     ended_processes
                         .iter()
@@ -114,20 +114,20 @@ impl UpArgs {
                 );
             }
         }
-        let removed = netns::remove_leftovers();
-        lines.extend(removed.iter().flatten().map(|name| format!("removed {name}\n")));
-        if lines.is_empty() && removed.is_ok() {
+        let removed_namespaces = netns::remove_leftovers();
+        lines.extend(removed_namespaces.iter().flatten().map(|name| format!("removed {name}\n")));
+        if lines.is_empty() && removed_namespaces.is_ok() {
             lines.push("no leftovers\n".to_owned());
         }
         output::print_text(&lines.concat())?;
-        removed.map(|_| ExitCode::SUCCESS)
+        removed_namespaces.map(|_| ExitCode::SUCCESS)
     }
 
     async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<()> {
-        let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
+        let (stop_signal, quit_signal) = (stop::stop_signal()?, stop::quit_signal()?);
         let mut reload_signal = stop::ReloadSignal::new()?;
         descendants::become_subreaper()?;
-        tokio::pin!(stop);
+        tokio::pin!(stop_signal);
         let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;
         self.manifests.check_manifests()?;
         let files = self.manifests.file.clone();
@@ -145,7 +145,7 @@ impl UpArgs {
         };
         let outcome = tokio::select! {
             never = serve_loop => match never {},
-            () = &mut stop => Ok(()),
+            () = &mut stop_signal => Ok(()),
             outcome = control_ended => Err(outcome),
         };
         tracing::info!(
@@ -157,14 +157,14 @@ impl UpArgs {
         tokio::select! {
             () = &mut shutdown => return Ok(outcome?),
             () = second_signal => tracing::warn!("stopped without waiting"),
-            () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
+            () = quit_signal => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
         running_applications.kill_all(|| drop(shutdown)).await;
         Ok(outcome?)
     }
 }
 
-/// The maximum wait for all processes before the summary is printed.
+/// The maximum time that `leno up` waits for all processes before it prints the summary.
 const SUMMARY_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXAMPLES: &str = "\

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Returns the wildcard address: of both IP versions, or of IPv4 if there is no IPv6.
+/// Returns the wildcard address: `::`, which includes IPv4, or 0.0.0.0 on a machine without IPv6.
 pub(crate) fn wildcard_address() -> IpAddr {
-    match has_v6() {
+    match has_ipv6() {
         true => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         false => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     }
@@ -13,18 +13,18 @@ pub(crate) fn wildcard_address() -> IpAddr {
 /// Parses a listen address. `[::]` is the wildcard address, also on a machine without IPv6.
 pub(crate) fn parse_listen_address(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| ADDRESS_AND_PORT.to_owned())?;
-    Ok(adapt_to_ip_versions(address, has_v6()))
+    Ok(adapt_to_ip_versions(address, has_ipv6()))
 }
 
-fn adapt_to_ip_versions(address: SocketAddr, has_v6: bool) -> SocketAddr {
-    match address.ip() == Ipv6Addr::UNSPECIFIED && !has_v6 {
+fn adapt_to_ip_versions(address: SocketAddr, has_ipv6: bool) -> SocketAddr {
+    match address.ip() == Ipv6Addr::UNSPECIFIED && !has_ipv6 {
         true => SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())),
         false => address,
     }
 }
 
-/// True if this machine has IPv6: its loopback address can be bound.
-pub(crate) fn has_v6() -> bool {
+/// True if this machine has IPv6: the IPv6 loopback address can be bound.
+pub(crate) fn has_ipv6() -> bool {
     UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// Writes an object as a document.
+/// Returns an object as a YAML document.
 pub(crate) fn write_document(object: &Value) -> String {
     let mut text = String::new();
     write_block(object, 0, &mut text);
@@ -15,7 +15,7 @@ pub(crate) fn write_document(object: &Value) -> String {
     text
 }
 
-/// Writes several objects as a stream of documents.
+/// Returns several objects as a stream of YAML documents.
 pub(crate) fn write_documents(objects: &[Value]) -> String {
     objects.iter().map(|object| format!("---\n{}", write_document(object))).collect()
 }
@@ -36,7 +36,7 @@ fn write_block(value: &Value, indent: usize, output: &mut String) {
             for (key, value) in map {
                 write!(output, "{:indent$}{}:", "", write_scalar(&Value::from(key.as_str())))
                     .expect("writing to a String never fails");
-                write_below(value, indent, output);
+                write_key_value(value, indent, output);
             }
         }
         Value::Array(list) => {
@@ -54,7 +54,7 @@ fn write_block(value: &Value, indent: usize, output: &mut String) {
 }
 
 /// Writes the value of a key: on its line, or in a block below.
-fn write_below(value: &Value, indent: usize, output: &mut String) {
+fn write_key_value(value: &Value, indent: usize, output: &mut String) {
     let is_block = match value {
         Value::Object(map) => !map.is_empty(),
         Value::Array(list) => !list.is_empty(),
@@ -69,16 +69,17 @@ fn write_below(value: &Value, indent: usize, output: &mut String) {
     }
 }
 
-/// Writes a scalar; a string is quoted unless it is unambiguous. JSON is valid YAML.
+/// Returns a scalar as YAML. A string is quoted unless it is unambiguous; the quoted form is JSON, which is valid
+/// YAML.
 fn write_scalar(value: &Value) -> String {
     let is_plain = |text: &str| {
         let has_plain_start =
             text.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic() || byte == b'/');
         let is_plain_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-        let reserved = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
+        let reserved_words = ["true", "false", "yes", "no", "on", "off", "null", "y", "n"];
         has_plain_start
             && text.bytes().all(is_plain_byte)
-            && !reserved.contains(&text.to_ascii_lowercase().as_str())
+            && !reserved_words.contains(&text.to_ascii_lowercase().as_str())
     };
     match value {
         Value::String(text) if is_plain(text) => text.clone(),

@@ -55,7 +55,8 @@ pub(crate) type AdminQueries = mpsc::Sender<(AdminQuery, oneshot::Sender<AdminRe
 /// Queries a running control plane through its admin socket; returns the status code and the body.
 ///
 /// # Errors
-/// If no control plane listens there, the response is not complete within 10 s, or it is larger than 64 MiB.
+/// Returns an error if no control plane listens there, the response is not complete within 10 s, or it is larger
+/// than 64 MiB.
 pub async fn query_admin(socket: &Path, method: &str, path: &str) -> io::Result<(u16, String)> {
     let response = tokio::time::timeout(QUERY_TIMEOUT, query_without_timeout(socket, method, path));
     response.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
@@ -81,11 +82,11 @@ async fn query_without_timeout(
     drive_exchange(connection, exchange, io::Error::other).await
 }
 
-/// Reads an endless response line by line, until `handle_line` returns false or the response ends.
+/// Reads an endless response line by line, until `handle_line` returns false or the response ends. Returns the
+/// status code and the body of an error response as the inner error.
 ///
 /// # Errors
-/// If no control plane listens there, the response is an error (with its status and body), a line exceeds
-/// `MAX_LINE_BYTES`, or `handle_line` fails.
+/// Returns an error if no control plane listens there, a line exceeds `MAX_LINE_BYTES`, or `handle_line` fails.
 pub async fn follow_lines<E: From<io::Error>>(
     socket: &Path,
     path: &str,
@@ -105,12 +106,12 @@ pub async fn follow_lines<E: From<io::Error>>(
             let error_body = error_body.map_err(io::Error::other)?.to_bytes();
             return Ok(Err((status.as_u16(), String::from_utf8_lossy(&error_body).into_owned())));
         }
-        let mut buffered = Vec::new();
+        let mut buffer = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(bytes) = frame.map_err(io::Error::other)?.into_data() else { continue };
-            buffered.extend_from_slice(&bytes);
-            while let Some(end) = buffered.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = buffered.drain(..=end).collect();
+            buffer.extend_from_slice(&bytes);
+            while let Some(newline_index) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=newline_index).collect();
                 let line = String::from_utf8_lossy(&line);
                 let line = line.trim_end();
                 // A blank line is a keepalive.
@@ -118,7 +119,7 @@ pub async fn follow_lines<E: From<io::Error>>(
                     return Ok(Ok(()));
                 }
             }
-            if buffered.len() > MAX_LINE_BYTES {
+            if buffer.len() > MAX_LINE_BYTES {
                 return Err(io::Error::from(io::ErrorKind::InvalidData).into());
             }
         }
@@ -162,7 +163,7 @@ pub(crate) async fn serve(
     // A removed socket is created again. Responses in progress on the old socket are dropped.
     loop {
         let new_socket = tokio::select! {
-            () = admin.directory.watch_log() => None,
+            () = admin.directory.track_dropped_lines() => None,
             () = serve_all(listener, MAX_CONNECTIONS, Arc::clone(&admin), stop.clone()) => break,
             () = wait_until_removed(&path) => rebind_socket(&path, &mut stop_receiver).await,
         };
@@ -180,7 +181,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Returns the device and inode number of a file, which distinguish it from another one at its path.
+/// Returns the device and inode number of a file, which identify it; `None` if no file is at the path.
 fn file_identity(path: &Path) -> Option<(u64, u64)> {
     let metadata = std::fs::symlink_metadata(path).ok()?;
     Some((metadata.dev(), metadata.ino()))
@@ -194,13 +195,13 @@ async fn wait_until_removed(path: &Path) {
     }
 }
 
-/// Binds the socket again as soon as that is possible; `None` if the control plane ends first.
+/// Binds the socket again as soon as that is possible. Returns `None` if the control plane shuts down first.
 async fn rebind_socket(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<UnixListener> {
     let mut is_reported = false;
     loop {
         // Recreates a data directory that was removed as a whole.
-        let created = path.parent().map_or(Ok(()), create_private_directory);
-        match created.and_then(|()| bind_socket(path)) {
+        let create_result = path.parent().map_or(Ok(()), create_private_directory);
+        match create_result.and_then(|()| bind_socket(path)) {
             Ok(listener) => {
                 tracing::warn!(path = %path.display(), "the admin socket was removed; recreating it");
                 return Some(listener);
@@ -238,7 +239,7 @@ impl RequestHandler for Admin {
     }
 }
 
-/// Serves a request. Most responses have a complete body; that of a tap streams until its reader disconnects.
+/// Serves a request. The body of `/tap` streams until its reader disconnects; other responses are complete.
 async fn respond_or_tap(
     admin: &Admin,
     request: Request<Incoming>,
@@ -247,7 +248,7 @@ async fn respond_or_tap(
         return handle_request(admin, request).await.map(Either::Left);
     }
     match TapBody::open(&admin.operators.taps, request.uri().query().unwrap_or_default()) {
-        Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
+        Ok(tap_body) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(tap_body)),
         Err((status, problem)) => text_response(status, format!("{problem}\n")).map(Either::Left),
     }
 }
@@ -286,7 +287,7 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
 
 /// Returns a page of a sidecar, over the sidecar's open stream.
 async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
-    let Some((workload, path)) = sidecar_query::parse(query) else {
+    let Some((workload, path)) = sidecar_query::parse_query(query) else {
         let hint = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
@@ -300,8 +301,8 @@ async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
             // An interim or invalid status is not a final response.
             let status = StatusCode::from_u16(reply.status).ok();
             let status = status.filter(|status| !status.is_informational());
-            let kind = "text/plain; charset=utf-8";
-            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), kind, reply.body)
+            let content_type = "text/plain; charset=utf-8";
+            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), content_type, reply.body)
         }
         Err((status, problem)) => text_response(status, format!("{problem}\n")),
     }
@@ -338,12 +339,12 @@ pub(crate) async fn owner_response(
     queries: &AdminQueries,
     query: AdminQuery,
 ) -> Response<Full<Bytes>> {
-    let has_lines = matches!(query, AdminQuery::Rejected);
+    let has_field_lines = matches!(query, AdminQuery::Rejected);
     match query_owner(queries, query).await {
         Some(AdminResponse::Json(mut value)) => {
-            if has_lines {
+            if has_field_lines {
                 // The lines are read from files, so this runs outside the mesh owner.
-                value = tokio::task::spawn_blocking(|| with_field_lines(value))
+                value = tokio::task::spawn_blocking(|| set_field_lines(value))
                     .await
                     .unwrap_or_default();
             }
@@ -359,7 +360,7 @@ pub(crate) async fn owner_response(
 }
 
 /// Sets the line of each warning to that of its field instead of the first line of its document.
-fn with_field_lines(mut diagnostics: Value) -> Value {
+fn set_field_lines(mut diagnostics: Value) -> Value {
     let mut lines = FieldLines::default();
     let warnings = diagnostics.get_mut("warnings").and_then(Value::as_array_mut);
     for warning in warnings.into_iter().flatten() {
@@ -514,7 +515,7 @@ mod tests {
             with_column,
             {"problem": "an object without a file"},
         ]});
-        let with_lines = with_field_lines(diagnostics);
+        let with_lines = set_field_lines(diagnostics);
         let lines: Vec<Option<u64>> = with_lines["warnings"]
             .as_array()
             .unwrap()

@@ -24,8 +24,12 @@ impl ConnectionAddresses {
 
     /// True for a sidecar's own address: an address of its workload, the source address of its connection, or
     /// loopback if it runs on the control plane's machine.
-    pub(crate) fn is_own_address(self, reported: SocketAddr, workload: Option<&Workload>) -> bool {
-        let address = reported.ip().to_canonical();
+    pub(crate) fn is_own_address(
+        self,
+        reported_address: SocketAddr,
+        workload: Option<&Workload>,
+    ) -> bool {
+        let address = reported_address.ip().to_canonical();
         let belongs_to_workload = |workload: &Workload| {
             let mut other_addresses = workload.other_addresses.iter();
             workload.address.to_canonical() == address

@@ -121,7 +121,7 @@ impl Application {
 #[must_use]
 pub fn port_hint(problem: &str) -> &'static str {
     match problem {
-        PORT_SILENT => {
+        PORT_NOT_LISTENING => {
             "make the application listen on this port, or correct spec.ports; its output is in the log of `leno up`"
         }
         PORT_UNREADY => {
@@ -135,7 +135,7 @@ pub fn port_hint(problem: &str) -> &'static str {
 }
 
 /// The problem of a port without a listener.
-pub const PORT_SILENT: &str = "no process listens on the port";
+pub const PORT_NOT_LISTENING: &str = "no process listens on the port";
 /// The problem of a port while the application's readiness check fails.
 pub const PORT_UNREADY: &str = "the readiness check fails";
 

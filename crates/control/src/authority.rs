@@ -1,4 +1,4 @@
-//! The current certificate authority, reloaded when its files change.
+//! The current certificate authority and the revoked workloads, reloaded when their files change.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -28,14 +28,15 @@ pub(crate) type AuthorityReceiver = watch::Receiver<Arc<Authority>>;
 pub(crate) fn follow_files(
     config: &Config,
     authority: watch::Sender<Arc<Authority>>,
-    revoked: watch::Sender<RevokedWorkloads>,
+    revoked_workloads: watch::Sender<RevokedWorkloads>,
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
     let (source, trusted_file) = (config.authority_source(), config.intermediates_file());
-    let file = FollowedFile::from_file(RevocationFile::in_directory(config.shared_directory()));
+    let file =
+        FollowedRevocationFile::from_file(RevocationFile::in_directory(config.shared_directory()));
     async move {
         let authority_task = follow_authority(source, trusted_file, authority, directory);
-        let ((), ()) = tokio::join!(authority_task, follow_revocations(file, revoked));
+        let ((), ()) = tokio::join!(authority_task, follow_revocations(file, revoked_workloads));
     }
 }
 
@@ -47,41 +48,42 @@ pub(crate) fn follow_files(
 async fn follow_authority(
     source: AuthoritySource,
     trusted_file: PathBuf,
-    authorities: watch::Sender<Arc<Authority>>,
+    authority_sender: watch::Sender<Arc<Authority>>,
     directory: Arc<DataDirectory>,
 ) {
-    let trust_domain = authorities.borrow().trust_domain().clone();
-    let mut files = OwnFiles::from_source(&source);
+    let trust_domain = authority_sender.borrow().trust_domain().clone();
+    let mut files = OwnAuthorityFiles::from_source(&source);
     loop {
         files = spawn_blocking(move || files.read_or_restore()).await.unwrap_or_default();
         tokio::select! {
-            () = authorities.closed() => return,
+            () = authority_sender.closed() => return,
             () = sleep(CHECK_INTERVAL) => {}
         }
         let (source, trust_domain, trusted_file) =
             (source.clone(), trust_domain.clone(), trusted_file.clone());
-        let previous = Arc::clone(&authorities.borrow());
+        let previous_authority = Arc::clone(&authority_sender.borrow());
         let opened_authority = spawn_blocking(move || {
             let now = SystemTime::now();
-            let opened_authority = source.open(&trust_domain, now)?.as_successor_of(&previous, now);
+            let opened_authority =
+                source.open(&trust_domain, now)?.as_successor_of(&previous_authority, now);
             opened_authority.save_trusted_intermediates(&trusted_file)?;
             Ok::<_, AuthorityError>(opened_authority)
         });
         let Ok(opened_authority) = opened_authority.await else { continue };
         match opened_authority {
-            Ok(new) => {
+            Ok(new_authority) => {
                 directory.record_authority_problem(None);
-                let new = Arc::new(new);
-                let changed = authorities.send_if_modified(|current| {
-                    let changed = **current != *new;
+                let new_authority = Arc::new(new_authority);
+                let changed = authority_sender.send_if_modified(|current| {
+                    let changed = **current != *new_authority;
                     if changed {
-                        *current = Arc::clone(&new);
+                        *current = Arc::clone(&new_authority);
                     }
                     changed
                 });
                 if changed {
                     tracing::info!(
-                        roots = new.roots().certificates().len(),
+                        roots = new_authority.roots().certificates().len(),
                         "the authority changed"
                     );
                 }
@@ -97,17 +99,19 @@ async fn follow_authority(
 
 /// The files of the control plane's own authority, kept in case the data directory is removed.
 #[derive(Debug, Default)]
-struct OwnFiles {
+struct OwnAuthorityFiles {
+    /// The authority's directory; `None` if an issuer provides the authority.
     directory: Option<PathBuf>,
+    /// The files as last read; empty before the first read.
     files: AuthorityFiles,
     /// The parent directory of the authority's directory.
-    parent: OpenedDirectory,
+    parent_directory: OpenedDirectory,
 }
 
-impl OwnFiles {
+impl OwnAuthorityFiles {
     fn from_source(source: &AuthoritySource) -> Self {
         let directory = match source {
-            AuthoritySource::Own(directory) => Some(directory.clone()),
+            AuthoritySource::BuiltIn(directory) => Some(directory.clone()),
             // The issuer restores its own files.
             AuthoritySource::Issuer(_) => None,
         };
@@ -120,19 +124,22 @@ impl OwnFiles {
         let Some(directory) = &self.directory else { return self };
         let Some(parent) = directory.parent() else { return self };
         // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
-        let current_parent = self.parent.reopen_at(parent);
+        let current_parent = self.parent_directory.reopen_at(parent);
         if !is_absent(directory) {
             let checked_directory = check_private_directory(directory);
             match checked_directory.and_then(|()| AuthorityFiles::read(directory)) {
                 Ok(files)
-                    if files.source(directory) == Some(AuthoritySource::Own(directory.clone())) =>
+                    if files.source(directory)
+                        == Some(AuthoritySource::BuiltIn(directory.clone())) =>
                 {
                     self.files = files;
-                    self.parent = current_parent;
+                    self.parent_directory = current_parent;
                 }
                 Ok(_) | Err(_) => {}
             }
-        } else if self.files != AuthorityFiles::default() && self.parent.is_removed_from(parent) {
+        } else if self.files != AuthorityFiles::default()
+            && self.parent_directory.is_removed_from(parent)
+        {
             match self.files.write(directory) {
                 Ok(()) => tracing::warn!(
                     path = %directory.display(),
@@ -166,13 +173,13 @@ impl OpenedDirectory {
         opened.map_or_else(|_| self.clone(), |opened| Self(Some(opened)))
     }
 
-    /// Returns true unless both are the same directory.
+    /// True unless both are open and the same directory.
     fn differs_from(&self, other: &Self) -> bool {
         let inode = |directory: &Self| directory.0.as_ref().map(|(inode, _)| *inode);
         inode(self).is_none_or(|own_inode| inode(other) != Some(own_inode))
     }
 
-    /// Returns true if the path is missing or names another directory.
+    /// True if the path is missing or names another directory. False if no directory was opened.
     fn is_removed_from(&self, path: &Path) -> bool {
         let Some((own_inode, _)) = &self.0 else { return false };
         match fs::metadata(path) {
@@ -182,7 +189,7 @@ impl OpenedDirectory {
     }
 }
 
-/// The number of a file system, and the number of an inode in it.
+/// A device number, and an inode number on that device.
 type Inode = (u64, u64);
 
 fn inode(metadata: &Metadata) -> Inode {
@@ -196,12 +203,15 @@ fn is_absent(path: &Path) -> bool {
 
 /// Polls for workloads revoked by `leno revoke`, until all receivers are dropped. An unreadable file changes
 /// nothing, and a removed file is written again.
-async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<RevokedWorkloads>) {
+async fn follow_revocations(
+    mut file: FollowedRevocationFile,
+    revoked_workloads: watch::Sender<RevokedWorkloads>,
+) {
     let mut has_failed = false;
     loop {
-        let (mut followed, previous) = (file.clone(), revoked.borrow().clone());
+        let (mut followed, previous_workloads) = (file.clone(), revoked_workloads.borrow().clone());
         let result = spawn_blocking(move || {
-            let result = followed.read(&previous);
+            let result = followed.read(&previous_workloads);
             (followed, result)
         });
         if let Ok((followed, result)) = result.await {
@@ -209,7 +219,7 @@ async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<Revok
             match result {
                 Ok(new) => {
                     has_failed = false;
-                    revoked.send_if_modified(|old| {
+                    revoked_workloads.send_if_modified(|old| {
                         let changed = *old != new;
                         if changed {
                             *old = new;
@@ -225,7 +235,7 @@ async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<Revok
             }
         }
         tokio::select! {
-            () = revoked.closed() => return,
+            () = revoked_workloads.closed() => return,
             () = sleep(CHECK_INTERVAL) => {}
         }
     }
@@ -233,12 +243,12 @@ async fn follow_revocations(mut file: FollowedFile, revoked: watch::Sender<Revok
 
 /// The file of revoked workloads, with the directory from which it was last read.
 #[derive(Debug, Clone)]
-struct FollowedFile {
+struct FollowedRevocationFile {
     file: RevocationFile,
     directory: OpenedDirectory,
 }
 
-impl FollowedFile {
+impl FollowedRevocationFile {
     fn from_file(file: RevocationFile) -> Self {
         let directory = OpenedDirectory::default().reopen_at(file.directory());
         Self { file, directory }
@@ -247,14 +257,14 @@ impl FollowedFile {
     /// Reads the revoked workloads. A missing file does not undo revocations, and neither does the file of a
     /// recreated directory: the operator undoes a revocation with `leno revoke --undo`, which leaves an empty
     /// file in the same directory.
-    fn read(&mut self, previous: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
+    fn read(&mut self, previous_workloads: &RevokedWorkloads) -> io::Result<RevokedWorkloads> {
         for _ in 0..MAX_READ_ATTEMPTS {
             let directory = self.directory.reopen_at(self.file.directory());
-            let revoked = self.read_in(&directory, previous)?;
+            let revoked_workloads = self.read_in(&directory, previous_workloads)?;
             // Another directory, with other workloads in its file, may be at the path by now.
-            if previous.is_empty() || !directory.is_removed_from(self.file.directory()) {
+            if previous_workloads.is_empty() || !directory.is_removed_from(self.file.directory()) {
                 self.directory = directory;
-                return Ok(revoked);
+                return Ok(revoked_workloads);
             }
         }
         Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed repeatedly"))
@@ -264,18 +274,18 @@ impl FollowedFile {
     fn read_in(
         &self,
         directory: &OpenedDirectory,
-        previous: &RevokedWorkloads,
+        previous_workloads: &RevokedWorkloads,
     ) -> io::Result<RevokedWorkloads> {
-        let is_other = self.directory.differs_from(directory);
-        let existing = self.file.read_existing()?;
-        let is_removed = existing.is_none();
-        let mut workloads = existing.unwrap_or_default();
-        if (is_removed || is_other) && !previous.is_subset(&workloads) {
+        let is_other_directory = self.directory.differs_from(directory);
+        let existing_workloads = self.file.read_existing()?;
+        let is_removed = existing_workloads.is_none();
+        let mut workloads = existing_workloads.unwrap_or_default();
+        if (is_removed || is_other_directory) && !previous_workloads.is_subset(&workloads) {
             // The file is not read again: it may have been removed again.
-            workloads.extend(previous.iter().cloned());
-            if self.file.add_former(previous)? {
+            workloads.extend(previous_workloads.iter().cloned());
+            if self.file.restore_workloads(previous_workloads)? {
                 tracing::warn!(
-                    workloads = previous.len(),
+                    workloads = previous_workloads.len(),
                     "the file of revoked workloads was removed; rewriting it"
                 );
             }
@@ -307,7 +317,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let data = parent.path().join("data");
         let file = RevocationFile::in_directory(&data);
-        let mut followed = FollowedFile::from_file(file.clone());
+        let mut followed = FollowedRevocationFile::from_file(file.clone());
         assert!(followed.read(&RevokedWorkloads::new()).unwrap().is_empty());
         assert!(!data.exists());
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
@@ -342,7 +352,7 @@ mod tests {
         let file = RevocationFile::in_directory(&data);
         let workload = |name: &str| RevokedWorkload { workload: name.parse().unwrap(), uid: None };
         file.add_workload(workload("shop/web-1")).unwrap();
-        let mut followed = FollowedFile::from_file(file.clone());
+        let mut followed = FollowedRevocationFile::from_file(file.clone());
         let first_workloads = followed.read(&RevokedWorkloads::new()).unwrap();
         let has_ended = AtomicBool::new(false);
         let all_stay_revoked = std::thread::scope(|scope| {
@@ -367,10 +377,10 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let data = scratch.path().join("data");
         let directory = data.join("authority");
-        let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
+        let (source, now) = (AuthoritySource::BuiltIn(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
         let first_authority = source.open_or_create(&domain, now).unwrap();
-        let mut files = OwnFiles::from_source(&source).read_or_restore();
+        let mut files = OwnAuthorityFiles::from_source(&source).read_or_restore();
         // Another process may have recreated the data directory, and writes may fail at first.
         for is_recreated in [false, true, false] {
             fs::remove_dir_all(&data).unwrap();
@@ -388,7 +398,8 @@ mod tests {
         let moved = scratch.path().join("moved");
         fs::rename(&data, &moved).unwrap();
         fs::create_dir(&data).unwrap();
-        let other = AuthoritySource::Own(directory.clone()).open_or_create(&domain, now).unwrap();
+        let other =
+            AuthoritySource::BuiltIn(directory.clone()).open_or_create(&domain, now).unwrap();
         assert!(other != first_authority);
         fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
         assert!(
@@ -402,7 +413,8 @@ mod tests {
         files.read_or_restore();
         assert!(source.open(&domain, now).unwrap() == first_authority);
         let issuer_files =
-            OwnFiles::from_source(&AuthoritySource::Issuer(directory.clone())).read_or_restore();
+            OwnAuthorityFiles::from_source(&AuthoritySource::Issuer(directory.clone()))
+                .read_or_restore();
         fs::remove_dir_all(&data).unwrap();
         issuer_files.read_or_restore();
         assert!(is_absent(&directory));
@@ -412,10 +424,10 @@ mod tests {
     fn an_authority_that_an_operator_removes_is_not_restored() {
         let scratch = tempfile::tempdir().unwrap();
         let directory = scratch.path().join("authority");
-        let (source, now) = (AuthoritySource::Own(directory.clone()), SystemTime::now());
+        let (source, now) = (AuthoritySource::BuiltIn(directory.clone()), SystemTime::now());
         let domain = TrustDomain::new("x.example").unwrap();
         let first_authority = source.open_or_create(&domain, now).unwrap();
-        let files = OwnFiles::from_source(&source).read_or_restore();
+        let files = OwnAuthorityFiles::from_source(&source).read_or_restore();
         fs::remove_file(directory.join("ca.key")).unwrap();
         let files = files.read_or_restore();
         assert!(source.open(&domain, now).is_err());

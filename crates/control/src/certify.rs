@@ -55,9 +55,9 @@ pub(crate) struct JoinCredentials {
 #[derive(Debug)]
 pub(crate) struct Certifier {
     signer: Arc<Signer>,
-    jobs: JoinSet<SigningOutcome>,
+    signing_jobs: JoinSet<SigningOutcome>,
     /// Joins in progress with tokens of this mesh.
-    joins: JoinSet<SigningOutcome>,
+    join_jobs: JoinSet<SigningOutcome>,
     /// Joins with tokens of this mesh that wait for a slot.
     queued_joins: FairQueue<(PendingJoin, Option<CertificateHolder>)>,
     reviews: TokenReviews,
@@ -66,8 +66,10 @@ pub(crate) struct Certifier {
     /// The newest known registration of each workload that joined with a token.
     registrations: BTreeMap<WorkloadName, u64>,
     rejected_joins: Arc<RejectedJoins>,
-    pub(crate) issued: u64,
-    pub(crate) rejected: u64,
+    /// The number of certificates issued since the start.
+    pub(crate) issued_count: u64,
+    /// The number of requests rejected since the start.
+    pub(crate) rejected_count: u64,
 }
 
 /// A signed certificate, issued here or presented by a proxy.
@@ -78,7 +80,7 @@ pub(crate) struct SignedCertificate {
     pub(crate) instance: Option<Instance>,
     pub(crate) issued: SystemTime,
     pub(crate) not_after: SystemTime,
-    /// The generation of the authority that signed it.
+    /// The CA generation that signed it.
     pub(crate) ca_generation: u64,
 }
 
@@ -142,15 +144,15 @@ impl Certifier {
     ) -> Self {
         Self {
             signer: Arc::new(Signer { authority, join_credentials, lifetime }),
-            jobs: JoinSet::new(),
-            joins: JoinSet::new(),
+            signing_jobs: JoinSet::new(),
+            join_jobs: JoinSet::new(),
             queued_joins: FairQueue::new(),
             reviews: TokenReviews::new(),
             certificates: BTreeMap::new(),
             registrations: BTreeMap::new(),
             rejected_joins: Arc::default(),
-            issued: 0,
-            rejected: 0,
+            issued_count: 0,
+            rejected_count: 0,
         }
     }
 
@@ -173,27 +175,27 @@ impl Certifier {
     /// Permits the review of a token, unless it was just rejected.
     pub(crate) fn permit_review(
         &self,
-        joining: &PendingJoin,
+        pending_join: &PendingJoin,
         now: Instant,
     ) -> Result<(), ReviewNotStarted> {
-        self.reviews.permit_review(joining, now)
+        self.reviews.permit_review(pending_join, now)
     }
 
     /// Starts the review of a token that was not made here.
-    pub(crate) fn start_review(&mut self, joining: PendingJoin, now: Instant) {
-        if let Some((joining, reason)) = self.reviews.start_review(joining, now) {
-            self.reject_request(joining.reply, reason.into());
+    pub(crate) fn start_review(&mut self, pending_join: PendingJoin, now: Instant) {
+        if let Some((pending_join, reason)) = self.reviews.start_review(pending_join, now) {
+            self.reject_request(pending_join.reply, reason.into());
         }
     }
 
     /// Signs the first certificate of a workload after the review of its token.
     pub(crate) fn sign_first_certificate(
         &mut self,
-        joining: PendingJoin,
+        pending_join: PendingJoin,
         holder: CertificateHolder,
         now: SystemTime,
     ) {
-        let PendingJoin { csr, reply, .. } = joining;
+        let PendingJoin { csr, reply, .. } = pending_join;
         self.spawn_signing(reply, SigningReason::Join, move |signer| {
             let request = CertificateRequest::from_der(&csr)?;
             let instance = signer.current_instance(&holder)?;
@@ -204,22 +206,22 @@ impl Certifier {
     /// Signs the first certificate in exchange for a one-time token; the queue serves its sources in turn.
     pub(crate) fn join(
         &mut self,
-        joining: PendingJoin,
+        pending_join: PendingJoin,
         holder: Option<CertificateHolder>,
         now: SystemTime,
     ) {
-        let source = ConnectionSource::from(joining.source);
-        if let Some((rejected, _)) = self.queued_joins.push(source, (joining, holder)) {
+        let source = ConnectionSource::from(pending_join.source);
+        if let Some((rejected, _)) = self.queued_joins.push(source, (pending_join, holder)) {
             self.reject_request(rejected.reply, CertifyError::Busy);
         }
         self.start_queued_joins(now);
     }
 
     fn start_queued_joins(&mut self, now: SystemTime) {
-        while self.joins.len() < MAX_JOINS
-            && let Some((_, (joining, holder))) = self.queued_joins.pop(|_| true)
+        while self.join_jobs.len() < MAX_JOINS
+            && let Some((_, (pending_join, holder))) = self.queued_joins.pop(|_| true)
         {
-            let PendingJoin { token, workload, csr, reply, .. } = joining;
+            let PendingJoin { token, workload, csr, reply, .. } = pending_join;
             if reply.is_closed() {
                 continue;
             }
@@ -241,7 +243,7 @@ impl Certifier {
                 join_result
             };
             let work = sign_and_respond(Arc::clone(&self.signer), reply, SigningReason::Join, sign);
-            self.joins.spawn_blocking(work);
+            self.join_jobs.spawn_blocking(work);
         }
     }
 
@@ -264,17 +266,27 @@ impl Certifier {
         });
     }
 
-    /// Rejects a request.
+    /// Rejects a request: counts it, and sends the reason to the client.
     pub(crate) fn reject_request(&mut self, reply: CertificateReply, error: CertifyError) {
-        self.rejected += 1;
+        self.rejected_count += 1;
         send_rejection(reply, &error);
     }
 
-    /// Rejects a join and records the reason for operators. `exists`: the mesh has the workload of the join.
-    pub(crate) fn reject_join(&mut self, joining: PendingJoin, exists: bool, error: CertifyError) {
+    /// Rejects a join, and records the reason for operators. `exists` is true if the mesh has the workload.
+    pub(crate) fn reject_join(
+        &mut self,
+        pending_join: PendingJoin,
+        exists: bool,
+        error: CertifyError,
+    ) {
         let reason = error.to_string();
-        self.rejected_joins.record_rejection(&joining.workload, exists, &reason, Instant::now());
-        self.reject_request(joining.reply, error);
+        self.rejected_joins.record_rejection(
+            &pending_join.workload,
+            exists,
+            &reason,
+            Instant::now(),
+        );
+        self.reject_request(pending_join.reply, error);
     }
 
     /// Returns the rejected joins.
@@ -283,21 +295,21 @@ impl Certifier {
     }
 
     /// Waits for the next completed action; pends forever if no work is in progress. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> CertifierEvent {
+    pub(crate) async fn next_event(&mut self) -> CertifierEvent {
         loop {
             tokio::select! {
-                Some(result) = self.jobs.join_next() => {
+                Some(result) = self.signing_jobs.join_next() => {
                     if let Some((certificate, reason)) = self.record_outcome(result) {
                         return CertifierEvent::Signed(certificate, reason);
                     }
                 }
-                Some(result) = self.joins.join_next() => {
+                Some(result) = self.join_jobs.join_next() => {
                     self.start_queued_joins(SystemTime::now());
                     if let Some((certificate, reason)) = self.record_outcome(result) {
                         return CertifierEvent::Signed(certificate, reason);
                     }
                 }
-                Some(reviewed) = self.reviews.next() => return CertifierEvent::Reviewed(reviewed),
+                Some(reviewed) = self.reviews.next_result() => return CertifierEvent::Reviewed(reviewed),
                 else => return std::future::pending().await,
             }
         }
@@ -309,14 +321,14 @@ impl Certifier {
     ) -> Option<(SignedCertificate, SigningReason)> {
         match result {
             Ok(SigningOutcome::Signed(certificate, reason)) => {
-                self.issued += 1;
+                self.issued_count += 1;
                 self.record_certificate(certificate.clone());
                 return Some((certificate, reason));
             }
-            Ok(SigningOutcome::Undelivered) => self.issued += 1,
-            Ok(SigningOutcome::Rejected) => self.rejected += 1,
+            Ok(SigningOutcome::Undelivered) => self.issued_count += 1,
+            Ok(SigningOutcome::Rejected) => self.rejected_count += 1,
             Err(error) => {
-                self.rejected += 1;
+                self.rejected_count += 1;
                 tracing::error!(%error, "certificate signing did not complete");
             }
         }
@@ -367,7 +379,7 @@ impl Certifier {
 
     /// Returns the number of signatures in progress.
     pub(crate) fn in_progress_count(&self) -> usize {
-        self.jobs.len() + self.joins.len()
+        self.signing_jobs.len() + self.join_jobs.len()
     }
 
     pub(crate) fn latest_certificates(&self) -> impl Iterator<Item = &SignedCertificate> {
@@ -382,12 +394,12 @@ impl Certifier {
         + Send
         + 'static,
     ) {
-        if self.jobs.len() >= MAX_SIGNING_JOBS {
+        if self.signing_jobs.len() >= MAX_SIGNING_JOBS {
             self.reject_request(reply, CertifyError::Busy);
             return;
         }
         let work = sign_and_respond(Arc::clone(&self.signer), reply, reason, sign);
-        self.jobs.spawn_blocking(work);
+        self.signing_jobs.spawn_blocking(work);
     }
 }
 
@@ -432,7 +444,7 @@ impl Signer {
         let instance = match &holder.uid {
             Some(uid) => Instance::Pod(uid.clone()),
             None => {
-                let number = self.join_credentials.registrations.register_again(&workload, now);
+                let number = self.join_credentials.registrations.register(&workload, now);
                 Instance::Registration(number.map_err(CertifyError::Registration)?)
             }
         };

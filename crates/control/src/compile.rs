@@ -69,16 +69,16 @@ pub(crate) fn compile_config(
     let gateway_backends = workload_config.gateway.iter().flat_map(|gateway| gateway.backends());
     let gateway_services: BTreeSet<&ServiceName> =
         gateway_backends.map(|backend| &backend.service).collect();
-    let mut pending: Vec<ServiceName> =
+    let mut pending_services: Vec<ServiceName> =
         root_services.iter().chain(gateway_services).cloned().collect();
     // Terminates: each name is visited once, and names come from existing services.
-    while let Some(name) = pending.pop() {
+    while let Some(name) = pending_services.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
         }
         match service_configs.service_config(mesh, &client_class, &name) {
             Some(service_config) => {
-                pending.extend(backend_services(&service_config).cloned());
+                pending_services.extend(backend_services(&service_config).cloned());
                 services.insert(name, service_config);
             }
             None => {
@@ -104,27 +104,28 @@ pub(crate) fn prepare_services(
 ) -> bool {
     let client_class = ClientClass::for_client(mesh, workload);
     let work_limit = service_configs.compiled_count().saturating_add(SLICE_SERVICE_CONFIGS);
-    let mut visited = BTreeSet::new();
-    let mut pending: Vec<ServiceName> = used_services(workload, services).into_iter().collect();
+    let mut visited_services = BTreeSet::new();
+    let mut pending_services: Vec<ServiceName> =
+        used_services(workload, services).into_iter().collect();
     for address in addresses {
         let Some(service) = mesh.service_at(*address) else { continue };
         if !is_balanced(mesh, &service.name) {
             service_configs.service_config(mesh, &ClientClass::AllClients, &service.name);
         }
-        pending.push(service.name.clone());
+        pending_services.push(service.name.clone());
         if service_configs.compiled_count() >= work_limit {
             return false;
         }
     }
     // Terminates like the loop in `compile_config`.
-    while let Some(name) = pending.pop() {
-        if visited.contains(&name) {
+    while let Some(name) = pending_services.pop() {
+        if visited_services.contains(&name) {
             continue;
         }
         if let Some(service_config) = service_configs.service_config(mesh, &client_class, &name) {
-            pending.extend(backend_services(&service_config).cloned());
+            pending_services.extend(backend_services(&service_config).cloned());
         }
-        visited.insert(name);
+        visited_services.insert(name);
         if service_configs.compiled_count() >= work_limit {
             return false;
         }

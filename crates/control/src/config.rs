@@ -69,18 +69,18 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
     /// The debounce time: a change is sent when no other change follows for this long.
-    pub quiet: Duration,
+    pub debounce: Duration,
     /// The maximum debounce time: a change is sent at the latest after this long.
-    pub quiet_max: Duration,
+    pub max_debounce: Duration,
     /// The grace period in which endpoints stay after their sidecar's stream has broken.
-    pub grace: Duration,
+    pub disconnect_grace: Duration,
     /// The startup grace period: the maximum time for sidecars to reconnect, in which clients keep the
     /// endpoints of those that have not reported yet.
-    pub settle: Duration,
+    pub startup_grace: Duration,
     /// The time that an authenticated proxy waits for the sources to report its workload.
-    pub joining: Duration,
+    pub join_timeout: Duration,
     /// The drain timeout of connections at shutdown.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
 }
 
 /// Resource limits of a control plane against unauthenticated clients.
@@ -139,7 +139,7 @@ impl Config {
     pub(crate) fn authority_source(&self) -> AuthoritySource {
         match &self.issuer {
             Some(directory) => AuthoritySource::Issuer(directory.clone()),
-            None => AuthoritySource::Own(self.shared_directory().join(AUTHORITY_DIRECTORY)),
+            None => AuthoritySource::BuiltIn(self.shared_directory().join(AUTHORITY_DIRECTORY)),
         }
     }
 
@@ -158,14 +158,14 @@ impl Config {
 impl Default for Times {
     fn default() -> Self {
         Self {
-            quiet: Duration::from_millis(20),
-            quiet_max: Duration::from_millis(200),
-            grace: Duration::from_secs(10),
+            debounce: Duration::from_millis(20),
+            max_debounce: Duration::from_millis(200),
+            disconnect_grace: Duration::from_secs(10),
             // A sidecar waits up to 5 s between two attempts, and each connection may take 3 s.
-            settle: Duration::from_secs(10),
+            startup_grace: Duration::from_secs(10),
             // Together with the maximum duration of a token review, less than the client's timeout.
-            joining: Duration::from_secs(4),
-            drain: Duration::from_secs(3),
+            join_timeout: Duration::from_secs(4),
+            drain_timeout: Duration::from_secs(3),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A running control plane: assembly of its parts, and the handle that shuts it down.
+//! A running control plane: the assembly of its parts and tasks at start, and the handle by which the program
+//! uses and stops it.
 
 mod start_error;
 
@@ -34,7 +35,9 @@ use crate::invite::{Invitations, InviteError};
 use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, key_sources_in_update};
 use crate::mesh::Mesh;
 use crate::metrics_exporter::MetricsExporter;
-use crate::owner::{AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, Queues, run_owner};
+use crate::owner::{
+    AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, QueueLengths, run_owner,
+};
 use crate::page::{Page, PageResources};
 use crate::peers::{PeerAddresses, PeerStreamContext, Peers, follow_all};
 use crate::presence::{Presence, StartupGrace};
@@ -57,13 +60,13 @@ pub struct Control {
     trust_domain: TrustDomain,
     invitations: Arc<Invitations>,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
-    registered: watch::Receiver<Arc<BTreeSet<WorkloadName>>>,
+    registered_workloads: watch::Receiver<Arc<BTreeSet<WorkloadName>>>,
     status: watch::Receiver<Arc<Status>>,
     sidecar_facts: watch::Sender<Arc<SidecarFacts>>,
     reload: Arc<Notify>,
     queries: AdminQueries,
     applications: Applications,
-    replaced: watch::Receiver<Arc<ReplacedSidecars>>,
+    replaced_sidecars: watch::Receiver<Arc<ReplacedSidecars>>,
     stop: watch::Sender<bool>,
     task_monitor: TaskMonitor,
     tasks: JoinSet<()>,
@@ -88,7 +91,7 @@ impl Control {
     /// awaited, and determines the trust domain. When the sender is dropped, the current objects stay in use.
     ///
     /// # Errors
-    /// The errors of [`Control::start`].
+    /// Returns the errors of [`Control::start`].
     pub async fn start_with_updates(
         config: Config,
         updates: mpsc::Receiver<RegistryUpdate>,
@@ -131,9 +134,9 @@ impl Control {
             ),
             None => None,
         };
-        let mut keys =
+        let mut jwks_fetcher =
             JwksFetcher::new(config.jwks_ca.clone(), config.key_access.clone(), random_number());
-        let key_updates = keys.fetch_first(&key_sources_in_update(&first_update)).await;
+        let key_updates = jwks_fetcher.fetch_first(&key_sources_in_update(&first_update)).await;
         let server_credential =
             ServerCredential::new(authority.subscribe(), config.certificate_lifetime, now)?;
         let opened = OpenedResources {
@@ -147,7 +150,7 @@ impl Control {
             admin,
             page,
             server_credential,
-            keys,
+            jwks_fetcher,
             reload,
             stop,
             task_monitor,
@@ -199,7 +202,7 @@ impl Control {
     /// Creates a join bundle for a new proxy of this workload, with a new one-time token.
     ///
     /// # Errors
-    /// [`InviteError`] if the workload does not exist, or the token cannot be stored.
+    /// Returns [`InviteError`] if the workload does not exist, or the token cannot be stored.
     pub fn mint_bundle(&self, workload: &WorkloadName) -> Result<JoinBundle, InviteError> {
         self.invitations.create_bundle(workload, None, SystemTime::now())
     }
@@ -228,20 +231,21 @@ impl Control {
         &self.applications
     }
 
-    /// Returns a receiver of workloads without a connected sidecar that have a rejected, replaced one: it may
-    /// join with a new token.
+    /// Returns a receiver of workloads without a connected sidecar for which a replaced sidecar tries to connect. The
+    /// replaced sidecar may join again with a new token.
     #[must_use]
     pub fn watch_replaced(&self) -> watch::Receiver<Arc<ReplacedSidecars>> {
-        self.replaced.clone()
+        self.replaced_sidecars.clone()
     }
 
     /// Waits until the sidecar of a workload is connected and has opened every port.
     ///
     /// # Errors
-    /// [`Stopped`] if the control plane stops first.
+    /// Returns [`Stopped`] if the control plane stops first.
     pub async fn wait_until_registered(&self, workload: &WorkloadName) -> Result<(), Stopped> {
-        let mut registered = self.registered.clone();
-        let registered_workload = registered.wait_for(|names| names.contains(workload)).await;
+        let mut registered_workloads = self.registered_workloads.clone();
+        let registered_workload =
+            registered_workloads.wait_for(|names| names.contains(workload)).await;
         registered_workload.map(drop).map_err(|_| Stopped)
     }
 
@@ -298,7 +302,7 @@ struct OpenedResources {
     page: Option<Page>,
     directory: Arc<DataDirectory>,
     server_credential: ServerCredential,
-    keys: JwksFetcher,
+    jwks_fetcher: JwksFetcher,
     reload: Arc<Notify>,
     stop: watch::Sender<bool>,
     task_monitor: TaskMonitor,
@@ -307,8 +311,9 @@ struct OpenedResources {
 impl OpenedResources {
     /// Creates the context of the streams to other control planes.
     fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> PeerStreamContext {
-        let (configs, stop) = (self.server_credential.watch_client_config(), self.stop.subscribe());
-        PeerStreamContext { configs, events, addresses, stop }
+        let (tls_configs, stop) =
+            (self.server_credential.watch_client_config(), self.stop.subscribe());
+        PeerStreamContext { tls_configs, events, addresses, stop }
     }
 
     fn build(
@@ -318,15 +323,16 @@ impl OpenedResources {
         first_update: RegistryUpdate,
         key_updates: Vec<KeyUpdate>,
     ) -> Control {
-        let (events, from_proxies) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
+        let (events, proxy_events) = event_queue(self.config.limits.connections + MAX_PEER_STREAMS);
         let (queries, query_receiver) = mpsc::channel(MAX_QUERIES);
-        let (key_sender, keys) = mpsc::channel(MAX_KEY_UPDATES);
+        let (key_sender, key_update_receiver) = mpsc::channel(MAX_KEY_UPDATES);
         let (final_query, final_query_receiver) = oneshot::channel();
         let page = self.page.as_ref().map(Page::address);
         let owner = self.create_owner(first_update, key_updates);
-        let (applications, replaced) = (owner.applications.clone(), owner.replaced.subscribe());
-        let (workloads, registered) =
-            (owner.outputs.workloads.subscribe(), owner.outputs.registered.subscribe());
+        let (applications, replaced_sidecars) =
+            (owner.applications.clone(), owner.replaced_rejections.subscribe());
+        let (workloads, registered_workloads) =
+            (owner.outputs.workloads.subscribe(), owner.outputs.registered_workloads.subscribe());
         let (status, sidecar_facts) =
             (owner.outputs.status.subscribe(), owner.outputs.sidecar_facts.clone());
         let metrics_exporter = self.metrics_exporter(&owner, queries.clone(), final_query);
@@ -339,32 +345,31 @@ impl OpenedResources {
         let admin = self.admin_server(&queries, &invitations, explain_runner, operators);
         let inbox = Inbox {
             updates,
-            events: from_proxies,
+            events: proxy_events,
             queries: query_receiver,
             authority: self.authority.subscribe(),
             revoked: self.revoked.subscribe(),
-            keys,
+            key_updates: key_update_receiver,
             final_query: final_query_receiver,
             stop: self.stop.subscribe(),
         };
-        let (key_sources, socket) = (owner.outputs.keys.subscribe(), self.config.socket_path());
+        let (key_sources, socket) =
+            (owner.outputs.key_sources.subscribe(), self.config.socket_path());
         let (stop, monitor) = (|| self.stop.subscribe(), || self.task_monitor.clone());
         tasks.spawn(monitor().run(ControlTask::Owner, run_owner(owner, inbox)));
         tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.run(stop())));
         let (peers, found_peers) = (self.other_control_planes(), self.config.found_peers.clone());
         tasks.spawn(monitor().run(ControlTask::Peers, follow_all(peers, found_peers, follower)));
         let accept_loop =
-            accept_connections(self.listener, server, stop(), self.config.times.drain);
+            accept_connections(self.listener, server, stop(), self.config.times.drain_timeout);
         tasks.spawn(monitor().run(ControlTask::Listener, accept_loop));
         let admin_loop = admin::serve(self.admin, socket.clone(), admin, stop());
         tasks.spawn(monitor().run(ControlTask::Admin, admin_loop));
         tasks.spawn(
             monitor().run(ControlTask::Certificate, self.server_credential.renew_until_closed()),
         );
-        tasks.spawn(monitor().run(
-            ControlTask::Keys,
-            run_until_stopped(self.keys.fetch_until_closed(key_sources, key_sender), stop()),
-        ));
+        let fetch_loop = self.jwks_fetcher.fetch_until_closed(key_sources, key_sender);
+        tasks.spawn(monitor().run(ControlTask::Keys, run_until_stopped(fetch_loop, stop())));
         let trust_domain = self.authority.borrow().trust_domain().clone();
         let file_watch = follow_files(&self.config, self.authority, self.revoked, self.directory);
         tasks.spawn(monitor().run(ControlTask::Authority, run_until_stopped(file_watch, stop())));
@@ -375,13 +380,13 @@ impl OpenedResources {
             trust_domain,
             invitations,
             workloads,
-            registered,
+            registered_workloads,
             status,
             sidecar_facts,
             reload: self.reload,
             queries,
             applications,
-            replaced,
+            replaced_sidecars,
             stop: self.stop,
             task_monitor: self.task_monitor,
             tasks,
@@ -392,12 +397,12 @@ impl OpenedResources {
     fn proxy_server(&self, owner: &Owner, events: EventQueue) -> Server {
         Server {
             limits: self.config.limits,
-            configs: self.server_credential.watch_server_config(),
+            tls_configs: self.server_credential.watch_server_config(),
             events,
             budgets: Budgets::default(),
             pending_connections: Arc::clone(&owner.pending_connections),
             connection_counters: Arc::clone(&owner.connection_counters),
-            registered: owner.outputs.local_sidecars.clone(),
+            local_sidecars: owner.outputs.local_sidecars.clone(),
             trust_domain: self.trust_domain(),
             report_interval: self.config.report_interval,
             operators: OperatorSessions::new(random_number()),
@@ -462,8 +467,8 @@ impl OpenedResources {
         let Some(page) = self.page.take() else { return };
         let directory = Arc::clone(&self.directory);
         let resources = PageResources { explain_runner, taps: operators.taps, directory };
-        let serving = page.serve(queries.clone(), resources, self.stop.subscribe());
-        tasks.spawn(self.task_monitor.clone().run(ControlTask::Page, serving));
+        let page_task = page.serve(queries.clone(), resources, self.stop.subscribe());
+        tasks.spawn(self.task_monitor.clone().run(ControlTask::Page, page_task));
     }
 
     fn create_owner(&self, first_update: RegistryUpdate, key_updates: Vec<KeyUpdate>) -> Owner {
@@ -481,29 +486,29 @@ impl OpenedResources {
             times,
             limits: self.config.limits,
             mesh: Mesh::default(),
-            connected: ConnectedProxies::new(times, ChangeId(first_change)),
+            connected_proxies: ConnectedProxies::new(times, ChangeId(first_change)),
             presence: Presence::default(),
-            startup_grace: StartupGrace::new(now, times.settle),
+            startup_grace: StartupGrace::new(now, times.startup_grace),
             certifier: Certifier::new(authority, join_credentials, lifetime)
                 .with_reviewer(self.config.reviewer.clone()),
             pending_registrations: Vec::new(),
             diagnostics: Diagnostics::default(),
-            keys: JwksFetches::new(self.config.key_access.detailed),
+            jwks_fetches: JwksFetches::new(self.config.key_access.shows_failure_causes),
             pending_connections: Arc::<PendingConnections>::default(),
             connection_counters: Arc::<ConnectionCounters>::default(),
             outputs: OwnerOutputs::default(),
             peers: Peers::default(),
-            last_sweep: now,
-            queues: Queues::default(),
+            last_stream_check: now,
+            queues: QueueLengths::default(),
             history: History::default(),
             report_interval: self.config.report_interval,
             history_start: now,
-            unfinished: VecDeque::new(),
-            logs: LogLimits::default(),
+            unfinished_responses: VecDeque::new(),
+            log_limits: LogLimits::default(),
             page_url: self.page.as_ref().map(Page::url),
             live_url: self.page.as_ref().map(Page::live_url),
             applications: Applications::default(),
-            replaced: ReplacedRejections::default(),
+            replaced_rejections: ReplacedRejections::default(),
             supervised: self.config.supervised,
             kubernetes: self.config.kubernetes,
         }
@@ -534,14 +539,14 @@ impl OpenedResources {
             tokens: Arc::clone(&self.join_credentials.tokens),
             authority: self.authority.subscribe(),
             trust_domain: self.trust_domain(),
-            control: self
+            control_addresses: self
                 .config
                 .advertise
                 .or(listen_address)
                 .into_iter()
                 .chain(self.other_control_planes())
                 .collect(),
-            lifetime: self.config.token_lifetime,
+            token_lifetime: self.config.token_lifetime,
             workloads,
         }
     }

@@ -1,4 +1,4 @@
-//! The long-running tasks of a control plane, and detection of one that ends unexpectedly.
+//! The long-running tasks of a control plane, and the monitor that reports the first task that ends unexpectedly.
 
 use std::fmt;
 

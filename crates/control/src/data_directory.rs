@@ -1,4 +1,5 @@
-//! The state of the data directory: a test write, and the number of dropped log lines.
+//! The status of the data directory: the result of a test write, the error of the authority's files, and the
+//! number of dropped log lines.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ pub(crate) struct DataDirectory {
     path: PathBuf,
     /// The number of recently dropped log lines.
     log_lines_dropped: AtomicU64,
+    /// The error of the authority's files; `None` while they are valid.
     authority_problem: Mutex<Option<String>>,
 }
 
@@ -30,10 +32,10 @@ impl DataDirectory {
     }
 
     /// Reads the counter of dropped log lines periodically, for the lifetime of the control plane.
-    pub(crate) async fn watch_log(&self) {
-        let mut lines = DroppedLines::default();
+    pub(crate) async fn track_dropped_lines(&self) {
+        let mut dropped_lines = DroppedLines::default();
         loop {
-            let recent_lines = lines.read(lines_dropped(), Instant::now());
+            let recent_lines = dropped_lines.read(lines_dropped(), Instant::now());
             self.log_lines_dropped.store(recent_lines, Ordering::Relaxed);
             tokio::time::sleep(LOG_CHECK_INTERVAL).await;
         }

@@ -1,4 +1,4 @@
-//! Offline compilation: a snapshot from objects alone, without a running mesh.
+//! Offline compilation: the snapshot of one sidecar, compiled from objects alone, without a running mesh.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::mesh::{Listeners, Mesh};
 /// Endpoints are assumed: each workload's own address and ports. Missing services are not in the snapshot.
 ///
 /// # Errors
-/// [`UnknownWorkload`] if `client` is not among the objects.
+/// Returns [`UnknownWorkload`] if `client` is not among the objects.
 pub fn snapshot_for(
     objects: &[Object],
     client: &WorkloadName,

@@ -53,34 +53,39 @@ impl Explainer {
     }
 }
 
-/// Runs explanations: one at a time, even if its client has disconnected.
+/// Runs one explanation at a time. An explanation that has started runs to its end, even if its client
+/// disconnects.
 #[derive(Debug, Clone)]
 pub(crate) struct ExplainRunner {
     explainer: Option<Explainer>,
-    permits: Arc<Semaphore>,
+    /// A single permit, held while an explanation runs.
+    run_permit: Arc<Semaphore>,
 }
 
 impl ExplainRunner {
     /// Creates a runner; without an explainer, explanations are unavailable.
     pub(crate) fn with_explainer(explainer: Option<Explainer>) -> Self {
-        Self { explainer, permits: Arc::new(Semaphore::new(1)) }
+        Self { explainer, run_permit: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Explains the request of a query, on the objects of the mesh when its turn comes; on error, returns the
-    /// status and the problem.
+    /// Explains the request that `query` describes. The objects of the mesh are read when no other explanation
+    /// is running. On error, returns the status and the problem.
     pub(crate) async fn explain_query(
         &self,
         query: &str,
         objects: impl Future<Output = Option<Vec<Object>>>,
     ) -> Result<Explanation, (StatusCode, String)> {
-        let invalid = |reason| (StatusCode::BAD_REQUEST, reason);
-        let stopping = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING_REASON.to_owned());
+        let bad_request = |reason| (StatusCode::BAD_REQUEST, reason);
+        let shutting_down_error = || (StatusCode::SERVICE_UNAVAILABLE, STOPPING_REASON.to_owned());
         let Some(explainer) = self.explainer.clone() else {
             return Err((StatusCode::NOT_FOUND, NO_EXPLAINER_REASON.to_owned()));
         };
-        let request = ExplainRequest::parse(query).map_err(invalid)?;
-        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| stopping())?;
-        let objects = objects.await.ok_or_else(stopping)?;
+        let request = ExplainRequest::parse(query).map_err(bad_request)?;
+        let permit = Arc::clone(&self.run_permit)
+            .acquire_owned()
+            .await
+            .map_err(|_| shutting_down_error())?;
+        let objects = objects.await.ok_or_else(shutting_down_error)?;
         // An explanation compiles the whole mesh, so it runs on a blocking thread.
         let explain = move || {
             let explanation = (explainer.0)(&objects, &request);
@@ -88,7 +93,7 @@ impl ExplainRunner {
             explanation
         };
         let explanation = tokio::task::spawn_blocking(explain).await;
-        explanation.map_err(|_| stopping())?.map_err(invalid)
+        explanation.map_err(|_| shutting_down_error())?.map_err(bad_request)
     }
 }
 
@@ -96,12 +101,12 @@ impl ExplainRunner {
 impl ExplainRunner {
     /// True if no explanation is running.
     pub(crate) fn is_idle(&self) -> bool {
-        self.permits.available_permits() > 0
+        self.run_permit.available_permits() > 0
     }
 
     /// Waits until no explanation is running.
     pub(crate) async fn wait_until_idle(&self) {
-        drop(self.permits.acquire().await.unwrap());
+        drop(self.run_permit.acquire().await.unwrap());
     }
 }
 

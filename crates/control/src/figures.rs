@@ -40,15 +40,15 @@ pub fn format_share(share: Option<f64>) -> String {
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let units = [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
-    let first_unit = units.iter().position(|(_, size)| seconds >= *size);
+    let first_unit = units.iter().position(|(_, unit_seconds)| seconds >= *unit_seconds);
     let Some(first_unit) = first_unit else {
         return "0s".to_owned();
     };
     let mut text = String::new();
-    let mut remaining = seconds;
-    for (unit, size) in units.iter().skip(first_unit).take(2) {
-        let count = remaining / size;
-        remaining %= size;
+    let mut remaining_seconds = seconds;
+    for (unit, unit_seconds) in units.iter().skip(first_unit).take(2) {
+        let count = remaining_seconds / unit_seconds;
+        remaining_seconds %= unit_seconds;
         if count > 0 {
             text.push_str(&format!("{count}{unit}"));
         }

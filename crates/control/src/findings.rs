@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use self::rejections::{check_rejections, explain_failures};
+use self::rejections::{check_rejections, rejections_explain_failures};
 use crate::figures::{
     DEGRADED_BELOW, FAILING_BELOW, format_count, format_duration, format_rate, format_share,
 };
@@ -43,9 +43,9 @@ pub struct FindingInputs {
     pub rejected_joins: Vec<RejectedJoinStatus>,
     /// The result of the control plane's test write in its data directory.
     pub directory: Option<DirectoryStatus>,
-    /// Rejected documents, and warnings, as JSON.
+    /// The response of `/rejected`: rejected documents, and warnings.
     pub rejected: Value,
-    /// The traffic of the last minutes.
+    /// The traffic of the last three minutes.
     pub traffic: TrafficStatus,
     /// The most frequent reason of each degraded service, if it has one.
     pub reasons: BTreeMap<String, Option<String>>,
@@ -81,7 +81,7 @@ impl FindingInputs {
     /// Collects all inputs with `query`, which returns the JSON at a path of the admin socket.
     ///
     /// # Errors
-    /// The first error of `query`, or a response that cannot be parsed.
+    /// Returns the first error of `query`, or a response that cannot be parsed.
     pub async fn collect<E, Q, F>(query: Q) -> Result<Self, E>
     where
         E: From<UnparsableResponse>,
@@ -90,7 +90,7 @@ impl FindingInputs {
     {
         let traffic: TrafficStatus = parse(query("/traffic".to_owned()).await?)?;
         let mut reasons = BTreeMap::new();
-        for service in traffic.services.iter().filter(|service| is_failing(&service.rates)) {
+        for service in traffic.services.iter().filter(|service| is_degraded(&service.rates)) {
             let history = query(format!("/history?service={}", service.name)).await?;
             let history: Option<HistoryStatus> = parse(history)?;
             // Reasons of an hour ago do not explain current failures.
@@ -135,7 +135,7 @@ impl Finding {
 }
 
 /// True if the success rate of a service is below [`DEGRADED_BELOW`], with at least [`MIN_REQUESTS`] requests.
-fn is_failing(rates: &RateStatus) -> bool {
+fn is_degraded(rates: &RateStatus) -> bool {
     let recent_requests: u64 =
         rates.recent.iter().rev().take(RECENT_STEPS).map(|requests| u64::from(*requests)).sum();
     rates.success.is_some_and(|share| share < DEGRADED_BELOW) && recent_requests >= MIN_REQUESTS
@@ -193,19 +193,20 @@ fn check_sidecars(inputs: &FindingInputs) -> Vec<Finding> {
         ));
     }
     for proxy in &inputs.proxies {
-        let out_of_sync = proxy.out_of_sync_seconds.unwrap_or_default();
+        let out_of_sync_seconds = proxy.out_of_sync_seconds.unwrap_or_default();
         if let Some(rejection) = proxy.rejections.last().filter(|_| proxy.rejected > 0) {
             findings.push(Finding::problem(
                 format!("the sidecar of {} rejects its configuration: {rejection}", proxy.workload),
                 "correct the named object; the previous configuration stays in use",
             ));
-        } else if out_of_sync > OUT_OF_SYNC_SECONDS {
-            let out_of_sync = Duration::try_from_secs_f64(out_of_sync).unwrap_or_default();
+        } else if out_of_sync_seconds > OUT_OF_SYNC_SECONDS {
+            let out_of_sync_time =
+                Duration::try_from_secs_f64(out_of_sync_seconds).unwrap_or_default();
             findings.push(Finding::problem(
                 format!(
                     "the sidecar of {} has been out of sync for {}",
                     proxy.workload,
-                    format_duration(out_of_sync)
+                    format_duration(out_of_sync_time)
                 ),
                 "check its log and its machine: it neither applies nor rejects the newest change",
             ));
@@ -410,9 +411,10 @@ fn check_keys(inputs: &FindingInputs) -> Vec<Finding> {
 }
 
 fn check_services(inputs: &FindingInputs) -> Vec<Finding> {
-    let degraded = inputs.traffic.services.iter().filter(|service| is_failing(&service.rates));
-    let degraded =
-        degraded.filter(|service| !explain_failures(inputs, &service.name, service.rates.success));
+    let degraded = inputs.traffic.services.iter().filter(|service| is_degraded(&service.rates));
+    let degraded = degraded.filter(|service| {
+        !rejections_explain_failures(inputs, &service.name, service.rates.success)
+    });
     let findings = degraded.map(|service| {
         let rates = &service.rates;
         let reason = inputs.reasons.get(&service.name).cloned().flatten();

@@ -137,8 +137,8 @@ spec:
 "#;
 
 /// Returns [`BOOKINFO`] with [`STRICT`] and more documents.
-pub(crate) fn strict_bookinfo(more: &str) -> String {
-    format!("{BOOKINFO}{STRICT}{more}")
+pub(crate) fn strict_bookinfo(documents: &str) -> String {
+    format!("{BOOKINFO}{STRICT}{documents}")
 }
 
 /// Random numbers from a seed (xorshift64*).
@@ -153,8 +153,8 @@ impl Dice {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(drawn).unwrap() % bound
+        let random = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(random).unwrap() % bound
     }
 
     pub(crate) fn pick<'a>(&mut self, names: &[&'a str]) -> &'a str {
@@ -166,18 +166,18 @@ impl Dice {
 pub(crate) const LETTERS: &[&str] = &["a", "b", "c", "d"];
 
 /// Returns an `OutlierDetection` of two services.
-fn outlier_manifest([one, two]: [&str; 2], [port, row]: [&str; 2]) -> String {
+fn outlier_manifest([one, two]: [&str; 2], [port, failures]: [&str; 2]) -> String {
     format!(
         "spec: {{targetRefs: [{{kind: Service, name: {one}, port: {port}}}, \
-         {{kind: Service, name: {two}}}], consecutiveFailures: {row}}}"
+         {{kind: Service, name: {two}}}], consecutiveFailures: {failures}}}"
     )
 }
 
 /// Returns a `SermantRemoval` with a rule for one service.
-fn sermant_manifest(service: &str, stay: &str) -> String {
+fn sermant_manifest(service: &str, min_instances: &str) -> String {
     format!(
         "spec: {{compat: sermant, config: '{{enableRemoval: true, \
-         rules: [{{key: {service}, minInstanceNum: {stay}}}, {{key: default-rule}}]}}'}}"
+         rules: [{{key: {service}, minInstanceNum: {min_instances}}}, {{key: default-rule}}]}}'}}"
     )
 }
 
@@ -198,8 +198,8 @@ fn caller_manifest(scope: &str, tier: &str, app: &str) -> String {
 }
 
 /// Returns a `Lane`.
-fn lane_manifest(service: &str, mark: &str) -> String {
-    format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {mark}}}}}]}}]}}")
+fn lane_manifest(service: &str, lane: &str) -> String {
+    format!("spec: {{service: {service}, rules: [{{marks: [{{headers: {{x-lane: {lane}}}}}]}}]}}")
 }
 
 /// Returns a route to two backends.
@@ -230,16 +230,16 @@ fn service_manifest([app, tier]: [&str; 2], port: &str) -> String {
     )
 }
 
-/// Returns two labels in the form that follows the name in `metadata`.
+/// Returns two labels as YAML that follows the name in `metadata`.
 fn label_lines(app: &str, tier: &str) -> String {
     format!(", labels: {{app: {app}, tier: {tier}}}")
 }
 
-/// Kinds of routes with the same form.
+/// The kinds of routes with the same schema.
 const ROUTES: &[&str] = &["HTTPRoute", "HTTPRoute", "GRPCRoute", "TCPRoute"];
-/// The version of splits.
+/// The API version of `TrafficSplit`.
 const SMI_SPLIT: &str = "split.smi-spec.io/v1alpha4";
-/// Matches of a split.
+/// The `matches` of a `TrafficSplit`, as YAML.
 const MATCHES: &[&str] = &["", "matches: [{kind: HTTPRouteGroup, name: a}], "];
 /// Scopes of a `TagRoute` other than one service.
 const SCOPES: &[&str] = &["mesh", "namespace"];
@@ -285,11 +285,11 @@ fn retry_manifest(account: &str, services: [&str; 2], attempts: &str) -> String 
     )
 }
 
-/// The group of policies of OSM.
+/// The API version of OSM policies.
 const OSM: &str = "policy.openservicemesh.io/v1alpha1";
 const LENO: &str = "leno.dev/v1alpha1";
 
-/// Default policies.
+/// The values of `defaultPolicy`.
 const DEFAULT_POLICIES: &[&str] = &["deny", "allow", "dry-run"];
 
 /// Returns random mesh settings, mostly `deny`: the default policy with the most dependencies.
@@ -305,13 +305,13 @@ fn random_settings(dice: &mut Dice) -> String {
     )
 }
 
-/// Returns a random change of that mesh.
+/// Returns a random change: an object with a random kind, name and references, or its removal.
 pub(crate) fn random_change(dice: &mut Dice) -> Change {
     let [name, one, two, three] = [(); 4].map(|()| dice.pick(LETTERS));
     let (port, other) = (dice.pick(&["80", "81"]), dice.pick(&["80", "81"]));
-    let head = |kind: &str, version: &str, more: &str| {
+    let header = |kind: &str, version: &str, extra_metadata: &str| {
         format!(
-            "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, namespace: bookinfo{more}}}\n"
+            "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: {name}, namespace: bookinfo{extra_metadata}}}\n"
         )
     };
     let account =
@@ -320,49 +320,51 @@ pub(crate) fn random_change(dice: &mut Dice) -> Change {
         0 => format!(
             "{}spec: {{serviceAccount: {two}, ports: [{{name: {three}, port: {port}, protocol: HTTP}}], \
              outbound: [{{service: {three}, port: 80, listen: \"127.0.0.1:19080\"}}]}}",
-            head("Workload", LENO, &label_lines(one, two)),
+            header("Workload", LENO, &label_lines(one, two)),
         ),
         1 => format!(
             "{}spec: {{serviceAccount: {three}, defaultPolicy: {}, ports: [{{port: 80}}, {{port: 81, protocol: TCP}}]}}",
-            head("Workload", LENO, &format!(", labels: {{app: {one}}}")),
+            header("Workload", LENO, &format!(", labels: {{app: {one}}}")),
             dice.pick(DEFAULT_POLICIES),
         ),
         2 => format!(
             "{}spec: {{selector: {{app: {one}}}, ports: [{{port: {port}, targetPort: {other}}}]}}",
-            head("Service", "v1", ""),
+            header("Service", "v1", ""),
         ),
-        3 => format!("{}{}", head("Service", "v1", ""), service_manifest([one, two], three)),
+        3 => format!("{}{}", header("Service", "v1", ""), service_manifest([one, two], three)),
         4 => {
             let kind = dice.pick(ROUTES);
-            head(kind, gateway_version(kind), "")
+            header(kind, gateway_version(kind), "")
                 + &route_manifest([one, port], [two, three], other)
         }
         5 => format!(
             "{}spec: {{destination: {}, sources: [{}, {}], rules: \
              [{{kind: HTTPRouteGroup, name: {one}, matches: [{two}]}}, {{kind: TCPRoute, name: {three}}}]}}",
-            head("TrafficTarget", "access.smi-spec.io/v1alpha3", ""),
+            header("TrafficTarget", "access.smi-spec.io/v1alpha3", ""),
             account(one),
             account(two),
             account(three),
         ),
         6 => format!(
             "{}spec: {{matches: [{{name: {one}, pathRegex: \"/{two}\"}}]}}",
-            head("HTTPRouteGroup", "specs.smi-spec.io/v1alpha4", ""),
+            header("HTTPRouteGroup", "specs.smi-spec.io/v1alpha4", ""),
         ),
         7 => format!(
             "{}spec: {{matches: {{ports: [{port}]}}}}",
-            head("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
+            header("TCPRoute", "specs.smi-spec.io/v1alpha4", ""),
         ),
-        8 => head("OutlierDetection", LENO, "") + &outlier_manifest([one, two], [port, other]),
-        9 => head("SermantRemoval", LENO, "") + &sermant_manifest(one, port),
-        10 => head("TagRoute", LENO, "") + &tag_manifest(one, two, three),
-        11 => head("TagRoute", LENO, "") + &caller_manifest(dice.pick(SCOPES), one, two),
-        12 => head("Lane", LENO, "") + &lane_manifest(one, two),
-        13 => head("TrafficSplit", SMI_SPLIT, "") + &split_manifest([one, two], dice.pick(MATCHES)),
-        14 => head("AccessPolicy", LENO, "") + &access_manifest(one, two),
-        15 => head("IngressBackend", OSM, "") + &ingress_manifest([one, two, three], port),
-        16 => head("Egress", OSM, "") + &egress_manifest(one, two, port),
-        17 => head("Retry", OSM, "") + &retry_manifest(one, [two, three], dice.pick(&["1", "2"])),
+        8 => header("OutlierDetection", LENO, "") + &outlier_manifest([one, two], [port, other]),
+        9 => header("SermantRemoval", LENO, "") + &sermant_manifest(one, port),
+        10 => header("TagRoute", LENO, "") + &tag_manifest(one, two, three),
+        11 => header("TagRoute", LENO, "") + &caller_manifest(dice.pick(SCOPES), one, two),
+        12 => header("Lane", LENO, "") + &lane_manifest(one, two),
+        13 => {
+            header("TrafficSplit", SMI_SPLIT, "") + &split_manifest([one, two], dice.pick(MATCHES))
+        }
+        14 => header("AccessPolicy", LENO, "") + &access_manifest(one, two),
+        15 => header("IngressBackend", OSM, "") + &ingress_manifest([one, two, three], port),
+        16 => header("Egress", OSM, "") + &egress_manifest(one, two, port),
+        17 => header("Retry", OSM, "") + &retry_manifest(one, [two, three], dice.pick(&["1", "2"])),
         _ => random_settings(dice),
     };
     let object = parse_objects(&yaml).pop().unwrap();

@@ -20,8 +20,8 @@ use crate::http_server::{RequestHandler, reject_cross_site, serve_all, text_resp
 use crate::owner::AdminQuery;
 use crate::query_share::QueryShare;
 
-/// The health listener, open to any client: it exists before the control plane does, and reports that. Dropping
-/// it closes it at once.
+/// The health listener, which serves any client. It starts before the control plane, and reports it as not ready
+/// until then. Dropping it closes the listener at once.
 #[derive(Debug)]
 pub struct Health {
     address: SocketAddr,
@@ -43,7 +43,7 @@ impl Health {
     /// Starts to serve at an address; with port 0 the kernel selects the port.
     ///
     /// # Errors
-    /// If the address is in use or not local.
+    /// Returns an error if the address is in use or not local.
     pub async fn start_server(address: SocketAddr) -> io::Result<Self> {
         let listener = leno_listen::bind(address)?;
         let address = listener.local_addr()?;
@@ -51,9 +51,9 @@ impl Health {
             "the configuration sources are not loaded yet".into(),
         ));
         let stop = watch::Sender::new(false);
-        let query_share = QueryShare::new(METRICS_PAUSE);
-        let scrapes = ConcurrencyLimit::new(MAX_SCRAPES, MAX_SCRAPES_PER_SOURCE);
-        let server = Arc::new(HealthServer { state: state.subscribe(), query_share, scrapes });
+        let query_share = QueryShare::new(METRICS_PAUSE_FACTOR);
+        let scrape_limit = ConcurrencyLimit::new(MAX_SCRAPES, MAX_SCRAPES_PER_SOURCE);
+        let server = Arc::new(HealthServer { state: state.subscribe(), query_share, scrape_limit });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, MAX_CONNECTIONS, server, stop.subscribe()));
         Ok(Self { address, state, stop, tasks })
@@ -80,7 +80,7 @@ impl Health {
         self.state.send_replace(HealthState::Unready("the control plane is shutting down".into()));
     }
 
-    /// Completes the responses in progress, within a bound, and stops the listener.
+    /// Stops the listener. Returns after the responses in progress have completed, or after their time limit.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         while self.tasks.join_next().await.is_some() {}
@@ -94,7 +94,7 @@ struct HealthServer {
     /// Bounds the owner's time for scrapes: any client with network access may scrape.
     query_share: QueryShare,
     /// Limits scrapes in progress: the kubelet needs a connection at the same time.
-    scrapes: ConcurrencyLimit,
+    scrape_limit: ConcurrencyLimit,
 }
 
 impl RequestHandler for HealthServer {
@@ -156,19 +156,21 @@ impl HealthServer {
         query: AdminQuery,
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
-        let Some(_scrape_permit) = self.scrapes.acquire(source) else {
+        let Some(_scrape_permit) = self.scrape_limit.acquire(source) else {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY_SCRAPES.to_owned());
         };
-        let _permit = self.query_share.acquire_turn().await;
+        let _turn = self.query_share.acquire_turn().await;
         owner_response(queries, query).await
     }
 }
 
+/// The list of paths: the response to requests with another path or method.
 const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
 
 /// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the owner's time.
-const METRICS_PAUSE: u32 = 4;
+const METRICS_PAUSE_FACTOR: u32 = 4;
 
+/// The response beyond [`MAX_SCRAPES`].
 const TOO_MANY_SCRAPES: &str = "too many scrapes are in progress: scrape less often\n";
 
 /// Maximum concurrent connections; more wait.

@@ -1,8 +1,8 @@
 //! Traffic history of the last hour, as sidecars reported it, by service, route and edge.
 //!
 //! All tables are bounded, and entries expire. A restarted control plane begins with empty tables, and each of
-//! several control planes has only the reports of its own sidecars. Times are arguments, relative to one start
-//! time.
+//! several control planes has only the reports of its own sidecars. Times are durations since the start of the
+//! history, which the caller passes.
 
 mod match_counts;
 mod rejections;
@@ -31,14 +31,14 @@ pub(crate) struct History {
     edges: RecentTable<(TrafficSource, ServiceName), RequestHistory, MAX_EDGES>,
     sidecars: BTreeMap<WorkloadName, LastReport>,
     /// The clients with a verified certificate of each workload.
-    verified_clients: BTreeMap<WorkloadName, Clients>,
+    verified_clients: BTreeMap<WorkloadName, ClientTable>,
     match_counts: MatchCounts,
     rejections: Rejections,
     pub(crate) counters: ReportCounters,
 }
 
 /// The client accounts of a workload, each with the time of its last request.
-type Clients = RecentTable<ServiceAccount, Duration, MAX_CLIENTS>;
+type ClientTable = RecentTable<ServiceAccount, Duration, MAX_CLIENTS>;
 
 /// Counters of traffic reports since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -71,12 +71,15 @@ pub(crate) enum TrafficSource {
 /// The last report of one sidecar.
 #[derive(Debug)]
 struct LastReport {
-    at: Duration,
-    span: Duration,
-    cpu: Duration,
+    /// The time at which the report arrived.
+    received_at: Duration,
+    /// The period that the report covers.
+    period: Duration,
+    /// The CPU time that the sidecar used in the period.
+    cpu_time: Duration,
     memory_kib: u64,
-    inbound: u64,
-    outbound: u64,
+    inbound_requests: u64,
+    outbound_requests: u64,
 }
 
 impl History {
@@ -95,16 +98,16 @@ impl History {
         self.counters.dropped = self.counters.dropped.saturating_add(report.overflowed.into());
         let since = at.saturating_sub(report.span);
         let caller = find_caller(mesh, name);
-        let (mut inbound, mut outbound) = (0_u64, 0_u64);
+        let (mut inbound_requests, mut outbound_requests) = (0_u64, 0_u64);
         for series in &report.series {
             let is_stored = match series.direction {
                 Direction::Inbound => {
-                    inbound = inbound.saturating_add(series.request_count());
+                    inbound_requests = inbound_requests.saturating_add(series.request_count());
                     self.mark_verified(series, name, at);
                     true
                 }
                 Direction::Outbound => {
-                    outbound = outbound.saturating_add(series.request_count());
+                    outbound_requests = outbound_requests.saturating_add(series.request_count());
                     self.record_outbound(mesh, &caller, series, since, at)
                 }
             };
@@ -115,12 +118,12 @@ impl History {
         self.counters.dropped += self.match_counts.record_report(mesh, &report.rules, at);
         self.counters.dropped += self.rejections.record_report(mesh, name, report, at);
         let last_report = LastReport {
-            at,
-            span: report.span,
-            cpu: report.cpu,
+            received_at: at,
+            period: report.span,
+            cpu_time: report.cpu,
             memory_kib: report.memory_kib,
-            inbound,
-            outbound,
+            inbound_requests,
+            outbound_requests,
         };
         self.sidecars.insert(name.clone(), last_report);
     }
@@ -152,7 +155,7 @@ impl History {
         };
         let add_batch = |history: &mut RequestHistory| history.add(at, &batch, &series.reasons);
         let new_history = || RequestHistory::new(since);
-        let mut evicted = 0;
+        let mut evicted_count = 0;
         let mut requested_services = vec![service];
         let mut edges = Vec::new();
         match series.route.as_ref().and_then(|route| route_parent(mesh, route, service)) {
@@ -167,21 +170,21 @@ impl History {
         for service in requested_services {
             let (history, evicted_entry) = self.services.entry(service.clone(), new_history);
             add_batch(history);
-            evicted += u64::from(evicted_entry.is_some());
+            evicted_count += u64::from(evicted_entry.is_some());
         }
         for edge in edges {
             let (history, evicted_entry) = self.edges.entry(edge, new_history);
             add_batch(history);
-            evicted += u64::from(evicted_entry.is_some());
+            evicted_count += u64::from(evicted_entry.is_some());
         }
         // A sidecar may report any name: only names of the mesh are stored.
         let route = series.route.as_ref().filter(|route| has_route(mesh, route));
         if let Some(route) = route {
             let (history, evicted_entry) = self.routes.entry(route.clone(), new_history);
             add_batch(history);
-            evicted += u64::from(evicted_entry.is_some());
+            evicted_count += u64::from(evicted_entry.is_some());
         }
-        self.counters.dropped += evicted;
+        self.counters.dropped += evicted_count;
         route.is_some() || series.route.is_none()
     }
 
@@ -222,8 +225,8 @@ impl History {
             mesh,
             history: self,
             at,
-            by_service: BTreeMap::new(),
-            recent_clients: BTreeMap::new(),
+            accounts_by_service: BTreeMap::new(),
+            recent_clients_by_service: BTreeMap::new(),
         };
         let mut edge_status = |(from, to), history: &RequestHistory| {
             let clients = account_index.caller_accounts(from);
@@ -290,8 +293,8 @@ struct AccountIndex<'a> {
     mesh: &'a Mesh,
     history: &'a History,
     at: Duration,
-    by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
-    recent_clients: BTreeMap<&'a ServiceName, Accounts<'a>>,
+    accounts_by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
+    recent_clients_by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
 }
 
 impl<'a> AccountIndex<'a> {
@@ -299,7 +302,7 @@ impl<'a> AccountIndex<'a> {
         let mesh = self.mesh;
         let accounts =
             || mesh.service_workloads(service).map(|workload| &workload.account).collect();
-        self.by_service.entry(service).or_insert_with(accounts)
+        self.accounts_by_service.entry(service).or_insert_with(accounts)
     }
 
     /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
@@ -313,7 +316,7 @@ impl<'a> AccountIndex<'a> {
                 clients.filter(|(_, last_request)| **last_request + VERIFICATION_VALIDITY > at);
             recent.map(|(client, _)| client).collect()
         };
-        self.recent_clients.entry(service).or_insert_with(recent_clients)
+        self.recent_clients_by_service.entry(service).or_insert_with(recent_clients)
     }
 
     /// Returns the accounts that may be the source of an edge. Empty for a route: it forwards within the
@@ -347,15 +350,15 @@ impl LastReport {
         at: Duration,
         fresh_for: Duration,
     ) -> SidecarTraffic {
-        let seconds = self.span.as_secs_f64().max(1.0);
-        let is_fresh = at.saturating_sub(self.at) <= fresh_for;
+        let seconds = self.period.as_secs_f64().max(1.0);
+        let is_fresh = at.saturating_sub(self.received_at) <= fresh_for;
         let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
         SidecarTraffic {
             workload: workload.to_string(),
-            cpu_cores: rate(self.cpu.as_secs_f64()),
+            cpu_cores: rate(self.cpu_time.as_secs_f64()),
             memory_kib: self.memory_kib,
-            inbound_per_second: rate(self.inbound as f64),
-            outbound_per_second: rate(self.outbound as f64),
+            inbound_per_second: rate(self.inbound_requests as f64),
+            outbound_per_second: rate(self.outbound_requests as f64),
         }
     }
 }
@@ -379,8 +382,8 @@ fn has_route(mesh: &Mesh, route: &RouteName) -> bool {
         || mesh.gateway_tcp_routes().has_route(route)
 }
 
-/// Returns the service that a client requested when `route` forwarded to another one. `None` if it may have
-/// been one of several services: sidecars do not report the requested one.
+/// Returns the service that a client requested when `route` forwarded the request to `service`. Returns `None`
+/// if the route has several parent services: sidecars do not report which of them was requested.
 fn route_parent<'a>(
     mesh: &'a Mesh,
     route: &RouteName,
@@ -389,22 +392,27 @@ fn route_parent<'a>(
     fn attached_parents<'a, K: Ord + Clone, R: AttachedRoute>(
         routes: &'a RouteAttachments<K, R>,
         service: &ServiceName,
-        is_named: impl Fn(&R) -> bool,
+        is_same_route: impl Fn(&R) -> bool,
     ) -> impl Iterator<Item = &'a ServiceName> {
-        let parents = routes.routes_to(service).filter(move |route| is_named(route));
+        let parents = routes.routes_to(service).filter(move |route| is_same_route(route));
         parents.flat_map(|route| route.parents()).map(|parent| &parent.service)
     }
-    let mut parents = attached_parents(mesh.http_routes(), service, |other| other.name == *route)
-        .chain(attached_parents(mesh.traffic_splits(), service, |other| other.name == *route))
-        .chain(attached_parents(mesh.tls_routes(), service, |other| other.rule.route == *route))
-        .chain(attached_parents(mesh.gateway_tcp_routes(), service, |other| {
-            other.rule.route == *route
-        }));
+    let mut parents =
+        attached_parents(mesh.http_routes(), service, |candidate| candidate.name == *route)
+            .chain(attached_parents(mesh.traffic_splits(), service, |candidate| {
+                candidate.name == *route
+            }))
+            .chain(attached_parents(mesh.tls_routes(), service, |candidate| {
+                candidate.rule.route == *route
+            }))
+            .chain(attached_parents(mesh.gateway_tcp_routes(), service, |candidate| {
+                candidate.rule.route == *route
+            }));
     let parent = parents.next()?;
-    (parent != service && parents.all(|other| other == parent)).then_some(parent)
+    (parent != service && parents.all(|candidate| candidate == parent)).then_some(parent)
 }
 
-/// Maximum services with a history, of about 2.6 KiB each while busy. Evicted ones count as dropped series.
+/// Maximum services with a history, of about 2.6 KiB each while busy. An evicted history counts as a dropped series.
 const MAX_SERVICES: usize = 1024;
 /// Maximum routes with a history.
 const MAX_ROUTES: usize = 512;

@@ -1,4 +1,5 @@
-//! A bounded HTTP server: limits for connections and for each wait.
+//! A bounded HTTP/1.1 server, used by the admin socket, the page and the health listener: it limits connections and
+//! the duration of each wait.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -59,11 +60,11 @@ impl HttpConnection for TcpStream {
     }
 }
 
-/// Serves until shutdown, on at most `connections_max` concurrent connections; more wait. At most half of them
+/// Serves until shutdown, on at most `max_connections` concurrent connections; more wait. At most half of them
 /// may be without a request. After shutdown it completes the responses in progress, within a bound.
 pub(crate) async fn serve_all<L, H>(
     listener: L,
-    connections_max: usize,
+    max_connections: usize,
     handler: Arc<H>,
     stop: watch::Receiver<bool>,
 ) where
@@ -71,7 +72,7 @@ pub(crate) async fn serve_all<L, H>(
     H: RequestHandler,
 {
     let stop = StopSignal::new(stop);
-    let accept_loop = accept_connections(listener, connections_max, handler, stop.clone());
+    let accept_loop = accept_connections(listener, max_connections, handler, stop.clone());
     if stop.run_bounded(DRAIN_TIMEOUT, accept_loop).await.is_none() {
         tracing::debug!(server = H::SERVER, "some responses were not completed in time");
     }
@@ -79,14 +80,14 @@ pub(crate) async fn serve_all<L, H>(
 
 async fn accept_connections<L, H>(
     listener: L,
-    connections_max: usize,
+    max_connections: usize,
     handler: Arc<H>,
     mut stop: StopSignal,
 ) where
     L: Accept<Stream: HttpConnection>,
     H: RequestHandler,
 {
-    let bounds = HalfOpenLimits::new(connections_max / 2, connections_max);
+    let bounds = HalfOpenLimits::new(max_connections / 2, max_connections);
     // At the limit, the source with the most connections is evicted first. No lower limit per source applies:
     // all operators may share one source.
     let admission =
@@ -94,7 +95,7 @@ async fn accept_connections<L, H>(
     let mut listener = Listener::new(H::SERVER, listener);
     let mut connections = JoinSet::new();
     loop {
-        let has_room = connections.len() < connections_max;
+        let has_room = connections.len() < max_connections;
         let accepted = tokio::select! {
             Some(_) = connections.join_next() => continue,
             accepted = listener.next_until(stop.wait_requested()), if has_room => accepted,
@@ -120,10 +121,10 @@ async fn serve_connection<H: RequestHandler>(
     let service = service_fn(|request: Request<Incoming>| {
         let (handler, half_open, stop) = (Arc::clone(&handler), &half_open, stop.clone());
         async move {
-            let in_progress = half_open.start_response();
+            let request_in_progress = half_open.start_response();
             let response = handler.handle_request(request, source).await;
             if response.body().size_hint().exact().is_none() {
-                in_progress.keep_until_closed();
+                request_in_progress.keep_until_closed();
             }
             Ok::<_, Infallible>(end_at_stop(response, stop))
         }
@@ -141,12 +142,13 @@ async fn serve_connection<H: RequestHandler>(
             None => std::future::pending().await,
         }
     };
-    let serving = stop.clone().serve_connection(&half_open, connection.as_mut(), |connection| {
-        connection.graceful_shutdown()
-    });
+    let serve_future =
+        stop.clone().serve_connection(&half_open, connection.as_mut(), |connection| {
+            connection.graceful_shutdown()
+        });
     // A client that does not read its response may not hold the connection forever.
     let result = tokio::select! {
-        result = serving => result.unwrap_or(Ok(())),
+        result = serve_future => result.unwrap_or(Ok(())),
         () = expiry => {
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(LAST_RESPONSE_TIMEOUT, connection).await.unwrap_or(Ok(()))
@@ -221,8 +223,8 @@ pub(crate) fn reject_cross_site(
         host.and_then(|host| check_origin(host, field, accepted_hosts, is_page)).err()?;
     let status = match violation {
         CrossSiteRequest::MultipleHosts => StatusCode::BAD_REQUEST,
-        CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,
-        CrossSiteRequest::Site => StatusCode::FORBIDDEN,
+        CrossSiteRequest::UntrustedHost => StatusCode::MISDIRECTED_REQUEST,
+        CrossSiteRequest::OtherOrigin => StatusCode::FORBIDDEN,
     };
     Some(text_response(status, format!("{violation}\n")))
 }

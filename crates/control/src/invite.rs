@@ -1,4 +1,4 @@
-//! Join bundles: addresses, roots and a token for a new proxy.
+//! Join bundles: the control planes' addresses, the trust roots and a one-time token for a new proxy.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,21 +11,23 @@ use tokio::sync::watch;
 
 use crate::authority::AuthorityReceiver;
 
-/// The parts of join bundles, from which bundles for new proxies are created.
+/// Creates join bundles for new proxies, for the admin socket and other commands of this process.
 #[derive(Debug)]
 pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) authority: AuthorityReceiver,
     pub(crate) trust_domain: TrustDomain,
     /// The addresses of control planes in bundles.
-    pub(crate) control: Vec<SocketAddr>,
+    pub(crate) control_addresses: Vec<SocketAddr>,
     /// The default lifetime of a token.
-    pub(crate) lifetime: Duration,
+    pub(crate) token_lifetime: Duration,
+    /// The workloads of the mesh: only they can be invited.
     pub(crate) workloads: watch::Receiver<Arc<Vec<Workload>>>,
 }
 
 impl Invitations {
-    /// Creates a bundle with a new one-time token, valid for this workload only and for `lifetime`.
+    /// Creates a bundle with a new one-time token, valid for this workload only. Without a `lifetime`, the token has
+    /// the default lifetime.
     pub(crate) fn create_bundle(
         &self,
         workload: &WorkloadName,
@@ -37,8 +39,8 @@ impl Invitations {
             return Err(InviteError::UnknownWorkload(workload.clone()));
         }
         Ok(JoinBundle {
-            token: self.tokens.mint(workload, lifetime.unwrap_or(self.lifetime), now)?,
-            control_addresses: self.control.clone(),
+            token: self.tokens.mint(workload, lifetime.unwrap_or(self.token_lifetime), now)?,
+            control_addresses: self.control_addresses.clone(),
             trust_domain: self.trust_domain.clone(),
             roots: self.authority.borrow().roots(),
         })

@@ -24,14 +24,14 @@ pub use access::{KeyAccess, PermittedFiles, PermittedServers};
 use fetch_interval::JitterRandom;
 pub(crate) use fetches::JwksFetches;
 
-/// The JWKS endpoints in use.
+/// The JWKS endpoints that policies of the mesh use.
 pub(crate) type ActiveKeySources = Arc<BTreeSet<KeySource>>;
 
 /// The result of a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyUpdate {
     pub(crate) source: KeySource,
-    pub(crate) fetched: FetchOutcome,
+    pub(crate) outcome: FetchOutcome,
 }
 
 /// The outcome of a fetch.
@@ -70,27 +70,29 @@ pub(crate) fn key_sources_in_update(update: &RegistryUpdate) -> BTreeSet<KeySour
 #[derive(Debug)]
 pub(crate) struct JwksFetcher {
     /// CA certificates (PEM) for JWKS servers; the system's roots if absent.
-    roots: Option<PathBuf>,
-    /// The servers and files that keys may be fetched from.
+    roots_file: Option<PathBuf>,
+    /// The servers and files from which keys may be fetched.
     access: Arc<KeyAccess>,
+    /// The state of each endpoint in use.
     endpoints: BTreeMap<KeySource, JwksEndpointState>,
-    in_progress: JoinSet<(KeySource, Result<JwksResponse, String>)>,
-    random: JitterRandom,
+    fetches_in_progress: JoinSet<(KeySource, Result<JwksResponse, String>)>,
+    jitter_random: JitterRandom,
 }
 
 /// The state of a JWKS endpoint.
 #[derive(Debug, Default)]
 struct JwksEndpointState {
+    /// The current set; `None` before the first successful fetch.
     jwks: Option<Arc<str>>,
     /// The ETag of the current set.
     etag: Option<String>,
     /// The number of consecutive failures.
-    failures: u32,
+    consecutive_failures: u32,
     /// The time of the next fetch; absent while one is in progress.
-    due: Option<Instant>,
+    due_at: Option<Instant>,
     /// Aborts the fetch that began last.
-    fetch: Option<AbortHandle>,
-    /// Locked while a file is read: threads cannot be aborted, so further reads must not accumulate behind one
+    fetch_handle: Option<AbortHandle>,
+    /// Locked while a file is read. Threads cannot be aborted, so further reads must not accumulate behind a read
     /// that hangs.
     read_lock: Arc<Mutex<()>>,
 }
@@ -113,23 +115,32 @@ enum JwksResponse {
 
 impl JwksFetcher {
     /// Creates a fetcher without key sets; `seed` is for the random jitter.
-    pub(crate) fn new(roots: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
-        let (random, access) = (JitterRandom::new(seed), Arc::new(access));
-        Self { roots, access, endpoints: BTreeMap::new(), in_progress: JoinSet::new(), random }
+    pub(crate) fn new(roots_file: Option<PathBuf>, access: KeyAccess, seed: u64) -> Self {
+        let (jitter_random, access) = (JitterRandom::new(seed), Arc::new(access));
+        Self {
+            roots_file,
+            access,
+            endpoints: BTreeMap::new(),
+            fetches_in_progress: JoinSet::new(),
+            jitter_random,
+        }
     }
 
     /// Fetches each of these endpoints once, for at most [`FIRST_FETCH_TIMEOUT`], so that sidecars usually
     /// receive a rule together with its keys at the start.
-    pub(crate) async fn fetch_first(&mut self, active: &BTreeSet<KeySource>) -> Vec<KeyUpdate> {
+    pub(crate) async fn fetch_first(
+        &mut self,
+        active_sources: &BTreeSet<KeySource>,
+    ) -> Vec<KeyUpdate> {
         let deadline = Instant::now() + FIRST_FETCH_TIMEOUT;
         let mut updates = Vec::new();
-        self.set_sources(active, Instant::now());
+        self.set_sources(active_sources, Instant::now());
         loop {
             let now = Instant::now();
             self.start_due_fetches(now, |endpoint| {
-                endpoint.failures == 0 && endpoint.jwks.is_none()
+                endpoint.consecutive_failures == 0 && endpoint.jwks.is_none()
             });
-            match timeout_at(deadline, self.in_progress.join_next()).await {
+            match timeout_at(deadline, self.fetches_in_progress.join_next()).await {
                 Ok(Some(Ok((source, result)))) => {
                     updates.extend(self.record_result(source, result, Instant::now()))
                 }
@@ -148,9 +159,9 @@ impl JwksFetcher {
     ) {
         loop {
             let now = Instant::now();
-            let current = Arc::clone(&active_sources.borrow_and_update());
-            for dropped in self.set_sources(&current, now) {
-                if update_sender.send(dropped).await.is_err() {
+            let current_sources = Arc::clone(&active_sources.borrow_and_update());
+            for endpoint_unused in self.set_sources(&current_sources, now) {
+                if update_sender.send(endpoint_unused).await.is_err() {
                     return;
                 }
             }
@@ -159,7 +170,7 @@ impl JwksFetcher {
             let result = tokio::select! {
                 changed = active_sources.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
-                Some(result) = self.in_progress.join_next() => {
+                Some(result) = self.fetches_in_progress.join_next() => {
                     result.ok().and_then(|(source, result)| {
                         self.record_result(source, result, Instant::now())
                     })
@@ -175,24 +186,29 @@ impl JwksFetcher {
     }
 
     /// Replaces the set of endpoints in use, and returns those that are no longer in use.
-    fn set_sources(&mut self, active: &BTreeSet<KeySource>, now: Instant) -> Vec<KeyUpdate> {
-        let unused_sources = self.endpoints.keys().filter(|source| !active.contains(*source));
+    fn set_sources(
+        &mut self,
+        active_sources: &BTreeSet<KeySource>,
+        now: Instant,
+    ) -> Vec<KeyUpdate> {
+        let unused_sources =
+            self.endpoints.keys().filter(|source| !active_sources.contains(*source));
         let unused_sources: Vec<KeySource> = unused_sources.cloned().collect();
         for source in &unused_sources {
             let endpoint = self.endpoints.remove(source);
             // An aborted fetch must not occupy a slot.
-            if let Some(fetch) = endpoint.and_then(|endpoint| endpoint.fetch) {
-                fetch.abort();
+            if let Some(fetch_handle) = endpoint.and_then(|endpoint| endpoint.fetch_handle) {
+                fetch_handle.abort();
             }
         }
-        for source in active {
+        for source in active_sources {
             let new_endpoint =
-                || JwksEndpointState { due: Some(now), ..JwksEndpointState::default() };
+                || JwksEndpointState { due_at: Some(now), ..JwksEndpointState::default() };
             self.endpoints.entry(source.clone()).or_insert_with(new_endpoint);
         }
         unused_sources
             .into_iter()
-            .map(|source| KeyUpdate { source, fetched: FetchOutcome::EndpointUnused })
+            .map(|source| KeyUpdate { source, outcome: FetchOutcome::EndpointUnused })
             .collect()
     }
 
@@ -204,23 +220,25 @@ impl JwksFetcher {
         is_selected: impl Fn(&JwksEndpointState) -> bool,
     ) {
         let is_due = |endpoint: &JwksEndpointState| {
-            endpoint.due.is_some_and(|due| due <= now) && is_selected(endpoint)
+            endpoint.due_at.is_some_and(|due_at| due_at <= now) && is_selected(endpoint)
         };
         let mut due_endpoints: Vec<_> =
             self.endpoints.iter_mut().filter(|(_, endpoint)| is_due(endpoint)).collect();
-        due_endpoints.sort_by_key(|(_, endpoint)| endpoint.due);
-        let free_slots = MAX_FETCHES.saturating_sub(self.in_progress.len());
+        due_endpoints.sort_by_key(|(_, endpoint)| endpoint.due_at);
+        let free_slots = MAX_FETCHES.saturating_sub(self.fetches_in_progress.len());
         for (source, endpoint) in due_endpoints.into_iter().take(free_slots) {
-            endpoint.due = None;
-            let (source, etag, roots) = (source.clone(), endpoint.etag.clone(), self.roots.clone());
+            endpoint.due_at = None;
+            let (source, etag, roots_file) =
+                (source.clone(), endpoint.etag.clone(), self.roots_file.clone());
             let (access, read_lock) = (Arc::clone(&self.access), Arc::clone(&endpoint.read_lock));
-            endpoint.fetch = Some(self.in_progress.spawn(async move {
+            endpoint.fetch_handle = Some(self.fetches_in_progress.spawn(async move {
                 let response = match &source {
                     KeySource::File(path) => {
                         file::read(path.clone(), access.files.clone(), read_lock).await
                     }
                     KeySource::Server(server) => {
-                        server::fetch_key_set(server, etag.as_deref(), roots, &access.servers).await
+                        server::fetch_key_set(server, etag.as_deref(), roots_file, &access.servers)
+                            .await
                     }
                 };
                 (source, response)
@@ -228,17 +246,18 @@ impl JwksFetcher {
         }
     }
 
+    /// Returns the time at which the next fetch can start.
     fn next_due(&self, now: Instant) -> Instant {
-        let due = self.endpoints.values().filter_map(|endpoint| endpoint.due);
-        let next_fetch = due.min().unwrap_or(now + IDLE_WAIT);
+        let due_times = self.endpoints.values().filter_map(|endpoint| endpoint.due_at);
+        let next_fetch = due_times.min().unwrap_or(now + IDLE_WAIT);
         // At the limit, pending fetches wait for one in progress.
-        match self.in_progress.len() >= MAX_FETCHES {
+        match self.fetches_in_progress.len() >= MAX_FETCHES {
             true => now + IDLE_WAIT,
             false => next_fetch,
         }
     }
 
-    /// Processes the result of a fetch; no report if the endpoint is no longer in use.
+    /// Processes the result of a fetch. Returns `None` if the endpoint is no longer in use.
     fn record_result(
         &mut self,
         source: KeySource,
@@ -249,36 +268,37 @@ impl JwksFetcher {
         let result = result.and_then(|response| {
             endpoint.record_response(response).map_err(|error| error.to_string())
         });
-        let (fetched, max_age) = match result {
+        let (outcome, max_age) = match result {
             Ok((changed, max_age)) => {
                 (changed.map_or(FetchOutcome::Unchanged, FetchOutcome::Changed), max_age)
             }
             Err(reason) => (FetchOutcome::Failed(reason), None),
         };
-        endpoint.failures = match &fetched {
-            FetchOutcome::Failed(_) => endpoint.failures.saturating_add(1),
+        endpoint.consecutive_failures = match &outcome {
+            FetchOutcome::Failed(_) => endpoint.consecutive_failures.saturating_add(1),
             _ => 0,
         };
-        let wait = match &source {
+        let delay = match &source {
             KeySource::File(_) => FILE_CHECK_INTERVAL,
-            KeySource::Server(server) if endpoint.failures == 0 => {
+            KeySource::Server(server) if endpoint.consecutive_failures == 0 => {
                 fetch_interval::delay_after_success(
                     server.refresh_interval,
                     max_age,
-                    &mut self.random,
+                    &mut self.jitter_random,
                 )
             }
-            KeySource::Server(_) => {
-                fetch_interval::delay_after_failure(endpoint.failures, &mut self.random)
-            }
+            KeySource::Server(_) => fetch_interval::delay_after_failure(
+                endpoint.consecutive_failures,
+                &mut self.jitter_random,
+            ),
         };
-        endpoint.due = Some(now + wait);
-        Some(KeyUpdate { source, fetched })
+        endpoint.due_at = Some(now + delay);
+        Some(KeyUpdate { source, outcome })
     }
 }
 
 impl JwksEndpointState {
-    /// Processes a response; returns the set if it changed.
+    /// Processes a response. Returns the set if it changed, and the response's `max-age`.
     fn record_response(
         &mut self,
         response: JwksResponse,

@@ -49,7 +49,8 @@ mod tap;
 mod watch;
 
 pub use applications::{
-    Application, ApplicationState, Applications, PORT_SILENT, PORT_UNREADY, exit_hint, port_hint,
+    Application, ApplicationState, Applications, PORT_NOT_LISTENING, PORT_UNREADY, exit_hint,
+    port_hint,
 };
 pub use config::{Config, Limits, REPORT_INTERVAL, Times};
 pub use control::{Control, StartError, Stopped};

@@ -1,4 +1,4 @@
-//! The mesh: all objects joined and indexed. Owned by one task, changed synchronously, without locks.
+//! The mesh: all objects, joined and indexed. The mesh owner task changes it synchronously, without locks.
 
 mod access;
 mod addresses;
@@ -49,21 +49,21 @@ pub(crate) struct Mesh {
     /// The workloads with a sidecar, and the gateway proxies.
     workloads: BTreeMap<WorkloadName, Workload>,
     services: BTreeMap<ServiceName, Service>,
-    routes: RouteAttachments<(RouteKind, RouteName), HttpRoute>,
+    http_routes: RouteAttachments<(RouteKind, RouteName), HttpRoute>,
     tls_routes: RouteAttachments<RouteName, TlsRoute>,
-    splits: RouteAttachments<RouteName, TrafficSplit>,
+    traffic_splits: RouteAttachments<RouteName, TrafficSplit>,
     gateway_tcp_routes: RouteAttachments<RouteName, GatewayTcpRoute>,
-    targets: BTreeMap<PolicyName, TrafficTarget>,
-    groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
+    traffic_targets: BTreeMap<PolicyName, TrafficTarget>,
+    route_groups: BTreeMap<RouteGroupName, HttpRouteGroup>,
     tcp_routes: BTreeMap<TcpRouteName, TcpRoute>,
     policies: policies::Policies,
-    grants: BTreeMap<GrantName, ReferenceGrant>,
+    reference_grants: BTreeMap<GrantName, ReferenceGrant>,
     gateways: BTreeMap<GatewayName, Arc<Gateway>>,
     unmeshed_workloads: gateways::UnmeshedWorkloads,
     /// The listen addresses of connected sidecars; only of existing workloads.
     sidecar_listeners: BTreeMap<WorkloadName, Listeners>,
     /// Workloads with a sidecar, and a port or account that changed recently.
-    changed: sidecars::ChangedWorkloads,
+    changed_workloads: sidecars::ChangedWorkloads,
     /// The workloads that each service selects, and the reverse.
     workloads_by_service: Index<ServiceName, WorkloadName>,
     services_by_workload: Index<WorkloadName, ServiceName>,
@@ -145,7 +145,7 @@ impl Mesh {
     }
 
     pub(crate) fn http_routes(&self) -> &RouteAttachments<(RouteKind, RouteName), HttpRoute> {
-        &self.routes
+        &self.http_routes
     }
 
     pub(crate) fn tls_routes(&self) -> &RouteAttachments<RouteName, TlsRoute> {
@@ -153,7 +153,7 @@ impl Mesh {
     }
 
     pub(crate) fn traffic_splits(&self) -> &RouteAttachments<RouteName, TrafficSplit> {
-        &self.splits
+        &self.traffic_splits
     }
 
     pub(crate) fn gateway_tcp_routes(&self) -> &RouteAttachments<RouteName, GatewayTcpRoute> {
@@ -161,11 +161,11 @@ impl Mesh {
     }
 
     pub(crate) fn traffic_targets(&self) -> impl ExactSizeIterator<Item = &TrafficTarget> {
-        self.targets.values()
+        self.traffic_targets.values()
     }
 
     pub(crate) fn route_group(&self, name: &RouteGroupName) -> Option<&HttpRouteGroup> {
-        self.groups.get(name)
+        self.route_groups.get(name)
     }
 
     pub(crate) fn tcp_route(&self, name: &TcpRouteName) -> Option<&TcpRoute> {
@@ -197,12 +197,12 @@ impl Mesh {
 
     /// True if a namespace has consumer routes for a service of another namespace.
     pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
-        self.routes.has_consumers(service, namespace)
+        self.http_routes.has_consumers(service, namespace)
             || self.tls_routes.has_consumers(service, namespace)
             || self.gateway_tcp_routes.has_consumers(service, namespace)
     }
 
-    /// True if a route may refer to a service: one of its own namespace, or of a namespace with a grant. A
+    /// True if a route may refer to a service of its own namespace, or of a namespace with a grant. A
     /// route may always refer to its parent service.
     pub(crate) fn may_refer_to(
         &self,
@@ -211,7 +211,7 @@ impl Mesh {
     ) -> bool {
         let (kind, RouteName { namespace, .. }) = route;
         let permits = |grant: &ReferenceGrant| grant.permits_route(kind, namespace, service);
-        *namespace == service.namespace || self.grants.values().any(permits)
+        *namespace == service.namespace || self.reference_grants.values().any(permits)
     }
 
     /// Returns the `TrafficTarget`s with this account as destination, by name.
@@ -220,13 +220,13 @@ impl Mesh {
         destination: &ServiceAccount,
     ) -> impl Iterator<Item = &TrafficTarget> {
         let names = self.targets_by_destination.values_for(destination);
-        names.filter_map(|name| self.targets.get(name))
+        names.filter_map(|name| self.traffic_targets.get(name))
     }
 
     /// Returns the accounts that some `TrafficTarget` lets `source` call.
     pub(crate) fn permitted_accounts(&self, source: &ServiceAccount) -> BTreeSet<&ServiceAccount> {
         let names = self.targets_by_source.values_for(source);
-        let targets = names.filter_map(|name| self.targets.get(name));
+        let targets = names.filter_map(|name| self.traffic_targets.get(name));
         targets.map(|target| &target.destination).collect()
     }
 
@@ -266,7 +266,7 @@ impl Mesh {
             Object::MeshConfig(config) => self.set_config(config, affected_set),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
                 let name = (route.kind, route.name.clone());
-                affected_set.services.extend(self.routes.set_route(&name, Some(route)));
+                affected_set.services.extend(self.http_routes.set_route(&name, Some(route)));
             }
             Object::TlsRoute(route) => {
                 let name = route.rule.route.clone();
@@ -277,7 +277,7 @@ impl Mesh {
             }
             Object::HttpRouteGroup(group) => {
                 self.mark_group_users_affected(&group.name, affected_set);
-                self.groups.insert(group.name.clone(), group);
+                self.route_groups.insert(group.name.clone(), group);
             }
             Object::TcpRoute(route) => {
                 self.mark_tcp_route_users_affected(&route.name, affected_set);
@@ -323,7 +323,7 @@ impl Mesh {
             Object::AccessCert(cert) => self.set_access_cert(&cert.name.clone(), Some(cert)),
             Object::TrafficSplit(split) => {
                 let name = split.name.clone();
-                affected_set.services.extend(self.splits.set_route(&name, Some(split)));
+                affected_set.services.extend(self.traffic_splits.set_route(&name, Some(split)));
             }
         }
     }
@@ -349,11 +349,11 @@ impl Mesh {
             ObjectKey::MeshConfig => self.set_config(MeshConfig::default(), affected_set),
             ObjectKey::HttpRoute(name) => {
                 let name = (RouteKind::Http, name.clone());
-                affected_set.services.extend(self.routes.set_route(&name, None));
+                affected_set.services.extend(self.http_routes.set_route(&name, None));
             }
             ObjectKey::GrpcRoute(name) => {
                 let name = (RouteKind::Grpc, name.clone());
-                affected_set.services.extend(self.routes.set_route(&name, None));
+                affected_set.services.extend(self.http_routes.set_route(&name, None));
             }
             ObjectKey::TlsRoute(name) => {
                 affected_set.services.extend(self.tls_routes.set_route(name, None))
@@ -361,7 +361,7 @@ impl Mesh {
             ObjectKey::TrafficTarget(name) => self.set_target(name, None, affected_set),
             ObjectKey::HttpRouteGroup(name) => {
                 self.mark_group_users_affected(name, affected_set);
-                self.groups.remove(name);
+                self.route_groups.remove(name);
             }
             ObjectKey::TcpRoute(name) => {
                 self.mark_tcp_route_users_affected(name, affected_set);
@@ -391,7 +391,7 @@ impl Mesh {
             ObjectKey::Retry(name) => self.set_retry(name, None, affected_set),
             ObjectKey::AccessCert(name) => self.set_access_cert(name, None),
             ObjectKey::TrafficSplit(name) => {
-                affected_set.services.extend(self.splits.set_route(name, None))
+                affected_set.services.extend(self.traffic_splits.set_route(name, None))
             }
         }
     }
@@ -482,7 +482,7 @@ impl Mesh {
             workloads
                 .iter()
                 .for_each(|workload| self.mark_addresses_affected(workload, affected_set));
-            // Their configurations contain the service under which each port is counted.
+            // A workload's configuration contains the service under which each of its ports is counted.
             affected_set.workloads.extend(workloads);
             self.mark_service_affected(name, affected_set);
         }
@@ -494,17 +494,19 @@ impl Mesh {
         new: Option<ReferenceGrant>,
         affected_set: &mut AffectedSet,
     ) {
-        let old = self.grants.remove(name);
+        let old = self.reference_grants.remove(name);
         if old != new {
-            affected_set.services.extend(self.routes.parents_with_backend_in(&name.namespace));
-            affected_set.services.extend(self.splits.parents_with_backend_in(&name.namespace));
+            affected_set.services.extend(self.http_routes.parents_with_backend_in(&name.namespace));
+            affected_set
+                .services
+                .extend(self.traffic_splits.parents_with_backend_in(&name.namespace));
             affected_set
                 .services
                 .extend(self.gateway_tcp_routes.parents_with_backend_in(&name.namespace));
             affected_set.services.extend(self.tls_routes.parents_with_backend_in(&name.namespace));
         }
         if let Some(new) = new {
-            self.grants.insert(name.clone(), new);
+            self.reference_grants.insert(name.clone(), new);
         }
     }
 
@@ -514,7 +516,7 @@ impl Mesh {
         new: Option<TrafficTarget>,
         affected_set: &mut AffectedSet,
     ) {
-        let old = self.targets.remove(name);
+        let old = self.traffic_targets.remove(name);
         let differs = old != new;
         if let Some(old) = &old {
             self.targets_by_destination.remove(&old.destination, name);
@@ -544,7 +546,7 @@ impl Mesh {
             }
         }
         if let Some(new) = new {
-            self.targets.insert(name.clone(), new);
+            self.traffic_targets.insert(name.clone(), new);
         }
     }
 
@@ -554,12 +556,12 @@ impl Mesh {
         affected_set.services.insert(name.clone());
         if self.has_default_deny() {
             let parents = self
-                .routes
+                .http_routes
                 .parents_of_backend(name)
                 .chain(self.tls_routes.parents_of_backend(name));
             affected_set
                 .services
-                .extend(parents.chain(self.splits.parents_of_backend(name)).cloned());
+                .extend(parents.chain(self.traffic_splits.parents_of_backend(name)).cloned());
             affected_set.services.extend(self.gateway_tcp_routes.parents_of_backend(name).cloned());
         }
     }

@@ -42,7 +42,7 @@ pub(crate) fn visit_metrics(
     visitor: &mut impl MetricVisitor,
 ) {
     let status = report.status();
-    let counters = report.connected.counters;
+    let counters = report.connected_proxies.counters;
     let certifier = report.certifier;
     visit_metric(visitor, &WORKLOADS, status.workloads as u64);
     visit_metric(visitor, &SERVICES, status.services as u64);
@@ -57,8 +57,8 @@ pub(crate) fn visit_metrics(
     visit_metric(visitor, &UPDATES_REJECTED, counters.rejected);
     visit_metric(visitor, &SENT, connection_counters.sent_bytes());
     visit_metric(visitor, &RECEIVED, connection_counters.received_bytes());
-    visit_metric(visitor, &CERTIFICATES, certifier.issued);
-    visit_metric(visitor, &CERTIFICATE_REQUESTS_REJECTED, certifier.rejected);
+    visit_metric(visitor, &CERTIFICATES, certifier.issued_count);
+    visit_metric(visitor, &CERTIFICATE_REQUESTS_REJECTED, certifier.rejected_count);
     visit_labeled(
         visitor,
         &CONNECTIONS_REJECTED,
@@ -70,8 +70,8 @@ pub(crate) fn visit_metrics(
     visitor.record_durations(&[], &convergence_durations(report));
     visit_metric(visitor, &PUSH_RECIPIENTS, counters.push_recipients);
     visit_metric(visitor, &DELTA_BYTES, counters.delta_bytes);
-    visit_metric(visitor, &REPORTS, report.history.reports);
-    visit_metric(visitor, &SERIES_DROPPED, report.history.dropped);
+    visit_metric(visitor, &REPORTS, report.report_counters.reports);
+    visit_metric(visitor, &SERIES_DROPPED, report.report_counters.dropped);
     visit_metric(visitor, &LOG_LINES_DROPPED, lines_dropped());
     visit_key_metrics(visitor, report);
     visit_queue_metrics(visitor, report);
@@ -103,7 +103,7 @@ fn visit_labeled(
 }
 
 fn convergence_durations<'a>(report: &Report<'a>) -> DurationBuckets<'a> {
-    DurationBuckets::new(report.connected.pushes.convergence_times(), &CONVERGENCE_BOUNDS)
+    DurationBuckets::new(report.connected_proxies.pushes.convergence_times(), &CONVERGENCE_BOUNDS)
 }
 
 /// Writes the metrics with an equivalent in the other product, by its name there.
@@ -113,12 +113,12 @@ fn write_aliases(
     report: &Report<'_>,
     connection_counters: &ConnectionCounters,
 ) {
-    let counters = report.connected.counters;
+    let counters = report.connected_proxies.counters;
     for alias in ALIASES {
         writer.start_alias(format!("{}_{}", alias_names.mesh_prefix(), alias.name), alias.kind);
         let number = match alias.name {
             "proxy_connect_count" => report.status().proxies as u64,
-            "cert_issued_count" => report.certifier.issued,
+            "cert_issued_count" => report.certifier.issued_count,
             "events_queued" => report.queues.updates as u64,
             "resource_namespace_count" => report.namespace_count() as u64,
             "proxy_broadcast_event_count" => counters.changes,
@@ -152,7 +152,7 @@ fn write_aliases(
 
 fn visit_key_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
     let (sources, without_keys) = report.key_sources();
-    let failing = report.keys.failing_count();
+    let failing = report.jwks_fetches.failing_count();
     let states = [("all", sources), ("failing", failing), ("without-keys", without_keys)];
     visit_labeled(
         visitor,
@@ -160,7 +160,7 @@ fn visit_key_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
         "state",
         states.map(|(state, count)| (state, count as u64)),
     );
-    let fetches = report.keys;
+    let fetches = report.jwks_fetches;
     let results = [
         ("changed", fetches.changed),
         ("unchanged", fetches.unchanged),
@@ -175,8 +175,8 @@ fn visit_queue_metrics(visitor: &mut impl MetricVisitor, report: &Report<'_>) {
         ("events", report.queues.events),
         ("queries", report.queues.queries),
         ("signatures", report.certifier.in_progress_count()),
-        ("pending", report.connected.pending_count()),
-        ("pushes", report.connected.pushes.unacknowledged_count()),
+        ("pending", report.connected_proxies.pending_count()),
+        ("pushes", report.connected_proxies.pushes.unacknowledged_count()),
     ];
     visit_labeled(visitor, &QUEUES, "queue", queues.map(|(queue, depth)| (queue, depth as u64)));
 }

@@ -1,4 +1,4 @@
-//! Export of the control plane's metrics, to the collector that sidecars push to.
+//! Periodic export of the control plane's metrics to the collector that sidecars export to.
 //!
 //! The mesh owner collects the numbers as for a scrape; everything else runs in a separate task.
 
@@ -46,12 +46,12 @@ impl MetricsExporter {
             destination,
             seed,
         } = self;
-        let mut status = ExportStatus::new("metrics", ExportCounters(connection_counters));
+        let mut export_status = ExportStatus::new("metrics", ExportCounters(connection_counters));
         let metrics = MetricsSource { resource_identity, queries, final_query };
         let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
         push_metrics(
             &exporter,
-            &mut status,
+            &mut export_status,
             metrics,
             destination,
             SystemTime::now(),
@@ -70,22 +70,25 @@ struct MetricsSource {
 }
 
 impl MetricSource for MetricsSource {
-    fn source(&self) -> ResourceIdentity {
+    fn identity(&self) -> ResourceIdentity {
         self.resource_identity.clone()
     }
 
     async fn write_metrics(&mut self, requests: MetricRequests) -> Option<MetricRequests> {
-        metric_requests(query_owner(&self.queries, AdminQuery::Points(Box::new(requests))).await?)
+        into_metric_requests(
+            query_owner(&self.queries, AdminQuery::Points(Box::new(requests))).await?,
+        )
     }
 
     async fn write_final_metrics(self, requests: MetricRequests) -> Option<MetricRequests> {
         let (sender, response) = oneshot::channel();
         self.final_query.send((AdminQuery::Points(Box::new(requests)), sender)).ok()?;
-        metric_requests(response.await.ok()?)
+        into_metric_requests(response.await.ok()?)
     }
 }
 
-fn metric_requests(response: AdminResponse) -> Option<MetricRequests> {
+/// Returns the export requests in the owner's response to [`AdminQuery::Points`].
+fn into_metric_requests(response: AdminResponse) -> Option<MetricRequests> {
     match response {
         AdminResponse::Points(requests) => Some(*requests),
         AdminResponse::Json(_)
@@ -95,6 +98,7 @@ fn metric_requests(response: AdminResponse) -> Option<MetricRequests> {
     }
 }
 
+/// Adds the results of exports to the control plane's counters.
 struct ExportCounters(Arc<ConnectionCounters>);
 
 impl ExportCounts for ExportCounters {

@@ -1,5 +1,5 @@
-//! The task that owns the mesh and the state of all proxies: `next` waits for an event, `apply_event` handles
-//! it.
+//! The task that owns the mesh and the state of all proxies. `next_event` waits for an event of a registry, a
+//! proxy or an operator, and `apply_event` handles it.
 
 mod admin_query;
 mod claims;
@@ -50,46 +50,50 @@ pub(crate) struct Owner {
     pub(crate) times: Times,
     pub(crate) limits: Limits,
     pub(crate) mesh: Mesh,
-    pub(crate) connected: ConnectedProxies,
+    pub(crate) connected_proxies: ConnectedProxies,
     pub(crate) presence: Presence,
     pub(crate) startup_grace: StartupGrace,
     pub(crate) certifier: Certifier,
     /// Joins that wait for a registry to report their workload.
     pub(crate) pending_registrations: Vec<PendingRegistration>,
     pub(crate) diagnostics: Diagnostics,
-    pub(crate) keys: JwksFetches,
+    /// The results of JWKS fetches, for diagnostics and metrics.
+    pub(crate) jwks_fetches: JwksFetches,
+    /// The connections of members and of other control planes, shared with the listener.
     pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) connection_counters: Arc<ConnectionCounters>,
     pub(crate) outputs: OwnerOutputs,
+    /// The other control planes and their sidecars.
     pub(crate) peers: Peers,
-    pub(crate) last_sweep: Instant,
-    pub(crate) queues: Queues,
+    /// The time at which expired and ended streams were last searched.
+    pub(crate) last_stream_check: Instant,
+    pub(crate) queues: QueueLengths,
     pub(crate) history: History,
-    /// The interval of sidecars' traffic reports.
+    /// The interval of the sidecars' traffic reports; `None` if sidecars do not report.
     pub(crate) report_interval: Option<Duration>,
-    /// The time zero of the traffic history.
+    /// The start of the traffic history: its times are relative to this one.
     pub(crate) history_start: Instant,
     /// Proxies with a response that is compiled in slices, each with the turn that is charged for the work.
-    pub(crate) unfinished: VecDeque<(ConnectionId, ConnectionTurn)>,
+    pub(crate) unfinished_responses: VecDeque<(ConnectionId, ConnectionTurn)>,
     /// Log limits, by verified identity.
-    pub(crate) logs: LogLimits<String>,
-    /// The URL of the page.
+    pub(crate) log_limits: LogLimits<String>,
+    /// The URL of the browser page; `None` without a page.
     pub(crate) page_url: Option<String>,
     /// The URL of the page's view of live requests.
     pub(crate) live_url: Option<String>,
     /// Applications run by this machine's supervisor.
     pub(crate) applications: Applications,
     /// Rejections of replaced sidecars, which may join again.
-    pub(crate) replaced: ReplacedRejections,
+    pub(crate) replaced_rejections: ReplacedRejections,
     /// True if a supervisor in this process runs the sidecar of each workload.
     pub(crate) supervised: bool,
     /// True if the control plane runs in Kubernetes.
     pub(crate) kubernetes: bool,
 }
 
-/// Lengths of the owner's queues, as of its last check.
+/// The lengths of the owner's queues when it last waited for an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Queues {
+pub(crate) struct QueueLengths {
     pub(crate) updates: usize,
     pub(crate) events: usize,
     pub(crate) queries: usize,
@@ -103,7 +107,7 @@ pub(crate) struct Inbox {
     pub(crate) queries: mpsc::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     pub(crate) authority: AuthorityReceiver,
     pub(crate) revoked: watch::Receiver<RevokedWorkloads>,
-    pub(crate) keys: mpsc::Receiver<KeyUpdate>,
+    pub(crate) key_updates: mpsc::Receiver<KeyUpdate>,
     /// The query of the final metrics export, after the shutdown.
     pub(crate) final_query: oneshot::Receiver<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     pub(crate) stop: watch::Receiver<bool>,
@@ -113,10 +117,10 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 pub(crate) struct OwnerOutputs {
     pub(crate) workloads: watch::Sender<Arc<Vec<Workload>>>,
-    pub(crate) registered: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
+    pub(crate) registered_workloads: watch::Sender<Arc<BTreeSet<WorkloadName>>>,
     pub(crate) status: watch::Sender<Arc<Status>>,
     /// The JWKS endpoints in use.
-    pub(crate) keys: watch::Sender<ActiveKeySources>,
+    pub(crate) key_sources: watch::Sender<ActiveKeySources>,
     /// The destination of metrics exports.
     pub(crate) metrics: watch::Sender<Option<Box<MetricsPush>>>,
     /// Facts about sidecars for their cluster; updated while there is a receiver.
@@ -151,7 +155,7 @@ enum OwnerEvent {
 #[derive(Clone, Copy)]
 struct EventTime {
     clock: Instant,
-    wall: SystemTime,
+    wall_time: SystemTime,
 }
 
 /// The state of an event after a step: it is handled, or the response to its proxy is compiled in slices.
@@ -169,14 +173,14 @@ enum LoopControl {
 
 impl EventTime {
     fn read() -> Self {
-        Self { clock: Instant::now(), wall: SystemTime::now() }
+        Self { clock: Instant::now(), wall_time: SystemTime::now() }
     }
 }
 
 /// Owns the mesh until shutdown; then ends the streams of all proxies.
 pub(crate) async fn run_owner(mut owner: Owner, mut inbox: Inbox) {
     loop {
-        let event = owner.next(&mut inbox).await;
+        let event = owner.next_event(&mut inbox).await;
         if owner.apply_event(event, EventTime::read()) == LoopControl::Stop {
             break;
         }
@@ -192,7 +196,7 @@ impl Owner {
     pub(crate) fn with_first_update(
         mut self,
         first_update: RegistryUpdate,
-        keys: Vec<KeyUpdate>,
+        key_updates: Vec<KeyUpdate>,
         trust_domain: &TrustDomain,
         ca_generation: u64,
         revoked: RevokedWorkloads,
@@ -205,19 +209,19 @@ impl Owner {
             ..MeshConfig::default()
         })));
         self.apply_update(first_update, now);
-        keys.into_iter().for_each(|key_update| self.apply_key_update(key_update, now));
+        key_updates.into_iter().for_each(|key_update| self.apply_key_update(key_update, now));
         self.publish_state(now);
         self
     }
 
-    async fn next(&mut self, inbox: &mut Inbox) -> OwnerEvent {
-        self.queues = Queues {
+    async fn next_event(&mut self, inbox: &mut Inbox) -> OwnerEvent {
+        self.queues = QueueLengths {
             updates: inbox.updates.len(),
             events: inbox.events.len(),
             queries: inbox.queries.len(),
         };
         let wake_time = self.next_wake_time();
-        let has_slices = !self.unfinished.is_empty();
+        let has_slices = !self.unfinished_responses.is_empty();
         tokio::select! {
             Some(update) = inbox.updates.recv() => OwnerEvent::Update(update),
             Some(event) = inbox.events.recv() => OwnerEvent::Event(event),
@@ -228,24 +232,24 @@ impl Owner {
             Ok(()) = inbox.revoked.changed() => {
                 OwnerEvent::Revoked(inbox.revoked.borrow_and_update().clone())
             }
-            Some(key_update) = inbox.keys.recv() => OwnerEvent::Keys(key_update),
+            Some(key_update) = inbox.key_updates.recv() => OwnerEvent::Keys(key_update),
             () = std::future::ready(()), if has_slices => OwnerEvent::Slice,
-            signing_event = self.certifier.next() => OwnerEvent::Certifier(signing_event),
+            signing_event = self.certifier.next_event() => OwnerEvent::Certifier(signing_event),
             () = tokio::time::sleep_until(wake_time) => OwnerEvent::Timer,
             _ = inbox.stop.wait_for(|stop| *stop) => OwnerEvent::Stop,
         }
     }
 
     fn next_wake_time(&self) -> Instant {
-        let next_sweep = self.last_sweep + SWEEP_INTERVAL;
+        let next_stream_check = self.last_stream_check + STREAM_CHECK_INTERVAL;
         let times = [
-            self.connected.due_at(),
+            self.connected_proxies.due_at(),
             self.presence.next_deadline(),
             self.startup_grace.latest_end(),
             self.outputs.next_report,
             self.join_deadline(),
         ];
-        times.into_iter().flatten().fold(next_sweep, Instant::min)
+        times.into_iter().flatten().fold(next_stream_check, Instant::min)
     }
 
     fn apply_event(&mut self, event: OwnerEvent, now: EventTime) -> LoopControl {
@@ -257,7 +261,7 @@ impl Owner {
                 ..
             }) => true,
             OwnerEvent::Keys(key_update) => {
-                matches!(key_update.fetched, FetchOutcome::Unchanged | FetchOutcome::Failed(_))
+                matches!(key_update.outcome, FetchOutcome::Unchanged | FetchOutcome::Failed(_))
             }
             _ => false,
         };
@@ -267,13 +271,13 @@ impl Owner {
         match event {
             OwnerEvent::Update(update) => self.apply_update(update, now),
             OwnerEvent::Event(QueuedEvent { event, turn }) => {
-                let work_before = self.connected.total_work();
+                let work_before = self.connected_proxies.total_work();
                 let event_handling = self.handle_event(event, now);
                 self.charge_turn(event_handling, work_before, turn, now);
             }
             OwnerEvent::Slice => {
-                if let Some((connection, turn)) = self.unfinished.pop_front() {
-                    let work_before = self.connected.total_work();
+                if let Some((connection, turn)) = self.unfinished_responses.pop_front() {
+                    let work_before = self.connected_proxies.total_work();
                     let event_handling = self.continue_response(connection);
                     self.charge_turn(event_handling, work_before, turn, now);
                 }
@@ -287,13 +291,13 @@ impl Owner {
             OwnerEvent::Certifier(CertifierEvent::Signed(certificate, reason)) => {
                 self.handle_signed(&certificate, reason, now)
             }
-            OwnerEvent::Certifier(CertifierEvent::Reviewed(reviewed)) => {
-                self.handle_review(reviewed, now)
+            OwnerEvent::Certifier(CertifierEvent::Reviewed(review_result)) => {
+                self.handle_review(review_result, now)
             }
             OwnerEvent::CaGeneration(ca_generation) => {
                 let affected_set = self.mesh.set_ca_generation(ca_generation);
                 if !affected_set.is_empty() {
-                    self.connected.record_change(
+                    self.connected_proxies.record_change(
                         &affected_set,
                         &self.mesh,
                         ChangeCause::AuthorityChanged,
@@ -322,21 +326,21 @@ impl Owner {
         turn: ConnectionTurn,
         now: EventTime,
     ) {
-        let work = self.connected.total_work().saturating_sub(work_before);
-        turn.charge(EVENT_UNITS.saturating_add(work), now.clock);
+        let units = self.connected_proxies.total_work().saturating_sub(work_before);
+        turn.charge(EVENT_UNITS.saturating_add(units), now.clock);
         if let EventHandling::InSlices(connection) = event_handling {
-            self.unfinished.push_back((connection, turn));
+            self.unfinished_responses.push_back((connection, turn));
         }
     }
 
     /// Schedules the next report to watchers.
     fn schedule_report(&mut self, now: EventTime) {
         let earliest_allowed = now.clock + REPORT_DELAY;
-        let due = self
+        let due_at = self
             .outputs
             .earliest_report
             .map_or(earliest_allowed, |earliest| earliest.max(earliest_allowed));
-        self.outputs.next_report.get_or_insert(due);
+        self.outputs.next_report.get_or_insert(due_at);
     }
 
     /// Handles all expired timers, after any event.
@@ -349,7 +353,7 @@ impl Owner {
             let affected_set = self.mesh.stop_waiting_for(&workload);
             if !affected_set.is_empty() {
                 tracing::warn!(%workload, "the port or account changed, and the sidecar has not reconnected: requests no longer wait for it");
-                self.connected.record_change(
+                self.connected_proxies.record_change(
                     &affected_set,
                     &self.mesh,
                     ChangeCause::ListenersWithdrawn(workload),
@@ -363,16 +367,16 @@ impl Owner {
                 "startup grace period ended: all expected sidecars reconnected, or are no longer awaited"
             );
             self.schedule_report(now);
-            self.connected.update_all(&self.mesh, self.startup_grace.grace_state());
+            self.connected_proxies.update_all(&self.mesh, self.startup_grace.grace_state());
         }
-        if self.connected.due_at().is_some_and(|due| due <= now.clock) {
-            self.connected.publish(&self.mesh, self.startup_grace.grace_state(), now.clock);
+        if self.connected_proxies.due_at().is_some_and(|due| due <= now.clock) {
+            self.connected_proxies.publish(&self.mesh, self.startup_grace.grace_state(), now.clock);
         }
         if self.join_deadline().is_some_and(|deadline| deadline <= now.clock) {
             self.retry_pending_joins(now);
         }
-        if self.last_sweep + SWEEP_INTERVAL <= now.clock {
-            self.last_sweep = now.clock;
+        if self.last_stream_check + STREAM_CHECK_INTERVAL <= now.clock {
+            self.last_stream_check = now.clock;
             self.end_expired_streams(now);
         }
         if self.outputs.next_report.is_some_and(|due| due <= now.clock) {
@@ -387,7 +391,7 @@ impl Owner {
 
     fn apply_update(&mut self, update: RegistryUpdate, now: EventTime) {
         let trust_domain = self.mesh.config().trust_domain.clone();
-        let noticed = update.first_event_at.map_or(now.clock, Instant::from_std);
+        let noticed_at = update.first_event_at.map_or(now.clock, Instant::from_std);
         let changes = self.diagnostics.process_update(update, &trust_domain);
         if changes.is_empty() {
             return;
@@ -417,10 +421,16 @@ impl Owner {
         };
         self.publish_key_sources();
         self.publish_metrics_destination();
-        self.connected.record_change(&affected_set, &self.mesh, cause, noticed, now.clock);
+        self.connected_proxies.record_change(
+            &affected_set,
+            &self.mesh,
+            cause,
+            noticed_at,
+            now.clock,
+        );
         tracing::info!(
             changes = change_count,
-            id = self.connected.newest_change().0,
+            id = self.connected_proxies.newest_change().0,
             "the configuration has changed"
         );
         for name in workloads.iter().filter(|name| self.mesh.has_changed(name)) {
@@ -429,14 +439,14 @@ impl Owner {
         let has_workload_change = !workloads.is_empty();
         if affected_set.all_proxies {
             // Some connected proxies may be revoked.
-            workloads.extend(self.connected.connected_workloads());
+            workloads.extend(self.connected_proxies.connected_workloads());
         }
         for name in &workloads {
             self.check_claim(name, now);
         }
         for name in workloads {
             // Another control plane may have read the files first.
-            if self.connected.connection_of_workload(&name).is_none() {
+            if self.connected_proxies.connection_of_workload(&name).is_none() {
                 self.apply_registration(&name, now);
             }
         }
@@ -454,7 +464,7 @@ impl Owner {
                 self.update_listeners(connection, &listeners, now)
             }
             Event::Reported { connection, report } => {
-                if let Some(proxy) = self.connected.proxy_mut(connection) {
+                if let Some(proxy) = self.connected_proxies.proxy_mut(connection) {
                     proxy.report = *report;
                 }
             }
@@ -462,21 +472,27 @@ impl Owner {
                 return self.change_subscriptions(connection, *change, now);
             }
             Event::Applied { connection, change, rejected_count, bytes } => {
-                self.connected.record_applied(connection, change, rejected_count, bytes, now.clock);
+                self.connected_proxies.record_applied(
+                    connection,
+                    change,
+                    rejected_count,
+                    bytes,
+                    now.clock,
+                );
             }
             Event::Rejected { connection, rejections } => {
                 self.record_rejections(connection, rejections, now)
             }
             Event::Traffic { connection, traffic } => {
                 let at = now.clock.duration_since(self.history_start);
-                if let Some(proxy) = self.connected.proxy_mut(connection) {
+                if let Some(proxy) = self.connected_proxies.proxy_mut(connection) {
                     self.history.record_report(&self.mesh, &proxy.workload, &traffic, at);
                 }
             }
             Event::CertificateRequested { connection, csr, reply } => {
                 self.renew_certificate(connection, csr, reply, now);
             }
-            Event::JoinRequested(joining) => self.join(joining, now),
+            Event::JoinRequested(pending_join) => self.join(pending_join, now),
             Event::Disconnected { connection } => self.handle_disconnect(connection, now),
             // The event only triggers the report, as every event does.
             Event::PeerConnected => {}
@@ -504,16 +520,22 @@ impl Owner {
         };
         let affected_set = self.mesh.set_listeners(workload, listeners);
         if !affected_set.is_empty() {
-            self.connected.record_change(&affected_set, &self.mesh, cause, now.clock, now.clock);
+            self.connected_proxies.record_change(
+                &affected_set,
+                &self.mesh,
+                cause,
+                now.clock,
+                now.clock,
+            );
         }
     }
 
     /// Ends streams with an expired certificate or an ended task.
     fn end_expired_streams(&mut self, now: EventTime) {
         self.history.evict_expired(&self.mesh, now.clock.duration_since(self.history_start));
-        let is_expired = |proxy: &ConnectedProxy| proxy.expires <= now.wall;
+        let is_expired = |proxy: &ConnectedProxy| proxy.expires_at <= now.wall_time;
         let streams_to_end: Vec<(ConnectionId, bool)> = self
-            .connected
+            .connected_proxies
             .proxies()
             .filter(|(_, proxy)| is_expired(proxy) || proxy.is_closed())
             .map(|(connection, proxy)| (connection, proxy.is_closed()))
@@ -527,9 +549,10 @@ impl Owner {
     }
 
     fn shutdown(&mut self, now: EventTime) {
-        let connections: Vec<ConnectionId> = self.connected.proxies().map(|(id, _)| id).collect();
+        let connections: Vec<ConnectionId> =
+            self.connected_proxies.proxies().map(|(id, _)| id).collect();
         for connection in connections {
-            if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
+            if let Some(proxy) = self.connected_proxies.remove_proxy(connection, now.clock) {
                 proxy.end_connection("the control plane is shutting down".to_owned());
             }
         }
@@ -542,7 +565,7 @@ fn listener_map(listeners: &[InboundListener]) -> Listeners {
 }
 
 /// The interval of checks for streams that should have ended by themselves.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+const STREAM_CHECK_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The time for which requests wait for the sidecar of a workload after a change of its port or account: the
 /// old sidecar drains, the application exits, and the new sidecar starts.

@@ -1,9 +1,9 @@
 //! The browser page of the control plane: embedded files, and the JSON of the admin socket.
 //!
-//! It is read-only. On loopback every local user may open it; elsewhere, and for live requests everywhere, the
-//! token is required. A page of another site cannot read it (no CORS), frame it, or reach it by its own host
-//! name: requests by name are rejected, since only an IP address is safe from DNS rebinding. Requests of other
-//! origins are rejected before they cause any work.
+//! The page is read-only. On loopback every local user may open it; elsewhere, and for live requests everywhere,
+//! a token is required. A page of another site cannot read the page (no CORS), frame it, or reach it by a host
+//! name of that site: requests by name are rejected, because only an IP address is safe from DNS rebinding.
+//! Requests of other origins are rejected before they cause any work.
 
 mod findings;
 
@@ -93,7 +93,7 @@ impl Page {
         PageResources { explain_runner, taps, directory }: PageResources,
         stop: watch::Receiver<bool>,
     ) {
-        let findings = FindingsCache::new(directory);
+        let findings_cache = FindingsCache::new(directory);
         let (query_share, explain_share) =
             (QueryShare::new(QUERY_PAUSE), QueryShare::new(EXPLAIN_PAUSE));
         let page_token = self.token.map(|token| PageToken::new(token, self.address.port()));
@@ -106,7 +106,7 @@ impl Page {
             taps,
             query_share,
             explain_share,
-            findings,
+            findings_cache,
         };
         let server = Arc::new(server);
         serve_all(self.listener, MAX_CONNECTIONS, server, stop).await;
@@ -173,20 +173,20 @@ struct PageServer {
     query_share: QueryShare,
     /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
     explain_share: QueryShare,
-    findings: FindingsCache,
+    findings_cache: FindingsCache,
 }
 
 /// The access token of the page.
 struct PageToken {
     token: String,
-    /// The name of its cookie. Cookies ignore ports (RFC 6265 §8.5): two pages on one host would overwrite each
-    /// other's.
-    cookie: String,
+    /// The name of the cookie that stores the token. It contains the port because cookies ignore ports (RFC 6265
+    /// §8.5): two pages on one host would overwrite a cookie of the same name.
+    cookie_name: String,
 }
 
 impl PageToken {
     fn new(token: String, port: u16) -> Self {
-        Self { token, cookie: format!("leno-page-{port}") }
+        Self { token, cookie_name: format!("leno-page-{port}") }
     }
 }
 
@@ -203,18 +203,25 @@ impl RequestHandler for PageServer {
         request: Request<Incoming>,
         source: ConnectionSource,
     ) -> Response<Self::Body> {
-        let (head, _) = request.into_parts();
-        let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-        let mut response =
-            match admit_request(self.page_token.as_ref(), &head.uri, &head.headers, target) {
-                PageAdmission::Admitted => match target.strip_prefix("/api/tap?") {
-                    Some(query) if head.method == Method::GET => {
-                        self.stream_tap(&head.headers, query)
-                    }
-                    _ => self.handle_admitted(&head.method, target, source).await.map(Either::Left),
-                },
-                PageAdmission::Respond(response) => response.map(Either::Left),
-            };
+        let (request_head, _) = request.into_parts();
+        let target = request_head.uri.path_and_query().map_or("/", |target| target.as_str());
+        let mut response = match admit_request(
+            self.page_token.as_ref(),
+            &request_head.uri,
+            &request_head.headers,
+            target,
+        ) {
+            PageAdmission::Admitted => match target.strip_prefix("/api/tap?") {
+                Some(query) if request_head.method == Method::GET => {
+                    self.stream_tap(&request_head.headers, query)
+                }
+                _ => self
+                    .handle_admitted(&request_head.method, target, source)
+                    .await
+                    .map(Either::Left),
+            },
+            PageAdmission::Respond(response) => response.map(Either::Left),
+        };
         set_security_headers(response.headers_mut());
         response
     }
@@ -235,8 +242,8 @@ impl PageServer {
             Some((path, query)) => (path, Some(query)),
             None => (target, None),
         };
-        if let Some((_, kind, content)) = FILES.iter().find(|(name, ..)| *name == path) {
-            return typed_response(StatusCode::OK, kind, *content);
+        if let Some((_, content_type, content)) = FILES.iter().find(|(name, ..)| *name == path) {
+            return typed_response(StatusCode::OK, content_type, *content);
         }
         if path == "/api/reasons" {
             return typed_response(StatusCode::OK, "application/json", reasons_json());
@@ -245,7 +252,7 @@ impl PageServer {
             return self.explain_request(query.unwrap_or_default()).await;
         }
         if path == "/api/findings" {
-            return self.findings.findings_response(&self.queries, &self.query_share).await;
+            return self.findings_cache.findings_response(&self.queries, &self.query_share).await;
         }
         // Metrics are on the admin socket only. Prometheus discovers sidecars here.
         let api_path = path.strip_prefix("/api").filter(|path| *path != "/metrics");
@@ -282,7 +289,9 @@ impl PageServer {
                 .map(Either::Left);
         }
         match TapBody::open(&self.taps, query) {
-            Ok(lines) => typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(lines)),
+            Ok(tap_body) => {
+                typed_body(StatusCode::OK, "application/x-ndjson", Either::Right(tap_body))
+            }
             Err((status, problem)) => {
                 text_response(status, format!("{problem}\n")).map(Either::Left)
             }
@@ -350,7 +359,7 @@ fn admit_request(
     if let Some(response) = reject_cross_site(uri, headers, accepted_hosts, is_page) {
         return PageAdmission::Respond(Box::new(response));
     }
-    let Some(PageToken { token, cookie: name }) = page_token else {
+    let Some(PageToken { token, cookie_name }) = page_token else {
         return PageAdmission::Admitted;
     };
     if let Some(presented_token) = target.strip_prefix("/?token=") {
@@ -358,7 +367,7 @@ fn admit_request(
             return reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
         }
         let mut response = text_response(StatusCode::SEE_OTHER, String::new());
-        let cookie = format!("{name}={token}; HttpOnly; SameSite=Strict; Path=/");
+        let cookie = format!("{cookie_name}={token}; HttpOnly; SameSite=Strict; Path=/");
         if let Ok(cookie) = HeaderValue::from_str(&cookie) {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
@@ -368,7 +377,8 @@ fn admit_request(
     let presented_bearer = bearer_token(headers);
     let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
     let mut cookies = cookies.flat_map(|value| value.split("; "));
-    let cookie = cookies.find_map(|pair| pair.strip_prefix(name.as_str())?.strip_prefix('='));
+    let cookie =
+        cookies.find_map(|pair| pair.strip_prefix(cookie_name.as_str())?.strip_prefix('='));
     match [presented_bearer, cookie]
         .into_iter()
         .flatten()
@@ -408,17 +418,17 @@ fn set_security_headers(headers: &mut HeaderMap) {
 
 /// The files of the page: path, type, content.
 const FILES: &[(&str, &str, &str)] = &[
-    ("/", HTML, include_str!("page/index.html")),
+    ("/", HTML_TYPE, include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
-    ("/main.js", SCRIPT, include_str!("page/main.js")),
-    ("/mesh.js", SCRIPT, include_str!("page/mesh.js")),
-    ("/dom.js", SCRIPT, include_str!("page/dom.js")),
-    ("/list.js", SCRIPT, include_str!("page/list.js")),
-    ("/graph.js", SCRIPT, include_str!("page/graph.js")),
-    ("/plot.js", SCRIPT, include_str!("page/plot.js")),
-    ("/views.js", SCRIPT, include_str!("page/views.js")),
-    ("/live.js", SCRIPT, include_str!("page/live.js")),
+    ("/main.js", SCRIPT_TYPE, include_str!("page/main.js")),
+    ("/mesh.js", SCRIPT_TYPE, include_str!("page/mesh.js")),
+    ("/dom.js", SCRIPT_TYPE, include_str!("page/dom.js")),
+    ("/list.js", SCRIPT_TYPE, include_str!("page/list.js")),
+    ("/graph.js", SCRIPT_TYPE, include_str!("page/graph.js")),
+    ("/plot.js", SCRIPT_TYPE, include_str!("page/plot.js")),
+    ("/views.js", SCRIPT_TYPE, include_str!("page/views.js")),
+    ("/live.js", SCRIPT_TYPE, include_str!("page/live.js")),
 ];
 
 /// The token's file in the data directory.
@@ -429,9 +439,9 @@ const ADDRESS_FILE: &str = "page.address";
 const MAX_ADDRESS_BYTES: u64 = 64;
 
 /// The content type of HTML files.
-const HTML: &str = "text/html; charset=utf-8";
+const HTML_TYPE: &str = "text/html; charset=utf-8";
 /// The content type of scripts.
-const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SCRIPT_TYPE: &str = "text/javascript; charset=utf-8";
 
 /// Maximum concurrent browser connections; more wait. One browser has up to six.
 const MAX_CONNECTIONS: usize = 64;

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 /// The sidecars of other control planes, by the stream that reports them.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    registered: BTreeMap<ConnectionId, RegisteredSidecars>,
+    sidecars_by_peer: BTreeMap<ConnectionId, RegisteredSidecars>,
     addresses: PeerAddresses,
 }
 
@@ -53,7 +53,7 @@ impl Peers {
         &self,
         is_excluded: impl Fn(&WorkloadName) -> bool,
     ) -> Vec<(Option<SocketAddr>, usize)> {
-        let counts = self.registered.iter().map(|(peer, registered)| {
+        let counts = self.sidecars_by_peer.iter().map(|(peer, registered)| {
             let is_newest_at = |workload: &WorkloadName| {
                 let newest_peer =
                     self.newest_registration(workload).map(|(newest_peer, _)| newest_peer);
@@ -69,7 +69,7 @@ impl Peers {
 
     /// Adds a control plane that reports its sidecars, possibly none.
     pub(crate) fn add_peer(&mut self, peer: ConnectionId) {
-        self.registered.entry(peer).or_default();
+        self.sidecars_by_peer.entry(peer).or_default();
     }
 
     /// Records a control plane's report of this sidecar.
@@ -79,19 +79,19 @@ impl Peers {
         workload: WorkloadName,
         registration: Registration,
     ) {
-        self.registered.entry(peer).or_default().insert(workload, registration);
+        self.sidecars_by_peer.entry(peer).or_default().insert(workload, registration);
     }
 
     /// Removes a sidecar of a control plane.
     pub(crate) fn remove_sidecar(&mut self, peer: ConnectionId, workload: &WorkloadName) {
-        if let Some(registered) = self.registered.get_mut(&peer) {
+        if let Some(registered) = self.sidecars_by_peer.get_mut(&peer) {
             registered.remove(workload);
         }
     }
 
     /// Removes a control plane, and returns its sidecars.
     pub(crate) fn remove_peer(&mut self, peer: ConnectionId) -> RegisteredSidecars {
-        self.registered.remove(&peer).unwrap_or_default()
+        self.sidecars_by_peer.remove(&peer).unwrap_or_default()
     }
 
     /// Returns the known control plane with the newest stream of a sidecar, and the sidecar's registration
@@ -101,7 +101,7 @@ impl Peers {
         workload: &WorkloadName,
     ) -> Option<(ConnectionId, &Registration)> {
         let registered = self
-            .registered
+            .sidecars_by_peer
             .iter()
             .filter_map(|(peer, registered)| Some((*peer, registered.get(workload)?)));
         registered.max_by_key(|(peer, registration)| (registration.session, *peer))
@@ -109,14 +109,14 @@ impl Peers {
 
     /// Returns the number of control planes that have reported their sidecars.
     pub(crate) fn peer_count(&self) -> usize {
-        self.registered.len()
+        self.sidecars_by_peer.len()
     }
 }
 
 /// The dependencies of a stream to another control plane.
 #[derive(Debug)]
 pub(crate) struct PeerStreamContext {
-    pub(crate) configs: watch::Receiver<Arc<ClientConfig>>,
+    pub(crate) tls_configs: watch::Receiver<Arc<ClientConfig>>,
     pub(crate) events: EventQueue,
     pub(crate) addresses: PeerAddresses,
     pub(crate) stop: watch::Receiver<bool>,
@@ -133,24 +133,24 @@ pub(crate) async fn follow_all(
     context: PeerStreamContext,
 ) {
     let configured: BTreeSet<SocketAddr> = configured.into_iter().collect();
-    let active = watch::Sender::new(BTreeSet::new());
+    let active_addresses = watch::Sender::new(BTreeSet::new());
     let context = Arc::new(context);
     let mut stop = context.stop.clone();
     let mut followed_addresses = BTreeSet::new();
     let mut tasks = JoinSet::new();
-    let mut discovery_runs = discovered.is_some();
+    let mut is_discovery_running = discovered.is_some();
     loop {
         let mut current_addresses = configured.clone();
         if let Some(discovered) = &mut discovered {
             current_addresses.extend(discovered.borrow_and_update().iter().copied());
         }
-        active.send_replace(current_addresses.clone());
+        active_addresses.send_replace(current_addresses.clone());
         for address in
             current_addresses.into_iter().filter(|address| followed_addresses.insert(*address))
         {
-            let (active, context) = (active.subscribe(), Arc::clone(&context));
+            let (active_addresses, context) = (active_addresses.subscribe(), Arc::clone(&context));
             tasks.spawn(async move {
-                follow_until_removed(address, active, context).await;
+                follow_until_removed(address, active_addresses, context).await;
                 address
             });
         }
@@ -158,7 +158,7 @@ pub(crate) async fn follow_all(
             // Remaining tasks are dropped with the set.
             _ = stop.wait_for(|stop| *stop) => return,
             // When discovery ends, its last control planes stay.
-            changed = wait_for_change(&mut discovered), if discovery_runs => discovery_runs = changed.is_ok(),
+            changed = wait_for_change(&mut discovered), if is_discovery_running => is_discovery_running = changed.is_ok(),
             Some(ended_address) = tasks.join_next(), if !context.events.is_closed() => match ended_address {
                 Ok(ended_address) => {
                     followed_addresses.remove(&ended_address);
@@ -174,6 +174,7 @@ pub(crate) async fn follow_all(
     }
 }
 
+/// Waits until the list of discovered control planes changes. Without discovery, the wait does not end.
 async fn wait_for_change(
     discovered: &mut Option<watch::Receiver<BTreeSet<SocketAddr>>>,
 ) -> Result<(), watch::error::RecvError> {
@@ -183,44 +184,48 @@ async fn wait_for_change(
     }
 }
 
+/// Follows one control plane, and reconnects after each end, until its address is no longer active or the mesh owner
+/// has ended.
 async fn follow_until_removed(
     address: SocketAddr,
-    mut active: watch::Receiver<BTreeSet<SocketAddr>>,
+    mut active_addresses: watch::Receiver<BTreeSet<SocketAddr>>,
     context: Arc<PeerStreamContext>,
 ) {
     loop {
         match follow_once(address, &context).await {
-            Ok(ended) => {
-                tracing::info!(%address, reason = %ended, "the connection to another control plane ended")
+            Ok(end_reason) => {
+                tracing::info!(%address, reason = %end_reason, "the connection to another control plane ended")
             }
             Err(error) => tracing::debug!(%address, %error, "another control plane is unreachable"),
         }
-        let removed = active.wait_for(|active| !active.contains(&address));
+        let removed =
+            active_addresses.wait_for(|active_addresses| !active_addresses.contains(&address));
         if context.events.is_closed() || timeout(RETRY_INTERVAL, removed).await.is_ok() {
             return;
         }
     }
 }
 
+/// Connects to a control plane and follows it until the stream ends. Returns the reason of the end.
 async fn follow_once(
     address: SocketAddr,
     context: &PeerStreamContext,
 ) -> std::io::Result<DiscoveryError> {
-    let config = Arc::clone(&context.configs.borrow());
+    let config = Arc::clone(&context.tls_configs.borrow());
     let handshake = async {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
         TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), tcp).await
     };
-    let timed_out = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-    let stream = timeout(CONNECT_TIMEOUT, handshake).await.map_err(timed_out)??;
+    let timeout_error = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+    let stream = timeout(CONNECT_TIMEOUT, handshake).await.map_err(timeout_error)??;
     tracing::info!(%address, "following another control plane");
-    // The number is from a range of its own, so that it never equals that of a proxy's connection.
-    let number = PEER_STREAMS.fetch_add(1, Ordering::Relaxed);
+    // The number is from a separate range, so that it never equals the number of a proxy's connection.
+    let connection = NEXT_PEER_STREAM.fetch_add(1, Ordering::Relaxed);
     let events = context.events.create_sender(Arc::new(Budget::new(Instant::now())));
-    let number = ConnectionId(number);
-    let _registered = RegisteredAddress::new(&context.addresses, number, address);
-    Ok(Box::pin(follow_peer(stream, number, events)).await)
+    let connection = ConnectionId(connection);
+    let _address_entry = RegisteredAddress::new(&context.addresses, connection, address);
+    Ok(Box::pin(follow_peer(stream, connection, events)).await)
 }
 
 /// An entry of the address table that is removed when the stream ends.
@@ -240,7 +245,7 @@ impl Drop for RegisteredAddress {
 }
 
 /// The number of the next stream to another control plane; proxies count from 1.
-static PEER_STREAMS: AtomicU64 = AtomicU64::new(1 << 63);
+static NEXT_PEER_STREAM: AtomicU64 = AtomicU64::new(1 << 63);
 
 /// The retry interval: there are few control planes, and a starting one should be followed soon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);

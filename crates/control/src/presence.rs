@@ -1,4 +1,4 @@
-//! Connected sidecars, and the grace period of disconnected ones.
+//! Connected sidecars, the grace period of each disconnected sidecar, and the grace period after startup.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,12 +14,14 @@ use crate::publish::GracePeriod;
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     sidecars: BTreeMap<WorkloadName, SidecarPresence>,
-    /// Workloads with a changed port or account, each with the time until which requests wait for its sidecar.
+    /// Workloads with a changed port or account, each with the time until which requests wait for the new sidecar.
     awaited_sidecars: BTreeMap<WorkloadName, Instant>,
 }
 
+/// The presence of one sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SidecarPresence {
+    /// The sidecar has this stream, here or at another control plane.
     Connected(ConnectionId),
     /// The stream of the sidecar ended; its grace period ends at this time.
     Missing(Instant),
@@ -52,14 +54,14 @@ impl Presence {
         self.sidecars.insert(workload.clone(), presence);
     }
 
-    /// Records the change of a workload: requests wait for its sidecar until `until`.
-    pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, until: Instant) {
-        self.awaited_sidecars.insert(workload.clone(), until);
+    /// Records the change of a workload: requests wait for its sidecar until `deadline`.
+    pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, deadline: Instant) {
+        self.awaited_sidecars.insert(workload.clone(), deadline);
     }
 
-    /// Removes and returns the changed workloads for whose sidecars requests no longer wait.
+    /// Removes and returns the changed workloads with an expired deadline: requests no longer wait for them.
     pub(crate) fn take_expired_waits(&mut self, now: Instant) -> Vec<WorkloadName> {
-        let expired = self.awaited_sidecars.extract_if(.., |_, until| *until <= now);
+        let expired = self.awaited_sidecars.extract_if(.., |_, deadline| *deadline <= now);
         expired.map(|(workload, _)| workload).collect()
     }
 
@@ -68,7 +70,7 @@ impl Presence {
         self.sidecars.remove(workload);
     }
 
-    /// Removes and returns the sidecars that did not reconnect within the grace period.
+    /// Removes and returns the workloads whose sidecar did not reconnect within its grace period.
     pub(crate) fn take_lost(&mut self, now: Instant) -> Vec<WorkloadName> {
         let mut lost = Vec::new();
         self.sidecars.retain(|workload, presence| match presence {
@@ -83,14 +85,15 @@ impl Presence {
 
     /// Returns the next time at which the wait for a sidecar ends.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let until = |presence: &SidecarPresence| match presence {
-            SidecarPresence::Missing(until) => Some(*until),
+        let end_time = |presence: &SidecarPresence| match presence {
+            SidecarPresence::Missing(end_time) => Some(*end_time),
             SidecarPresence::Connected(_) => None,
         };
-        let missing = self.sidecars.values().filter_map(until);
-        missing.chain(self.awaited_sidecars.values().copied()).min()
+        let grace_ends = self.sidecars.values().filter_map(end_time);
+        grace_ends.chain(self.awaited_sidecars.values().copied()).min()
     }
 
+    /// True during the grace period of a workload's disconnected sidecar.
     pub(crate) fn is_missing(&self, workload: &WorkloadName) -> bool {
         let presence = self.sidecars.get(workload);
         matches!(presence, Some(SidecarPresence::Missing(_)))
@@ -100,17 +103,18 @@ impl Presence {
 /// The startup grace period, in which sidecars reconnect.
 #[derive(Debug)]
 pub(crate) struct StartupGrace {
-    until: Option<Instant>,
+    /// The latest end of the period; `None` if it is over.
+    latest_end: Option<Instant>,
 }
 
 impl StartupGrace {
-    pub(crate) fn new(now: Instant, settle: Duration) -> Self {
-        Self { until: Some(now + settle) }
+    pub(crate) fn new(now: Instant, startup_grace: Duration) -> Self {
+        Self { latest_end: Some(now + startup_grace) }
     }
 
     /// Returns the state of the startup grace period.
     pub(crate) fn grace_state(&self) -> GracePeriod {
-        match self.until {
+        match self.latest_end {
             Some(_) => GracePeriod::Active,
             None => GracePeriod::Ended,
         }
@@ -118,18 +122,18 @@ impl StartupGrace {
 
     /// Returns the latest end of the period; `None` if it is over.
     pub(crate) fn latest_end(&self) -> Option<Instant> {
-        self.until
+        self.latest_end
     }
 
     /// Checks if the period is over: returns true once, when it ends.
     pub(crate) fn check_end(&mut self, mesh: &Mesh, now: Instant) -> bool {
-        let Some(until) = self.until else {
+        let Some(latest_end) = self.latest_end else {
             return false;
         };
         let has_ended =
-            now >= until || mesh.workloads().all(|workload| mesh.is_registered(workload));
+            now >= latest_end || mesh.workloads().all(|workload| mesh.is_registered(workload));
         if has_ended {
-            self.until = None;
+            self.latest_end = None;
         }
         has_ended
     }

@@ -27,21 +27,21 @@ pub(crate) use pushes::{ConfigPush, ConfigPushes, SentPush};
 pub(crate) struct ConnectedProxies {
     times: Times,
     proxies: BTreeMap<ConnectionId, ConnectedProxy>,
-    by_workload: BTreeMap<WorkloadName, ConnectionId>,
+    connections_by_workload: BTreeMap<WorkloadName, ConnectionId>,
     /// Proxies by the services that their configuration depends on: they use the service, or another service
     /// with rules that name it.
-    by_service: Index<ServiceName, ConnectionId>,
-    /// The reverse of `by_service`.
+    connections_by_service: Index<ServiceName, ConnectionId>,
+    /// The reverse of `connections_by_service`.
     dependencies: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
     /// Proxies by the addresses that they queried.
-    by_address: Index<IpAddr, ConnectionId>,
+    connections_by_address: Index<IpAddr, ConnectionId>,
     queried_addresses: BTreeMap<ConnectionId, BTreeSet<IpAddr>>,
     service_configs: ServiceConfigCache,
-    pending: Option<PendingChanges>,
+    pending_changes: Option<PendingChanges>,
     push_in_progress: Option<PushInProgress>,
     newest_change: ChangeId,
     /// The total work so far, in budget units.
-    work: u64,
+    total_work: u64,
     pub(crate) pushes: ConfigPushes,
     pub(crate) change_log: ChangeLog,
     pub(crate) counters: PublishCounters,
@@ -51,7 +51,7 @@ pub(crate) struct ConnectedProxies {
 #[derive(Debug)]
 struct PendingChanges {
     /// The proxies that the changes may affect.
-    unsent: BTreeSet<ConnectionId>,
+    unsent_proxies: BTreeSet<ConnectionId>,
     /// The times at which the changes were processed, for the convergence time.
     change_times: Vec<Instant>,
     first_change: Instant,
@@ -63,13 +63,13 @@ struct PendingChanges {
 struct PushInProgress {
     change: ChangeId,
     /// The proxies that the push has not been sent to.
-    unsent: BTreeSet<ConnectionId>,
+    unsent_proxies: BTreeSet<ConnectionId>,
     /// Proxies that have received an update and may not have applied it.
     updated_proxies: BTreeSet<ConnectionId>,
     change_times: Vec<Instant>,
     affected_proxies: usize,
     recipients: usize,
-    started: Instant,
+    started_at: Instant,
 }
 
 /// The progress of work that is done in slices.
@@ -108,21 +108,21 @@ pub(crate) enum GracePeriod {
 }
 
 impl ConnectedProxies {
-    /// Creates an empty set of proxies; changes are numbered from `first`.
-    pub(crate) fn new(times: Times, first: ChangeId) -> Self {
+    /// Creates an empty set of proxies; changes are numbered from `first_change`.
+    pub(crate) fn new(times: Times, first_change: ChangeId) -> Self {
         Self {
             times,
             proxies: BTreeMap::new(),
-            by_workload: BTreeMap::new(),
-            by_service: Index::default(),
+            connections_by_workload: BTreeMap::new(),
+            connections_by_service: Index::default(),
             dependencies: BTreeMap::new(),
-            by_address: Index::default(),
+            connections_by_address: Index::default(),
             queried_addresses: BTreeMap::new(),
             service_configs: ServiceConfigCache::default(),
-            pending: None,
+            pending_changes: None,
             push_in_progress: None,
-            newest_change: first,
-            work: 0,
+            newest_change: first_change,
+            total_work: 0,
             pushes: ConfigPushes::default(),
             change_log: ChangeLog::default(),
             counters: PublishCounters::default(),
@@ -143,12 +143,12 @@ impl ConnectedProxies {
     }
 
     pub(crate) fn connection_of_workload(&self, workload: &WorkloadName) -> Option<ConnectionId> {
-        self.by_workload.get(workload).copied()
+        self.connections_by_workload.get(workload).copied()
     }
 
     /// Returns the connected proxy of a workload.
     pub(crate) fn workload_proxy(&self, workload: &WorkloadName) -> Option<&ConnectedProxy> {
-        self.proxies.get(self.by_workload.get(workload)?)
+        self.proxies.get(self.connections_by_workload.get(workload)?)
     }
 
     /// Returns the number of the newest change or response.
@@ -167,7 +167,8 @@ impl ConnectedProxies {
         proxy: ConnectedProxy,
         now: Instant,
     ) -> Option<ConnectedProxy> {
-        let previous_connection = self.by_workload.insert(proxy.workload.clone(), connection);
+        let previous_connection =
+            self.connections_by_workload.insert(proxy.workload.clone(), connection);
         self.proxies.insert(connection, proxy);
         previous_connection
             .and_then(|previous_connection| self.remove_proxy(previous_connection, now))
@@ -184,17 +185,17 @@ impl ConnectedProxies {
         self.dependencies.remove(&connection);
         self.index_addresses(connection, BTreeSet::new());
         self.queried_addresses.remove(&connection);
-        if self.by_workload.get(&proxy.workload) == Some(&connection) {
-            self.by_workload.remove(&proxy.workload);
+        if self.connections_by_workload.get(&proxy.workload) == Some(&connection) {
+            self.connections_by_workload.remove(&proxy.workload);
         }
-        if let Some(pending) = &mut self.pending {
-            pending.unsent.remove(&connection);
+        if let Some(pending) = &mut self.pending_changes {
+            pending.unsent_proxies.remove(&connection);
         }
         if let Some(push_in_progress) = &mut self.push_in_progress {
-            push_in_progress.unsent.remove(&connection);
+            push_in_progress.unsent_proxies.remove(&connection);
             push_in_progress.updated_proxies.remove(&connection);
         }
-        self.pushes.settle_connection(connection, proxy.unsettled_bytes, now);
+        self.pushes.remove_waiting_proxy(connection, proxy.acknowledged_bytes, now);
         Some(proxy)
     }
 
@@ -214,10 +215,10 @@ impl ConnectedProxies {
             return;
         };
         proxy.record_applied(change, rejected, now);
-        proxy.unsettled_bytes += bytes;
-        if !proxy.is_behind() {
-            let bytes = std::mem::take(&mut proxy.unsettled_bytes);
-            self.pushes.settle_connection(connection, bytes, now);
+        proxy.acknowledged_bytes += bytes;
+        if !proxy.is_out_of_sync() {
+            let bytes = std::mem::take(&mut proxy.acknowledged_bytes);
+            self.pushes.remove_waiting_proxy(connection, bytes, now);
         }
     }
 
@@ -228,7 +229,7 @@ impl ConnectedProxies {
         affected_set: &AffectedSet,
         mesh: &Mesh,
         cause: ChangeCause,
-        noticed: Instant,
+        noticed_at: Instant,
         now: Instant,
     ) {
         self.newest_change.0 += 1;
@@ -236,22 +237,23 @@ impl ConnectedProxies {
         self.change_log.record_change(RecordedChange {
             id: self.newest_change,
             cause,
-            noticed,
+            noticed_at,
             processed_at: now,
         });
         self.service_configs.mark_stale(affected_set);
-        let affected = self.affected_proxies(affected_set, mesh);
-        let pending = self.pending.get_or_insert_with(|| PendingChanges {
-            unsent: BTreeSet::new(),
+        let affected_proxies = self.affected_proxies(affected_set, mesh);
+        let pending = self.pending_changes.get_or_insert_with(|| PendingChanges {
+            unsent_proxies: BTreeSet::new(),
             change_times: Vec::new(),
             first_change: now,
             last_change: now,
         });
-        for connection in affected {
-            if pending.unsent.insert(connection) {
+        for connection in affected_proxies {
+            if pending.unsent_proxies.insert(connection) {
                 let proxy = self.proxies.get(&connection);
                 let units = proxy.map_or(0, |proxy| proxy.config_units);
-                self.work = self.work.saturating_add(UPDATE_UNITS.saturating_add(units));
+                self.total_work =
+                    self.total_work.saturating_add(UPDATE_UNITS.saturating_add(units));
             }
         }
         pending.last_change = now;
@@ -263,11 +265,11 @@ impl ConnectedProxies {
     /// Returns the time at which recorded changes are sent; in the past while a push is in progress.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         if let Some(push_in_progress) = &self.push_in_progress {
-            return Some(push_in_progress.started);
+            return Some(push_in_progress.started_at);
         }
-        let Times { quiet, quiet_max, .. } = self.times;
-        let pending = self.pending.as_ref()?;
-        Some((pending.last_change + quiet).min(pending.first_change + quiet_max))
+        let Times { debounce, max_debounce, .. } = self.times;
+        let pending = self.pending_changes.as_ref()?;
+        Some((pending.last_change + debounce).min(pending.first_change + max_debounce))
     }
 
     /// Sends recorded changes to the affected proxies, one slice at a time, so that other work continues in
@@ -279,27 +281,29 @@ impl ConnectedProxies {
         now: Instant,
     ) -> SliceProgress {
         if self.push_in_progress.is_none() {
-            let Some(PendingChanges { unsent, change_times, .. }) = self.pending.take() else {
+            let Some(PendingChanges { unsent_proxies, change_times, .. }) =
+                self.pending_changes.take()
+            else {
                 return SliceProgress::Complete;
             };
-            let (change, affected_proxies) = (self.newest_change, unsent.len());
+            let (change, affected_proxies) = (self.newest_change, unsent_proxies.len());
             let updated_proxies = BTreeSet::new();
             self.push_in_progress = Some(PushInProgress {
                 change,
-                unsent,
+                unsent_proxies,
                 updated_proxies,
                 change_times,
                 affected_proxies,
                 recipients: 0,
-                started: now,
+                started_at: now,
             });
         }
-        let work_limit = self.work.saturating_add(SLICE_UNITS);
-        while self.work < work_limit {
+        let work_limit = self.total_work.saturating_add(SLICE_UNITS);
+        while self.total_work < work_limit {
             let next_connection = self
                 .push_in_progress
                 .as_mut()
-                .and_then(|push_in_progress| push_in_progress.unsent.pop_first());
+                .and_then(|push_in_progress| push_in_progress.unsent_proxies.pop_first());
             let Some(connection) = next_connection else { break };
             let is_new =
                 self.send_config(connection, mesh, grace_period) == Some(PushOutcome::Sent);
@@ -308,7 +312,10 @@ impl ConnectedProxies {
                 push_in_progress.updated_proxies.insert(connection);
             }
         }
-        match self.push_in_progress.take_if(|push_in_progress| push_in_progress.unsent.is_empty()) {
+        match self
+            .push_in_progress
+            .take_if(|push_in_progress| push_in_progress.unsent_proxies.is_empty())
+        {
             Some(sent_push) => self.finish_push(sent_push),
             None => return SliceProgress::Incomplete,
         }
@@ -323,20 +330,20 @@ impl ConnectedProxies {
             change_times,
             affected_proxies,
             recipients,
-            started,
+            started_at,
             ..
         } = push_in_progress;
-        let is_behind = |connection: &ConnectionId| {
-            self.proxies.get(connection).is_some_and(ConnectedProxy::is_behind)
+        let is_out_of_sync = |connection: &ConnectionId| {
+            self.proxies.get(connection).is_some_and(ConnectedProxy::is_out_of_sync)
         };
-        updated_proxies.retain(is_behind);
+        updated_proxies.retain(is_out_of_sync);
         self.service_configs.evict_unused();
         self.counters.push_recipients += recipients as u64;
         self.pushes.begin_push(
             change,
             change_times,
             SentPush {
-                sent_at: started,
+                sent_at: started_at,
                 affected_proxies,
                 recipients,
                 waiting_proxies: updated_proxies,
@@ -379,7 +386,7 @@ impl ConnectedProxies {
             mesh,
             workload,
             &proxy.subscriptions,
-            &proxy.addresses,
+            &proxy.queried_addresses,
             &mut self.service_configs,
         );
         self.charge_compilation(compiled_before);
@@ -391,12 +398,13 @@ impl ConnectedProxies {
 
     /// Returns the total work so far, in budget units: a difference is the cost of the work in between.
     pub(crate) fn total_work(&self) -> u64 {
-        self.work
+        self.total_work
     }
 
     fn charge_compilation(&mut self, compiled_before: u64) {
         let compiled = self.service_configs.compiled_count().saturating_sub(compiled_before);
-        self.work = self.work.saturating_add(compiled.saturating_mul(SERVICE_CONFIG_UNITS));
+        self.total_work =
+            self.total_work.saturating_add(compiled.saturating_mul(SERVICE_CONFIG_UNITS));
     }
 
     /// Sends one proxy its configuration, if it differs from the last one sent.
@@ -410,9 +418,9 @@ impl ConnectedProxies {
         let workload = mesh.workload(&proxy.workload)?;
         let compiled_before = self.service_configs.compiled_count();
         let mut services = used_services(workload, &proxy.subscriptions);
-        let queried_addresses = proxy.addresses.clone();
+        let queried_addresses = proxy.queried_addresses.clone();
         let entries = address_entries(mesh, &queried_addresses, &mut self.service_configs);
-        let queried_names = proxy.names.clone();
+        let queried_names = proxy.queried_names.clone();
         let names = dns_records(mesh, &queried_names);
         services.extend(entries.services);
         let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs);
@@ -429,10 +437,11 @@ impl ConnectedProxies {
         self.index_addresses(connection, queried_addresses);
         let change = self.newest_change;
         let snapshot = &compiled_config.snapshot;
-        let resources = snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
+        let resource_count =
+            snapshot.services.len() + snapshot.addresses.len() + snapshot.names.len();
         let config_units =
-            SNAPSHOT_UNITS.saturating_add((resources + compiled_config.absent.len()) as u64);
-        self.work = self.work.saturating_add(config_units);
+            SNAPSHOT_UNITS.saturating_add((resource_count + compiled_config.absent.len()) as u64);
+        self.total_work = self.total_work.saturating_add(config_units);
         self.charge_compilation(compiled_before);
         let proxy = self.proxies.get_mut(&connection);
         let outcome = proxy.map(|proxy| {
@@ -445,12 +454,13 @@ impl ConnectedProxies {
 
     /// Returns the number of proxies with pending changes.
     pub(crate) fn pending_count(&self) -> usize {
-        let pending = self.pending.as_ref().map_or(0, |pending| pending.unsent.len());
+        let pending =
+            self.pending_changes.as_ref().map_or(0, |pending| pending.unsent_proxies.len());
         pending
             + self
                 .push_in_progress
                 .as_ref()
-                .map_or(0, |push_in_progress| push_in_progress.unsent.len())
+                .map_or(0, |push_in_progress| push_in_progress.unsent_proxies.len())
     }
 
     fn affected_proxies(&self, affected_set: &AffectedSet, mesh: &Mesh) -> BTreeSet<ConnectionId> {
@@ -460,21 +470,23 @@ impl ConnectedProxies {
         let accounts = affected_set.accounts.iter();
         let clients = accounts.flat_map(|account| mesh.account_workloads(account));
         let workloads = affected_set.workloads.iter().chain(clients);
-        let own_proxies = workloads.filter_map(|name| self.by_workload.get(name));
+        let own_proxies = workloads.filter_map(|name| self.connections_by_workload.get(name));
         let services = affected_set.services.iter();
-        let users = services.flat_map(|name| self.by_service.values_for(name));
+        let dependent_proxies =
+            services.flat_map(|name| self.connections_by_service.values_for(name));
         let addresses = affected_set.addresses.iter();
-        let queriers = addresses.flat_map(|address| self.by_address.values_for(address));
-        own_proxies.chain(users).chain(queriers).copied().collect()
+        let querying_proxies =
+            addresses.flat_map(|address| self.connections_by_address.values_for(address));
+        own_proxies.chain(dependent_proxies).chain(querying_proxies).copied().collect()
     }
 
     fn index_addresses(&mut self, connection: ConnectionId, addresses: BTreeSet<IpAddr>) {
         let previous_addresses = self.queried_addresses.entry(connection).or_default();
         for removed in previous_addresses.difference(&addresses) {
-            self.by_address.remove(removed, &connection);
+            self.connections_by_address.remove(removed, &connection);
         }
         for new in addresses.difference(previous_addresses) {
-            self.by_address.insert(new, &connection);
+            self.connections_by_address.insert(new, &connection);
         }
         *previous_addresses = addresses;
     }
@@ -482,10 +494,10 @@ impl ConnectedProxies {
     fn index_services(&mut self, connection: ConnectionId, services: BTreeSet<ServiceName>) {
         let previous_services = self.dependencies.entry(connection).or_default();
         for removed in previous_services.difference(&services) {
-            self.by_service.remove(removed, &connection);
+            self.connections_by_service.remove(removed, &connection);
         }
         for new in services.difference(previous_services) {
-            self.by_service.insert(new, &connection);
+            self.connections_by_service.insert(new, &connection);
         }
         *previous_services = services;
     }
@@ -501,7 +513,7 @@ const UPDATE_UNITS: u64 = 128;
 /// The work of one slice of a push, in budget units: a few milliseconds.
 const SLICE_UNITS: u64 = 4096;
 
-/// Maximum changes per push whose convergence is timed; further changes of a burst are not.
+/// The maximum number of changes per push with a measured convergence time; further changes of a burst are not measured.
 const MAX_TIMED_CHANGES: usize = 1024;
 
 #[cfg(test)]

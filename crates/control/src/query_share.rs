@@ -24,30 +24,32 @@ impl QueryShare {
         Self { free_at: Mutex::new(Instant::now()), pause_factor }
     }
 
-    /// Waits for the turn to send one query, which ends when the result is dropped.
+    /// Waits until the listener may send its next query. The turn ends when the result is dropped.
     pub(crate) async fn acquire_turn(&self) -> ShareTurn<'_> {
         let free_at = self.free_at.lock().await;
         sleep_until(*free_at).await;
-        ShareTurn { free_at, started: Instant::now(), pause_factor: self.pause_factor }
+        ShareTurn { free_at, started_at: Instant::now(), pause_factor: self.pause_factor }
     }
 }
 
 /// The turn of one query, from its start until its response.
 #[derive(Debug)]
 pub(crate) struct ShareTurn<'a> {
+    /// Held for the whole turn, so that other queries wait.
     free_at: MutexGuard<'a, Instant>,
-    started: Instant,
+    started_at: Instant,
     pause_factor: u32,
 }
 
 impl Drop for ShareTurn<'_> {
-    /// Schedules the next query: also after a client disconnected early. An idle listener may send a burst.
+    /// Schedules the next query, even if the client disconnected early. An idle listener may send a burst.
     fn drop(&mut self) {
         let now = Instant::now();
-        let work = now.duration_since(self.started);
-        let earliest = self.started.checked_sub(MAX_BURST_TIME).unwrap_or(self.started);
-        let next = (*self.free_at).max(earliest) + work * (self.pause_factor + 1);
-        *self.free_at = next.min(now + MAX_PAUSE);
+        let query_time = now.duration_since(self.started_at);
+        let earliest_start = self.started_at.checked_sub(MAX_BURST_TIME).unwrap_or(self.started_at);
+        let next_free_at =
+            (*self.free_at).max(earliest_start) + query_time * (self.pause_factor + 1);
+        *self.free_at = next_free_at.min(now + MAX_PAUSE);
     }
 }
 
@@ -69,21 +71,21 @@ mod tests {
     async fn clients_take_turns_and_use_a_limited_share_of_the_owners_time() {
         const WORK: Duration = Duration::from_millis(10);
         let share = Arc::new(QueryShare::new(4));
-        let started = Instant::now();
+        let started_at = Instant::now();
         let mut clients = JoinSet::new();
         // One client queries continuously on 15 connections, another one once.
         for _ in 0..15 {
             let share = Arc::clone(&share);
             clients.spawn(async move {
                 loop {
-                    let _permit = share.acquire_turn().await;
+                    let _turn = share.acquire_turn().await;
                     sleep(WORK).await;
                 }
             });
         }
         sleep(Duration::from_millis(1)).await;
         let turn = share.acquire_turn().await;
-        let waited = started.elapsed();
+        let waited = started_at.elapsed();
         drop(turn);
         assert!(waited <= 15 * 5 * WORK + WORK, "{waited:?}");
     }
@@ -94,8 +96,8 @@ mod tests {
         let turn = share.acquire_turn().await;
         sleep(Duration::from_millis(100)).await;
         drop(turn);
-        let started = Instant::now();
+        let started_at = Instant::now();
         drop(share.acquire_turn().await);
-        assert_eq!(started.elapsed(), Duration::from_millis(400));
+        assert_eq!(started_at.elapsed(), Duration::from_millis(400));
     }
 }

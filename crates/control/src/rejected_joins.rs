@@ -1,4 +1,5 @@
-//! Rejected joins and streams, by the workload that they named: for operators, the cause of a missing sidecar.
+//! Recently rejected joins and streams, by the workload name that the client sent. Operators find here why a
+//! sidecar is missing.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,7 +28,7 @@ struct RejectedJoin {
 }
 
 impl RejectedJoins {
-    /// Records a rejected join. `exists`: the mesh has the workload.
+    /// Records a rejected join. `exists` is true if the mesh has the workload.
     pub(crate) fn record_rejection(
         &self,
         workload: &WorkloadName,
@@ -74,7 +75,7 @@ fn lock_table(table: &Mutex<RejectedJoinTable>) -> MutexGuard<'_, RejectedJoinTa
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Maximum names in each table.
+/// Maximum workload names in each of the two tables.
 const MAX_JOINS: usize = 64;
 /// The time for which a rejected join is reported: a sidecar without a certificate retries within seconds.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Status reports of the mesh and its proxies, for operators.
+//! Status reports of the mesh, its objects and its proxies, as the admin socket and the page return them.
 
 mod changes;
 mod keys;
@@ -15,7 +15,7 @@ use leno_model::{
     HttpRoute, RouteKind, RouteName, RouteParent, RouteRule, Service, ServiceName, TlsRoute,
     WeightedBackend, Workload, WorkloadName, is_only_parent,
 };
-use leno_registry::{Warning, lint_objects, locate_warnings, rejected_documents};
+use leno_registry::{Warning, count_rejected_documents, lint_objects, locate_warnings};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ use crate::compile::{ClientClass, PlaintextRestriction, compile_service, restric
 use crate::history::ReportCounters;
 use crate::keys::JwksFetches;
 use crate::mesh::{AttachedRoute, Mesh};
-use crate::owner::Queues;
+use crate::owner::QueueLengths;
 use crate::peers::Peers;
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::{ConnectedProxies, ConnectedProxy, GracePeriod};
@@ -40,53 +40,58 @@ use crate::watch::Diagnostics;
 #[derive(Clone, Copy)]
 pub(crate) struct Report<'a> {
     pub(crate) mesh: &'a Mesh,
-    pub(crate) connected: &'a ConnectedProxies,
+    pub(crate) connected_proxies: &'a ConnectedProxies,
     pub(crate) presence: &'a Presence,
     pub(crate) startup_grace: &'a StartupGrace,
     pub(crate) certifier: &'a Certifier,
     pub(crate) diagnostics: &'a Diagnostics,
-    pub(crate) keys: &'a JwksFetches,
+    pub(crate) jwks_fetches: &'a JwksFetches,
     pub(crate) peers: &'a Peers,
-    pub(crate) queues: Queues,
-    pub(crate) history: ReportCounters,
+    pub(crate) queues: QueueLengths,
+    pub(crate) report_counters: ReportCounters,
     pub(crate) page_url: Option<&'a str>,
     pub(crate) live_url: Option<&'a str>,
     pub(crate) applications: &'a Applications,
     pub(crate) supervised: bool,
     pub(crate) kubernetes: bool,
     pub(crate) now: Instant,
-    pub(crate) wall: SystemTime,
+    pub(crate) wall_time: SystemTime,
 }
 
 impl Report<'_> {
     pub(crate) fn status(&self) -> Status {
-        let proxies = || self.connected.proxies().map(|(_, connected_proxy)| connected_proxy);
+        let proxies =
+            || self.connected_proxies.proxies().map(|(_, connected_proxy)| connected_proxy);
         let mesh = self.mesh;
-        let change = self.connected.pushes.latest_progress().map(|latest| ChangeStatus {
+        let change = self.connected_proxies.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: to_milliseconds(self.now.duration_since(latest.processed_at)),
             affected: latest.affected_proxies,
             applied: latest.applied,
             converged_ms: latest.convergence_time.map(to_milliseconds),
         });
-        let convergence = self.connected.pushes.convergence_times();
+        let convergence = self.connected_proxies.pushes.convergence_times();
         Status {
             trust_domain: mesh.config().trust_domain.to_string(),
             default_policy: mesh.config().default_policy.as_str().to_owned(),
             workloads: mesh.workloads().len(),
             registered: mesh.workloads().filter(|workload| mesh.is_registered(workload)).count(),
             services: mesh.services().len(),
-            proxies: self.connected.len(),
+            proxies: self.connected_proxies.len(),
             ca_generation: format!("{:016x}", mesh.ca_generation()),
             outdated: proxies()
                 .filter(|connected_proxy| connected_proxy.ca_generation != mesh.ca_generation())
                 .count(),
             peers: self.peers.peer_count(),
             other_replicas: self.peer_statuses(),
-            out_of_sync: proxies().filter(|connected_proxy| connected_proxy.is_behind()).count(),
-            rejecting: proxies().filter(|connected_proxy| connected_proxy.rejected > 0).count(),
+            out_of_sync: proxies()
+                .filter(|connected_proxy| connected_proxy.is_out_of_sync())
+                .count(),
+            rejecting: proxies()
+                .filter(|connected_proxy| connected_proxy.rejected_count > 0)
+                .count(),
             starting: self.startup_grace.grace_state() == GracePeriod::Active,
-            rejected: rejected_documents(&self.diagnostics.rejected),
+            rejected: count_rejected_documents(&self.diagnostics.rejected),
             certificate_lifetime_seconds: self.certifier.certificate_lifetime().as_secs(),
             page: self.page_url.map(str::to_owned),
             live: self.live_url.map(str::to_owned),
@@ -103,12 +108,13 @@ impl Report<'_> {
 
     /// Returns the other control planes, each with the number of its sidecars.
     fn peer_statuses(&self) -> Vec<PeerStatus> {
-        let is_connected_here = |name: &WorkloadName| self.connected.workload_proxy(name).is_some();
-        let peer = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
+        let is_connected_here =
+            |name: &WorkloadName| self.connected_proxies.workload_proxy(name).is_some();
+        let peer_status = |(address, sidecars): (Option<SocketAddr>, usize)| PeerStatus {
             address: address.map(|address| address.to_string()),
             sidecars,
         };
-        self.peers.other_control_planes(is_connected_here).into_iter().map(peer).collect()
+        self.peers.other_control_planes(is_connected_here).into_iter().map(peer_status).collect()
     }
 
     pub(crate) fn workload_statuses(&self) -> Vec<WorkloadStatus> {
@@ -117,7 +123,7 @@ impl Report<'_> {
 
     fn workload_status(&self, workload: &Workload) -> WorkloadStatus {
         let name = &workload.name;
-        let connected_proxy = self.connected.workload_proxy(name);
+        let connected_proxy = self.connected_proxies.workload_proxy(name);
         let sidecar = match connected_proxy {
             Some(_) => "connected",
             None if self.peers.newest_registration(name).is_some() => "other-replica",
@@ -159,7 +165,7 @@ impl Report<'_> {
             conditions: conditions.map(ConditionStatus::from).collect(),
             pid: connected_proxy.map(|connected_proxy| connected_proxy.pid),
             admin: connected_proxy
-                .and_then(|connected_proxy| connected_proxy.admin)
+                .and_then(|connected_proxy| connected_proxy.admin_address)
                 .map(|address| address.to_string()),
             http_proxy: addresses.get("http-proxy").map(ToString::to_string),
             addresses: addresses
@@ -171,7 +177,6 @@ impl Report<'_> {
 
     /// Returns the number of current conditions that break traffic, by kind.
     pub(crate) fn condition_counts(&self) -> [(&'static str, u64); 7] {
-        use leno_discovery::condition::kind;
         let mut counts = [
             (kind::LISTENER_CLOSED, 0),
             (kind::DNS_CLOSED, 0),
@@ -191,7 +196,7 @@ impl Report<'_> {
         };
         for workload in self.mesh.workloads() {
             let name = &workload.name;
-            let connected_proxy = self.connected.workload_proxy(name);
+            let connected_proxy = self.connected_proxies.workload_proxy(name);
             for condition in connected_proxy
                 .iter()
                 .flat_map(|connected_proxy| &connected_proxy.report.conditions)
@@ -209,7 +214,7 @@ impl Report<'_> {
             let name = name
                 .split_once('/')
                 .and_then(|(namespace, name)| WorkloadName::new(namespace, name).ok());
-            name.is_some_and(|name| self.connected.workload_proxy(&name).is_some())
+            name.is_some_and(|name| self.connected_proxies.workload_proxy(&name).is_some())
         };
         add_count("join-rejected", joins.filter(|join| !is_connected(&join.workload)).count());
         counts
@@ -280,8 +285,8 @@ impl Report<'_> {
 
     pub(crate) fn certificate_statuses(&self) -> Vec<CertificateStatus> {
         let status = |certificate: &crate::certify::SignedCertificate| {
-            let remaining = certificate.not_after.duration_since(self.wall);
-            let age = self.wall.duration_since(certificate.issued);
+            let remaining_time = certificate.not_after.duration_since(self.wall_time);
+            let age = self.wall_time.duration_since(certificate.issued);
             let since_epoch =
                 |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             CertificateStatus {
@@ -290,43 +295,48 @@ impl Report<'_> {
                 issued: since_epoch(certificate.issued),
                 age_seconds: age.unwrap_or_default().as_secs(),
                 not_after: since_epoch(certificate.not_after),
-                valid_for_seconds: remaining.unwrap_or_default().as_secs(),
+                valid_for_seconds: remaining_time.unwrap_or_default().as_secs(),
             }
         };
         self.certifier.latest_certificates().map(status).collect()
     }
 
     pub(crate) fn proxy_statuses(&self) -> Vec<ProxyStatus> {
-        let proxy =
+        let proxy_status =
             |(connection, connected_proxy): (leno_discovery::ConnectionId, &ConnectedProxy)| {
-                let update = connected_proxy.pushed.as_ref();
+                let last_update = connected_proxy.last_update.as_ref();
                 ProxyStatus {
                     workload: connected_proxy.workload.to_string(),
                     connection: connection.0,
-                    connected_seconds: self.now.duration_since(connected_proxy.since).as_secs_f64(),
+                    connected_seconds: self
+                        .now
+                        .duration_since(connected_proxy.connected_at)
+                        .as_secs_f64(),
                     pid: connected_proxy.pid,
                     version: connected_proxy.version.clone(),
-                    admin: connected_proxy.admin.map(|address| address.to_string()),
+                    admin: connected_proxy.admin_address.map(|address| address.to_string()),
                     reported_admin: connected_proxy
-                        .reported_admin
+                        .reported_admin_address
                         .map(|address| address.to_string()),
                     subscriptions: connected_proxy
                         .subscriptions
                         .iter()
                         .map(ToString::to_string)
                         .collect(),
-                    services: update.map_or(0, |update| update.snapshot.services.len()),
+                    services: last_update
+                        .map_or(0, |last_update| last_update.snapshot.services.len()),
                     config_age_seconds: connected_proxy.applied_at.map(|at| self.seconds_since(at)),
-                    out_of_sync_seconds: match connected_proxy.is_behind() {
+                    out_of_sync_seconds: match connected_proxy.is_out_of_sync() {
                         false => None,
                         true => {
-                            let since = self.connected.pushes.unacknowledged_since(connection);
+                            let since =
+                                self.connected_proxies.pushes.unacknowledged_since(connection);
                             Some(since.map_or(0.0, |since| self.seconds_since(since)))
                         }
                     },
-                    sent: update.map(|update| update.change.0),
-                    applied: connected_proxy.applied.map(|change| change.0),
-                    rejected: connected_proxy.rejected,
+                    sent: last_update.map(|last_update| last_update.change.0),
+                    applied: connected_proxy.applied_change.map(|change| change.0),
+                    rejected: connected_proxy.rejected_count,
                     rejections: connected_proxy
                         .rejections
                         .iter()
@@ -334,7 +344,8 @@ impl Report<'_> {
                         .collect(),
                 }
             };
-        let mut proxies: Vec<ProxyStatus> = self.connected.proxies().map(proxy).collect();
+        let mut proxies: Vec<ProxyStatus> =
+            self.connected_proxies.proxies().map(proxy_status).collect();
         proxies.sort_by(|a, b| a.workload.cmp(&b.workload));
         proxies
     }
@@ -495,7 +506,7 @@ impl Report<'_> {
     /// True if a warning concerns the mesh. False for a Service of a cluster in a namespace without a pod of
     /// the mesh: most Services of a cluster are unrelated to it. Objects of a cluster have no file location.
     fn is_relevant(&self, warning: &Warning) -> bool {
-        let location = &warning.at;
+        let location = &warning.location;
         let is_same_namespace = |workload: &Workload| {
             Some(workload.name.namespace.as_str()) == location.namespace.as_deref()
         };
@@ -562,7 +573,7 @@ const MAX_BACKENDS_IN_TEXT: usize = 8;
 fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> ListenerStatus {
     let mut status = ListenerStatus { state: "unknown".to_owned(), ..ListenerStatus::default() };
     let Some(connected_proxy) =
-        connected_proxy.filter(|connected_proxy| connected_proxy.applied.is_some())
+        connected_proxy.filter(|connected_proxy| connected_proxy.applied_change.is_some())
     else {
         return status;
     };

@@ -12,7 +12,7 @@ pub trait Reviewer: fmt::Debug + Send + Sync + 'static {
     /// Returns the subject that the unverified text of a token names; `None` if the text names no subject.
     ///
     /// # Errors
-    /// [`ReviewError::Rejected`] if no review could accept the token.
+    /// Returns [`ReviewError::Rejected`] if no review could accept the token.
     fn claimed_subject(
         &self,
         token: &str,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::status::ProxyStatus;
 
-/// The location of a Prometheus server: a loopback address names another machine for each.
+/// The location of a Prometheus server. It reaches loopback addresses only of its own machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scraper {
     /// On the machine of the control plane.
@@ -20,8 +20,8 @@ impl Scraper {
     }
 }
 
-/// Returns one group for each sidecar with an admin endpoint that the scraper can reach. A page on loopback of
-/// another machine is not among a sidecar's own addresses here.
+/// Returns one target group for each sidecar with an admin endpoint that the scraper can reach. A sidecar whose
+/// reported admin address is not its own has no group.
 pub(crate) fn target_groups(proxies: &[ProxyStatus], scraper: Scraper) -> Value {
     let groups = proxies.iter().filter_map(|proxy| {
         let (namespace, name) = proxy.workload.split_once('/')?;
@@ -33,6 +33,7 @@ pub(crate) fn target_groups(proxies: &[ProxyStatus], scraper: Scraper) -> Value 
 }
 
 impl Scraper {
+    /// True if the scraper can connect to this address of a sidecar.
     fn can_reach(self, target: &str) -> bool {
         let address =
             target.parse().map(|address: std::net::SocketAddr| address.ip().to_canonical());

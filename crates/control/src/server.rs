@@ -1,4 +1,4 @@
-//! The listener for proxies: TLS, then a proxy's stream or a join, within limits.
+//! The listener for proxies: TLS, then a proxy's stream, a join, or another control plane's stream, within limits.
 
 mod connection_counters;
 mod pending_connections;
@@ -39,14 +39,15 @@ pub(crate) use pending_connections::PendingConnections;
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) limits: Limits,
-    pub(crate) configs: watch::Receiver<Arc<ServerConfig>>,
+    pub(crate) tls_configs: watch::Receiver<Arc<ServerConfig>>,
+    /// The queue of events to the mesh owner.
     pub(crate) events: EventQueue,
     /// The budget of each member, by its verified identity.
     pub(crate) budgets: Budgets,
     pub(crate) pending_connections: Arc<PendingConnections>,
     pub(crate) connection_counters: Arc<ConnectionCounters>,
     /// Sidecars connected here, for other control planes.
-    pub(crate) registered: watch::Sender<Arc<RegisteredSidecars>>,
+    pub(crate) local_sidecars: watch::Sender<Arc<RegisteredSidecars>>,
     pub(crate) trust_domain: TrustDomain,
     /// The interval of traffic reports requested from proxies.
     pub(crate) report_interval: Option<Duration>,
@@ -54,12 +55,12 @@ pub(crate) struct Server {
     pub(crate) operators: OperatorSessions,
 }
 
-/// Accepts connections until shutdown; then waits until the mesh owner has ended them, for at most `drain`.
+/// Accepts connections until shutdown; then waits until the mesh owner has ended them, for at most `drain_timeout`.
 pub(crate) async fn accept_connections(
     listener: TcpListener,
     server: Arc<Server>,
     mut stop: watch::Receiver<bool>,
-    drain: Duration,
+    drain_timeout: Duration,
 ) {
     let Limits {
         external_clients, external_clients_per_source, connections: max_connections, ..
@@ -93,7 +94,7 @@ pub(crate) async fn accept_connections(
     }
     drop(listener);
     let wait_for_end = async { while connections.join_next().await.is_some() {} };
-    if timeout(drain, wait_for_end).await.is_err() {
+    if timeout(drain_timeout, wait_for_end).await.is_err() {
         tracing::warn!("some proxies did not disconnect in time");
     }
 }
@@ -129,9 +130,9 @@ async fn serve_connection(
                 half_open,
             );
             server.pending_connections.mark_authenticated(connection);
-            let local_sidecars = server.registered.subscribe();
+            let local_sidecars = server.local_sidecars.subscribe();
             // The mesh owner publishes the connected sidecars only while there is a receiver.
-            connect_events().announce(Event::PeerConnected).await?;
+            connect_events().send(Event::PeerConnected).await?;
             pending_connection
                 .serve_until_replaced(Box::pin(serve_peer(stream, local_sidecars)))
                 .await
@@ -147,15 +148,15 @@ async fn serve_connection(
             );
             let (stream, operators) =
                 (UnverifiedStream::new(stream, half_open), server.operators.clone());
-            let serving =
+            let proxy_stream =
                 serve_proxy(stream, connection, events, server.report_interval, operators);
-            let result = pending_connection.serve_until_replaced(Box::pin(serving)).await;
+            let result = pending_connection.serve_until_replaced(Box::pin(proxy_stream)).await;
             if matches!(result, Err(ConnectionError::Replaced)) {
                 // `serve_proxy` was cancelled before it announced the disconnect.
                 server
                     .events
                     .create_sender(budget)
-                    .announce(Event::Disconnected { connection })
+                    .send(Event::Disconnected { connection })
                     .await?;
             }
             result
@@ -182,7 +183,7 @@ async fn perform_handshake(
     }
     let hello = read_hello(half_open, tcp).await;
     let hello = hello.map_err(|(error, _)| ConnectionError::Handshake(error))?;
-    let config = Arc::clone(&server.configs.borrow());
+    let config = Arc::clone(&server.tls_configs.borrow());
     complete_handshake(half_open, hello, config).await.map_err(ConnectionError::Handshake)
 }
 

@@ -69,7 +69,7 @@ impl ServerCredential {
             }
             let now = SystemTime::now();
             delay = match self.next_check(now) {
-                until_check if !self.is_stale && !until_check.is_zero() => until_check,
+                remaining_time if !self.is_stale && !remaining_time.is_zero() => remaining_time,
                 _ => self.renew_credential(now),
             };
         }
@@ -171,12 +171,12 @@ mod tests {
         };
         let server_configs = credential.watch_server_config();
         assert_eq!(credential.next_check(now), CHECK_INTERVAL);
-        let half = now + lifetime / 2 + Duration::from_secs(10);
-        assert_eq!(credential.next_check(half), Duration::ZERO);
-        let previous = credential.credential.not_after();
-        credential.renew_credential(half);
+        let renewal_time = now + lifetime / 2 + Duration::from_secs(10);
+        assert_eq!(credential.next_check(renewal_time), Duration::ZERO);
+        let previous_expiry = credential.credential.not_after();
+        credential.renew_credential(renewal_time);
         assert!(server_configs.has_changed().unwrap());
-        assert!(credential.credential.not_after() > previous);
+        assert!(credential.credential.not_after() > previous_expiry);
         assert_eq!(credential.credential.id(), &control_id(&domain));
         assert_eq!(credential.credential.workload(), None);
     }

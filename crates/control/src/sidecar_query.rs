@@ -7,8 +7,9 @@ use leno_model::WorkloadName;
 use crate::http_server::decode_percent;
 use crate::owner::SidecarLocation;
 
-/// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded.
-pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
+/// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded. Returns `None` if a parameter is missing, unknown or
+/// invalid.
+pub(crate) fn parse_query(query: &str) -> Option<(WorkloadName, String)> {
     let (mut workload, mut path) = (None, None);
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=')?;
@@ -24,7 +25,8 @@ pub(crate) fn parse(query: &str) -> Option<(WorkloadName, String)> {
 /// Sends a query to the sidecar of a workload, over its open stream, and returns the response.
 ///
 /// # Errors
-/// The status, and the reason with its hint.
+/// Returns the HTTP status and the message for the operator: if the sidecar is not connected to this control plane,
+/// or if the query fails.
 pub(crate) async fn send_query(
     queries: &Queries,
     workload: &WorkloadName,
@@ -57,7 +59,7 @@ pub(crate) async fn send_query(
 
 fn error_status(error: QueryError) -> StatusCode {
     match error {
-        QueryError::Path => StatusCode::URI_TOO_LONG,
+        QueryError::PathTooLong => StatusCode::URI_TOO_LONG,
         QueryError::Disconnected | QueryError::Oversized => StatusCode::BAD_GATEWAY,
         QueryError::Unsupported => StatusCode::NOT_IMPLEMENTED,
         QueryError::Busy => StatusCode::TOO_MANY_REQUESTS,
@@ -72,7 +74,8 @@ mod tests {
     #[test]
     fn a_query_names_a_workload_and_a_path() {
         let (workload, path) =
-            parse("workload=shop%2Fweb-1&path=%2Fconnectivity%3Fservice%3Dshop%2Fstock").unwrap();
+            parse_query("workload=shop%2Fweb-1&path=%2Fconnectivity%3Fservice%3Dshop%2Fstock")
+                .unwrap();
         assert_eq!(workload.to_string(), "shop/web-1");
         assert_eq!(path, "/connectivity?service=shop/stock");
         for invalid in [
@@ -84,7 +87,7 @@ mod tests {
             "workload=a/b&path=/&more=1",
             "workload=a/b&path=%2",
         ] {
-            assert_eq!(parse(invalid), None, "{invalid}");
+            assert_eq!(parse_query(invalid), None, "{invalid}");
         }
     }
 

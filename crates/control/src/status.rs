@@ -1,4 +1,4 @@
-//! JSON responses of the control plane for operators.
+//! The JSON responses of the admin socket and the page: the status of the mesh, its objects and its proxies.
 
 mod traffic;
 
@@ -37,7 +37,8 @@ pub struct Status {
     /// The number of other control planes that have reported their sidecars.
     #[serde(default)]
     pub peers: usize,
-    /// Sidecars of other control planes. Their state is not in the responses of this one.
+    /// The other control planes, each with its number of sidecars. The state of those sidecars is not in the
+    /// responses of this control plane.
     #[serde(default)]
     pub other_replicas: Vec<PeerStatus>,
     /// The number of proxies that have not yet applied all updates (out of sync).
@@ -321,7 +322,7 @@ pub struct CertificateStatus {
     pub age_seconds: u64,
     /// The time of expiry, in seconds since 1970.
     pub not_after: u64,
-    /// The remaining validity.
+    /// The remaining validity, in seconds; 0 after the expiry.
     pub valid_for_seconds: u64,
 }
 
@@ -416,9 +417,13 @@ impl RouteStatus {
     }
 
     /// Adds the reasons why the route has no effect at the parent with this index.
-    pub(crate) fn reject_parent(&mut self, parent: usize, cause: impl IntoIterator<Item = String>) {
-        for cause in cause {
-            if let Some(parent) = self.attached.get_mut(parent) {
+    pub(crate) fn reject_parent(
+        &mut self,
+        parent_index: usize,
+        causes: impl IntoIterator<Item = String>,
+    ) {
+        for cause in causes {
+            if let Some(parent) = self.attached.get_mut(parent_index) {
                 parent.accepted = false;
                 if !parent.reasons.contains(&cause) {
                     parent.reasons.push(cause.clone());
@@ -430,19 +435,23 @@ impl RouteStatus {
 
     /// Adds the objects that override the route at each port of the parent with this index. The route is
     /// accepted there unless it is overridden at all ports.
-    pub(crate) fn add_overrides(&mut self, parent: usize, overrides_by_port: Vec<Vec<String>>) {
+    pub(crate) fn add_overrides(
+        &mut self,
+        parent_index: usize,
+        overrides_by_port: Vec<Vec<String>>,
+    ) {
         let is_overridden = !overrides_by_port.iter().any(Vec::is_empty);
         for cause in overrides_by_port.into_iter().flatten() {
             match is_overridden {
-                true => self.reject_parent(parent, [cause]),
+                true => self.reject_parent(parent_index, [cause]),
                 false => self.add_problem(cause),
             }
         }
     }
 
     /// Adds the reasons why backends are missing or not permitted.
-    pub(crate) fn add_unresolved(&mut self, cause: impl IntoIterator<Item = String>) {
-        for cause in cause {
+    pub(crate) fn add_unresolved(&mut self, causes: impl IntoIterator<Item = String>) {
+        for cause in causes {
             for parent in &mut self.attached {
                 parent.resolved = false;
                 if !parent.reasons.contains(&cause) {
@@ -469,7 +478,7 @@ pub struct ParentStatus {
     pub accepted: bool,
     /// True if all backends of the route exist and are permitted.
     pub resolved: bool,
-    /// The reasons if either is false.
+    /// The reasons why `accepted` or `resolved` is false.
     pub reasons: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Taps for operators: live requests as lines of JSON, until the reader disconnects.
+//! Taps for operators: records of live requests, one JSON object per line, until the reader disconnects.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,8 +21,8 @@ use crate::http_server::decode_percent;
 #[derive(Debug)]
 pub(crate) struct TapBody {
     active_tap: ActiveTap,
-    /// Sends a blank line while there is no other: only a failed write distinguishes a reader that disconnected
-    /// from one that half-closed.
+    /// Sends a blank line after a time without records: only a failed write distinguishes a reader that
+    /// disconnected from a reader that half-closed.
     keepalive: Interval,
 }
 
@@ -30,7 +30,7 @@ impl TapBody {
     /// Opens the tap that a query describes.
     ///
     /// # Errors
-    /// The status and the problem.
+    /// Returns the HTTP status and the problem if the query is invalid or too many taps are open.
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
         let tap = parse_tap(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
         let active_tap = taps.open(tap);
@@ -69,21 +69,21 @@ impl Body for TapBody {
 fn format_records(batch: TapRecords, lost: u64) -> String {
     let workload = batch.workload.to_string();
     let mut dropped = batch.dropped.saturating_add(lost);
-    let mut text = String::new();
+    let mut lines = String::new();
     for record in batch.records {
         let Ok(Value::Object(mut fields)) = serde_json::from_str(&record) else {
             dropped = dropped.saturating_add(1);
             continue;
         };
         fields.insert("workload".to_owned(), workload.clone().into());
-        text.push_str(&Value::Object(fields).to_string());
-        text.push('\n');
+        lines.push_str(&Value::Object(fields).to_string());
+        lines.push('\n');
     }
     if dropped > 0 {
-        text.push_str(&json!({ "dropped": dropped, "workload": workload }).to_string());
-        text.push('\n');
+        lines.push_str(&json!({ "dropped": dropped, "workload": workload }).to_string());
+        lines.push('\n');
     }
-    text
+    lines
 }
 
 /// Parses `service=NAMESPACE/NAME`, and optionally `path`, `method`, `status`, `from`, `side` and `per_second`,

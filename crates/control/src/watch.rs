@@ -9,7 +9,7 @@ use leno_registry::{
 };
 use tokio::sync::{Notify, mpsc};
 
-/// Reads the files, and reads them again after each change, until the receiver is dropped.
+/// Reads the files, and reads them again after each change or reload, until the receiver of updates is dropped.
 pub(crate) async fn follow_sources(
     paths: Vec<PathBuf>,
     updates: mpsc::Sender<RegistryUpdate>,

@@ -19,34 +19,38 @@ pub struct Budget(Mutex<Buckets>);
 /// The two buckets of a budget.
 #[derive(Debug)]
 struct Buckets {
-    reading: Bucket,
-    work: Bucket,
+    reading_bucket: Bucket,
+    work_bucket: Bucket,
     /// The start of the current period of excessive reading; the period ends when the level falls to half of
     /// the burst.
     exceeded_since: Option<Instant>,
 }
 
-/// A level that rises by costs and falls at a fixed rate.
+/// A leaky bucket: its level rises by the cost of each piece of work and falls at a fixed rate.
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     level: u64,
     /// The time of the last update of the level.
-    updated: Instant,
+    updated_at: Instant,
 }
 
 impl Budget {
     /// Creates an unspent budget.
     #[must_use]
     pub fn new(now: Instant) -> Self {
-        let empty = Bucket { level: 0, updated: now };
-        Self(Mutex::new(Buckets { reading: empty, work: empty, exceeded_since: None }))
+        let empty_bucket = Bucket { level: 0, updated_at: now };
+        Self(Mutex::new(Buckets {
+            reading_bucket: empty_bucket,
+            work_bucket: empty_bucket,
+            exceeded_since: None,
+        }))
     }
 
     /// Adds the cost of a message that was read.
     pub fn charge_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
-        buckets.reading.add(units);
-        if buckets.reading.level > BURST_UNITS {
+        buckets.reading_bucket.add_cost(units);
+        if buckets.reading_bucket.level > BURST_UNITS {
             buckets.exceeded_since.get_or_insert(now);
         }
     }
@@ -54,24 +58,24 @@ impl Budget {
     /// Refunds the cost of a message that the control plane requested.
     pub fn refund_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
-        buckets.reading.level = buckets.reading.level.saturating_sub(units);
+        buckets.reading_bucket.level = buckets.reading_bucket.level.saturating_sub(units);
     }
 
     /// Adds the cost of work of the owner. The resulting pause is bounded, regardless of the cost.
     pub fn charge_work(&self, units: u64, now: Instant) {
-        self.lock(now).work.add(units);
+        self.lock(now).work_bucket.add_cost(units);
     }
 
     /// Returns the time at which the client is read again; `None` if it may be read now.
     #[must_use]
     pub fn next_read_at(&self, now: Instant) -> Option<Instant> {
-        self.lock(now).reading.ready_at(now)
+        self.lock(now).reading_bucket.ready_at(now)
     }
 
-    /// Returns the time at which the owner works for the client again; `None` if it may now.
+    /// Returns the time at which the owner works for the client again; `None` if it may work for it now.
     #[must_use]
     pub fn next_work_at(&self, now: Instant) -> Option<Instant> {
-        self.lock(now).work.ready_at(now)
+        self.lock(now).work_bucket.ready_at(now)
     }
 
     /// True if the client has exceeded its budget for too long to be a burst.
@@ -83,15 +87,15 @@ impl Budget {
 
     fn is_unspent(&self, now: Instant) -> bool {
         let buckets = self.lock(now);
-        buckets.reading.level == 0 && buckets.work.level == 0
+        buckets.reading_bucket.level == 0 && buckets.work_bucket.level == 0
     }
 
     /// Locks and updates the buckets. A thread that panicked while it held the lock left no half-written state.
     fn lock(&self, now: Instant) -> MutexGuard<'_, Buckets> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        buckets.reading.drain_elapsed(now);
-        buckets.work.drain_elapsed(now);
-        if buckets.reading.level <= BURST_UNITS / 2 {
+        buckets.reading_bucket.drain_elapsed(now);
+        buckets.work_bucket.drain_elapsed(now);
+        if buckets.reading_bucket.level <= BURST_UNITS / 2 {
             buckets.exceeded_since = None;
         }
         buckets
@@ -99,18 +103,18 @@ impl Budget {
 }
 
 impl Bucket {
-    fn add(&mut self, units: u64) {
+    fn add_cost(&mut self, units: u64) {
         self.level = self.level.saturating_add(units).min(BURST_UNITS + MAX_DEBT_UNITS);
     }
 
     fn drain_elapsed(&mut self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.updated).as_micros();
+        let elapsed = now.saturating_duration_since(self.updated_at).as_micros();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-        let drained = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
+        let drained_units = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
         // Keeps fractions of a unit.
-        if drained > 0 {
-            self.level = self.level.saturating_sub(drained);
-            self.updated = now;
+        if drained_units > 0 {
+            self.level = self.level.saturating_sub(drained_units);
+            self.updated_at = now;
         }
     }
 
@@ -127,7 +131,8 @@ impl Bucket {
 pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
 
 impl Budgets {
-    /// Returns the budget of a client; it outlives the client's connections until nothing of it is spent.
+    /// Returns the budget of a client. A budget that is not fully recovered is kept after the client's
+    /// connections end.
     #[must_use]
     pub fn for_identity(&self, identity: &str, now: Instant) -> Arc<Budget> {
         let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,7 +160,7 @@ const BURST_UNITS: u64 = 1_000_000;
 /// stream is considered dead.
 const MAX_DEBT_UNITS: u64 = 5 * UNITS_PER_SECOND;
 
-/// The time after which a client over its budget is disconnected.
+/// The time over its budget after which a client is disconnected.
 const ABUSE_AFTER: Duration = Duration::from_secs(120);
 
 /// The maximum number of budgets. A control plane has fewer clients.

@@ -51,7 +51,7 @@ where
         subscriber,
         handler,
         taps: Vec::new(),
-        renewal: None,
+        pending_renewal: None,
         renewal_count: 0,
         report_schedule: None,
         query_in_progress: None,
@@ -135,9 +135,9 @@ pub enum DiscoveryError {
     /// The control plane closed the stream without a message.
     #[error("the control plane closed the stream")]
     Closed,
-    /// No message arrived within the maximum silence.
+    /// No message from the control plane arrived within the maximum silence.
     #[error("the control plane was silent for too long")]
-    Silent,
+    Timeout,
     /// The control plane sent an invalid message.
     #[error("the control plane sent an invalid message: {0}")]
     Malformed(String),
@@ -153,7 +153,7 @@ impl From<FrameError> for DiscoveryError {
     fn from(error: FrameError) -> Self {
         match error {
             FrameError::Io(error) => Self::Io(error),
-            FrameError::Cut => Self::Io(io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Truncated => Self::Io(io::ErrorKind::UnexpectedEof.into()),
             FrameError::Oversize { .. } => Self::Malformed(error.to_string()),
         }
     }
@@ -171,16 +171,25 @@ struct Session<'a, S> {
     keepalive: Keepalive,
     subscriber: &'a mut Subscriber,
     handler: &'a mut dyn UpdateHandler,
-    /// The last received taps.
+    /// The open taps that the control plane sent last.
     taps: Vec<Tap>,
-    /// The pending certificate request, with its number; the control plane allows one at a time.
-    renewal: Option<(u64, CertificateReply)>,
+    /// The ID of the pending certificate request, and the receiver of its result; the control plane allows one
+    /// request at a time. `None` if no request is pending.
+    pending_renewal: Option<(u64, CertificateReply)>,
     /// The number of certificate requests so far.
     renewal_count: u64,
-    /// The time of the next traffic report, and the interval.
-    report_schedule: Option<(Instant, Duration)>,
+    /// The schedule of traffic reports; `None` if the control plane requests none.
+    report_schedule: Option<ReportSchedule>,
     /// The open query; the control plane sends one at a time.
     query_in_progress: Option<Box<QueryInProgress>>,
+}
+
+/// The schedule of traffic reports.
+#[derive(Debug, Clone, Copy)]
+struct ReportSchedule {
+    /// The time of the next report.
+    next_at: Instant,
+    interval: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
@@ -200,7 +209,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(proto::ToProxy::decode(frame).map_err(malformed_error)?)?;
                 }
-                write_result = self.writer.advance(), if !self.writer.is_idle() => write_result?,
+                write_result = self.writer.flush(), if !self.writer.is_idle() => write_result?,
                 request = requests.recv(), if has_room => {
                     self.handle_request(request.ok_or(DiscoveryError::Stopped)?)?;
                 }
@@ -211,19 +220,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
                 part = next_part(&mut self.query_in_progress), if has_room => {
                     self.send_message(from_proxy::Message::QueryAnswer(part))?;
                 }
-                () = sleep_until(self.keepalive.silent_at()) => return Err(DiscoveryError::Silent),
+                () = sleep_until(self.keepalive.timeout_at()) => return Err(DiscoveryError::Timeout),
             }
         }
     }
 
-    /// Sends the first message. If the list of held resources is too large, they are forgotten and sent again;
-    /// the proxy serves from its current configuration until then.
+    /// Sends the first message. If it is too large with the held versions, the subscriber forgets them, and the
+    /// control plane sends all resources again. The proxy serves from its current configuration until then.
     fn send_hello(&mut self, mut hello: Hello) -> Result<(), DiscoveryError> {
         let later_services =
             hello.services.split_off(hello.services.len().min(MAX_SERVICES_PER_MESSAGE));
         let wire = hello_to_wire(&hello, &self.subscriber.held_versions());
         let message = from_proxy::Message::Hello(wire);
-        if matches!(self.push(message), Err(FrameError::Oversize { .. })) {
+        if matches!(self.queue_message(message), Err(FrameError::Oversize { .. })) {
             *self.subscriber = Subscriber::new();
             self.send_message(from_proxy::Message::Hello(hello_to_wire(&hello, &[])))?;
         }
@@ -270,18 +279,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
-    /// Stores the report interval that the control plane requests, if any.
+    /// Stores the report interval that the control plane requests; 0 keeps the current one.
     fn set_report_interval(&mut self, report_interval_ms: u32) {
         let interval = Duration::from_millis(report_interval_ms.into()).max(MIN_REPORT_INTERVAL);
-        let is_unchanged = self.report_schedule.is_some_and(|(_, current)| current == interval);
+        let is_unchanged =
+            self.report_schedule.is_some_and(|schedule| schedule.interval == interval);
         if report_interval_ms > 0 && !is_unchanged {
-            self.report_schedule = Some((Instant::now() + interval, interval));
+            let next_at = Instant::now() + interval;
+            self.report_schedule = Some(ReportSchedule { next_at, interval });
         }
     }
 
     fn send_report(&mut self) -> Result<(), DiscoveryError> {
-        if let Some((next, interval)) = &mut self.report_schedule {
-            *next = Instant::now() + *interval;
+        if let Some(schedule) = &mut self.report_schedule {
+            schedule.next_at = Instant::now() + schedule.interval;
         }
         match self.handler.take_traffic() {
             Some(traffic) => {
@@ -307,7 +318,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
-        if let Some((_, reply)) = self.renewal.take_if(|(id, _)| *id == wire.id) {
+        if let Some((_, reply)) = self.pending_renewal.take_if(|(id, _)| *id == wire.id) {
             // The receiver may be gone.
             reply.send(result).ok();
         }
@@ -350,8 +361,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             }
             ProxyRequest::Renew { csr, reply } => self.request_certificate(csr, reply),
             ProxyRequest::Tapped { tap, mut records, mut dropped } => {
-                let excess = records.len().saturating_sub(MAX_RECORDS) as u64;
-                dropped = dropped.saturating_add(excess);
+                let excess_records = records.len().saturating_sub(MAX_RECORDS) as u64;
+                dropped = dropped.saturating_add(excess_records);
                 records.truncate(MAX_RECORDS);
                 let tapped = proto::Tapped { tap, records, dropped };
                 self.send_message(from_proxy::Message::Tapped(tapped))
@@ -359,7 +370,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Sends a certificate request, or responds with the reason why it cannot be sent.
+    /// Sends a certificate request, or sends the reason why it cannot be sent to the receiver of its result.
     fn request_certificate(
         &mut self,
         csr: Vec<u8>,
@@ -367,12 +378,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     ) -> Result<(), DiscoveryError> {
         let rejection = if csr.len() > MAX_CSR_BYTES {
             "the certificate signing request is larger than 64 KiB"
-        } else if self.renewal.is_some() {
+        } else if self.pending_renewal.is_some() {
             "another certificate request is pending: wait for its response"
         } else {
             self.renewal_count += 1;
             let id = self.renewal_count;
-            self.renewal = Some((id, reply));
+            self.pending_renewal = Some((id, reply));
             let request = proto::CertificateRequest { id, csr };
             return self.send_message(from_proxy::Message::Certificate(request));
         };
@@ -381,19 +392,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     }
 
     fn send_message(&mut self, message: from_proxy::Message) -> Result<(), DiscoveryError> {
-        Ok(self.push(message)?)
+        Ok(self.queue_message(message)?)
     }
 
-    fn push(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
+    fn queue_message(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
         self.keepalive.record_sent(Instant::now());
         self.writer.push(&proto::FromProxy { message: Some(message) }, MAX_REQUEST_BYTES)
     }
 }
 
-/// Waits until the next report is due; forever if there is none.
-async fn wait_for_report(report_schedule: Option<(Instant, Duration)>) {
+/// Waits until the next traffic report is due; forever if the control plane requests none.
+async fn wait_for_report(report_schedule: Option<ReportSchedule>) {
     match report_schedule {
-        Some((next, _)) => sleep_until(next).await,
+        Some(schedule) => sleep_until(schedule.next_at).await,
         None => std::future::pending().await,
     }
 }
@@ -402,10 +413,11 @@ fn malformed_error(error: prost::DecodeError) -> DiscoveryError {
     DiscoveryError::Malformed(error.to_string())
 }
 
-/// The maximum number of services in one message: with the longest names it stays within its size limit.
+/// The maximum number of services in one message: with the longest names the message stays within its size
+/// limit.
 pub(crate) const MAX_SERVICES_PER_MESSAGE: usize = 1024;
 
-/// The maximum size of a certificate signing request; those of proxies have 400 bytes.
+/// The maximum size of a certificate signing request; a proxy's requests have about 400 bytes.
 pub(crate) const MAX_CSR_BYTES: usize = 64 << 10;
 
 #[cfg(test)]

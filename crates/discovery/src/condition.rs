@@ -1,4 +1,5 @@
-//! Traffic-breaking conditions that a proxy reports to the control plane.
+//! The operational state that a proxy reports to the control plane: conditions that affect its traffic, and the
+//! addresses of its listeners.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +18,7 @@ pub struct ProxyReport {
     pub addresses: BTreeMap<String, SocketAddr>,
 }
 
-/// A condition that breaks traffic until it ends.
+/// A condition that affects traffic until it ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProxyCondition {
     /// The kind of the condition, one of the constants in [`kind`], such as [`kind::LISTENER_CLOSED`].
@@ -81,13 +82,13 @@ impl ProxyCondition {
     }
 }
 
-/// Encodes the first addresses of a report, ordered by name.
+/// Encodes the first [`MAX_REPORTED_ADDRESSES`] addresses of a report, ordered by name.
 pub(crate) fn addresses_to_wire(report: &ProxyReport) -> Vec<proto::NamedAddress> {
-    let address = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
+    let to_wire = |(name, address): (&String, &SocketAddr)| proto::NamedAddress {
         name: truncate_text(name, MAX_KIND_BYTES).to_owned(),
         address: Some(socket_address_to_wire(*address)),
     };
-    report.addresses.iter().take(MAX_REPORTED_ADDRESSES).map(address).collect()
+    report.addresses.iter().take(MAX_REPORTED_ADDRESSES).map(to_wire).collect()
 }
 
 /// Parses a report from two lists of a message.
@@ -106,7 +107,7 @@ pub(crate) fn report_from_wire(
     })
 }
 
-/// Encodes the first conditions, each truncated.
+/// Encodes the first [`MAX_CONDITIONS`] conditions, with truncated texts.
 pub(crate) fn conditions_to_wire(conditions: &[ProxyCondition]) -> Vec<proto::Condition> {
     let to_wire = |condition: &ProxyCondition| proto::Condition {
         kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),
@@ -116,8 +117,8 @@ pub(crate) fn conditions_to_wire(conditions: &[ProxyCondition]) -> Vec<proto::Co
     conditions.iter().take(MAX_CONDITIONS).map(to_wire).collect()
 }
 
-/// Parses the first conditions of a proxy, each truncated: they are for people, and a long text must not
-/// invalidate the message.
+/// Parses the first [`MAX_CONDITIONS`] conditions of a proxy, with truncated texts: a long text must not
+/// invalidate the message, because operators read conditions only.
 fn conditions_from_wire(wire: Vec<proto::Condition>) -> Vec<ProxyCondition> {
     let from_wire = |condition: proto::Condition| ProxyCondition {
         kind: truncate_text(&condition.kind, MAX_KIND_BYTES).to_owned(),

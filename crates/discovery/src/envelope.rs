@@ -1,4 +1,5 @@
-//! Conversion and validation of messages between the generated types and those of [`crate::message`].
+//! Conversion and validation of messages between the generated protobuf types and the types of
+//! [`crate::message`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -49,9 +50,9 @@ pub(crate) fn key_from_wire(wire: Option<proto::Key>) -> Result<ResourceKey, Inv
 
 pub(crate) fn hello_to_wire(
     hello: &Hello,
-    held: &[(ResourceKey, ResourceVersion)],
+    held_versions: &[(ResourceKey, ResourceVersion)],
 ) -> proto::Hello {
-    let held_addresses = held.iter().filter_map(|(key, version)| match key {
+    let held_addresses = held_versions.iter().filter_map(|(key, version)| match key {
         ResourceKey::Address(address) => {
             Some(proto::HeldAddress { address: ip_address_to_wire(*address), version: version.0 })
         }
@@ -60,7 +61,7 @@ pub(crate) fn hello_to_wire(
         | ResourceKey::Endpoint(_)
         | ResourceKey::Name(_) => None,
     });
-    let held_names = held.iter().filter_map(|(key, version)| match key {
+    let held_names = held_versions.iter().filter_map(|(key, version)| match key {
         ResourceKey::Name(name) => {
             Some(proto::HeldName { name: name.to_string(), version: version.0 })
         }
@@ -69,7 +70,7 @@ pub(crate) fn hello_to_wire(
         | ResourceKey::Endpoint(_)
         | ResourceKey::Address(_) => None,
     });
-    let held = held
+    let held_resources = held_versions
         .iter()
         .filter(|(key, _)| !matches!(key, ResourceKey::Address(_) | ResourceKey::Name(_)))
         .map(|(key, version)| proto::Held { key: Some(key_to_wire(key)), version: version.0 });
@@ -81,7 +82,7 @@ pub(crate) fn hello_to_wire(
         pid: hello.pid,
         version: hello.version.clone(),
         services: hello.services.iter().map(ToString::to_string).collect(),
-        held: held.collect(),
+        held: held_resources.collect(),
         session: hello.session,
         process: hello.process,
         ca_generation: hello.ca_generation,
@@ -118,8 +119,9 @@ pub(crate) fn hello_from_wire(
         dns_names: services_from_wire(&wire.dns_names)?,
         report: report_from_wire(wire.conditions, wire.named_addresses)?,
     };
-    let held = wire.held.into_iter();
-    let held = held.map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
+    let held_resources = wire.held.into_iter();
+    let held_resources =
+        held_resources.map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
     let addresses = wire.held_addresses.into_iter().map(|held| {
         let address = parse_ip_address("held_addresses.address", &held.address)?;
         Ok((ResourceKey::Address(address), ResourceVersion(held.version)))
@@ -128,8 +130,8 @@ pub(crate) fn hello_from_wire(
         let name = parse_name("held_names.name", &held.name)?;
         Ok((ResourceKey::Name(name), ResourceVersion(held.version)))
     });
-    let held = held.chain(addresses).chain(names);
-    Ok((hello, held.collect::<Result<_, _>>()?))
+    let held_versions = held_resources.chain(addresses).chain(names);
+    Ok((hello, held_versions.collect::<Result<_, _>>()?))
 }
 
 pub(crate) fn listener_to_wire(listener: &InboundListener) -> proto::Listener {

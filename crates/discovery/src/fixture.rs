@@ -16,7 +16,7 @@ use leno_model::{
 use crate::key::ChangeId;
 use crate::message::{ConfigUpdate, Hello, InboundListener};
 
-/// Two services; one of them is routed to the other and to an absent one.
+/// Returns a configuration with two services: `reviews` routes to `ratings` and to an absent service.
 pub(crate) fn bookinfo_update() -> ConfigUpdate {
     let mut reviews = service_config("reviews", 2);
     add_route(&mut reviews, &["ratings", "missing"]);
@@ -29,6 +29,8 @@ pub(crate) fn bookinfo_update() -> ConfigUpdate {
     update
 }
 
+/// Returns a configuration with these services, for the gateway of the fixture.
+/// Returns a configuration with these services, for the gateway of the fixture.
 pub(crate) fn update_with(
     change: u64,
     services: impl IntoIterator<Item = ServiceConfig>,
@@ -44,9 +46,9 @@ pub(crate) fn update_with(
 }
 
 /// Returns a service in the namespace `bookinfo` with port 9080 and this many endpoints.
-pub(crate) fn service_config(name: &str, endpoints: u16) -> ServiceConfig {
+pub(crate) fn service_config(name: &str, endpoint_count: u16) -> ServiceConfig {
     let name = service_name(name);
-    let endpoints = (0..endpoints).map(|index| Arc::new(service_endpoint(&name, index)));
+    let endpoints = (0..endpoint_count).map(|index| Arc::new(service_endpoint(&name, index)));
     let port = PortConfig {
         name: Some(Name::new("http").unwrap()),
         protocol: Protocol::Http,

@@ -13,24 +13,27 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 #[derive(Debug)]
 pub struct FrameReader<R> {
     stream: R,
+    /// The greatest permitted length of a message.
     max_bytes: usize,
     /// The received part of the length of the next message.
     length_prefix: BytesMut,
-    /// The message that is being received.
-    body: Option<PartialMessage>,
+    /// The message that is being received; `None` before its length is complete.
+    partial_message: Option<PartialMessage>,
 }
 
 /// A partially received message.
 #[derive(Debug)]
 struct PartialMessage {
+    /// The bytes received so far.
     bytes: BytesMut,
+    /// The declared length.
     length: usize,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads messages of at most `max_bytes` bytes.
     pub fn new(stream: R, max_bytes: usize) -> Self {
-        Self { stream, max_bytes, length_prefix: BytesMut::new(), body: None }
+        Self { stream, max_bytes, length_prefix: BytesMut::new(), partial_message: None }
     }
 
     /// Reads the next message; `None` if the stream ended between two messages.
@@ -38,33 +41,41 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`FrameError`] if the stream breaks, ends within a message, or announces an oversized message. Allocates
-    /// at most one step more than the received bytes.
+    /// [`FrameError`] if the stream breaks, ends within a message, or declares a length above the limit.
+    /// Memory is allocated in steps as bytes arrive, not for the declared length.
     pub async fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         loop {
-            if let Some(body) = &mut self.body {
-                if body.bytes.len() == body.length {
-                    let body = self.body.take().map(|body| body.bytes.freeze());
-                    return Ok(body);
+            if let Some(partial_message) = &mut self.partial_message {
+                if partial_message.bytes.len() == partial_message.length {
+                    let partial_message = self
+                        .partial_message
+                        .take()
+                        .map(|partial_message| partial_message.bytes.freeze());
+                    return Ok(partial_message);
                 }
-                let missing_bytes = body.length - body.bytes.len();
-                let mut buffer = (&mut body.bytes).limit(missing_bytes.min(ALLOCATION_STEP_BYTES));
+                let missing_bytes = partial_message.length - partial_message.bytes.len();
+                let mut buffer =
+                    (&mut partial_message.bytes).limit(missing_bytes.min(ALLOCATION_STEP_BYTES));
                 if self.stream.read_buf(&mut buffer).await? == 0 {
-                    return Err(FrameError::Cut);
+                    return Err(FrameError::Truncated);
                 }
                 continue;
             }
             let missing_bytes = LENGTH_PREFIX_BYTES - self.length_prefix.len();
             let mut buffer = (&mut self.length_prefix).limit(missing_bytes);
             if self.stream.read_buf(&mut buffer).await? == 0 {
-                return if self.length_prefix.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
+                return if self.length_prefix.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(FrameError::Truncated)
+                };
             }
-            self.begin_body()?;
+            self.begin_message()?;
         }
     }
 
-    /// Begins a message after all of its length has arrived.
-    fn begin_body(&mut self) -> Result<(), FrameError> {
+    /// Begins the message if its length prefix is complete.
+    fn begin_message(&mut self) -> Result<(), FrameError> {
         let Ok(length_prefix) = <[u8; LENGTH_PREFIX_BYTES]>::try_from(&self.length_prefix[..])
         else {
             return Ok(());
@@ -74,7 +85,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if length > self.max_bytes {
             return Err(FrameError::Oversize { length, max_bytes: self.max_bytes });
         }
-        self.body = Some(PartialMessage { bytes: BytesMut::new(), length });
+        self.partial_message = Some(PartialMessage { bytes: BytesMut::new(), length });
         Ok(())
     }
 }
@@ -83,6 +94,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 #[derive(Debug)]
 pub struct FrameWriter<W> {
     stream: W,
+    /// The encoded messages that are not written yet.
     queue: BytesMut,
     /// True while queued or written bytes are not flushed.
     is_unflushed: bool,
@@ -94,7 +106,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         Self { stream, queue: BytesMut::new(), is_unflushed: false }
     }
 
-    /// Queues a message; [`Self::advance`] writes it.
+    /// Queues a message; [`Self::flush`] writes it.
     ///
     /// # Errors
     /// [`FrameError::Oversize`] if it is larger than `max_bytes`; then it is not queued.
@@ -116,7 +128,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         self.queue.len()
     }
 
-    /// True if [`Self::advance`] has nothing to do.
+    /// True if [`Self::flush`] has nothing to do.
     pub fn is_idle(&self) -> bool {
         !self.is_unflushed
     }
@@ -127,7 +139,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     ///
     /// # Errors
     /// If the stream breaks.
-    pub async fn advance(&mut self) -> io::Result<()> {
+    pub async fn flush(&mut self) -> io::Result<()> {
         while !self.queue.is_empty() {
             if self.stream.write_buf(&mut self.queue).await? == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -144,7 +156,7 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
     /// # Errors
     /// If the stream breaks.
     pub async fn finish(mut self) -> io::Result<()> {
-        self.advance().await?;
+        self.flush().await?;
         self.stream.shutdown().await
     }
 }
@@ -157,7 +169,7 @@ pub enum FrameError {
     Io(#[from] io::Error),
     /// The stream ended within a message.
     #[error("the stream ended within a message")]
-    Cut,
+    Truncated,
     /// The message exceeds the protocol's limit.
     #[error("a message of {length} bytes exceeds the limit of {max_bytes} bytes")]
     Oversize {
@@ -175,13 +187,13 @@ pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// plane.
 pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// The number of unsent bytes above which no more messages are read that need a response or forwarding.
+/// The number of queued bytes above which a side reads or creates no more messages that need a response.
 pub(crate) const MAX_OUTBOX_BYTES: usize = 256 << 10;
 
-/// The maximum size of a message of a join, whose client is not authenticated yet.
+/// The maximum size of a message in a join, because the client of a join is not authenticated yet.
 pub const MAX_JOIN_BYTES: usize = 64 << 10;
 
-/// The size of the length before each message.
+/// The size of the length prefix of each message.
 const LENGTH_PREFIX_BYTES: usize = 4;
 
 /// The maximum allocation ahead of received bytes.
@@ -230,7 +242,7 @@ mod tests {
                 biased;
                 message = reader.next() => break message.unwrap().unwrap(),
                 // Each iteration drops both futures in the middle of their work.
-                () = async { tokio::select! { biased; _ = writer.advance() => {}, () = tokio::task::yield_now() => {} } } => {}
+                () = async { tokio::select! { biased; _ = writer.flush() => {}, () = tokio::task::yield_now() => {} } } => {}
             }
         };
         assert_eq!(Goodbye::decode(message).unwrap().reason.len(), 1000);
@@ -250,11 +262,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_is_not_allocated_for_an_announced_length_alone() {
+    async fn memory_is_not_allocated_for_a_declared_length_alone() {
         let mut stream = &[0, 0x40, 0, 0, 9, 9][..];
         let mut reader = FrameReader::new(&mut stream, MAX_MESSAGE_BYTES);
-        assert!(matches!(reader.next().await, Err(FrameError::Cut)));
-        let capacity = reader.body.map(|body| body.bytes.capacity());
+        assert!(matches!(reader.next().await, Err(FrameError::Truncated)));
+        let capacity = reader.partial_message.map(|body| body.bytes.capacity());
         assert!(capacity.unwrap() <= ALLOCATION_STEP_BYTES, "{capacity:?}");
     }
 
@@ -265,7 +277,7 @@ mod tests {
         {
             let result = FrameReader::new(bytes, 100).next().await;
             assert_eq!(matches!(result, Ok(None)), is_clean, "{bytes:?}");
-            assert_eq!(matches!(result, Err(FrameError::Cut)), !is_clean, "{bytes:?}");
+            assert_eq!(matches!(result, Err(FrameError::Truncated)), !is_clean, "{bytes:?}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct HeldService {
 }
 
 impl HeldVersions {
-    /// Returns the held version of a resource, if any.
+    /// Returns the held version of a resource; `None` if the proxy does not hold it.
     pub(crate) fn version(&self, key: &ResourceKey) -> Option<ResourceVersion> {
         match key {
             ResourceKey::Workload => self.config,
@@ -61,7 +61,7 @@ impl HeldVersions {
         }
     }
 
-    /// Removes a resource; a service with its endpoints.
+    /// Removes a resource. Removing a service removes its endpoints.
     pub(crate) fn remove(&mut self, key: &ResourceKey) {
         match key {
             ResourceKey::Workload => self.config = None,
@@ -131,9 +131,9 @@ impl HeldVersions {
 }
 
 impl FromIterator<(ResourceKey, ResourceVersion)> for HeldVersions {
-    fn from_iter<I: IntoIterator<Item = (ResourceKey, ResourceVersion)>>(list: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = (ResourceKey, ResourceVersion)>>(versions: I) -> Self {
         let mut held_versions = Self::default();
-        for (key, version) in list {
+        for (key, version) in versions {
             held_versions.insert(key, version);
         }
         held_versions
@@ -144,8 +144,7 @@ impl FromIterator<(ResourceKey, ResourceVersion)> for HeldVersions {
 pub(crate) fn service_endpoints(
     service: &ServiceConfig,
 ) -> impl Iterator<Item = (u16, &Arc<Endpoint>)> {
-    service
-        .ports
-        .iter()
-        .flat_map(|(number, port)| port.endpoints.iter().map(move |endpoint| (*number, endpoint)))
+    service.ports.iter().flat_map(|(port_number, port)| {
+        port.endpoints.iter().map(move |endpoint| (*port_number, endpoint))
+    })
 }

@@ -38,14 +38,15 @@ where
         workload: workload.to_string(),
         csr: csr.to_vec(),
     };
-    let exchange = async {
+    let exchange_messages = async {
         let (read, write) = tokio::io::split(stream);
         let mut writer = FrameWriter::new(write);
         writer.push(&request, MAX_JOIN_BYTES)?;
-        writer.advance().await?;
+        writer.flush().await?;
         FrameReader::new(read, MAX_JOIN_BYTES).next().await
     };
-    let frame = timeout(JOIN_TIMEOUT, exchange).await.map_err(|_| JoinError::Timeout)??;
+    let frame =
+        timeout(JOIN_TIMEOUT, exchange_messages).await.map_err(|_| JoinError::Timeout)??;
     let frame = frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
     let reply = proto::JoinReply::decode(frame);
     let reply = reply.map_err(|error| JoinError::Malformed(error.to_string()))?;
@@ -68,7 +69,7 @@ where
 {
     timeout(JOIN_TIMEOUT, handle_join(stream, source, events))
         .await
-        .unwrap_or(Err(ServeError::Silent))
+        .unwrap_or(Err(ServeError::Timeout))
 }
 
 /// Serves one join without a time limit.
@@ -83,8 +84,9 @@ where
     let request = proto::JoinRequest::decode(frame)?;
     let workload = parse_name("workload", &request.workload)?;
     let (reply, response) = oneshot::channel();
-    let pending = PendingJoin { token: request.token, workload, csr: request.csr, source, reply };
-    events.announce(Event::JoinRequested(pending)).await?;
+    let pending_join =
+        PendingJoin { token: request.token, workload, csr: request.csr, source, reply };
+    events.send(Event::JoinRequested(pending_join)).await?;
     let (outcome, is_final) = match timeout(OWNER_TIMEOUT, response).await {
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
         Ok(Ok(Err(IssuanceFailure { reason, is_final }))) => (Outcome::Error(reason), is_final),
@@ -105,7 +107,7 @@ impl fmt::Debug for proto::JoinRequest {
     }
 }
 
-/// The reason that there is no first certificate.
+/// The reason why a join failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// The stream broke.
@@ -120,7 +122,7 @@ pub enum JoinError {
     /// The control plane rejected the join.
     #[error("the control plane rejected the join: {reason}")]
     Rejected {
-        /// Its reason.
+        /// The reason given by the control plane.
         reason: String,
         /// True if the same token cannot succeed later.
         is_final: bool,
@@ -131,13 +133,13 @@ impl From<FrameError> for JoinError {
     fn from(error: FrameError) -> Self {
         match error {
             FrameError::Io(error) => Self::Io(error),
-            FrameError::Cut => Self::Io(io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Truncated => Self::Io(io::ErrorKind::UnexpectedEof.into()),
             FrameError::Oversize { .. } => Self::Malformed(error.to_string()),
         }
     }
 }
 
-/// The time limit for the response of the mesh owner: less than that of the join, so that the client gets a
+/// The time limit for the response of the mesh owner: shorter than `JOIN_TIMEOUT`, so that the client gets a
 /// response.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(8);
 

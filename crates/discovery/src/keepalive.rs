@@ -1,4 +1,5 @@
-//! Keepalive of a stream: the time of the next ping, and of the silence that ends the stream.
+//! Keepalive of a discovery stream: the time of the next ping, and the time at which a silent peer counts as
+//! dead.
 
 use std::time::Duration;
 
@@ -30,14 +31,15 @@ impl Keepalive {
     }
 
     /// Returns the time at which the peer is considered dead, if no message arrives before.
-    pub(crate) fn silent_at(&self) -> Instant {
+    pub(crate) fn timeout_at(&self) -> Instant {
         self.last_received + MAX_SILENCE
     }
 }
 
-/// A third of the maximum silence: two pings may be late.
+/// The time without a sent message after which a ping is sent: a third of the maximum silence, so that two
+/// pings may be late.
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(20);
 
-/// The maximum silence of a peer. A broken connection is usually noticed at once; this covers machines that
-/// vanish.
+/// The maximum time without a message from the peer. A broken connection is usually detected at once; this
+/// limit detects a machine that disappeared without closing it.
 pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(60);

@@ -74,13 +74,13 @@ pub const PEER_ALPN: &[u8] = b"leno-peer/1";
 /// ignores further ones. With names of ordinary length all of them fit into the first message of a stream.
 pub const MAX_SUBSCRIPTIONS: usize = 4096;
 
-/// The maximum number of queried addresses of a proxy, like that of services.
+/// The maximum number of addresses that a proxy queries; the control plane ignores further ones.
 pub const MAX_ADDRESSES: usize = 4096;
 
-/// The maximum number of queried names of a proxy, like that of services.
+/// The maximum number of DNS names that a proxy queries; the control plane ignores further ones.
 pub const MAX_NAMES: usize = 1024;
 
-/// The maximum number of addresses of a name; names with more are left to the cluster's resolver.
+/// The maximum number of addresses of a DNS name. Names with more addresses are resolved by cluster DNS.
 pub const MAX_ADDRESSES_OF_NAME: usize = resource::MAX_ADDRESSES_OF_NAME;
 
 /// The protocol version, checked in the first message of a stream.

@@ -1,4 +1,5 @@
-//! Messages between the planes, in terms of the model.
+//! The messages between proxy and control plane, as types of the model. The module `envelope` converts them
+//! to the wire format.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -107,7 +108,8 @@ pub struct ResourceRejection {
     pub key: ResourceKey,
     /// The error, for the author of the resource; at most 512 bytes are sent.
     pub reason: String,
-    /// The other resource that must change before this one can be accepted, if this one is valid in itself.
+    /// The other resource that must change before this one can be accepted; `None` if this one is invalid in
+    /// itself.
     pub because: Option<ResourceKey>,
 }
 
@@ -128,7 +130,7 @@ pub struct IssuedCertificate {
     pub roots: Vec<Vec<u8>>,
 }
 
-/// The reason that no certificate was issued.
+/// The reason why no certificate was issued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuanceFailure {
     /// A sentence for the operator of the proxy.

@@ -42,10 +42,11 @@ pub type RegisteredSidecars = BTreeMap<WorkloadName, Registration>;
 /// first message is sent even if there are none.
 ///
 /// # Errors
-/// [`ServeError`] unless the other control plane closed the stream, or this one is shutting down.
+/// [`ServeError`] if the stream breaks, or the other control plane sends an invalid message or is silent for
+/// too long.
 pub async fn serve_peer<S>(
     stream: S,
-    mut connected: watch::Receiver<Arc<RegisteredSidecars>>,
+    mut local_sidecars: watch::Receiver<Arc<RegisteredSidecars>>,
 ) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -54,9 +55,9 @@ where
     let mut reader = FrameReader::new(read, MAX_REQUEST_BYTES);
     let mut writer = FrameWriter::new(write);
     let mut keepalive = Keepalive::new(Instant::now());
-    let mut reported = Arc::<RegisteredSidecars>::default();
+    let mut reported_sidecars = Arc::<RegisteredSidecars>::default();
     let mut is_first = true;
-    connected.mark_changed();
+    local_sidecars.mark_changed();
     loop {
         // A slow receiver gets only the latest state, later.
         let has_room = writer.queued_bytes() < MAX_OUTBOX_BYTES;
@@ -66,13 +67,13 @@ where
                 proto::ToPeer::decode(frame)?;
                 keepalive.record_received(Instant::now());
             }
-            write_result = writer.advance(), if !writer.is_idle() => write_result?,
-            change_result = connected.changed(), if has_room => {
+            write_result = writer.flush(), if !writer.is_idle() => write_result?,
+            change_result = local_sidecars.changed(), if has_room => {
                 if change_result.is_err() {
                     return Ok(());
                 }
-                let current = Arc::clone(&connected.borrow_and_update());
-                let mut messages = encode_changes(&reported, &current);
+                let current_sidecars = Arc::clone(&local_sidecars.borrow_and_update());
+                let mut messages = encode_changes(&reported_sidecars, &current_sidecars);
                 if is_first && messages.is_empty() {
                     // Without sidecars, an empty message still completes the list.
                     messages.push(proto::Registrations::default());
@@ -83,13 +84,13 @@ where
                     writer.push(&proto::ToPeer { message }, MAX_MESSAGE_BYTES)?;
                 }
                 keepalive.record_sent(Instant::now());
-                reported = current;
+                reported_sidecars = current_sidecars;
             }
             () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
                 writer.push(&ping_message(), MAX_MESSAGE_BYTES)?;
                 keepalive.record_sent(Instant::now());
             }
-            () = sleep_until(keepalive.silent_at()) => return Err(ServeError::Silent),
+            () = sleep_until(keepalive.timeout_at()) => return Err(ServeError::Timeout),
         }
     }
 }
@@ -142,12 +143,12 @@ where
                     }
                 }
             }
-            write_result = writer.advance(), if !writer.is_idle() => write_result?,
+            write_result = writer.flush(), if !writer.is_idle() => write_result?,
             () = sleep_until(keepalive.ping_at()), if writer.is_idle() => {
                 writer.push(&ping_message(), MAX_REQUEST_BYTES)?;
                 keepalive.record_sent(Instant::now());
             }
-            () = sleep_until(keepalive.silent_at()) => return Err(DiscoveryError::Silent),
+            () = sleep_until(keepalive.timeout_at()) => return Err(DiscoveryError::Timeout),
         }
     }
 }
@@ -158,11 +159,12 @@ fn ping_message() -> proto::ToPeer {
 
 /// Encodes the differences between the reported and the current sidecars, in messages of bounded length.
 fn encode_changes(
-    reported: &RegisteredSidecars,
-    current: &RegisteredSidecars,
+    reported_sidecars: &RegisteredSidecars,
+    current_sidecars: &RegisteredSidecars,
 ) -> Vec<proto::Registrations> {
-    let changed_registrations =
-        current.iter().filter(|(name, connected)| reported.get(name) != Some(connected));
+    let changed_registrations = current_sidecars
+        .iter()
+        .filter(|(name, connected)| reported_sidecars.get(name) != Some(connected));
     let changed_registrations =
         changed_registrations.map(|(name, Registration { listeners, session })| {
             proto::Registration {
@@ -171,8 +173,10 @@ fn encode_changes(
                 session: *session,
             }
         });
-    let disconnected =
-        reported.keys().filter(|name| !current.contains_key(name)).map(ToString::to_string);
+    let disconnected = reported_sidecars
+        .keys()
+        .filter(|name| !current_sidecars.contains_key(name))
+        .map(ToString::to_string);
     let (changed_registrations, disconnected): (Vec<_>, Vec<_>) =
         (changed_registrations.collect(), disconnected.collect());
     let mut messages: Vec<proto::Registrations> = changed_registrations
@@ -185,7 +189,8 @@ fn encode_changes(
     messages
 }
 
-/// Splits a message so that others are served between two parts. An empty message yields one part.
+/// Splits a message into parts, so that the mesh owner can handle other events between them. An empty message
+/// yields one part.
 fn split_registrations(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
     let proto::Registrations { here: connected, gone: disconnected } = wire;
     let mut is_first = true;
@@ -216,8 +221,8 @@ fn registrations_event(
     Ok(Event::PeerSidecars { connection, connected, disconnected })
 }
 
-/// The maximum number of registrations in one message: with the longest names and many ports it stays within
-/// its size limit.
+/// The maximum number of registrations in one message: with the longest names and many ports the message stays
+/// within its size limit.
 const MAX_REGISTRATIONS_PER_MESSAGE: usize = 1024;
 
 /// The maximum number of registrations that the mesh owner handles at once.
@@ -256,7 +261,7 @@ mod tests {
         // So small that the sender always has to wait.
         let (server_end, follower_end) = duplex(64);
         let (sender, sidecars) = watch::channel(registered_sidecars(&[("a/one", 1), ("a/two", 2)]));
-        let (queue, mut received) = event_queue(1);
+        let (queue, mut event_receiver) = event_queue(1);
         let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(server_end, sidecars).await) });
@@ -270,14 +275,14 @@ mod tests {
         ] {
             sender.send_replace(Arc::clone(&state));
             while followed != *state {
-                apply_event(&mut followed, received.recv().await.unwrap().event);
+                apply_event(&mut followed, event_receiver.recv().await.unwrap().event);
             }
         }
         // Silence does not end the stream; closing it does.
         tokio::time::sleep(std::time::Duration::from_secs(600)).await;
-        assert!(received.try_recv().is_err());
+        assert!(event_receiver.try_recv().is_err());
         drop(sender);
-        let last = received.recv().await.unwrap().event;
+        let last = event_receiver.recv().await.unwrap().event;
         assert!(
             matches!(last, Event::PeerDisconnected { connection: ConnectionId(7) }),
             "{last:?}"
@@ -289,18 +294,18 @@ mod tests {
     async fn a_control_plane_without_sidecars_sends_an_empty_list() {
         let (server_end, follower_end) = duplex(64);
         let (_sender, sidecars) = watch::channel(registered_sidecars(&[]));
-        let (queue, mut received) = event_queue(1);
+        let (queue, mut event_receiver) = event_queue(1);
         let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(server_end, sidecars).await) });
         tasks.spawn(async { drop(follow_peer(follower_end, ConnectionId(7), events).await) });
         let Event::PeerSidecars { connection, connected, disconnected } =
-            received.recv().await.unwrap().event
+            event_receiver.recv().await.unwrap().event
         else {
             panic!("the first event is about its sidecars");
         };
         assert_eq!((connection, connected.len(), disconnected.len()), (ConnectionId(7), 0, 0));
-        assert!(received.try_recv().is_err());
+        assert!(event_receiver.try_recv().is_err());
     }
 
     #[tokio::test(start_paused = true)]
@@ -310,14 +315,14 @@ mod tests {
         let registered = registered_sidecars(&names);
         let (server_end, follower_end) = duplex(1 << 20);
         let (_sender, sidecars) = watch::channel(Arc::clone(&registered));
-        let (queue, mut received) = event_queue(1);
+        let (queue, mut event_receiver) = event_queue(1);
         let events = queue.create_sender(Arc::new(Budget::new(Instant::now())));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async { drop(serve_peer(server_end, sidecars).await) });
         tasks.spawn(async { drop(follow_peer(follower_end, ConnectionId(7), events).await) });
         let mut followed = RegisteredSidecars::new();
         while followed != *registered {
-            let event = received.recv().await.unwrap().event;
+            let event = event_receiver.recv().await.unwrap().event;
             if let Event::PeerSidecars { connected, disconnected, .. } = &event {
                 assert!(connected.len() + disconnected.len() <= 2 * MAX_REGISTRATIONS_PER_EVENT);
             }

@@ -110,7 +110,7 @@ pub struct Query {
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
-    pub bytes_max: u64,
+    pub max_bytes: u64,
     #[prost(uint32, tag = "4")]
     pub deadline_ms: u32,
 }
@@ -666,7 +666,7 @@ pub struct Authorization {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BodyExcerpt {
     #[prost(uint32, tag = "1")]
-    pub bytes_max: u32,
+    pub max_bytes: u32,
     #[prost(bool, tag = "2")]
     pub allow_partial_message: bool,
     #[prost(bool, tag = "3")]
@@ -1290,7 +1290,7 @@ pub struct SlowStart {
     #[prost(uint64, tag = "1")]
     pub time_nanoseconds: u64,
     #[prost(uint32, tag = "2")]
-    pub percent_min: u32,
+    pub min_percent: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CircuitBreaker {
@@ -1320,7 +1320,7 @@ pub struct TripConditions {
     #[prost(uint32, tag = "3")]
     pub buckets: u32,
     #[prost(uint32, tag = "4")]
-    pub requests_min: u32,
+    pub min_requests: u32,
     #[prost(message, optional, tag = "5")]
     pub failed: ::core::option::Option<FailureThreshold>,
     #[prost(uint32, tag = "6")]
@@ -1400,7 +1400,7 @@ pub struct OutlierDetection {
     #[prost(uint32, tag = "4")]
     pub percent: u32,
     #[prost(uint32, tag = "5")]
-    pub requests_min: u32,
+    pub min_requests: u32,
     #[prost(uint32, tag = "6")]
     pub consecutive_failures: u32,
     #[prost(uint32, tag = "7")]
@@ -2240,7 +2240,7 @@ pub enum TextRelation {
     Prefix = 2,
     Regex = 3,
     In = 4,
-    Not = 5,
+    NotEqual = 5,
 }
 impl TextRelation {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -2254,7 +2254,7 @@ impl TextRelation {
             Self::Prefix => "TEXT_RELATION_PREFIX",
             Self::Regex => "TEXT_RELATION_REGEX",
             Self::In => "TEXT_RELATION_IN",
-            Self::Not => "TEXT_RELATION_NOT",
+            Self::NotEqual => "TEXT_RELATION_NOT_EQUAL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2265,7 +2265,7 @@ impl TextRelation {
             "TEXT_RELATION_PREFIX" => Some(Self::Prefix),
             "TEXT_RELATION_REGEX" => Some(Self::Regex),
             "TEXT_RELATION_IN" => Some(Self::In),
-            "TEXT_RELATION_NOT" => Some(Self::Not),
+            "TEXT_RELATION_NOT_EQUAL" => Some(Self::NotEqual),
             _ => None,
         }
     }
@@ -2274,9 +2274,9 @@ impl TextRelation {
 #[repr(i32)]
 pub enum NumberRelation {
     Unspecified = 0,
-    Above = 1,
+    GreaterThan = 1,
     AtLeast = 2,
-    Below = 3,
+    LessThan = 3,
     AtMost = 4,
 }
 impl NumberRelation {
@@ -2287,9 +2287,9 @@ impl NumberRelation {
     pub fn as_str_name(&self) -> &'static str {
         match self {
             Self::Unspecified => "NUMBER_RELATION_UNSPECIFIED",
-            Self::Above => "NUMBER_RELATION_ABOVE",
+            Self::GreaterThan => "NUMBER_RELATION_GREATER_THAN",
             Self::AtLeast => "NUMBER_RELATION_AT_LEAST",
-            Self::Below => "NUMBER_RELATION_BELOW",
+            Self::LessThan => "NUMBER_RELATION_LESS_THAN",
             Self::AtMost => "NUMBER_RELATION_AT_MOST",
         }
     }
@@ -2297,9 +2297,9 @@ impl NumberRelation {
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
             "NUMBER_RELATION_UNSPECIFIED" => Some(Self::Unspecified),
-            "NUMBER_RELATION_ABOVE" => Some(Self::Above),
+            "NUMBER_RELATION_GREATER_THAN" => Some(Self::GreaterThan),
             "NUMBER_RELATION_AT_LEAST" => Some(Self::AtLeast),
-            "NUMBER_RELATION_BELOW" => Some(Self::Below),
+            "NUMBER_RELATION_LESS_THAN" => Some(Self::LessThan),
             "NUMBER_RELATION_AT_MOST" => Some(Self::AtMost),
             _ => None,
         }

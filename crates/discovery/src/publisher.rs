@@ -4,9 +4,9 @@
 //! proxy unchanged; the rejected resources are withheld until they, or their dependencies, change, and the
 //! others are sent again without them.
 //!
-//! A control plane that has just started cannot distinguish removed endpoints from those that have not
-//! reconnected: it sets a [partial configuration](Publisher::set_partial_update), and the proxy retains the
-//! uncertain ones.
+//! A control plane that has just started cannot distinguish removed endpoints from endpoints whose sidecars
+//! have not reconnected: it sets a [partial configuration](Publisher::set_partial_update), and the proxy
+//! retains the uncertain ones.
 
 mod pending_delta;
 mod rejected_resources;
@@ -25,29 +25,30 @@ use crate::publisher::rejected_resources::RejectedResources;
 use crate::publisher::sendable::{RetainedResources, select_sendable_part};
 use crate::unknown_endpoints::UnknownEndpoints;
 
-/// The control plane's state of one proxy: its held, rejected and desired resources. No IO.
+/// The control plane's state of one proxy: its held, rejected and desired resources. It performs no IO.
 #[derive(Debug, Default)]
 pub struct Publisher {
-    held: HeldVersions,
+    held_versions: HeldVersions,
     /// A snapshot that the proxy holds exactly; equal parts are not compared again.
     synced_snapshot: Option<Arc<Snapshot>>,
     /// The absent services that the proxy acknowledged in this stream.
     acknowledged_absent: Option<BTreeSet<ServiceName>>,
-    /// The set of absent services that it rejected; `None` once it may accept them.
+    /// The set of absent services that the proxy rejected; `None` if there is none, and once the proxy may
+    /// accept them.
     rejected_absent: Option<BTreeSet<ServiceName>>,
-    /// The change of the configuration with absent services that were sent again, with the resources that
-    /// depend on them.
+    /// The change of the configuration whose absent services were sent a second time, together with the
+    /// resources that depend on them; `None` if there was no second time.
     resent_with_dependents: Option<ChangeId>,
     rejected_resources: RejectedResources,
     /// Resources that are too large to send, not yet taken by [`Self::take_oversized`].
-    oversized: Vec<ResourceRejection>,
+    oversized_resources: Vec<ResourceRejection>,
     /// The newest desired configuration.
-    desired: Option<DesiredConfig>,
+    desired_config: Option<DesiredConfig>,
     /// True if the desired configuration or the held resources changed since the last comparison.
     needs_comparison: bool,
-    in_flight: Option<UnacknowledgedDelta>,
+    delta_in_flight: Option<UnacknowledgedDelta>,
     /// The nonce of the last delta.
-    nonce: u64,
+    last_nonce: u64,
 }
 
 /// The desired configuration of the proxy.
@@ -69,8 +70,8 @@ pub struct AcknowledgedDelta {
 impl Publisher {
     /// Creates the state of a proxy that connects with these held versions.
     #[must_use]
-    pub fn new(held: Vec<(ResourceKey, ResourceVersion)>) -> Self {
-        Self { held: held.into_iter().collect(), ..Self::default() }
+    pub fn new(held_versions: Vec<(ResourceKey, ResourceVersion)>) -> Self {
+        Self { held_versions: held_versions.into_iter().collect(), ..Self::default() }
     }
 
     /// Replaces the desired configuration; an older one that was not sent is dropped.
@@ -87,12 +88,12 @@ impl Publisher {
         update: ConfigUpdate,
         unknown_endpoints: UnknownEndpoints,
     ) {
-        if self.desired.is_none() {
-            self.held.share_names(&update.snapshot);
+        if self.desired_config.is_none() {
+            self.held_versions.share_names(&update.snapshot);
         }
         // The conflicting resources may have changed.
         self.rejected_absent = None;
-        self.desired = Some(DesiredConfig { update, unknown_endpoints });
+        self.desired_config = Some(DesiredConfig { update, unknown_endpoints });
         self.needs_comparison = true;
     }
 
@@ -101,17 +102,19 @@ impl Publisher {
     /// The first delta of a stream is sent even without differences, so that the proxy knows that it is in
     /// sync.
     pub fn next_delta(&mut self) -> Option<Delta> {
-        if self.in_flight.is_some() || !self.needs_comparison {
+        if self.delta_in_flight.is_some() || !self.needs_comparison {
             return None;
         }
-        let DesiredConfig { update, unknown_endpoints } = self.desired.clone()?;
-        self.rejected_resources.release(&update, &self.held);
-        let snapshot = select_sendable_part(&update.snapshot, &unknown_endpoints, &self.held);
+        let DesiredConfig { update, unknown_endpoints } = self.desired_config.clone()?;
+        self.rejected_resources.release_outdated(&update, &self.held_versions);
+        let snapshot =
+            select_sendable_part(&update.snapshot, &unknown_endpoints, &self.held_versions);
         let draft = self.draft_delta(&snapshot, &unknown_endpoints);
         let is_rejected = self.rejected_absent.as_ref() == Some(&update.absent);
         let sends_absent =
             self.acknowledged_absent.as_ref() != Some(&update.absent) && !is_rejected;
-        let lacks_workload_config = self.held.config.is_none() && !draft.has_workload_config();
+        let lacks_workload_config =
+            self.held_versions.config.is_none() && !draft.has_workload_config();
         if lacks_workload_config || draft.is_empty() && !sends_absent {
             self.needs_comparison = false;
             if self.rejected_resources.is_empty() && unknown_endpoints.is_empty() {
@@ -122,15 +125,16 @@ impl Publisher {
         Some(self.create_delta(DesiredConfig { update, unknown_endpoints }, draft, sends_absent))
     }
 
-    /// Handles the acknowledgement of a delta; `None` if no delta with this nonce is in flight.
+    /// Handles the acknowledgement of a delta and describes it; `None` if no delta with this nonce is
+    /// in flight.
     pub fn acknowledge(&mut self, nonce: u64) -> Option<AcknowledgedDelta> {
         let UnacknowledgedDelta { desired, upserts, removed, includes_absent, whole, .. } =
             self.take_in_flight(nonce)?;
         for key in removed {
-            self.held.remove(&key);
+            self.held_versions.remove(&key);
         }
         for (key, version) in upserts {
-            self.held.insert(key, version);
+            self.held_versions.insert(key, version);
         }
         let DesiredConfig { update, unknown_endpoints } = desired;
         // With its new resources the proxy may accept the absent services that it rejected.
@@ -169,7 +173,7 @@ impl Publisher {
             &sent_resources,
             rejections,
             &update,
-            &self.held,
+            &self.held_versions,
         );
         match (names_sent_resource, includes_absent) {
             (true, _) => {}
@@ -194,9 +198,10 @@ impl Publisher {
     /// delta is in flight or pending. Valid after [`Self::next_delta`].
     #[must_use]
     pub fn applied_change(&self) -> Option<ChangeId> {
-        let is_settled =
-            self.in_flight.is_none() && !self.needs_comparison && self.held.config.is_some();
-        self.desired.as_ref().filter(|_| is_settled).map(|desired| desired.update.change)
+        let is_in_sync = self.delta_in_flight.is_none()
+            && !self.needs_comparison
+            && self.held_versions.config.is_some();
+        self.desired_config.as_ref().filter(|_| is_in_sync).map(|desired| desired.update.change)
     }
 
     /// Returns the resources that the proxy rejects, with its reasons.
@@ -206,10 +211,11 @@ impl Publisher {
 
     /// Takes the resources that were not sent because they are too large.
     pub fn take_oversized(&mut self) -> Vec<ResourceRejection> {
-        std::mem::take(&mut self.oversized)
+        std::mem::take(&mut self.oversized_resources)
     }
 
-    /// Returns all differences; oversized resources are excluded.
+    /// Returns all differences between the held and the desired resources. Oversized resources are excluded,
+    /// and recorded as rejected.
     fn draft_delta(
         &mut self,
         snapshot: &Snapshot,
@@ -220,13 +226,17 @@ impl Publisher {
                 rejected_resources: &self.rejected_resources,
                 unknown_endpoints,
             };
-            let draft =
-                PendingDelta::new(snapshot, self.synced_snapshot.as_deref(), &self.held, retained);
-            let oversized: Vec<_> = draft.oversized_resources().cloned().collect();
-            if oversized.is_empty() {
+            let draft = PendingDelta::new(
+                snapshot,
+                self.synced_snapshot.as_deref(),
+                &self.held_versions,
+                retained,
+            );
+            let oversized_upserts: Vec<_> = draft.oversized_resources().cloned().collect();
+            if oversized_upserts.is_empty() {
                 return draft;
             }
-            for upsert in oversized {
+            for upsert in oversized_upserts {
                 let reason = format!(
                     "has {} bytes, of which at most {MAX_RESOURCE_BYTES} can be sent: split it",
                     upsert.content.len()
@@ -237,7 +247,7 @@ impl Publisher {
                     upsert.version(),
                     &rejection.reason,
                 );
-                self.oversized.push(rejection);
+                self.oversized_resources.push(rejection);
             }
         }
     }
@@ -248,12 +258,12 @@ impl Publisher {
         draft: PendingDelta,
         includes_absent: bool,
     ) -> Delta {
-        self.nonce += 1;
+        self.last_nonce += 1;
         let (upserts, removed, whole) = draft.take_prefix();
         self.needs_comparison = !whole;
         let update = &desired.update;
         let delta = Delta {
-            nonce: self.nonce,
+            nonce: self.last_nonce,
             change: update.change,
             whole,
             removed,
@@ -261,8 +271,8 @@ impl Publisher {
             upserts,
         };
         let versions = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
-        self.in_flight = Some(UnacknowledgedDelta {
-            nonce: self.nonce,
+        self.delta_in_flight = Some(UnacknowledgedDelta {
+            nonce: self.last_nonce,
             upserts: versions.collect(),
             removed: delta.removed.clone(),
             desired,
@@ -273,7 +283,7 @@ impl Publisher {
     }
 
     fn take_in_flight(&mut self, nonce: u64) -> Option<UnacknowledgedDelta> {
-        self.in_flight.take_if(|in_flight| in_flight.nonce == nonce)
+        self.delta_in_flight.take_if(|delta_in_flight| delta_in_flight.nonce == nonce)
     }
 }
 

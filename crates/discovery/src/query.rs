@@ -34,7 +34,7 @@ pub struct Query {
     /// The path and query of an admin endpoint, such as `/connectivity?service=shop/stock`.
     pub path: String,
     /// The maximum size of the response.
-    pub bytes_max: usize,
+    pub max_bytes: usize,
     /// The time after which the control plane drops the response.
     pub deadline: Duration,
     /// The sender of the response.
@@ -55,7 +55,7 @@ pub struct QueryResponse {
 pub enum QueryError {
     /// The path is longer than [`MAX_PATH_BYTES`].
     #[error("the path is longer than {MAX_PATH_BYTES} bytes")]
-    Path,
+    PathTooLong,
     /// The stream ended before the whole response arrived, or before the query was sent.
     #[error("the sidecar has disconnected")]
     Disconnected,
@@ -97,24 +97,24 @@ impl Queries {
     /// Sends a query to the proxy of a connection and waits for the whole response.
     ///
     /// # Errors
-    /// [`QueryError`].
+    /// [`QueryError`] if the query is invalid, cannot be sent in time, or gets no complete response in time.
     pub async fn send_query(
         &self,
         connection: ConnectionId,
         path: String,
     ) -> Result<QueryResponse, QueryError> {
         if path.len() > MAX_PATH_BYTES {
-            return Err(QueryError::Path);
+            return Err(QueryError::PathTooLong);
         }
         let (reply, response) = oneshot::channel();
-        let sending = async {
+        let send_to_stream = async {
             let permit = self.permits.acquire().await.map_err(|_| QueryError::Busy)?;
             let stream = self.lock().get(&connection).cloned().ok_or(QueryError::Disconnected)?;
             let query = PendingQuery { path, reply };
             stream.send(query).await.map_err(|_| QueryError::Disconnected)?;
             Ok(permit)
         };
-        let permit = timeout(PERMIT_TIMEOUT, sending).await;
+        let permit = timeout(PERMIT_TIMEOUT, send_to_stream).await;
         let _permit = permit.map_err(|_| QueryError::Busy)??;
         // The stream takes this query after its open one. Each ends at its deadline.
         let response = timeout(QUERY_DEADLINE + STREAM_TIMEOUT, response).await;
@@ -163,7 +163,7 @@ struct OpenQuery {
 }
 
 impl StreamQueries {
-    /// Returns the next query to send. Drops the open one at its deadline. Cancel-safe.
+    /// Returns the next query to send. An open query fails at its deadline. Cancel-safe.
     pub(crate) async fn next(&mut self) -> proto::Query {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
@@ -175,25 +175,25 @@ impl StreamQueries {
                 self.finish_query(Err(QueryError::Timeout));
             }
             // The registry keeps a sender for the lifetime of this object.
-            let Some(pending) = ready!(self.receiver.poll_recv(context)) else {
+            let Some(pending_query) = ready!(self.receiver.poll_recv(context)) else {
                 return Poll::Pending;
             };
             if !self.is_supported {
-                pending.reply.send(Err(QueryError::Unsupported)).ok();
+                pending_query.reply.send(Err(QueryError::Unsupported)).ok();
                 continue;
             }
             // The operator is gone and needs no response.
-            if pending.reply.is_closed() {
+            if pending_query.reply.is_closed() {
                 continue;
             }
             let id = self.queries.next_id.fetch_add(1, Ordering::Relaxed);
             let deadline = Box::pin(tokio::time::sleep(QUERY_DEADLINE));
-            let PendingQuery { path, reply } = pending;
+            let PendingQuery { path, reply } = pending_query;
             self.open_query = Some(Box::new(OpenQuery { id, deadline, body: Vec::new(), reply }));
             return Poll::Ready(proto::Query {
                 id,
                 path,
-                bytes_max: MAX_RESPONSE_BYTES as u64,
+                max_bytes: MAX_RESPONSE_BYTES as u64,
                 deadline_ms: u32::try_from(QUERY_DEADLINE.as_millis()).unwrap_or(u32::MAX),
             });
         }
@@ -242,12 +242,12 @@ impl Drop for StreamQueries {
     }
 }
 
-/// The proxy's state of a query, until its response is sent.
+/// The proxy's state of a query, until the whole response is sent.
 #[derive(Debug)]
 pub(crate) struct QueryInProgress {
     id: u64,
-    bytes_max: usize,
-    state: ResponseState,
+    max_bytes: usize,
+    response_state: ResponseState,
 }
 
 /// The state of a response.
@@ -263,11 +263,11 @@ impl QueryInProgress {
     /// Parses a query. The control plane sends the next one only after it dropped this one.
     pub(crate) fn parse_query(wire: proto::Query) -> (Self, Query) {
         let (reply, receiver) = oneshot::channel();
-        let bytes_max =
-            usize::try_from(wire.bytes_max).unwrap_or(usize::MAX).min(MAX_RESPONSE_BYTES);
+        let max_bytes =
+            usize::try_from(wire.max_bytes).unwrap_or(usize::MAX).min(MAX_RESPONSE_BYTES);
         let deadline = Duration::from_millis(wire.deadline_ms.into()).min(QUERY_DEADLINE);
-        let query = Query { path: wire.path, bytes_max, deadline, reply };
-        (Self { id: wire.id, bytes_max, state: ResponseState::Waiting(receiver) }, query)
+        let query = Query { path: wire.path, max_bytes, deadline, reply };
+        (Self { id: wire.id, max_bytes, response_state: ResponseState::Waiting(receiver) }, query)
     }
 }
 
@@ -276,21 +276,23 @@ pub(crate) async fn next_part(
     query_in_progress: &mut Option<Box<QueryInProgress>>,
 ) -> proto::QueryAnswer {
     let Some(query) = query_in_progress else { return std::future::pending().await };
-    if let ResponseState::Waiting(receiver) = &mut query.state {
+    if let ResponseState::Waiting(receiver) = &mut query.response_state {
         let response = receiver.await.unwrap_or_else(|_| QueryResponse {
             status: 503,
             body: b"the sidecar does not accept queries now\n".to_vec(),
         });
-        query.state = ResponseState::Sending(response, 0);
+        query.response_state = ResponseState::Sending(response, 0);
     }
-    let (id, bytes_max) = (query.id, query.bytes_max);
-    let ResponseState::Sending(response, sent_bytes) = &mut query.state else {
+    let (id, max_bytes) = (query.id, query.max_bytes);
+    let ResponseState::Sending(response, sent_bytes) = &mut query.response_state else {
         return std::future::pending().await;
     };
-    let oversized = response.body.len() > bytes_max;
-    let remaining = response.body.get(*sent_bytes..).filter(|_| !oversized).unwrap_or_default();
-    let part = remaining.get(..remaining.len().min(MAX_PART_BYTES)).unwrap_or_default().to_vec();
-    let (status, last) = (response.status.into(), part.len() == remaining.len());
+    let oversized = response.body.len() > max_bytes;
+    let remaining_body =
+        response.body.get(*sent_bytes..).filter(|_| !oversized).unwrap_or_default();
+    let part =
+        remaining_body.get(..remaining_body.len().min(MAX_PART_BYTES)).unwrap_or_default().to_vec();
+    let (status, last) = (response.status.into(), part.len() == remaining_body.len());
     *sent_bytes = sent_bytes.saturating_add(part.len());
     if last {
         *query_in_progress = None;

@@ -114,7 +114,7 @@ impl EventSender {
     ///
     /// # Errors
     /// [`ServeError::Stopped`](crate::ServeError::Stopped) if the mesh owner task has ended.
-    pub async fn announce(&self, event: Event) -> Result<(), crate::ServeError> {
+    pub async fn send(&self, event: Event) -> Result<(), crate::ServeError> {
         self.send_event(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
     }
 }

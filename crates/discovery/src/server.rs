@@ -57,8 +57,9 @@ where
     if let Some(resume_at) = budget.next_read_at(now).max(budget.next_work_at(now)) {
         sleep_until(resume_at).await;
     }
-    let first_message = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
-    let (hello, publisher, next_message) = match first_message.unwrap_or(Err(ServeError::Silent)) {
+    let introduction = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
+    let introduction = introduction.unwrap_or(Err(ServeError::Timeout));
+    let Introduction { hello, publisher, next_message } = match introduction {
         Ok(Some(introduction)) => introduction,
         Ok(None) => return Ok(()),
         Err(error) => {
@@ -68,17 +69,17 @@ where
     };
     let workload = hello.workload.clone();
     let queries = operators.queries.open_stream(connection, hello.answers_queries);
-    let pending = Box::new(PendingEvents::new(connection, &hello));
+    let pending_events = Box::new(PendingEvents::new(connection, &hello));
     let (responses, owner_responses) = watch::channel(OwnerResponse::Pending);
     let connected = Box::new(Connected { connection, hello, responses });
-    events.announce(Event::Connected(connected)).await?;
+    events.send(Event::Connected(connected)).await?;
     let taps = operators.taps.watch_taps();
     let mut session =
-        Session::new(&mut writer, publisher, pending, workload, &events, taps, queries);
+        Session::new(&mut writer, publisher, pending_events, workload, &events, taps, queries);
     let setup_result = report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
     let setup_result = setup_result
         .and_then(|()| next_message.map_or(Ok(()), |message| session.handle_message(message)));
-    let end = match setup_result {
+    let connection_end = match setup_result {
         Ok(()) => {
             session.run(&mut reader, owner_responses).await.unwrap_or_else(ConnectionEnd::Failed)
         }
@@ -86,8 +87,8 @@ where
     };
     session.finish().await;
     // The mesh owner may be gone.
-    events.announce(Event::Disconnected { connection }).await.ok();
-    end.notify_proxy(writer).await
+    events.send(Event::Disconnected { connection }).await.ok();
+    connection_end.notify_proxy(writer).await
 }
 
 /// The open taps and queries of operators.
@@ -113,9 +114,9 @@ pub enum ServeError {
     /// The stream broke.
     #[error("the stream to the proxy broke")]
     Io(#[from] io::Error),
-    /// No message arrived within the maximum silence.
+    /// No message from the peer arrived in time.
     #[error("the proxy was silent for too long")]
-    Silent,
+    Timeout,
     /// The proxy sent an invalid message.
     #[error("the proxy sent an invalid message: {0}")]
     Malformed(String),
@@ -142,7 +143,7 @@ impl From<FrameError> for ServeError {
     fn from(error: FrameError) -> Self {
         match error {
             FrameError::Io(error) => Self::Io(error),
-            FrameError::Cut => Self::Io(io::ErrorKind::UnexpectedEof.into()),
+            FrameError::Truncated => Self::Io(io::ErrorKind::UnexpectedEof.into()),
             FrameError::Oversize { .. } => Self::Malformed(error.to_string()),
         }
     }
@@ -160,10 +161,16 @@ impl From<prost::DecodeError> for ServeError {
     }
 }
 
-/// The Hello of a proxy, its held resources, and a later message that was already read.
-type Introduction = (Hello, Publisher, Option<proto::FromProxy>);
+/// The first messages of a proxy.
+struct Introduction {
+    hello: Hello,
+    /// The publisher, with the versions that the proxy holds.
+    publisher: Publisher,
+    /// A later message that was already read; `None` if there is none.
+    next_message: Option<proto::FromProxy>,
+}
 
-/// Reads the first message; `None` if the proxy closed the stream instead.
+/// Reads the Hello, and the services that follow it; `None` if the proxy closed the stream instead.
 async fn read_introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
@@ -176,9 +183,9 @@ async fn read_introduction<R: AsyncRead + Unpin>(
             Err(ServeError::Protocol(wire.protocol))
         }
         Some(from_proxy::Message::Hello(wire)) => {
-            let (mut hello, held) = hello_from_wire(wire)?;
+            let (mut hello, held_versions) = hello_from_wire(wire)?;
             let next_message = read_further_services(reader, &mut hello, budget).await?;
-            Ok(Some((hello, Publisher::new(held), next_message)))
+            Ok(Some(Introduction { hello, publisher: Publisher::new(held_versions), next_message }))
         }
         _ => Err(ServeError::Malformed("the first message must be a Hello".into())),
     }

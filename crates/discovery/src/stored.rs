@@ -1,4 +1,5 @@
-//! The last valid configuration on disk: a magic number, a checksum, and every resource in wire format.
+//! The stored form of a proxy's last valid configuration: a magic number, a checksum, and every resource in
+//! wire format. A restarted proxy serves from it until the control plane responds.
 
 use leno_model::Snapshot;
 use prost::Message;
@@ -56,7 +57,7 @@ pub(crate) fn decode_stored(bytes: &[u8]) -> Result<Delta, InvalidStoredConfig> 
     })
 }
 
-/// The reason why a stored configuration is unusable; the hint is always to delete the file.
+/// The reason why a stored configuration is unusable. Each message tells the operator to delete the file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidStoredConfig {
     /// The magic number is missing, or the file was written by another version.

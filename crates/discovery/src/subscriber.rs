@@ -1,4 +1,5 @@
-//! The resources that one workload's proxy holds, and the application of deltas. No IO.
+//! The resources that one workload's proxy holds, and the application of deltas to them. The subscriber
+//! performs no IO.
 
 mod staging;
 
@@ -15,9 +16,9 @@ use crate::subscriber::staging::DecodedDelta;
 /// The proxy's held resource versions, and the configuration built from them.
 #[derive(Debug, Clone, Default)]
 pub struct Subscriber {
-    held: HeldVersions,
-    /// The current configuration, if any.
-    update: Option<ConfigUpdate>,
+    held_versions: HeldVersions,
+    /// The current configuration; `None` before the first complete delta.
+    current_update: Option<ConfigUpdate>,
 }
 
 /// A validated delta that is not applied yet.
@@ -46,13 +47,13 @@ impl Subscriber {
     /// Returns the held versions, for the first message of a stream.
     #[must_use]
     pub fn held_versions(&self) -> Vec<(ResourceKey, ResourceVersion)> {
-        self.held.all_resources()
+        self.held_versions.all_resources()
     }
 
-    /// Returns the current configuration, if any.
+    /// Returns the current configuration; `None` before the first complete delta.
     #[must_use]
     pub fn current_update(&self) -> Option<&ConfigUpdate> {
-        self.update.as_ref()
+        self.current_update.as_ref()
     }
 
     /// Validates a whole delta without applying it.
@@ -63,10 +64,11 @@ impl Subscriber {
     /// A reason for each rejected resource: its content is invalid, or it refers to a service that is neither
     /// held nor absent, or to a port that its service lacks.
     pub fn stage(&self, delta: Delta) -> Result<StagedDelta, Vec<ResourceRejection>> {
-        let upserts = delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
-        let upserts = upserts.collect();
+        let upsert_versions =
+            delta.upserts.iter().map(|upsert| (upsert.key.clone(), upsert.version()));
+        let upsert_versions = upsert_versions.collect();
         let decoded_delta = DecodedDelta::decode(&delta)?;
-        let current_update = self.update.as_ref();
+        let current_update = self.current_update.as_ref();
         let Some(config) = decoded_delta.build_workload_config(current_update) else {
             let reason = "the first update must contain a plan";
             return Err(vec![ResourceRejection::new(ResourceKey::Workload, reason)]);
@@ -102,24 +104,24 @@ impl Subscriber {
             }),
         };
         let update = ConfigUpdate { snapshot, absent, change: delta.change };
-        Ok(StagedDelta { removed: delta.removed, upserts, update })
+        Ok(StagedDelta { removed: delta.removed, upserts: upsert_versions, update })
     }
 
     /// Applies a staged delta.
-    pub fn commit(&mut self, staged: StagedDelta) -> &ConfigUpdate {
-        for key in &staged.removed {
-            self.held.remove(key);
+    pub fn commit(&mut self, staged_delta: StagedDelta) -> &ConfigUpdate {
+        for key in &staged_delta.removed {
+            self.held_versions.remove(key);
         }
-        for (key, version) in staged.upserts {
-            self.held.insert(key, version);
+        for (key, version) in staged_delta.upserts {
+            self.held_versions.insert(key, version);
         }
-        self.update.insert(staged.update)
+        self.current_update.insert(staged_delta.update)
     }
 
     /// Encodes the current configuration for the disk; empty if there is none. See [`ConfigUpdate::to_bytes`].
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.update.as_ref().map(ConfigUpdate::to_bytes).unwrap_or_default()
+        self.current_update.as_ref().map(ConfigUpdate::to_bytes).unwrap_or_default()
     }
 
     /// Decodes the output of [`Self::to_bytes`] or [`ConfigUpdate::to_bytes`].
@@ -129,11 +131,11 @@ impl Subscriber {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidStoredConfig> {
         let delta = stored::decode_stored(bytes)?;
         let mut subscriber = Self::new();
-        let staged = subscriber.stage(delta).map_err(|rejections| {
+        let staged_delta = subscriber.stage(delta).map_err(|rejections| {
             let first_rejection = rejections.first().map(ToString::to_string);
             InvalidStoredConfig::Invalid(first_rejection.unwrap_or_default())
         })?;
-        subscriber.commit(staged);
+        subscriber.commit(staged_delta);
         Ok(subscriber)
     }
 }

@@ -45,12 +45,14 @@ pub struct SubscriptionChange {
     pub over_limit: u64,
 }
 
-/// Three sets and their changes. Memory is bounded by the limits of the sets.
+/// The subscriptions of a proxy, and the changes that the owner has not taken. The limits of the sets bound the
+/// memory.
 #[derive(Debug)]
 pub(crate) struct TrackedSubscriptions {
     services: TrackedSet<ServiceName>,
     addresses: TrackedSet<IpAddr>,
     names: TrackedSet<ServiceName>,
+    /// The number of entries ignored since the last call of [`Self::take_changes`].
     over_limit: u64,
 }
 
@@ -68,12 +70,12 @@ impl TrackedSubscriptions {
     /// Adds the entries of a message, up to the limits.
     pub(crate) fn add(&mut self, lists: SubscriptionLists) {
         let services = lists.services.into_iter().map(|entry| self.services.add(entry));
-        let excess = services.filter(|is_added| !is_added).count();
+        let excess_count = services.filter(|is_added| !is_added).count();
         let addresses = lists.addresses.into_iter().map(|entry| self.addresses.add(entry));
-        let excess = excess + addresses.filter(|is_added| !is_added).count();
+        let excess_count = excess_count + addresses.filter(|is_added| !is_added).count();
         let names = lists.names.into_iter().map(|entry| self.names.add(entry));
-        let excess = excess + names.filter(|is_added| !is_added).count();
-        self.over_limit = self.over_limit.saturating_add(excess as u64);
+        let excess_count = excess_count + names.filter(|is_added| !is_added).count();
+        self.over_limit = self.over_limit.saturating_add(excess_count as u64);
     }
 
     /// Removes the entries of a message.
@@ -120,7 +122,7 @@ pub(crate) struct SubscriptionLists {
 #[derive(Debug)]
 struct TrackedSet<T> {
     /// The current entries.
-    current: BTreeSet<T>,
+    entries: BTreeSet<T>,
     /// The added entries that were not taken yet.
     added: BTreeSet<T>,
     /// The removed entries that were not taken yet.
@@ -130,33 +132,33 @@ struct TrackedSet<T> {
 }
 
 impl<T: Ord + Clone> TrackedSet<T> {
-    fn new(entries: impl Iterator<Item = T>, max_entries: usize) -> Self {
-        let mut current = BTreeSet::new();
-        for entry in entries {
-            if current.len() >= max_entries {
+    fn new(initial_entries: impl Iterator<Item = T>, max_entries: usize) -> Self {
+        let mut entries = BTreeSet::new();
+        for entry in initial_entries {
+            if entries.len() >= max_entries {
                 break;
             }
-            current.insert(entry);
+            entries.insert(entry);
         }
-        Self { current, added: BTreeSet::new(), removed: BTreeSet::new(), max_entries }
+        Self { entries, added: BTreeSet::new(), removed: BTreeSet::new(), max_entries }
     }
 
     /// Adds an entry; returns true if the set contains it afterwards.
     fn add(&mut self, entry: T) -> bool {
-        if self.current.contains(&entry) {
+        if self.entries.contains(&entry) {
             return true;
         }
-        if self.current.len() >= self.max_entries {
+        if self.entries.len() >= self.max_entries {
             return false;
         }
         if !self.removed.remove(&entry) {
             self.added.insert(entry.clone());
         }
-        self.current.insert(entry)
+        self.entries.insert(entry)
     }
 
     fn remove(&mut self, entry: &T) {
-        let Some(entry) = self.current.take(entry) else { return };
+        let Some(entry) = self.entries.take(entry) else { return };
         if !self.added.remove(&entry) {
             self.removed.insert(entry);
         }
@@ -204,7 +206,7 @@ mod tests {
                 set.remove(&entry);
             }
         }
-        assert!(set.current.len() <= 4 && set.added.len() + set.removed.len() <= 8);
+        assert!(set.entries.len() <= 4 && set.added.len() + set.removed.len() <= 8);
     }
 
     proptest! {
@@ -213,7 +215,7 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0_u8..8, any::<bool>()), 0..80)
         ) {
             let mut set = tracked_set(5);
-            let mut owner = set.current.clone();
+            let mut owner = set.entries.clone();
             for (is_added, entry, is_taken) in steps {
                 if is_added { set.add(entry); } else { set.remove(&entry); }
                 if is_taken {
@@ -222,7 +224,7 @@ mod tests {
                     prop_assert!(removed.is_subset(&owner) && added.is_disjoint(&owner));
                     owner.retain(|entry| !removed.contains(entry));
                     owner.extend(added);
-                    prop_assert_eq!(&owner, &set.current);
+                    prop_assert_eq!(&owner, &set.entries);
                 }
             }
         }

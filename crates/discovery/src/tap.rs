@@ -19,7 +19,7 @@ use crate::resource::InvalidField;
 /// The open taps of a control plane.
 #[derive(Debug)]
 pub struct Taps {
-    open: watch::Sender<Arc<Vec<OpenTap>>>,
+    open_taps: watch::Sender<Arc<Vec<OpenTap>>>,
     /// The ID of the next tap.
     next_id: AtomicU64,
 }
@@ -54,7 +54,7 @@ pub struct TooManyTaps;
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
     sender: mpsc::Sender<TapRecords>,
-    /// The number of requests whose records did not fit into the queue.
+    /// The number of requests without a record, because the queue was full.
     lost_count: Arc<AtomicU64>,
 }
 
@@ -63,20 +63,20 @@ impl Taps {
     /// records for a tap of another control plane, or of the previous one here.
     #[must_use]
     pub fn new(first_id: u64) -> Self {
-        Self { open: watch::Sender::default(), next_id: AtomicU64::new(first_id) }
+        Self { open_taps: watch::Sender::default(), next_id: AtomicU64::new(first_id) }
     }
 
     /// Opens a tap and assigns its `id`.
     ///
     /// # Errors
-    /// [`TooManyTaps`].
+    /// [`TooManyTaps`] if [`MAX_TAPS`] taps are open.
     pub fn open(self: &Arc<Self>, tap: Tap) -> Result<ActiveTap, TooManyTaps> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = mpsc::channel(MAX_QUEUED_RECORDS);
         let lost_count = Arc::<AtomicU64>::default();
         let open_tap =
             OpenTap { tap: Tap { id, ..tap }, sender, lost_count: Arc::clone(&lost_count) };
-        let has_room = self.open.send_if_modified(|open_taps| {
+        let has_room = self.open_taps.send_if_modified(|open_taps| {
             let has_room = open_taps.len() < MAX_TAPS;
             if has_room {
                 Arc::make_mut(open_taps).push(open_tap);
@@ -91,18 +91,18 @@ impl Taps {
 
     /// Subscribes a connection to the open taps.
     pub(crate) fn watch_taps(&self) -> watch::Receiver<Arc<Vec<OpenTap>>> {
-        self.open.subscribe()
+        self.open_taps.subscribe()
     }
 
     fn close(&self, id: u64) {
-        self.open.send_modify(|open_taps| {
+        self.open_taps.send_modify(|open_taps| {
             Arc::make_mut(open_taps).retain(|open_tap| open_tap.tap.id != id)
         });
     }
 }
 
 impl ActiveTap {
-    /// Polls the next records of a proxy.
+    /// Polls for the next records of a proxy.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<TapRecords>> {
         self.receiver.poll_recv(context)
     }
@@ -130,8 +130,8 @@ impl OpenTap {
 
     /// Counts lost requests. The proxy chooses the number, so the addition saturates.
     pub(crate) fn record_lost(&self, count: u64) {
-        let add = |lost: u64| Some(lost.saturating_add(count));
-        self.lost_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok();
+        let add_count = |lost: u64| Some(lost.saturating_add(count));
+        self.lost_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add_count).ok();
     }
 }
 
@@ -156,27 +156,27 @@ pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
     }
 }
 
-/// Parses the complete set of taps. An invalid one is skipped: a control plane of a newer release may request
-/// unsupported ones, and no traffic depends on them.
+/// Parses the complete set of taps. An invalid tap is skipped: a control plane of a newer release may request
+/// taps that this release does not support, and no traffic depends on them.
 pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
-    let parse = |tap: proto::Tap| {
+    let parse_tap = |tap: proto::Tap| {
         let id = tap.id;
         let tap = tap_from_wire(tap);
         tap.inspect_err(|invalid| {
             tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "invalid tap ignored");
         })
     };
-    wire.into_iter().filter_map(|tap| parse(tap).ok()).take(MAX_TAPS).collect()
+    wire.into_iter().filter_map(|tap| parse_tap(tap).ok()).take(MAX_TAPS).collect()
 }
 
-/// Returns the accepted records of a message, and the number of dropped ones: those that are too long, and
-/// those over the limit of a message.
+/// Returns the accepted records of a message, and the number of dropped records: records that are too long,
+/// and records over the limit per message.
 pub(crate) fn records_from_wire(mut records: Vec<String>) -> (Vec<String>, u64) {
-    let received = records.len();
+    let received_count = records.len();
     records.truncate(MAX_RECORDS);
     records.retain(|record| record.len() <= MAX_RECORD_BYTES);
-    let excluded = received.saturating_sub(records.len());
-    (records, excluded as u64)
+    let excluded_count = received_count.saturating_sub(records.len());
+    (records, excluded_count as u64)
 }
 
 fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
@@ -277,10 +277,10 @@ mod tests {
     #[test]
     fn records_that_are_too_long_or_too_many_are_counted() {
         let long = "x".repeat(MAX_RECORD_BYTES + 1);
-        let (records, excluded) = records_from_wire(vec!["{}".into(), long, "{}".into()]);
-        assert_eq!((records.len(), excluded), (2, 1));
-        let (records, excluded) = records_from_wire(vec!["{}".into(); MAX_RECORDS + 7]);
-        assert_eq!((records.len(), excluded), (MAX_RECORDS, 7));
+        let (records, excluded_count) = records_from_wire(vec!["{}".into(), long, "{}".into()]);
+        assert_eq!((records.len(), excluded_count), (2, 1));
+        let (records, excluded_count) = records_from_wire(vec!["{}".into(); MAX_RECORDS + 7]);
+        assert_eq!((records.len(), excluded_count), (MAX_RECORDS, 7));
     }
 
     #[test]

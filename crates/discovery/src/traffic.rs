@@ -1,4 +1,4 @@
-//! Traffic reports of proxies to the control plane: their form, limits and encoding.
+//! Traffic reports that proxies send to the control plane: their types, limits and encoding.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::resource::{InvalidField, parse_account, parse_name};
 pub struct TrafficReport {
     /// The time that the report covers.
     pub span: Duration,
-    /// The series, at most [`MAX_SERIES`]; further ones are not sent.
+    /// The series; at most [`MAX_SERIES`] are sent.
     pub series: Vec<TrafficSeries>,
     /// The number of series merged into the overflow series, which has no service.
     pub overflowed: u32,
@@ -20,7 +20,7 @@ pub struct TrafficReport {
     pub cpu: Duration,
     /// The resident memory of the proxy, without file-backed pages.
     pub memory_kib: u64,
-    /// The rules that matched; at most [`MAX_RULES`], further ones are not sent.
+    /// The rules that matched; at most [`MAX_RULES`] are sent.
     pub rules: Vec<RuleMatches>,
 }
 
@@ -52,10 +52,10 @@ pub struct TrafficSeries {
     pub route: Option<RouteName>,
     /// The account of the verified peer.
     pub peer: Option<ServiceAccount>,
-    /// The number of TCP connections opened or rejected, or of requests if some have streams, which are counted
-    /// at their beginning. Absent if each is counted at its end.
+    /// The number of TCP connections that were opened or rejected, or of requests if some of them are
+    /// streams, which are counted when they begin. `None` if all requests are counted when they complete.
     pub opened: Option<u64>,
-    /// The number completed, by class of status: no response, 1xx to 5xx.
+    /// The number of completed requests and connections by status class: no response, 1xx to 5xx.
     pub classes: [u64; STATUS_CLASSES],
     /// The number of failures; never more than the total.
     pub failed: u64,
@@ -71,8 +71,8 @@ pub struct TrafficSeries {
 
 impl TrafficSeries {
     /// Returns the number of requests that completed or began a stream, or of TCP connections that were
-    /// opened or rejected. One that began earlier and has failed since counts as one more, so that failures
-    /// never exceed the total.
+    /// opened or rejected. The result is at least the number of failures, because a request or connection
+    /// that failed may have begun before the report.
     #[must_use]
     pub fn request_count(&self) -> u64 {
         self.opened.map_or_else(|| self.ended_count(), |opened| opened.max(self.failed))
@@ -116,23 +116,23 @@ fn rule_to_wire(rule: &RuleMatches) -> proto::RuleMatches {
 }
 
 fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
-    let name = |name: Option<String>| name.unwrap_or_default();
+    let or_empty = |name: Option<String>| name.unwrap_or_default();
     let reason = |(reason, requests): &(Option<Reason>, u64)| proto::TrafficReason {
         reason: reason.map(Reason::label).unwrap_or_default().to_owned(),
         requests: *requests,
     };
     let mut durations = Vec::with_capacity(series.durations.len() * 2);
-    let mut last = 0;
+    let mut last_bucket = 0;
     for (bucket, requests) in &series.durations {
-        durations.extend([u64::from(bucket.saturating_sub(last)), *requests]);
-        last = *bucket;
+        durations.extend([u64::from(bucket.saturating_sub(last_bucket)), *requests]);
+        last_bucket = *bucket;
     }
     proto::TrafficSeries {
         inbound: series.direction == Direction::Inbound,
-        service: name(series.service.as_ref().map(ToString::to_string)),
+        service: or_empty(series.service.as_ref().map(ToString::to_string)),
         port: series.port.into(),
-        route: name(series.route.as_ref().map(ToString::to_string)),
-        peer: name(series.peer.as_ref().map(ToString::to_string)),
+        route: or_empty(series.route.as_ref().map(ToString::to_string)),
+        peer: or_empty(series.peer.as_ref().map(ToString::to_string)),
         opened: series.opened,
         classes: series.classes.to_vec(),
         failed: series.failed,
@@ -146,21 +146,22 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
 /// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
 /// labels unknown to this release, and statistics are no reason to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
-    let received = wire.series.len().saturating_add(wire.rules.len());
-    let parse = |(index, series)| {
+    let received_count = wire.series.len().saturating_add(wire.rules.len());
+    let parse_series = |(index, series)| {
         series_from_wire(series).inspect_err(|invalid| {
             tracing::debug!(index, field = %invalid.field, reason = %invalid.reason, "invalid traffic series ignored");
         })
     };
     let series = wire.series.into_iter().take(MAX_SERIES).enumerate();
-    let series: Vec<_> = series.filter_map(|indexed| parse(indexed).ok()).collect();
+    let series: Vec<_> = series.filter_map(|indexed| parse_series(indexed).ok()).collect();
     let rules = wire.rules.into_iter().take(MAX_RULES).filter_map(|rule| rule_from_wire(rule).ok());
     let rules: Vec<_> = rules.collect();
-    let excluded = u32::try_from(received - series.len() - rules.len()).unwrap_or(u32::MAX);
+    let excluded_count =
+        u32::try_from(received_count - series.len() - rules.len()).unwrap_or(u32::MAX);
     TrafficReport {
         span: Duration::from_millis(wire.span_ms.into()),
         series,
-        overflowed: wire.overflowed.saturating_add(excluded),
+        overflowed: wire.overflowed.saturating_add(excluded_count),
         cpu: Duration::from_micros(wire.cpu_us),
         memory_kib: wire.memory_kib,
         rules,
@@ -230,19 +231,20 @@ where
 
 fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
     let invalid = |reason: &str| InvalidField::new("durations", reason);
-    let (pairs, []) = wire.as_chunks::<2>() else {
+    let (bucket_pairs, []) = wire.as_chunks::<2>() else {
         return Err(invalid("has an odd number of elements"));
     };
     let mut bucket = 0_u64;
-    let mut durations: Vec<(u8, u64)> = Vec::with_capacity(pairs.len().min(DURATION_BUCKETS));
-    for [distance, requests] in pairs {
-        bucket = bucket.saturating_add(*distance);
+    let mut durations: Vec<(u8, u64)> =
+        Vec::with_capacity(bucket_pairs.len().min(DURATION_BUCKETS));
+    for [bucket_distance, requests] in bucket_pairs {
+        bucket = bucket.saturating_add(*bucket_distance);
         let bucket_index = u8::try_from(bucket)
             .ok()
             .filter(|bucket_index| usize::from(*bucket_index) < DURATION_BUCKETS);
         let bucket_index =
             bucket_index.ok_or_else(|| invalid("names a bucket that does not exist"))?;
-        if *distance == 0 && !durations.is_empty() {
+        if *bucket_distance == 0 && !durations.is_empty() {
             return Err(invalid("names a bucket twice"));
         }
         durations.push((bucket_index, *requests));
@@ -250,8 +252,8 @@ fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
     Ok(durations)
 }
 
-/// The maximum number of series in a message: with the longest names, every bucket and every reason it stays
-/// below the size limit of a proxy's message. Typical series have 150 bytes.
+/// The maximum number of series in a message: with the longest names, every bucket and every reason the message
+/// stays below the size limit of a proxy's message. Typical series have 150 bytes.
 pub const MAX_SERIES: usize = 128;
 
 /// The maximum number of rules in a message.

@@ -10,9 +10,9 @@ use leno_model::EndpointId;
 /// Endpoints that a configuration lacks, although they may exist: a control plane that has just started does
 /// not know sidecars that have not reconnected yet. A proxy that holds such endpoints retains them.
 ///
-/// Only endpoints of services and ports in that configuration are included. The same holds for addresses of
-/// workloads with disconnected sidecars: a proxy that holds an entry for such an address keeps it, and other
-/// proxies receive one later. Cheap to clone.
+/// Only endpoints of services and ports in that configuration are included. The same holds for the
+/// addresses of workloads with disconnected sidecars: a proxy that holds an entry for one of these addresses
+/// keeps the entry, and other proxies receive it later. Clones share the sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UnknownEndpoints {
     endpoints: Arc<BTreeSet<EndpointId>>,

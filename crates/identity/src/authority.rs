@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::{digest, rand};
 use leno_model::{
-    BadSubject, ExternalPrincipalId, Instance, Name, SpiffeId, TrustDomain, WorkloadName,
+    ExternalPrincipalId, Instance, InvalidSubject, Name, SpiffeId, TrustDomain, WorkloadName,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, DnValue,
@@ -41,8 +41,8 @@ pub use rotation::{Rotation, RotationStage};
 /// Signs certificates for the members of one trust domain.
 ///
 /// The directory contains `ca.key` (mode 0600) and `ca.pem`, the trust bundle of the members. The root of
-/// `ca.key` signs; `ca.pem` may contain further trusted roots. To replace a root, add the new one to `ca.pem`,
-/// wait one certificate lifetime, then replace `ca.key`.
+/// `ca.key` signs; `ca.pem` may contain further trusted roots. To replace a root, add the new root to `ca.pem`,
+/// wait one certificate lifetime, then replace `ca.key`; [`Rotation`] does this in stages.
 pub struct Authority {
     trust_domain: TrustDomain,
     issuer: Issuer<'static, KeyPair>,
@@ -53,10 +53,10 @@ pub struct Authority {
     roots: Roots,
     /// Previous intermediates that members still trust.
     former_intermediates: Vec<CertificateDer<'static>>,
-    /// Cross-certificates at the end of the chain: former intermediates sign the key of this one.
+    /// Cross-certificates at the end of the chain, in which former intermediates certify the signing key.
     cross_certificates: Vec<CertificateDer<'static>>,
-    /// The earliest start of signed certificates: that of an intermediate's own chain. The Unix epoch for a
-    /// built-in root, which is backdated.
+    /// The earliest start of signed certificates: the start of the intermediate's chain. The Unix epoch for a built-in
+    /// root, which is backdated.
     not_before: SystemTime,
     /// The latest end of signed certificates: the first expiry in the chain.
     not_after: SystemTime,
@@ -73,10 +73,10 @@ impl Authority {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
-        let roots_pem = roots_pem.ok_or(AuthorityError::Missing)?;
+        let roots_pem = roots_pem.ok_or(AuthorityError::RootsFileMissing)?;
         let key = disk::read(&dir.join(KEY_FILE), FileReaders::Owner)?;
         let key = key.ok_or(AuthorityError::KeyMissing)?;
-        let key = PrivateKey::from_pem(&key).map_err(AuthorityError::Key)?;
+        let key = PrivateKey::from_pem(&key).map_err(AuthorityError::InvalidKey)?;
         Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
@@ -91,11 +91,11 @@ impl Authority {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         create_private_directory(dir)?;
-        // A key is written before its root. A root without a key therefore means that the key was lost, and a key
-        // without a root that the first start was interrupted.
+        // A key is written before its root. Therefore a root without a key means that the key was lost; a key without a
+        // root means that the first start was interrupted.
         let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
         let key = match disk::read(&dir.join(KEY_FILE), FileReaders::Owner)? {
-            Some(key_pem) => PrivateKey::from_pem(&key_pem).map_err(AuthorityError::Key)?,
+            Some(key_pem) => PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?,
             None if roots_pem.is_some() => return Err(AuthorityError::KeyMissing),
             None => create_key(dir)?,
         };
@@ -130,7 +130,7 @@ impl Authority {
             name.push(DnType::CommonName, workload.to_string());
         }
         if let Some(instance) = instance {
-            // The instance is not a URI name: a SPIFFE certificate has exactly one of those.
+            // The instance is not a URI name: a SPIFFE certificate has exactly one URI name.
             let text = instance.to_string().try_into().map_err(AuthorityError::Encoding)?;
             let name = &mut parameters.distinguished_name;
             let attribute = DnType::CustomDnType(SERIAL_NUMBER_OID.to_vec());
@@ -189,8 +189,7 @@ impl Authority {
         if now >= self.not_after {
             return Err(AuthorityError::RootExpired);
         }
-        // A certificate that begins before its signer, or outlives it, would be invalid for part of its
-        // lifetime.
+        // A certificate that is valid before or after its signer would be invalid for part of its lifetime.
         let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
         let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
         Ok((not_before, not_after))
@@ -207,8 +206,8 @@ impl Authority {
     /// with which the name could make the certificate invalid.
     fn dns_name(&self, id: &SpiffeId) -> Option<SanType> {
         let has_name_constraints = |der: &CertificateDer<'_>| {
-            let parsed = x509_parser::parse_x509_certificate(der);
-            parsed.map_or(true, |(_, certificate)| {
+            let certificate_result = x509_parser::parse_x509_certificate(der);
+            certificate_result.map_or(true, |(_, certificate)| {
                 !matches!(certificate.name_constraints(), Ok(None))
             })
         };
@@ -275,7 +274,7 @@ impl Authority {
             });
         }
         if workload.is_some() && *id == control_id(&self.trust_domain) {
-            return Err(AuthorityError::Reserved(id.clone()));
+            return Err(AuthorityError::ReservedIdentity(id.clone()));
         }
         if let Some(workload) = workload
             && workload.namespace != id.account.namespace
@@ -286,7 +285,7 @@ impl Authority {
             });
         }
         if lifetime < MIN_LEAF_LIFETIME || lifetime > MAX_LEAF_LIFETIME {
-            return Err(AuthorityError::Lifetime(lifetime));
+            return Err(AuthorityError::LifetimeOutOfRange(lifetime));
         }
         Ok(())
     }
@@ -322,7 +321,7 @@ pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 3600);
 /// The maximum lifetime of a member's certificate. It bounds the time for which a stolen key can be used.
 pub const MAX_LEAF_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// An error of opening the authority or of signing.
+/// The reason that an authority cannot be opened or used, or does not sign a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The directory or a file in it cannot be used.
@@ -330,7 +329,7 @@ pub enum AuthorityError {
     Io(#[from] io::Error),
     /// The key cannot be read.
     #[error("`{KEY_FILE}` contains no P-256 private key: restore it from a backup")]
-    Key(#[source] rcgen::Error),
+    InvalidKey(#[source] rcgen::Error),
     /// The key is missing.
     #[error(
         "`{ROOTS_FILE}` exists but `{KEY_FILE}` does not: restore the key from a backup, or remove \
@@ -339,7 +338,7 @@ pub enum AuthorityError {
     KeyMissing,
     /// The authority is missing.
     #[error("there is no `{ROOTS_FILE}` in its directory: mount or restore it")]
-    Missing,
+    RootsFileMissing,
     /// The roots cannot be read.
     #[error("`{ROOTS_FILE}` cannot be used")]
     Roots(#[from] RootsError),
@@ -371,15 +370,15 @@ pub enum AuthorityError {
     #[error(
         "`{0}` is reserved for the control plane: use another `spec.serviceAccount` for the workload"
     )]
-    Reserved(SpiffeId),
+    ReservedIdentity(SpiffeId),
     /// A name of an external principal is invalid.
     #[error("`{name}` {cause}")]
-    Subject {
+    InvalidSubject {
         /// The requested name.
         name: Name,
         /// The reason that the name is invalid.
         #[source]
-        cause: BadSubject,
+        cause: InvalidSubject,
     },
     /// The external principal has no name.
     #[error("the external client `{0}` has no DNS name")]
@@ -391,13 +390,13 @@ pub enum AuthorityError {
     ExternalPrincipalConstraints(#[source] rustls::Error),
     /// The lifetime is too short or too long.
     #[error("the certificate lifetime {0:?} is out of range: use 1 s to 90 days")]
-    Lifetime(Duration),
+    LifetimeOutOfRange(Duration),
     /// A file of the intermediate authority is missing.
     #[error(
         "`{file}` does not exist: a directory for --issuer contains `tls.key`, `tls.crt` and `ca.crt`, \
          as cert-manager writes them"
     )]
-    IssuerMissing {
+    IssuerFileMissing {
         /// The name of the missing file.
         file: &'static str,
     },
@@ -406,7 +405,7 @@ pub enum AuthorityError {
         "`tls.key` contains no P-256 private key: issue the authority with one (`privateKey: {{algorithm: ECDSA, size: \
          256}}` in a Certificate of cert-manager)"
     )]
-    IssuerKey(#[source] rcgen::Error),
+    InvalidIssuerKey(#[source] rcgen::Error),
     /// The intermediate's certificate is for another key, or is not a CA certificate.
     #[error(
         "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two that chain to `ca.crt`"
@@ -423,16 +422,16 @@ pub enum AuthorityError {
     WrongStage(&'static str),
     /// The system clock is off by decades.
     #[error("the clock of this machine is invalid: set it")]
-    Clock,
+    InvalidClock,
     /// The operating system has no randomness.
     #[error("the operating system provides no random bytes")]
-    Randomness,
+    NoRandomness,
     /// The certificate cannot be encoded.
     #[error("the certificate cannot be encoded")]
     Encoding(#[source] rcgen::Error),
 }
 
-/// Creates the key file, or reads the one that another process has created.
+/// Creates the key file, or reads the key file that another process has created.
 fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
     let path = dir.join(KEY_FILE);
     let key = PrivateKey::generate();
@@ -441,14 +440,14 @@ fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
         // Another process created the key first; it is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let key_pem = disk::read(&path, FileReaders::Owner)?.ok_or(error)?;
-            PrivateKey::from_pem(&key_pem).map_err(AuthorityError::Key)
+            PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Creates the file with a self-signed root and returns its content, or that of the file that another process has
-/// created.
+/// Creates the file with a self-signed root and returns its content. If another process has created the file, its
+/// content is returned.
 fn create_root(
     dir: &Path,
     trust_domain: &TrustDomain,
@@ -495,13 +494,13 @@ fn common_parameters(
     not_after: SystemTime,
 ) -> Result<CertificateParams, AuthorityError> {
     // RFC 5280 §4.1.2.2: a serial number is positive and has at most 20 bytes.
-    let mut serial = [0u8; 16];
-    rand::fill(&mut serial).map_err(|_| AuthorityError::Randomness)?;
-    serial[0] = serial[0] & 0x7f | 0x40;
+    let mut serial_bytes = [0u8; 16];
+    rand::fill(&mut serial_bytes).map_err(|_| AuthorityError::NoRandomness)?;
+    serial_bytes[0] = serial_bytes[0] & 0x7f | 0x40;
     let mut parameters = CertificateParams::default();
     parameters.not_before = to_offset_date(not_before)?;
     parameters.not_after = to_offset_date(not_after)?;
-    parameters.serial_number = Some(SerialNumber::from_slice(&serial));
+    parameters.serial_number = Some(SerialNumber::from_slice(&serial_bytes));
     parameters.distinguished_name = DistinguishedName::new();
     parameters.use_authority_key_identifier_extension = true;
     Ok(parameters)
@@ -526,17 +525,18 @@ fn check_trust_domain(
 /// Truncates a time to seconds, the resolution of X.509.
 ///
 /// # Errors
-/// [`AuthorityError::Clock`] if the time is `None` (an overflow) or before 1970.
+/// [`AuthorityError::InvalidClock`] if the time is `None` (an overflow) or before 1970.
 fn whole_seconds(time: Option<SystemTime>) -> Result<SystemTime, AuthorityError> {
-    let since_epoch =
-        time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).ok_or(AuthorityError::Clock)?;
+    let since_epoch = time
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
+        .ok_or(AuthorityError::InvalidClock)?;
     Ok(UNIX_EPOCH + Duration::from_secs(since_epoch.as_secs()))
 }
 
 fn to_offset_date(time: SystemTime) -> Result<OffsetDateTime, AuthorityError> {
-    let since_epoch = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::Clock)?;
-    let seconds = i64::try_from(since_epoch.as_secs()).map_err(|_| AuthorityError::Clock)?;
-    OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::Clock)
+    let since_epoch = time.duration_since(UNIX_EPOCH).map_err(|_| AuthorityError::InvalidClock)?;
+    let seconds = i64::try_from(since_epoch.as_secs()).map_err(|_| AuthorityError::InvalidClock)?;
+    OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| AuthorityError::InvalidClock)
 }
 
 /// Maximum length of a DNS name (RFC 1035 §2.3.4).

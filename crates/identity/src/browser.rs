@@ -12,7 +12,7 @@ use std::net::IpAddr;
 pub enum AcceptedHosts {
     /// IP addresses and `localhost`.
     Local,
-    /// Names of [`Self::Local`], and names that no public site can have: without dots, and of Services.
+    /// The names of [`Self::Local`], and names that no public site can have: names without dots, and names of Services.
     Cluster,
     /// Any name. The server requires a secret, which browsers send only to the server's own name.
     Any,
@@ -25,39 +25,39 @@ pub enum CrossSiteRequest {
     #[error(
         "the Host of this request may be a name of a foreign site: open the page by its address or as localhost"
     )]
-    Host,
-    /// It has more than one `Host` field (RFC 9112 §3.2).
+    UntrustedHost,
+    /// The request has more than one `Host` field (RFC 9112 §3.2).
     #[error("this request has more than one Host field: send one")]
     MultipleHosts,
     /// A page of another origin sent the request.
     #[error("a page of another site made this request: open the address in the browser itself")]
-    Site,
+    OtherOrigin,
 }
 
-/// Returns the requested host: the authority of the target, if any, precedes the `Host` header (RFC 9112
-/// §3.2.2). Empty if there is none.
+/// Returns the requested host: the authority of the request target or, if the target has none, the value of the `Host`
+/// header (RFC 9112 §3.2.2). Empty if both are absent.
 ///
 /// # Errors
 /// [`CrossSiteRequest::MultipleHosts`] if there are several `Host` headers.
 pub fn request_host<'a>(
     target: Option<&'a str>,
-    mut fields: impl Iterator<Item = &'a str>,
+    mut host_values: impl Iterator<Item = &'a str>,
 ) -> Result<&'a str, CrossSiteRequest> {
-    let field = fields.next();
-    match fields.next() {
+    let host_value = host_values.next();
+    match host_values.next() {
         Some(_) => Err(CrossSiteRequest::MultipleHosts),
-        None => Ok(target.or(field).unwrap_or_default()),
+        None => Ok(target.or(host_value).unwrap_or_default()),
     }
 }
 
 /// Returns the value of a header that may occur once; an empty value if it is repeated, because the values may
 /// differ.
 pub fn single_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let first = values.next()?;
-    Some(if values.next().is_some() { "" } else { first })
+    let first_value = values.next()?;
+    Some(if values.next().is_some() { "" } else { first_value })
 }
 
-/// Checks a request received under the name `host`. `field` returns the value of a header by its lower-case name,
+/// Checks a request received under the name `host`. `header` returns the value of a header by its lower-case name,
 /// or an empty value if it is not text or [repeated](single_value). A link on another site may navigate to a page:
 /// it is accepted if `is_page`, for responses that are cheap and have no side effects.
 ///
@@ -65,28 +65,28 @@ pub fn single_value<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<&'a
 /// [`CrossSiteRequest`] if a page of another site may have sent it.
 pub fn check_origin<'a>(
     host: &str,
-    field: impl Fn(&'static str) -> Option<&'a str>,
+    header: impl Fn(&'static str) -> Option<&'a str>,
     accepted_hosts: AcceptedHosts,
     is_page: bool,
 ) -> Result<(), CrossSiteRequest> {
     if !accepted_hosts.includes_host(host) {
-        return Err(CrossSiteRequest::Host);
+        return Err(CrossSiteRequest::UntrustedHost);
     }
     let is_link = is_page
-        && field("sec-fetch-mode") == Some("navigate")
-        && field("sec-fetch-dest") == Some("document");
-    let is_own_site = match field("sec-fetch-site") {
+        && header("sec-fetch-mode") == Some("navigate")
+        && header("sec-fetch-dest") == Some("document");
+    let is_own_site = match header("sec-fetch-site") {
         None | Some("same-origin" | "none") => true,
         Some(_) => is_link,
     };
-    let is_own_origin = field("origin").is_none_or(|origin| {
+    let is_own_origin = header("origin").is_none_or(|origin| {
         let schemes = ["http://", "https://"];
         let origin_host = schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
         origin_host.is_some_and(|origin_host| origin_host.eq_ignore_ascii_case(host))
     });
     match is_own_site && is_own_origin {
         true => Ok(()),
-        false => Err(CrossSiteRequest::Site),
+        false => Err(CrossSiteRequest::OtherOrigin),
     }
 }
 
@@ -110,12 +110,13 @@ impl AcceptedHosts {
         self == Self::Cluster
             && !name.is_empty()
             && name.bytes().all(is_name_byte)
-            && (!name.contains('.') || SUFFIXES.iter().any(|suffix| name.ends_with(suffix)))
+            && (!name.contains('.')
+                || NON_PUBLIC_SUFFIXES.iter().any(|suffix| name.ends_with(suffix)))
     }
 }
 
-/// Suffixes outside the public DNS: those of Services, and the one for private use.
-const SUFFIXES: [&str; 3] = [".svc", ".cluster.local", ".internal"];
+/// Suffixes outside the public DNS: the suffixes of Services, and the suffix for private use.
+const NON_PUBLIC_SUFFIXES: [&str; 3] = [".svc", ".cluster.local", ".internal"];
 
 #[cfg(test)]
 mod tests {
@@ -174,11 +175,14 @@ mod tests {
                 [(AcceptedHosts::Local, local), (AcceptedHosts::Cluster, cluster)]
             {
                 let result = check_fields(&[("host", host)], names, false);
-                let expected = if expected { Ok(()) } else { Err(CrossSiteRequest::Host) };
+                let expected = if expected { Ok(()) } else { Err(CrossSiteRequest::UntrustedHost) };
                 assert_eq!(result, expected, "{host} {names:?}");
             }
         }
-        assert_eq!(check_fields(&[], AcceptedHosts::Cluster, true), Err(CrossSiteRequest::Host));
+        assert_eq!(
+            check_fields(&[], AcceptedHosts::Cluster, true),
+            Err(CrossSiteRequest::UntrustedHost)
+        );
     }
 
     #[test]

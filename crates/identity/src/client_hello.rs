@@ -1,8 +1,9 @@
-//! The server name in a TLS ClientHello, for sessions that are not terminated here.
+//! The server name and the offered protocols in a TLS ClientHello. Sidecars and gateways route TLS sessions that they do
+//! not terminate by server name.
 
 use rustls::server::Acceptor;
 
-/// Parses a ClientHello incrementally.
+/// An incremental parser of a ClientHello that returns the server name.
 #[derive(Default)]
 pub struct ClientHelloReader {
     acceptor: Acceptor,
@@ -59,8 +60,8 @@ pub fn offers_protocol(first_bytes: &[u8], protocol: &[u8]) -> Option<bool> {
         match acceptor.accept() {
             Ok(None) => {}
             Ok(Some(accepted)) => {
-                let mut offered = accepted.client_hello().alpn().into_iter().flatten();
-                return Some(offered.any(|offered| offered == protocol));
+                let mut offered_protocols = accepted.client_hello().alpn().into_iter().flatten();
+                return Some(offered_protocols.any(|offered| offered == protocol));
             }
             Err(_) => return Some(false),
         }
@@ -105,10 +106,14 @@ mod tests {
         assert_eq!(ClientHelloReader::default().read(&bytes), expected);
         for size in [1, 7, 100] {
             let mut reader = ClientHelloReader::default();
-            let mut end = 0;
-            while end + size < bytes.len() {
-                end += size;
-                assert_eq!(reader.read(&bytes[..end]), ClientHello::Incomplete, "{end}");
+            let mut sent_bytes = 0;
+            while sent_bytes + size < bytes.len() {
+                sent_bytes += size;
+                assert_eq!(
+                    reader.read(&bytes[..sent_bytes]),
+                    ClientHello::Incomplete,
+                    "{sent_bytes}"
+                );
             }
             assert_eq!(reader.read(&bytes), expected, "{size}");
         }

@@ -1,4 +1,5 @@
-//! A credential: a private key, its certificate chain, and the roots to verify peers.
+//! Credentials of mesh members: a private key, its certificate chain, and the roots to verify peers. A proxy builds its
+//! TLS configurations from its credential and saves the credential for the next start.
 
 use std::fmt;
 use std::io;
@@ -50,7 +51,7 @@ impl CertificateBundle {
 /// The key, certificates and roots of one identity.
 pub struct Credential {
     key: PrivateKey,
-    certified: Arc<CertifiedKey>,
+    certified_key: Arc<CertifiedKey>,
     resolver: Arc<SingleCertAndKey>,
     roots: Roots,
     leaf: LeafCertificate,
@@ -63,21 +64,22 @@ impl Credential {
     /// # Errors
     /// [`CredentialError`] if the certificate is not for this key, does not chain to the given roots, or is not
     /// a mesh member's. The validity period is not checked: see [`Credential::is_expired`].
-    pub fn new(key: PrivateKey, issued: CertificateBundle) -> Result<Self, CredentialError> {
-        let CertificateBundle { chain, roots, .. } = issued;
+    pub fn new(key: PrivateKey, bundle: CertificateBundle) -> Result<Self, CredentialError> {
+        let CertificateBundle { chain, roots, .. } = bundle;
         let leaf = LeafCertificate::read(chain.first().ok_or(CredentialError::EmptyChain)?)?;
         if chain.len() > MAX_CHAIN_CERTIFICATES {
-            return Err(CredentialError::LongChain);
+            return Err(CredentialError::ChainTooLong);
         }
-        verify_chain(&chain, &roots, leaf.peer.not_before).map_err(CredentialError::Chain)?;
+        verify_chain(&chain, &roots, leaf.peer.not_before)
+            .map_err(CredentialError::UntrustedChain)?;
         let ca_generation = compute_ca_generation(&chain, &roots, leaf.peer.not_before);
         let certified_key = CertifiedKey::from_der(chain, key.to_der(), &crypto_provider())
-            .map_err(CredentialError::Key)?;
+            .map_err(CredentialError::KeyMismatch)?;
         let certified_key = Arc::new(certified_key);
         Ok(Self {
             key,
             resolver: Arc::new(SingleCertAndKey::from(Arc::clone(&certified_key))),
-            certified: certified_key,
+            certified_key,
             roots,
             leaf,
             ca_generation,
@@ -99,7 +101,7 @@ impl Credential {
     /// Returns the certificate chain, the holder's own first.
     #[must_use]
     pub fn chain(&self) -> &[CertificateDer<'static>] {
-        &self.certified.cert
+        &self.certified_key.cert
     }
 
     /// Returns the roots that the holder trusts.
@@ -108,26 +110,26 @@ impl Credential {
         &self.roots
     }
 
-    /// Returns the CA generation, which differs for another signer or other trusted roots; equal to
-    /// [`crate::Authority::ca_generation`] of an authority that would issue it in the same way.
+    /// Returns the CA generation, which differs for another signer or other trusted roots. It equals
+    /// [`crate::Authority::ca_generation`] if the authority still has the signer and the roots of this credential.
     #[must_use]
     pub fn ca_generation(&self) -> u64 {
         self.ca_generation
     }
 
-    /// Returns the start of its validity.
+    /// Returns the start of the certificate's validity.
     #[must_use]
     pub fn not_before(&self) -> SystemTime {
         self.leaf.peer.not_before
     }
 
-    /// Returns the end of its validity.
+    /// Returns the end of the certificate's validity.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.leaf.peer.not_after
     }
 
-    /// Returns the time of issue.
+    /// Returns the time at which the certificate was issued.
     #[must_use]
     pub fn issue_time(&self) -> SystemTime {
         self.leaf.peer.issue_time()
@@ -160,11 +162,11 @@ impl Credential {
         // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
         disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileReaders::AllUsers)?;
-        let mut text = self.key.to_pem();
+        let mut credential_pem = self.key.to_pem();
         for certificate in self.chain() {
-            write_pem(&mut text, CERTIFICATE_LABEL, certificate);
+            write_pem(&mut credential_pem, CERTIFICATE_LABEL, certificate);
         }
-        disk::replace(&dir.join(CREDENTIAL_FILE), text.as_bytes(), FileReaders::Owner)
+        disk::replace(&dir.join(CREDENTIAL_FILE), credential_pem.as_bytes(), FileReaders::Owner)
     }
 
     /// True unless a file written by [`Credential::save`] is missing.
@@ -188,7 +190,7 @@ impl Credential {
             return Ok(None);
         };
         if credential_pem.is_empty() {
-            return Err(CredentialError::Empty);
+            return Err(CredentialError::EmptyFile);
         }
         let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?
             .ok_or(CredentialError::RootsMissing)?;
@@ -196,8 +198,8 @@ impl Credential {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(credential_pem.as_bytes())
             .take(MAX_CHAIN_CERTIFICATES + 1)
             .collect::<Result<_, _>>()?;
-        let issued = CertificateBundle::new(chain, Roots::from_pem(&roots_pem)?)?;
-        Self::new(key, issued).map(Some)
+        let bundle = CertificateBundle::new(chain, Roots::from_pem(&roots_pem)?)?;
+        Self::new(key, bundle).map(Some)
     }
 
     pub(crate) fn cert_resolver(&self) -> Arc<SingleCertAndKey> {
@@ -226,16 +228,16 @@ pub enum CredentialError {
     EmptyChain,
     /// The chain is longer than any chain of a mesh.
     #[error("the certificate chain has more than {MAX_CHAIN_CERTIFICATES} certificates")]
-    LongChain,
+    ChainTooLong,
     /// The certificate has no identity of a mesh member.
     #[error("the certificate is not that of a mesh member")]
-    Certificate(#[from] VerifyError),
+    InvalidCertificate(#[from] VerifyError),
     /// The certificate is for another key.
     #[error("the certificate is not for this private key")]
-    Key(#[source] rustls::Error),
+    KeyMismatch(#[source] rustls::Error),
     /// Peers would reject the chain.
     #[error("the certificate chain does not end at a trusted root")]
-    Chain(#[source] rustls::Error),
+    UntrustedChain(#[source] rustls::Error),
     /// The trust bundle is invalid.
     #[error(transparent)]
     Roots(#[from] RootsError),
@@ -246,31 +248,31 @@ pub enum CredentialError {
     #[error(
         "`{CREDENTIAL_FILE}` is empty and contains no P-256 private key: remove it and join again"
     )]
-    Empty,
+    EmptyFile,
     /// The saved credential has no key.
     #[error("`{CREDENTIAL_FILE}` contains no P-256 private key: remove it and join again")]
     KeyMissing,
     /// The saved credential is damaged.
     #[error("`{CREDENTIAL_FILE}` is not valid PEM: remove it and join again")]
-    Pem(#[from] pem::Error),
+    InvalidPem(#[from] pem::Error),
 }
 
 /// Computes the CA generation of a chain that ends at one of these roots.
 fn compute_ca_generation(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
-    time: SystemTime,
+    verification_time: SystemTime,
 ) -> u64 {
     let root_certificates = roots.certificates();
     let verifies_chain = |root: &&CertificateDer<'static>| {
         let root = Roots::new(vec![(*root).clone()]);
         root_certificates.len() == 1
-            || root.is_ok_and(|root| verify_chain(chain, &root, time).is_ok())
+            || root.is_ok_and(|root| verify_chain(chain, &root, verification_time).is_ok())
     };
     let signer = chain.get(1).or_else(|| root_certificates.iter().find(verifies_chain));
     let signer = signer.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
-    let key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
-    ca_generation(&key.unwrap_or_default(), roots)
+    let signer_key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
+    ca_generation(&signer_key.unwrap_or_default(), roots)
 }
 
 /// Returns a hash of a signer's public key and the trusted roots; never 0.
@@ -285,33 +287,33 @@ pub(crate) fn ca_generation(signer_key: &[u8], roots: &Roots) -> u64 {
     u64::from_be_bytes(prefix).max(1)
 }
 
-/// Verifies an issued certificate as a member of an older release does: any of the roots may be its issuer, also
-/// where only intermediates may sign for members.
+/// Verifies an issued certificate as a member of an older release does: any of the roots may be its issuer, even if
+/// only intermediates may sign for members.
 pub(crate) fn verify_with_full_store(
-    issued: &CertificateBundle,
+    bundle: &CertificateBundle,
     roots: &Roots,
 ) -> Result<(), rustls::Error> {
     let store = roots.full_store().unwrap_or_else(|| roots.member_store());
-    verify_with_store(&issued.chain, store, issued.not_before)
+    verify_with_store(&bundle.chain, store, bundle.not_before)
 }
 
 fn verify_chain(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
-    time: SystemTime,
+    verification_time: SystemTime,
 ) -> Result<(), rustls::Error> {
-    verify_with_store(chain, roots.member_store(), time)
+    verify_with_store(chain, roots.member_store(), verification_time)
 }
 
 fn verify_with_store(
     chain: &[CertificateDer<'static>],
     store: &RootCertStore,
-    time: SystemTime,
+    verification_time: SystemTime,
 ) -> Result<(), rustls::Error> {
     let Some((leaf, intermediates)) = chain.split_first() else {
         return Err(rustls::Error::NoCertificatesPresented);
     };
-    let since_epoch: Duration = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_epoch: Duration = verification_time.duration_since(UNIX_EPOCH).unwrap_or_default();
     verify_server_cert_signed_by_trust_anchor(
         &ParsedCertificate::try_from(leaf)?,
         store,

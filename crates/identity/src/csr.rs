@@ -13,7 +13,7 @@ use x509_parser::x509::{AlgorithmIdentifier, SubjectPublicKeyInfo};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateRequest {
     /// The public key as an uncompressed P-256 point.
-    point: Vec<u8>,
+    public_key_point: Vec<u8>,
 }
 
 impl CertificateRequest {
@@ -34,22 +34,22 @@ impl CertificateRequest {
         if !is_p256(&request_info.subject_pki)
             || request.signature_algorithm.algorithm != OID_SIG_ECDSA_WITH_SHA256
         {
-            return Err(CertificateRequestError::Algorithm);
+            return Err(CertificateRequestError::UnsupportedAlgorithm);
         }
         if request.signature_value.unused_bits != 0 {
             return Err(CertificateRequestError::Malformed);
         }
-        let point: &[u8] = &request_info.subject_pki.subject_public_key.data;
-        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, point)
+        let public_key_point: &[u8] = &request_info.subject_pki.subject_public_key.data;
+        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, public_key_point)
             .verify(request_info.raw, &request.signature_value.data)
-            .map_err(|_| CertificateRequestError::Signature)?;
-        Ok(Self { point: point.to_vec() })
+            .map_err(|_| CertificateRequestError::InvalidSignature)?;
+        Ok(Self { public_key_point: public_key_point.to_vec() })
     }
 }
 
 impl PublicKeyData for CertificateRequest {
     fn der_bytes(&self) -> &[u8] {
-        &self.point
+        &self.public_key_point
     }
 
     fn algorithm(&self) -> &'static SignatureAlgorithm {
@@ -68,10 +68,10 @@ pub enum CertificateRequestError {
     Malformed,
     /// The type of the key or of the signature is not supported.
     #[error("the certificate request must be for an ECDSA P-256 key and signed with SHA-256")]
-    Algorithm,
+    UnsupportedAlgorithm,
     /// The sender does not possess the private key.
     #[error("the certificate request is not signed by the key that it names")]
-    Signature,
+    InvalidSignature,
 }
 
 fn is_p256(key: &SubjectPublicKeyInfo<'_>) -> bool {
@@ -102,7 +102,7 @@ mod tests {
     fn a_valid_request_yields_its_public_key() {
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.certificate_request()).unwrap();
-        assert_eq!(request.point, key.public_key());
+        assert_eq!(request.public_key_point, key.public_key());
     }
 
     #[test]
@@ -111,7 +111,11 @@ mod tests {
             [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
         {
             let rejected = CertificateRequest::from_der(&request_for_algorithm(algorithm));
-            assert_eq!(rejected, Err(CertificateRequestError::Algorithm), "{algorithm:?}");
+            assert_eq!(
+                rejected,
+                Err(CertificateRequestError::UnsupportedAlgorithm),
+                "{algorithm:?}"
+            );
         }
     }
 
@@ -126,7 +130,10 @@ mod tests {
             .unwrap();
         forged[key_start..key_start + other_key.public_key().len()]
             .copy_from_slice(other_key.public_key());
-        assert_eq!(CertificateRequest::from_der(&forged), Err(CertificateRequestError::Signature));
+        assert_eq!(
+            CertificateRequest::from_der(&forged),
+            Err(CertificateRequestError::InvalidSignature)
+        );
     }
 
     #[test]
@@ -139,7 +146,11 @@ mod tests {
                 let mut changed = valid.clone();
                 changed[index] ^= 1 << bit;
                 if let Ok(request) = CertificateRequest::from_der(&changed) {
-                    assert_eq!(request.point, key.public_key(), "byte {index}, bit {bit}");
+                    assert_eq!(
+                        request.public_key_point,
+                        key.public_key(),
+                        "byte {index}, bit {bit}"
+                    );
                 }
             }
         }

@@ -14,7 +14,7 @@ use crate::disk::file_error;
 /// # Errors
 /// An I/O error if the directory cannot be created, or another user may control it.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    create_for_user(current_user(), path).map_err(|error| error.into_error("create", path))
+    create_for_user(current_user(), path).map_err(|error| error.into_io_error("create", path))
 }
 
 /// Checks that no other user can control a directory: group and others may not write to it, and in each parent
@@ -24,14 +24,14 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
 /// # Errors
 /// An I/O error if the directory does not exist, or another user may control it.
 pub fn check_private_directory(path: &Path) -> io::Result<()> {
-    check_for_user(current_user(), path).map_err(|error| error.into_error("use", path))
+    check_for_user(current_user(), path).map_err(|error| error.into_io_error("use", path))
 }
 
 /// Checks a directory like [`check_private_directory`], but accepts one that does not exist.
 ///
 /// # Errors
 /// An I/O error if another user may control the directory.
-pub(crate) fn check_if_exists(path: &Path) -> io::Result<()> {
+pub(crate) fn check_private_if_exists(path: &Path) -> io::Result<()> {
     match check_private_directory(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
@@ -46,7 +46,7 @@ enum DirectoryError {
     Unsafe(UnsafeDirectory),
 }
 
-/// The position of a directory on the path of a private one.
+/// The position of a directory on the path to a private directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PathPosition {
     Ancestor,
@@ -70,7 +70,7 @@ enum UnsafeDirectory {
 }
 
 impl DirectoryError {
-    fn into_error(self, action: &'static str, path: &Path) -> io::Error {
+    fn into_io_error(self, action: &'static str, path: &Path) -> io::Error {
         match self {
             Self::Io(cause) => file_error(action, path, cause),
             Self::Unsafe(problem) => io::Error::new(io::ErrorKind::PermissionDenied, problem),
@@ -120,9 +120,9 @@ fn check_path(user: u32, path: &Path, path_position: PathPosition) -> Result<(),
     }
 }
 
-/// Checks the owner of each directory on a path that another user could have created: those in directories that
-/// others may write to. The owner of the parent is accepted, because it controls the directory anyway; the final
-/// directory must belong to this user or root.
+/// Checks the owner of each directory on a path that another user could have created, because others may write to its
+/// parent. The owner of the parent is accepted, since that user controls the directory anyway; the final directory must
+/// belong to this user or root.
 fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
     let ancestors: Vec<&Path> = path.ancestors().collect();
     for pair in ancestors.windows(2) {
@@ -212,11 +212,13 @@ mod tests {
     fn directories_of_other_users_in_a_shared_directory_are_rejected() {
         let shared = SharedDirectory::new();
         let SharedDirectory { user, other_user, .. } = shared;
-        let foreign = shared.create_for_other_user("data");
+        let other_users_directory = shared.create_for_other_user("data");
         let parent = shared.path().display();
         let expected =
             format!("{parent}/data, on the path to keys, belongs to user {other_user}, ");
-        for path in [foreign.clone(), shared.create_in(&foreign, "tokens")] {
+        for path in
+            [other_users_directory.clone(), shared.create_in(&other_users_directory, "tokens")]
+        {
             let problem = directory_problem(user, &path).expect("it is another user's");
             assert!(problem.contains(&expected), "{problem}");
             assert!(
@@ -225,22 +227,22 @@ mod tests {
             );
             assert!(problem.contains(&format!("`sudo -u '#{other_user}' …`")), "{problem}");
         }
-        assert!(create_for_user(user, &foreign.join("authority/new")).is_err());
-        assert!(!foreign.join("authority").exists(), "no directory is created there");
+        assert!(create_for_user(user, &other_users_directory.join("authority/new")).is_err());
+        assert!(!other_users_directory.join("authority").exists(), "no directory is created there");
         // A link is checked by its own owner, and by the directories on the path of its target.
         let link = shared.path().join("link");
-        std::os::unix::fs::symlink(&foreign, &link).unwrap();
+        std::os::unix::fs::symlink(&other_users_directory, &link).unwrap();
         assert!(
             directory_problem(user, &link)
                 .expect("its target is another user's")
                 .contains("belongs to")
         );
         let private = tempfile::tempdir().unwrap();
-        let foreign_link = shared.path().join("foreign-link");
-        std::os::unix::fs::symlink(private.path(), &foreign_link).unwrap();
-        shared.change_owner(&foreign_link);
+        let other_users_link = shared.path().join("foreign-link");
+        std::os::unix::fs::symlink(private.path(), &other_users_link).unwrap();
+        shared.change_owner(&other_users_link);
         assert!(
-            directory_problem(user, &foreign_link)
+            directory_problem(user, &other_users_link)
                 .expect("the link belongs to another user")
                 .contains("foreign-link")
         );
@@ -251,7 +253,6 @@ mod tests {
         assert_eq!(directory_problem(runs_as, &shared.create_in(&own_directory, "tokens")), None);
     }
 
-    /// Reading checks the directory as well.
     #[test]
     fn no_file_is_read_from_a_directory_that_others_may_write_to() {
         let dir = tempfile::tempdir().unwrap();
@@ -261,7 +262,7 @@ mod tests {
         let registrations = crate::Registrations::open(dir.path()).unwrap();
         let revoked = crate::RevocationFile::in_directory(dir.path());
         let token = tokens.mint(&workload, Duration::from_secs(60), now).unwrap();
-        let number = registrations.register_again(&workload, now).unwrap();
+        let number = registrations.register(&workload, now).unwrap();
         fs::set_permissions(dir.path(), Permissions::from_mode(0o777)).unwrap();
         for error in [
             tokens.redeem(&token, &workload, now).unwrap_err().to_string(),

@@ -1,7 +1,7 @@
 //! External principals: clients outside the mesh, with a certificate and key issued by the mesh.
 //!
-//! Their certificates are valid for clients only and have no SPIFFE id: no TLS configuration accepts them as a
-//! member's, and no server can use them.
+//! The certificates of external principals are valid for clients only and have no SPIFFE id. Therefore no TLS
+//! configuration accepts them as certificates of members, and no server can use them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -65,20 +65,21 @@ pub fn external_principal(
 impl ExternalPrincipal {
     /// Reads the holder from an end-entity certificate, without verifying it.
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
-        let (rest, certificate) =
+        let (trailing_bytes, certificate) =
             x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
-        if !rest.is_empty() {
+        if !trailing_bytes.is_empty() {
             return Err(VerifyError::Malformed);
         }
-        let id = sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?;
-        let names = certificate.subject_alternative_name().map_err(|_| VerifyError::Malformed)?;
-        let names = names.iter().flat_map(|extension| &extension.value.general_names);
-        let names = names.filter_map(|name| match name {
+        let id = sole_uri(&certificate)?.parse().map_err(VerifyError::InvalidUri)?;
+        let extension =
+            certificate.subject_alternative_name().map_err(|_| VerifyError::Malformed)?;
+        let general_names = extension.iter().flat_map(|extension| &extension.value.general_names);
+        let dns_names = general_names.filter_map(|name| match name {
             GeneralName::DNSName(name) => Some(Name::new(name)),
             _ => None,
         });
         let names: Vec<Name> =
-            names.collect::<Result<_, _>>().map_err(|_| VerifyError::ExternalPrincipalNames)?;
+            dns_names.collect::<Result<_, _>>().map_err(|_| VerifyError::ExternalPrincipalNames)?;
         if names.is_empty() {
             return Err(VerifyError::ExternalPrincipalNames);
         }
@@ -115,16 +116,16 @@ impl ExternalCertificate {
         let key = PrivateKey::generate();
         // A request for our own key is always valid.
         let request = CertificateRequest::from_der(&key.certificate_request());
-        let request = request.map_err(|_| AuthorityError::Randomness)?;
-        let issued = authority.sign_external_principal(&request, subject, lifetime, now)?;
+        let request = request.map_err(|_| AuthorityError::NoRandomness)?;
+        let bundle = authority.sign_external_principal(&request, subject, lifetime, now)?;
         // Name constraints above the signer are detected here, not by the client.
-        verify_as_server(&issued.chain, &issued.roots, issued.not_before)
+        verify_as_server(&bundle.chain, &bundle.roots, bundle.not_before)
             .map_err(AuthorityError::ExternalPrincipalConstraints)?;
         let mut chain = String::new();
-        for certificate in &issued.chain {
+        for certificate in &bundle.chain {
             write_pem(&mut chain, CERTIFICATE_LABEL, certificate);
         }
-        Ok(Self { key, chain, roots: issued.roots.to_pem(), not_after: issued.not_after })
+        Ok(Self { key, chain, roots: bundle.roots.to_pem(), not_after: bundle.not_after })
     }
 
     /// Returns the private key as PKCS #8, for its storage location only.
@@ -145,7 +146,7 @@ impl ExternalCertificate {
         &self.roots
     }
 
-    /// Returns the end of its validity.
+    /// Returns the end of the certificate's validity.
     #[must_use]
     pub fn not_after(&self) -> SystemTime {
         self.not_after
@@ -165,11 +166,11 @@ impl fmt::Debug for ExternalCertificate {
 #[derive(Clone, Copy)]
 pub struct StoredCertificate<'a> {
     /// The private key.
-    pub key: &'a str,
+    pub key_pem: &'a str,
     /// The certificate and the chain to a root.
-    pub chain: &'a str,
+    pub chain_pem: &'a str,
     /// The roots that the external principal trusts.
-    pub roots: &'a str,
+    pub roots_pem: &'a str,
 }
 
 impl StoredCertificate<'_> {
@@ -184,19 +185,19 @@ impl StoredCertificate<'_> {
         lifetime: Duration,
     ) -> Option<SystemTime> {
         let roots = authority.roots();
-        let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes());
+        let chain = CertificateDer::pem_slice_iter(self.chain_pem.as_bytes());
         let chain: Vec<CertificateDer<'static>> =
             chain.take(MAX_CERTIFICATES_READ).collect::<Result<_, _>>().ok()?;
         let leaf = chain.first()?;
         let external_principal = ExternalPrincipal::read(leaf).ok()?;
-        let key = PrivateKey::from_pem(self.key).ok()?;
+        let key = PrivateKey::from_pem(self.key_pem).ok()?;
         let (_, certificate) = x509_parser::parse_x509_certificate(leaf).ok()?;
         let has_matching_key =
             *certificate.public_key().subject_public_key.data == *key.public_key();
         let is_issued_by_authority = authority.roots_for_chain(&chain).is_some_and(|roots| {
             verify_as_server(&chain, &roots, external_principal.not_before).is_ok()
         });
-        let is_current = self.roots == roots.to_pem()
+        let is_current = self.roots_pem == roots.to_pem()
             && external_principal.id == *subject.id
             && external_principal.names == subject.names
             && has_matching_key
@@ -216,7 +217,7 @@ impl StoredCertificate<'_> {
 fn verify_as_server(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
-    time: SystemTime,
+    verification_time: SystemTime,
 ) -> Result<(), rustls::Error> {
     let Some((leaf, intermediates)) = chain.split_first() else {
         return Err(rustls::Error::NoCertificatesPresented);
@@ -224,12 +225,13 @@ fn verify_as_server(
     let store = Arc::clone(roots.member_store());
     let verifier = WebPkiClientVerifier::builder_with_provider(store, crypto_provider()).build();
     let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
-    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_epoch = verification_time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let unix_time = UnixTime::since_unix_epoch(since_epoch);
     verifier.verify_client_cert(leaf, intermediates, unix_time).map(drop)
 }
 
-/// Maximum number of certificates read; more than any authority issues. A longer chain counts as outdated.
+/// Maximum number of certificates read from a chain; authorities issue shorter chains. A longer chain is truncated and
+/// therefore counts as outdated.
 const MAX_CERTIFICATES_READ: usize = 8;
 
 #[cfg(test)]

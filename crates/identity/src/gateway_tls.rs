@@ -27,14 +27,15 @@ pub fn gateway_server_config(
     alpn: &[&[u8]],
 ) -> Result<(Arc<ServerConfig>, Vec<UnusableCertificate>), TlsError> {
     let provider = Arc::new(default_provider());
-    let (mut listener_certificates, mut rejected) = (Vec::new(), Vec::new());
+    let (mut listener_certificates, mut unusable_certificates) = (Vec::new(), Vec::new());
     for listener in listeners {
         let certified_keys = listener.certificates.iter().filter_map(|certificate| {
             let cause = match parse_certificate(certificate, &provider) {
                 Ok(key) => return Some(key),
                 Err(cause) => cause,
             };
-            rejected.push(UnusableCertificate { listener: listener.name.clone(), cause });
+            unusable_certificates
+                .push(UnusableCertificate { listener: listener.name.clone(), cause });
             None
         });
         listener_certificates.push(ListenerCertificates {
@@ -53,7 +54,7 @@ pub fn gateway_server_config(
     config.ticketer = Ticketer::new()?;
     config.max_early_data_size = 0;
     config.alpn_protocols = owned_protocols(alpn);
-    Ok((Arc::new(config), rejected))
+    Ok((Arc::new(config), unusable_certificates))
 }
 
 /// An unusable certificate of a listener.
@@ -73,9 +74,9 @@ pub struct UnusableCertificate {
 #[derive(Debug, thiserror::Error)]
 enum CertificateProblem {
     #[error("it is not PEM: {0}")]
-    Pem(#[from] pem::Error),
+    InvalidPem(#[from] pem::Error),
     #[error("it has no certificate")]
-    Empty,
+    NoCertificate,
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
 }
@@ -87,7 +88,7 @@ fn parse_certificate(
     let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>()?;
     if chain.is_empty() {
-        return Err(CertificateProblem::Empty);
+        return Err(CertificateProblem::NoCertificate);
     }
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
     // Rejects a key that does not match the certificate.
@@ -112,13 +113,14 @@ impl fmt::Debug for CertificatesByHost {
 
 impl ResolvesServerCert for CertificatesByHost {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
+        let server_name = hello.server_name().unwrap_or_default().to_ascii_lowercase();
         let matches_name = |listener: &&ListenerCertificates| {
-            listener.hostname.as_ref().is_none_or(|hostname| hostname.matches_host(&name))
+            listener.hostname.as_ref().is_none_or(|hostname| hostname.matches_host(&server_name))
         };
         let keys = &self.0.iter().find(matches_name)?.keys;
-        let schemes = hello.signature_schemes();
-        let compatible = keys.iter().find(|key| key.key.choose_scheme(schemes).is_some());
-        compatible.or(keys.first()).cloned()
+        let signature_schemes = hello.signature_schemes();
+        let compatible_key =
+            keys.iter().find(|key| key.key.choose_scheme(signature_schemes).is_some());
+        compatible_key.or(keys.first()).cloned()
     }
 }

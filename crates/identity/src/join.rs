@@ -10,7 +10,7 @@ use leno_model::{InvalidName, TrustDomain};
 use crate::disk::{self, FileReaders};
 use crate::roots::{Roots, RootsError};
 
-/// The contents of `--token-file`. Any holder can join as the workload that it was issued for.
+/// The contents of `--token-file`. Any holder of the bundle can join as the workload for which the token was issued.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinBundle {
     /// The one-time token.
@@ -29,8 +29,8 @@ impl JoinBundle {
     pub fn render(&self) -> String {
         let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
         text.push_str(&format!("{TOKEN_FIELD}: {}\n", self.token));
-        for control in &self.control_addresses {
-            text.push_str(&format!("{CONTROL_FIELD}: {control}\n"));
+        for control_address in &self.control_addresses {
+            text.push_str(&format!("{CONTROL_FIELD}: {control_address}\n"));
         }
         text.push_str(&format!("{TRUST_DOMAIN_FIELD}: {}\n", self.trust_domain));
         text.push_str(&self.roots.to_pem());
@@ -49,17 +49,17 @@ impl JoinBundle {
         let (fields_text, certificates_pem) = text.split_at(certificates_start);
         let mut lines = fields_text.lines().enumerate();
         if lines.next().map(|(_, line)| line.trim_end()) != Some(MAGIC) {
-            return Err(JoinBundleError::Magic);
+            return Err(JoinBundleError::WrongFirstLine);
         }
         let mut fields = JoinBundleFields::default();
         for (index, line) in lines {
             fields.read_line(line.trim(), index + 1)?;
         }
-        let missing = |field| JoinBundleError::Missing { field };
+        let missing_field = |field| JoinBundleError::MissingField { field };
         Ok(Self {
-            token: fields.token.ok_or(missing(TOKEN_FIELD))?,
+            token: fields.token.ok_or(missing_field(TOKEN_FIELD))?,
             control_addresses: fields.control_addresses,
-            trust_domain: fields.trust_domain.ok_or(missing(TRUST_DOMAIN_FIELD))?,
+            trust_domain: fields.trust_domain.ok_or(missing_field(TRUST_DOMAIN_FIELD))?,
             roots: Roots::from_pem(certificates_pem)?,
         })
     }
@@ -107,19 +107,19 @@ pub enum JoinBundleError {
     TooLarge,
     /// The file is of another kind.
     #[error("this is not a token file: its first line must be `{MAGIC}`")]
-    Magic,
-    /// A line is not a field, or repeats one.
+    WrongFirstLine,
+    /// A line is not a field, or repeats a field.
     #[error(
         "line {line} of the token file: expected `{TOKEN_FIELD}` or `{TRUST_DOMAIN_FIELD}`, each once, or \
          `{CONTROL_FIELD}`, at most {MAX_CONTROL_ADDRESSES} times, then a colon and a value"
     )]
-    Line {
+    InvalidLine {
         /// The line, counted from 1.
         line: usize,
     },
     /// An address of the control plane is invalid.
     #[error("line {line} of the token file: `{CONTROL_FIELD}` must be an address and port")]
-    Control {
+    InvalidControlAddress {
         /// The line, counted from 1.
         line: usize,
         /// The parser's error.
@@ -128,7 +128,7 @@ pub enum JoinBundleError {
     },
     /// The trust domain is invalid.
     #[error("line {line} of the token file: `{TRUST_DOMAIN_FIELD}` must be a DNS name")]
-    TrustDomain {
+    InvalidTrustDomain {
         /// The line, counted from 1.
         line: usize,
         /// The parser's error.
@@ -137,7 +137,7 @@ pub enum JoinBundleError {
     },
     /// A required field is missing.
     #[error("the token file has no `{field}`: make a new one")]
-    Missing {
+    MissingField {
         /// The name of the missing field.
         field: &'static str,
     },
@@ -155,12 +155,12 @@ struct JoinBundleFields {
 }
 
 impl JoinBundleFields {
-    /// Reads a line of text, which has this number.
+    /// Reads one line; `line` is its number, counted from 1.
     fn read_line(&mut self, text: &str, line: usize) -> Result<(), JoinBundleError> {
         if text.is_empty() || text.starts_with('#') {
             return Ok(());
         }
-        let invalid_line = JoinBundleError::Line { line };
+        let invalid_line = JoinBundleError::InvalidLine { line };
         let Some((field, value)) = text.split_once(':') else {
             return Err(invalid_line);
         };
@@ -171,13 +171,16 @@ impl JoinBundleFields {
             }
             CONTROL_FIELD if self.control_addresses.len() < MAX_CONTROL_ADDRESSES => {
                 let address = value.parse();
-                let address = address.map_err(|cause| JoinBundleError::Control { line, cause })?;
+                let address = address
+                    .map_err(|cause| JoinBundleError::InvalidControlAddress { line, cause })?;
                 self.control_addresses.push(address);
             }
             TRUST_DOMAIN_FIELD if self.trust_domain.is_none() => {
-                let name = TrustDomain::new(value);
-                self.trust_domain =
-                    Some(name.map_err(|cause| JoinBundleError::TrustDomain { line, cause })?);
+                let trust_domain = TrustDomain::new(value);
+                self.trust_domain = Some(
+                    trust_domain
+                        .map_err(|cause| JoinBundleError::InvalidTrustDomain { line, cause })?,
+                );
             }
             _ => return Err(invalid_line),
         }
@@ -187,9 +190,11 @@ impl JoinBundleFields {
 
 /// The first line of a token file: format and version.
 const MAGIC: &str = "leno join token v1";
-/// The names of the fields.
+/// The field of the one-time token.
 const TOKEN_FIELD: &str = "token";
+/// The field of one control plane address; it may be repeated.
 const CONTROL_FIELD: &str = "control";
+/// The field of the trust domain.
 const TRUST_DOMAIN_FIELD: &str = "trust-domain";
 
 /// Maximum number of control plane addresses in a bundle; a proxy needs one that is reachable.

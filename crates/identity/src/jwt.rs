@@ -21,16 +21,16 @@ pub enum JwtError {
     Malformed,
     /// The token has a critical header extension, or an unsupported algorithm.
     #[error("the token's signature algorithm is not accepted")]
-    Algorithm,
+    UnsupportedAlgorithm,
     /// The issuer is unknown.
     #[error("the token's issuer is not accepted")]
-    Issuer,
+    UnknownIssuer,
     /// The issuer's keys have not been fetched yet.
     #[error("the keys of the token's issuer are not available yet")]
-    Keys,
+    KeysUnavailable,
     /// No key matches the signature.
     #[error("the token's signature is not valid")]
-    Signature,
+    InvalidSignature,
     /// The token has no expiration time, although one is required.
     #[error("the token has no expiration time (`exp`)")]
     MissingExpiration,
@@ -45,12 +45,12 @@ pub enum JwtError {
     NotYetValid,
     /// The token is for another audience.
     #[error("the token's audience is not accepted")]
-    Aud,
+    WrongAudience,
 }
 
 /// A parsed token, not yet verified.
 pub struct UnverifiedJwt<'a> {
-    /// The signed bytes.
+    /// The signed part of the token: header and claims, encoded.
     signed: &'a str,
     signature: Vec<u8>,
     header: Map<String, Value>,
@@ -68,7 +68,7 @@ pub struct JwtRequirements<'a> {
     pub clock_skew: Duration,
     /// True if tokens without an expiration time are rejected.
     pub requires_expiration: bool,
-    /// The maximum age since its issue; unlimited if absent.
+    /// The maximum age since the token's time of issue (`iat`); unlimited if `None`.
     pub max_age: Option<Duration>,
     /// The current time.
     pub now: SystemTime,
@@ -85,8 +85,8 @@ impl<'a> UnverifiedJwt<'a> {
         }
         let (signed, signature) = token.rsplit_once('.').ok_or(JwtError::Malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(JwtError::Malformed)?;
-        let decode_object = |part: &str| {
-            let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| JwtError::Malformed)?;
+        let decode_object = |segment: &str| {
+            let bytes = URL_SAFE_NO_PAD.decode(segment).map_err(|_| JwtError::Malformed)?;
             serde_json::from_slice::<Map<String, Value>>(&bytes).map_err(|_| JwtError::Malformed)
         };
         Ok(Self {
@@ -114,18 +114,18 @@ impl<'a> UnverifiedJwt<'a> {
     ) -> Result<Map<String, Value>, JwtError> {
         // RFC 7515 §4.1.11: a token with unknown critical headers is invalid.
         if self.header.contains_key("crit") {
-            return Err(JwtError::Algorithm);
+            return Err(JwtError::UnsupportedAlgorithm);
         }
         let algorithm =
             self.header.get("alg").and_then(Value::as_str).ok_or(JwtError::Malformed)?;
         let key_id = self.header.get("kid").and_then(Value::as_str);
         keys.verify_signature(algorithm, key_id, self.signed.as_bytes(), &self.signature)?;
         if self.issuer() != Some(requirements.issuer) {
-            return Err(JwtError::Issuer);
+            return Err(JwtError::UnknownIssuer);
         }
         self.check_time(requirements)?;
         if !requirements.aud.is_empty() && !self.has_accepted_aud(requirements.aud) {
-            return Err(JwtError::Aud);
+            return Err(JwtError::WrongAudience);
         }
         Ok(self.claims)
     }
@@ -134,11 +134,11 @@ impl<'a> UnverifiedJwt<'a> {
     fn check_time(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
         let now = requirements.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clock_skew = requirements.clock_skew.as_secs_f64();
-        let read_date = |name: &str| match self.claims.get(name) {
+        let read_numeric_date = |name: &str| match self.claims.get(name) {
             None => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or(JwtError::Malformed),
         };
-        let (expiration, issue_time) = (read_date("exp")?, read_date("iat")?);
+        let (expiration, issue_time) = (read_numeric_date("exp")?, read_numeric_date("iat")?);
         if expiration.is_none() && requirements.requires_expiration {
             return Err(JwtError::MissingExpiration);
         }
@@ -147,13 +147,17 @@ impl<'a> UnverifiedJwt<'a> {
             (Some(_), None) => return Err(JwtError::MissingIssueTime),
             (Some(age), Some(issue_time)) => Some(issue_time + age.as_secs_f64()),
         };
-        if [expiration, age_limit].into_iter().flatten().any(|end| now >= end + clock_skew) {
-            return Err(JwtError::Expired);
-        }
-        if [read_date("nbf")?, issue_time]
+        if [expiration, age_limit]
             .into_iter()
             .flatten()
-            .any(|start| now < start - clock_skew)
+            .any(|expires_at| now >= expires_at + clock_skew)
+        {
+            return Err(JwtError::Expired);
+        }
+        if [read_numeric_date("nbf")?, issue_time]
+            .into_iter()
+            .flatten()
+            .any(|valid_from| now < valid_from - clock_skew)
         {
             return Err(JwtError::NotYetValid);
         }
@@ -194,7 +198,7 @@ pub fn claim_values(claims: &Map<String, Value>, name: &str) -> Vec<String> {
     }
 }
 
-/// Maximum size of a token. Larger ones do not fit into request headers.
+/// Maximum size of a token in bytes. Larger tokens do not fit into request headers.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
 #[cfg(test)]

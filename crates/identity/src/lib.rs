@@ -55,7 +55,7 @@ pub use outside::{ExternalServerRoots, ExternalServerRootsError};
 pub use registration::{MAX_REGISTRATIONS, Registrations};
 pub use regular_file::{FileOrigin, open_regular, read_regular, read_regular_text};
 pub use rejection::{handshake_failure_reason, tls_failure_reason};
-pub use revocations::{MAX_REVOKED, RevocationFile};
+pub use revocations::{MAX_REVOKED_WORKLOADS, RevocationFile};
 pub use roots::{Roots, RootsError};
 pub use tls::{
     TlsError, client_config, control_id, external_principal_server_config, join_client_config,

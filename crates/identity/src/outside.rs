@@ -1,4 +1,5 @@
-//! The trust roots for TLS connections to servers outside the mesh, such as JWKS servers and collectors.
+//! Trust roots and TLS client configurations for connections to servers outside the mesh, such as JWKS servers and
+//! telemetry collectors.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub enum ExternalServerRootsError {
     },
     /// The file is not PEM.
     #[error("{}: {cause}", path.display())]
-    Pem {
+    InvalidPem {
         /// The path of the file.
         path: PathBuf,
         /// The error of reading or parsing it.
@@ -35,7 +36,7 @@ pub enum ExternalServerRootsError {
     },
     /// The file contains an invalid certificate.
     #[error("{}: {cause}", path.display())]
-    Certificate {
+    InvalidCertificate {
         /// The path of the file.
         path: PathBuf,
         /// The error of reading or parsing it.
@@ -43,7 +44,7 @@ pub enum ExternalServerRootsError {
     },
     /// The file contains no certificate.
     #[error("{} has no certificate", .0.display())]
-    Empty(PathBuf),
+    NoCertificate(PathBuf),
     /// The system has no readable roots.
     #[error("the system has no CA certificates: specify a file of CA certificates")]
     NoSystemRoots,
@@ -57,7 +58,7 @@ impl ExternalServerRoots {
     pub fn read(file: Option<&Path>) -> Result<Self, ExternalServerRootsError> {
         let mut roots = RootCertStore::empty();
         let Some(file) = file else {
-            // Some of a system's roots may be unreadable; the others are used.
+            // Unreadable roots of the system are skipped; the other roots are used.
             let system_roots = rustls_native_certs::load_native_certs();
             roots.add_parsable_certificates(system_roots.certs);
             return match roots.is_empty() {
@@ -65,20 +66,21 @@ impl ExternalServerRoots {
                 true => Err(ExternalServerRootsError::NoSystemRoots),
             };
         };
-        let path = || file.to_owned();
+        let file_path = || file.to_owned();
         let text = open_regular(file, FileOrigin::User)
             .and_then(|file| read_bounded(file, MAX_FILE_BYTES))
-            .map_err(|cause| ExternalServerRootsError::Unreadable { path: path(), cause })?;
+            .map_err(|cause| ExternalServerRootsError::Unreadable { path: file_path(), cause })?;
         for certificate in CertificateDer::pem_slice_iter(&text) {
-            let certificate = certificate
-                .map_err(|cause| ExternalServerRootsError::Pem { path: path(), cause })?;
-            roots
-                .add(certificate)
-                .map_err(|cause| ExternalServerRootsError::Certificate { path: path(), cause })?;
+            let certificate = certificate.map_err(|cause| {
+                ExternalServerRootsError::InvalidPem { path: file_path(), cause }
+            })?;
+            roots.add(certificate).map_err(|cause| {
+                ExternalServerRootsError::InvalidCertificate { path: file_path(), cause }
+            })?;
         }
         match roots.is_empty() {
             false => Ok(Self(Arc::new(roots))),
-            true => Err(ExternalServerRootsError::Empty(path())),
+            true => Err(ExternalServerRootsError::NoCertificate(file_path())),
         }
     }
 
@@ -87,7 +89,7 @@ impl ExternalServerRoots {
     /// # Errors
     /// [`rustls::Error`] if this build supports no TLS version.
     pub fn client_config(&self, protocol: &[u8]) -> Result<ClientConfig, rustls::Error> {
-        // With all cipher suites: external servers choose their own.
+        // All cipher suites are offered, because external servers may support only some of them.
         let provider = Arc::new(aws_lc_rs::default_provider());
         let config =
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

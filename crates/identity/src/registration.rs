@@ -11,7 +11,7 @@ use aws_lc_rs::digest;
 use leno_model::WorkloadName;
 
 use crate::authority::MAX_LEAF_LIFETIME;
-use crate::directory::{check_if_exists, create_private_directory};
+use crate::directory::{check_private_if_exists, create_private_directory};
 use crate::disk::{self, FileReaders};
 
 /// The latest registration of each workload that joined with a token: one small file each, shared by all
@@ -23,8 +23,8 @@ use crate::disk::{self, FileReaders};
 #[derive(Debug)]
 pub struct Registrations {
     dir: PathBuf,
-    /// The numbers read or written since the start, by workload; at most [`MAX_REGISTRATIONS`].
-    cached: Mutex<BTreeMap<WorkloadName, u64>>,
+    /// The numbers read or written since this process started, by workload; at most [`MAX_REGISTRATIONS`].
+    cached_numbers: Mutex<BTreeMap<WorkloadName, u64>>,
 }
 
 impl Registrations {
@@ -34,7 +34,7 @@ impl Registrations {
     /// An I/O error if the directory cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
-        Ok(Self { dir: dir.to_owned(), cached: Mutex::default() })
+        Ok(Self { dir: dir.to_owned(), cached_numbers: Mutex::default() })
     }
 
     /// Returns the latest registration of a workload; 0 if there is none.
@@ -66,7 +66,7 @@ impl Registrations {
 
     /// Returns the number in a workload's file, if any.
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
-        check_if_exists(&self.dir)?;
+        check_private_if_exists(&self.dir)?;
         let path = self.file_path(workload);
         let Some(text) = disk::read(&path, FileReaders::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, number_text)| {
@@ -79,13 +79,13 @@ impl Registrations {
         })
     }
 
-    /// Registers a workload again and returns the number for its next certificates.
+    /// Registers a workload, which may be registered already, and returns the number for its next certificates.
     ///
     /// # Errors
     /// An I/O error if the directory cannot be read or written, or contains [`MAX_REGISTRATIONS`] workloads.
-    pub fn register_again(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
+    pub fn register(&self, workload: &WorkloadName, now: SystemTime) -> io::Result<u64> {
         let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
+        let milliseconds_since_epoch = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
         let latest_number = self.latest_number(workload)?;
@@ -93,7 +93,7 @@ impl Registrations {
             let message = format!("{MAX_REGISTRATIONS} workloads have joined in the last 90 days");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
         }
-        let number = millis.max(latest_number.saturating_add(1));
+        let number = milliseconds_since_epoch.max(latest_number.saturating_add(1));
         disk::replace(
             &self.file_path(workload),
             &render_record(workload, number),
@@ -130,14 +130,14 @@ impl Registrations {
     }
 
     fn cache_number(&self, workload: &WorkloadName, number: u64) {
-        let mut cached = self.lock_cache();
-        if cached.len() < MAX_REGISTRATIONS || cached.contains_key(workload) {
-            cached.insert(workload.clone(), number);
+        let mut cached_numbers = self.lock_cache();
+        if cached_numbers.len() < MAX_REGISTRATIONS || cached_numbers.contains_key(workload) {
+            cached_numbers.insert(workload.clone(), number);
         }
     }
 
     fn lock_cache(&self) -> MutexGuard<'_, BTreeMap<WorkloadName, u64>> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cached_numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the file of a workload. Its name is a hash, because a workload name may be longer than a file name.
@@ -169,8 +169,8 @@ mod tests {
         let registrations = Registrations::open(dir.path()).unwrap();
         let (name, other_name) = (workload_name("ratings-1"), workload_name("ratings-2"));
         assert_eq!(registrations.latest_number(&name).unwrap(), 0);
-        let (start, first) = (now(), registrations.register_again(&name, now()).unwrap());
-        let second = registrations.register_again(&name, start - Duration::from_secs(60)).unwrap();
+        let (start, first) = (now(), registrations.register(&name, now()).unwrap());
+        let second = registrations.register(&name, start - Duration::from_secs(60)).unwrap();
         assert!(second > first && first > 0);
         let reopened = Registrations::open(dir.path()).unwrap();
         assert_eq!(
@@ -186,7 +186,7 @@ mod tests {
         fs::remove_dir_all(parent.path().join("a")).unwrap();
         let name = workload_name("ratings-1");
         assert_eq!(registrations.latest_number(&name).unwrap(), 0);
-        let first = registrations.register_again(&name, now()).unwrap();
+        let first = registrations.register(&name, now()).unwrap();
         assert_eq!(registrations.latest_number(&name).unwrap(), first);
         // Certificates of a previous registration are still not renewed.
         fs::remove_dir_all(parent.path().join("a")).unwrap();
@@ -196,8 +196,7 @@ mod tests {
         // Another control plane registers the workload.
         fs::remove_dir_all(parent.path().join("a")).unwrap();
         let other_control_plane = Registrations::open(&parent.path().join("a/b")).unwrap();
-        let second =
-            other_control_plane.register_again(&name, now() + Duration::from_secs(1)).unwrap();
+        let second = other_control_plane.register(&name, now() + Duration::from_secs(1)).unwrap();
         assert_eq!(registrations.latest_number(&name).unwrap(), second);
     }
 
@@ -206,12 +205,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let registrations = Registrations::open(dir.path()).unwrap();
         let name = workload_name("ratings-1");
-        let first = registrations.register_again(&name, now()).unwrap();
+        let first = registrations.register(&name, now()).unwrap();
         assert_eq!(registrations.remove_expired(now() + MAX_LEAF_LIFETIME).unwrap(), 1);
         let after_expiry = now() + MAX_LEAF_LIFETIME + 2 * CLOCK_MARGIN;
         assert_eq!(registrations.remove_expired(after_expiry).unwrap(), 0);
         assert_eq!(registrations.latest_number(&name).unwrap(), 0);
-        assert!(registrations.register_again(&name, after_expiry).unwrap() > first);
+        assert!(registrations.register(&name, after_expiry).unwrap() > first);
     }
 
     #[test]

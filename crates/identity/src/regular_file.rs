@@ -1,4 +1,4 @@
-//! Bounded, non-blocking reads of regular files.
+//! Bounded reads of regular files, which never block. Links are followed only for files of the user or the platform.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read as _};
@@ -65,18 +65,18 @@ pub fn read_regular_text(
     bytes_to_text(bytes).map(Some).map_err(|cause| file_error("read", path, cause))
 }
 
-/// Reads a file to its end; an error if that is beyond `max_bytes` bytes.
+/// Reads a file to its end; an error if the file has more than `max_bytes` bytes.
 pub(crate) fn read_bounded(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > max_bytes {
-        true => Err(invalid_data(format!("larger than {max_bytes} bytes"))),
+        true => Err(invalid_data_error(format!("larger than {max_bytes} bytes"))),
         false => Ok(bytes),
     }
 }
 
 pub(crate) fn bytes_to_text(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes).map_err(|_| invalid_data("is not UTF-8".to_owned()))
+    String::from_utf8(bytes).map_err(|_| invalid_data_error("is not UTF-8".to_owned()))
 }
 
 /// Returns the flags of a non-blocking open, which follows no links to Leno's own files.
@@ -105,6 +105,7 @@ pub(crate) fn explain_error(path: &Path, origin: FileOrigin, cause: io::Error) -
     }
 }
 
+/// Returns the error for a file that is not regular: its type, and a hint.
 pub(crate) fn wrong_type_error(file_type: FileType, origin: FileOrigin) -> io::Error {
     let file_type = match file_type {
         file_type if file_type.is_symlink() => "a link",
@@ -117,10 +118,10 @@ pub(crate) fn wrong_type_error(file_type: FileType, origin: FileOrigin) -> io::E
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid_data(format!("is {file_type}, not a regular file: {hint}"))
+    invalid_data_error(format!("is {file_type}, not a regular file: {hint}"))
 }
 
-fn invalid_data(problem: String) -> io::Error {
+fn invalid_data_error(problem: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 

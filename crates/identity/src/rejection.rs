@@ -1,4 +1,4 @@
-//! Mapping of TLS handshake errors to failure reasons ([`Reason`]).
+//! Mapping of TLS handshake errors to failure reasons ([`Reason`]), which proxies and control planes log and count.
 
 use std::io;
 
@@ -11,9 +11,9 @@ use crate::verify::VerifyError;
 /// side: [`FailureSide::Downstream`] for the clients of a server configuration.
 #[must_use]
 pub fn handshake_failure_reason(error: &io::Error, side: FailureSide) -> Reason {
-    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
-    match (tls, side) {
-        (Some(tls), side) => tls_failure_reason(tls, side),
+    let tls_error = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match (tls_error, side) {
+        (Some(tls_error), side) => tls_failure_reason(tls_error, side),
         (None, FailureSide::Upstream) => Reason::UpstreamHandshakeFailed,
         (None, FailureSide::Downstream | FailureSide::Mesh) => Reason::HandshakeFailed,
     }
@@ -37,6 +37,7 @@ fn upstream_reason(error: &Error) -> Reason {
     }
 }
 
+/// Returns the reason for a failed downstream handshake.
 fn downstream_reason(error: &Error) -> Reason {
     match error {
         Error::InvalidCertificate(rejection) => certificate_reason(rejection),
@@ -46,6 +47,7 @@ fn downstream_reason(error: &Error) -> Reason {
     }
 }
 
+/// Returns the reason for a rejected client certificate: expired, of another trust domain, or untrusted.
 fn certificate_reason(rejection: &CertificateError) -> Reason {
     match rejection {
         CertificateError::Expired

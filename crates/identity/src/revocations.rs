@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
 
-use crate::directory::{check_if_exists, create_private_directory};
+use crate::directory::{check_private_if_exists, create_private_directory};
 use crate::disk::{self, FileReaders};
 
 /// The file `revoked` in a directory: one workload per line, with a Pod's UID if only that Pod is revoked.
@@ -38,7 +38,7 @@ impl RevocationFile {
     /// # Errors
     /// The errors of [`RevocationFile::read`].
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
-        check_if_exists(&self.dir)?;
+        check_private_if_exists(&self.dir)?;
         let path = self.dir.join(REVOKED_FILE);
         let Some(text) = disk::read(&path, FileReaders::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -60,13 +60,13 @@ impl RevocationFile {
         &self.dir
     }
 
-    /// Adds the workloads of a file that was removed from this directory; creates a missing file. Returns false if
-    /// all are present.
+    /// Adds the workloads of a file that was removed from this directory; creates a missing file. Returns false if all
+    /// workloads were already present.
     ///
     /// # Errors
     /// An I/O error if the file cannot be read or written.
-    pub fn add_former(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
-        self.edit_locked(|revoked| {
+    pub fn restore_workloads(&self, workloads: &BTreeSet<RevokedWorkload>) -> io::Result<bool> {
+        self.edit_under_lock(|revoked| {
             let count_before = revoked.len();
             revoked.extend(workloads.iter().cloned());
             Ok(revoked.len() > count_before)
@@ -76,12 +76,12 @@ impl RevocationFile {
     /// Adds a workload; returns false if it was present.
     ///
     /// # Errors
-    /// An I/O error if the file cannot be read or written, or contains [`MAX_REVOKED`] workloads.
+    /// An I/O error if the file cannot be read or written, or contains [`MAX_REVOKED_WORKLOADS`] workloads.
     pub fn add_workload(&self, workload: RevokedWorkload) -> io::Result<bool> {
-        self.edit_locked(|revoked| {
-            if revoked.len() >= MAX_REVOKED && !revoked.contains(&workload) {
+        self.edit_under_lock(|revoked| {
+            if revoked.len() >= MAX_REVOKED_WORKLOADS && !revoked.contains(&workload) {
                 let message = format!(
-                    "{MAX_REVOKED} workloads are revoked: remove the revocations of expired certificates"
+                    "{MAX_REVOKED_WORKLOADS} workloads are revoked: remove the revocations of expired certificates"
                 );
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
@@ -95,7 +95,7 @@ impl RevocationFile {
     /// # Errors
     /// An I/O error if the file cannot be read or written.
     pub fn remove(&self, workload: &RevokedWorkload) -> io::Result<bool> {
-        self.edit_locked(|revoked| {
+        self.edit_under_lock(|revoked| {
             let count_before = revoked.len();
             let is_matching = |entry: &RevokedWorkload| {
                 entry.workload == workload.workload
@@ -106,8 +106,8 @@ impl RevocationFile {
         })
     }
 
-    /// Edits the file under a lock between processes.
-    fn edit_locked(
+    /// Edits the file while a lock excludes other processes. Returns true if `edit` has changed the workloads.
+    fn edit_under_lock(
         &self,
         edit: impl FnOnce(&mut BTreeSet<RevokedWorkload>) -> io::Result<bool>,
     ) -> io::Result<bool> {
@@ -131,8 +131,8 @@ impl RevocationFile {
         Ok(is_changed)
     }
 
-    /// Locks the directory that currently has the path: it may be removed while this process waits for the
-    /// lock.
+    /// Locks the directory that currently exists at the path. If the directory is removed while this process waits for the
+    /// lock, the lock is taken again in a new directory.
     fn lock_directory(&self) -> io::Result<File> {
         for _ in 0..MAX_LOCK_ATTEMPTS {
             match create_private_directory(&self.dir) {
@@ -164,7 +164,7 @@ fn parse_line(line: &str) -> Option<RevokedWorkload> {
 }
 
 /// Maximum number of revoked workloads: every sidecar receives all of them.
-pub const MAX_REVOKED: usize = 1024;
+pub const MAX_REVOKED_WORKLOADS: usize = 1024;
 
 /// The file of revoked workloads.
 const REVOKED_FILE: &str = "revoked";

@@ -1,4 +1,4 @@
-//! The trust bundle: the roots of the mesh, several during a rotation.
+//! The trust bundle: the root certificates that members of the mesh trust. It has several roots during a rotation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::pem::{CERTIFICATE_LABEL, write_pem};
 
 /// At least one trusted root certificate. Cheap to clone.
 ///
-/// If the bundle contains intermediates, only those are trusted to sign for members: the roots are those of an
-/// external CA, and its other intermediates have no authority in this mesh. External clients may have certificates of
-/// other intermediates if a policy names them.
+/// If the bundle contains intermediates, only these intermediates are trusted to sign for members: the roots belong to
+/// an external CA, and other intermediates of that CA have no authority in this mesh. External clients may have
+/// certificates of other intermediates if a policy names the clients.
 #[derive(Clone)]
 pub struct Roots {
     certificates: Arc<[CertificateDer<'static>]>,
@@ -29,28 +29,28 @@ impl Roots {
     /// Checks and stores root certificates; duplicates are removed.
     ///
     /// # Errors
-    /// [`RootsError`] if there are none or too many, or one may not sign certificates.
+    /// [`RootsError`] if there is no certificate, there are too many, or one of them may not sign certificates.
     pub fn new(certificates: Vec<CertificateDer<'static>>) -> Result<Self, RootsError> {
-        let mut unique: Vec<CertificateDer<'static>> = Vec::new();
+        let mut unique_certificates: Vec<CertificateDer<'static>> = Vec::new();
         let mut store = RootCertStore::empty();
         for (index, certificate) in certificates.into_iter().enumerate() {
-            if unique.contains(&certificate) {
+            if unique_certificates.contains(&certificate) {
                 continue;
             }
-            if unique.len() == MAX_ROOTS {
-                return Err(RootsError::TooMany);
+            if unique_certificates.len() == MAX_ROOTS {
+                return Err(RootsError::TooManyRoots);
             }
             let number = index + 1;
             if !may_sign_certificates(&certificate) {
                 return Err(RootsError::NotRoot { number });
             }
             store.add(certificate.clone()).map_err(|_| RootsError::NotRoot { number })?;
-            unique.push(certificate);
+            unique_certificates.push(certificate);
         }
-        if unique.is_empty() {
+        if unique_certificates.is_empty() {
             return Err(RootsError::Empty);
         }
-        let certificates: Arc<[CertificateDer<'static>]> = unique.into();
+        let certificates: Arc<[CertificateDer<'static>]> = unique_certificates.into();
         let full_store = Arc::new(store);
         let member_store = intermediate_store(&certificates);
         Ok(match member_store {
@@ -67,8 +67,8 @@ impl Roots {
     ///
     /// # Errors
     /// [`RootsError`] if the text is not PEM, or for the reasons of [`Roots::new`].
-    pub fn from_pem(text: &str) -> Result<Self, RootsError> {
-        let certificates: Vec<_> = CertificateDer::pem_slice_iter(text.as_bytes())
+    pub fn from_pem(pem: &str) -> Result<Self, RootsError> {
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
             .take(MAX_CERTIFICATES_READ)
             .collect::<Result<_, _>>()?;
         Self::new(certificates)
@@ -77,11 +77,11 @@ impl Roots {
     /// Encodes the certificates as PEM.
     #[must_use]
     pub fn to_pem(&self) -> String {
-        let mut text = String::new();
+        let mut pem = String::new();
         for certificate in self.certificates.iter() {
-            write_pem(&mut text, CERTIFICATE_LABEL, certificate);
+            write_pem(&mut pem, CERTIFICATE_LABEL, certificate);
         }
-        text
+        pem
     }
 
     /// Returns the certificates in their original order.
@@ -93,7 +93,7 @@ impl Roots {
     /// Merges these roots with `other`, for a rotation.
     ///
     /// # Errors
-    /// [`RootsError::TooMany`] if there are more than 16 different roots.
+    /// [`RootsError::TooManyRoots`] if there are more than 16 different roots.
     pub fn merge_with(&self, other: &Self) -> Result<Self, RootsError> {
         let certificates = self.certificates.iter().chain(other.certificates.iter());
         Self::new(certificates.cloned().collect())
@@ -104,7 +104,7 @@ impl Roots {
         &self.member_store
     }
 
-    /// Returns all roots, if not all of them may sign for members.
+    /// Returns a store of all certificates; `None` if all of them may sign for members, as in [`Self::member_store`].
     pub(crate) fn full_store(&self) -> Option<&Arc<RootCertStore>> {
         self.full_store.as_ref()
     }
@@ -132,7 +132,7 @@ pub enum RootsError {
     Empty,
     /// The bundle has more certificates than a rotation needs.
     #[error("the trust bundle has more than {MAX_ROOTS} certificates: remove retired roots")]
-    TooMany,
+    TooManyRoots,
     /// A certificate may not sign others.
     #[error("certificate {number} of the trust bundle is not a root that may sign certificates")]
     NotRoot {
@@ -141,7 +141,7 @@ pub enum RootsError {
     },
     /// The text is not PEM.
     #[error("the trust bundle is not valid PEM")]
-    Pem(#[from] pem::Error),
+    InvalidPem(#[from] pem::Error),
 }
 
 /// Returns a store of the intermediates among the certificates; `None` if there are none.
@@ -178,10 +178,10 @@ pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
 
 /// True for a CA certificate that may sign certificates (RFC 5280 §4.2.1.9 and §4.2.1.3).
 pub(crate) fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
-    let Ok((rest, certificate)) = x509_parser::parse_x509_certificate(der) else {
+    let Ok((trailing_bytes, certificate)) = x509_parser::parse_x509_certificate(der) else {
         return false;
     };
-    rest.is_empty() && is_authority(&certificate)
+    trailing_bytes.is_empty() && is_authority(&certificate)
 }
 
 fn is_authority(certificate: &X509Certificate<'_>) -> bool {
@@ -224,7 +224,7 @@ mod tests {
         assert!(matches!(Roots::from_pem("hello"), Err(RootsError::Empty)));
         assert!(matches!(
             Roots::from_pem("-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n"),
-            Err(RootsError::Pem(_))
+            Err(RootsError::InvalidPem(_))
         ));
         let (signs_no_certificates, _) = fixture.forge_certificate(|parameters| {
             parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

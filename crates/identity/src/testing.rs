@@ -35,10 +35,10 @@ impl TestAuthority {
 
     /// Returns a credential for the workload `<account>-1`, valid for a day from now.
     pub(crate) fn issue_credential(&self, id: &SpiffeId) -> Credential {
-        self.credential_at(id, LEAF_LIFETIME, now())
+        self.issue_credential_at(id, LEAF_LIFETIME, now())
     }
 
-    pub(crate) fn credential_at(
+    pub(crate) fn issue_credential_at(
         &self,
         id: &SpiffeId,
         lifetime: Duration,
@@ -121,9 +121,9 @@ pub(crate) fn run_handshake_for_name(
     let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
     let (mut client_error, mut server_error) = (None, None);
     for _ in 0..MAX_ROUNDS {
-        let sent = transfer_pending(&mut client, &mut server, &mut server_error);
-        let replied = transfer_pending(&mut server, &mut client, &mut client_error);
-        if !sent && !replied {
+        let has_sent = transfer_pending(&mut client, &mut server, &mut server_error);
+        let has_replied = transfer_pending(&mut server, &mut client, &mut client_error);
+        if !has_sent && !has_replied {
             let to_result = |error: Option<Error>| error.map_or(Ok(()), Err);
             return HandshakeResult {
                 client: to_result(client_error).map(|()| client),
@@ -134,7 +134,7 @@ pub(crate) fn run_handshake_for_name(
     panic!("the handshake does not end");
 }
 
-/// Transfers the pending bytes of one end to the other; false if there were none.
+/// Transfers the pending bytes of one end to the other; false if no bytes were pending.
 fn transfer_pending<A, B>(
     from: &mut rustls::ConnectionCommon<A>,
     to: &mut rustls::ConnectionCommon<B>,
@@ -168,11 +168,11 @@ impl SharedDirectory {
     pub(crate) fn new() -> Self {
         let scratch = tempfile::tempdir().unwrap();
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o1777)).unwrap();
-        let own = rustix::process::geteuid().as_raw();
+        let own_user = rustix::process::geteuid().as_raw();
         // Without permission to change owners, the checks are for another user.
-        match own {
+        match own_user {
             0 => Self { scratch, user: 0, other_user: 54_321 },
-            _ => Self { scratch, user: own + 1, other_user: own },
+            _ => Self { scratch, user: own_user + 1, other_user: own_user },
         }
     }
 

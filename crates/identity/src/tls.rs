@@ -66,17 +66,17 @@ pub fn permissive_server_config(
     build_server_config(credential, alpn, AnonymousClients::Allowed, ExternalPrincipalMode::Allowed)
 }
 
-/// Builds the client configuration for connections to an endpoint. The server must have the identity `expected`;
+/// Builds the client configuration for connections to an endpoint. The server must have the identity `expected_id`;
 /// its address and host name are not compared.
 ///
 /// # Errors
 /// [`TlsError`] if rustls rejects the configuration.
 pub fn client_config(
     credential: &Credential,
-    expected: &SpiffeId,
+    expected_id: &SpiffeId,
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let verifier = IdentityVerifier::new(credential.roots(), expected.clone());
+    let verifier = IdentityVerifier::new(credential.roots(), expected_id.clone());
     let mut config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
@@ -94,10 +94,10 @@ pub fn client_config(
 /// [`TlsError`] if rustls rejects the configuration.
 pub fn join_client_config(
     roots: &Roots,
-    control: &SpiffeId,
+    control_plane_id: &SpiffeId,
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, TlsError> {
-    let verifier = IdentityVerifier::new(roots, control.clone());
+    let verifier = IdentityVerifier::new(roots, control_plane_id.clone());
     let mut config = ClientConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
@@ -143,12 +143,12 @@ pub fn server_name(service: &ServiceName) -> Result<ServerName<'static>, TlsErro
 /// Never: the account's names are literals.
 #[must_use]
 pub fn control_id(trust_domain: &TrustDomain) -> SpiffeId {
-    let literal = |text| Name::new(text).expect("a literal DNS name is valid");
+    let literal_name = |text| Name::new(text).expect("a literal DNS name is valid");
     SpiffeId {
         trust_domain: trust_domain.clone(),
         account: ServiceAccount {
-            namespace: literal("leno-system"),
-            name: literal("leno-control"),
+            namespace: literal_name("leno-system"),
+            name: literal_name("leno-control"),
         },
     }
 }

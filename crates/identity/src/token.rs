@@ -1,4 +1,5 @@
-//! One-time join tokens, each valid once, for a limited time and one workload.
+//! One-time join tokens: each token is valid once, for one workload and a limited time. The control plane issues and
+//! redeems them.
 
 use std::fs;
 use std::io;
@@ -9,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aws_lc_rs::{digest, rand};
 use leno_model::WorkloadName;
 
-use crate::directory::{check_if_exists, create_private_directory};
+use crate::directory::{check_private_if_exists, create_private_directory};
 use crate::disk::{self, FileReaders};
 
 /// The issued and unused tokens: one small file each, so that a restart of the control plane neither loses nor
@@ -20,8 +21,8 @@ use crate::disk::{self, FileReaders};
 #[derive(Debug)]
 pub struct Tokens {
     dir: PathBuf,
-    /// The time at which [`Self::mint`] last removed the expired tokens.
-    last_sweep: Mutex<Option<SystemTime>>,
+    /// The time at which [`Self::mint`] last removed the expired tokens; `None` before the first removal.
+    last_expiry_check: Mutex<Option<SystemTime>>,
 }
 
 /// Generates an unguessable text of 64 hexadecimal digits.
@@ -42,7 +43,7 @@ impl Tokens {
     /// An I/O error if the directory cannot be created.
     pub fn open(dir: &Path) -> io::Result<Self> {
         create_private_directory(dir)?;
-        Ok(Self { dir: dir.to_owned(), last_sweep: Mutex::new(None) })
+        Ok(Self { dir: dir.to_owned(), last_expiry_check: Mutex::new(None) })
     }
 
     /// True if the text begins like a join token of Leno.
@@ -69,7 +70,7 @@ impl Tokens {
         }
         // The directory may have been removed.
         create_private_directory(&self.dir)?;
-        self.sweep_if_due(now)?;
+        self.remove_expired_if_due(now)?;
         let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
@@ -93,7 +94,7 @@ impl Tokens {
         if !is_token(token) {
             return Err(TokenError::Unknown);
         }
-        check_if_exists(&self.dir)?;
+        check_private_if_exists(&self.dir)?;
         let path = self.file_path(token);
         let text = disk::read(&path, FileReaders::Owner)?.ok_or(TokenError::Unknown)?;
         let record = TokenRecord::parse(&text).ok_or(TokenError::Unknown)?;
@@ -121,20 +122,23 @@ impl Tokens {
         for entry in fs::read_dir(&self.dir).map_err(add_path)? {
             let path = entry.map_err(add_path)?.path();
             match file_state(&path, now) {
-                TokenFileState::Usable => unused_count += 1,
-                TokenFileState::Spent => drop(disk::remove(&path)?),
+                TokenFileState::Retained => unused_count += 1,
+                TokenFileState::Removable => drop(disk::remove(&path)?),
                 TokenFileState::Unrelated => {}
             }
         }
         Ok(unused_count)
     }
 
-    fn sweep_if_due(&self, now: SystemTime) -> io::Result<()> {
-        let mut last_sweep = self.last_sweep.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last_sweep.is_none_or(|last| match now.duration_since(last) {
-            Ok(elapsed) => elapsed >= SWEEP_INTERVAL,
-            Err(_) => true,
-        });
+    /// Removes expired tokens at most once per [`EXPIRY_CHECK_INTERVAL`]; an error if too many tokens are unused.
+    fn remove_expired_if_due(&self, now: SystemTime) -> io::Result<()> {
+        let mut last_expiry_check =
+            self.last_expiry_check.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due =
+            last_expiry_check.is_none_or(|checked_at| match now.duration_since(checked_at) {
+                Ok(elapsed) => elapsed >= EXPIRY_CHECK_INTERVAL,
+                Err(_) => true,
+            });
         if is_due {
             let unused_count = self.remove_expired(now)?;
             if unused_count >= MAX_TOKENS {
@@ -142,7 +146,7 @@ impl Tokens {
                     format!("{unused_count} join tokens are unused: wait until some expire");
                 return Err(io::Error::new(io::ErrorKind::QuotaExceeded, message));
             }
-            *last_sweep = Some(now);
+            *last_expiry_check = Some(now);
         }
         Ok(())
     }
@@ -202,23 +206,24 @@ fn is_token(text: &str) -> bool {
     digits.is_some_and(|digits| is_hex(digits, TOKEN_RANDOM_BYTES))
 }
 
-fn is_hex(text: &str, bytes: usize) -> bool {
-    text.len() == 2 * bytes && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+fn is_hex(text: &str, byte_count: usize) -> bool {
+    text.len() == 2 * byte_count && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The state of a file in the directory of tokens.
 enum TokenFileState {
     /// An unused, unexpired token, or a recent draft.
-    Usable,
+    Retained,
     /// A used, expired or malformed token, or an old draft.
-    Spent,
+    Removable,
     /// A file that is neither a token nor a draft.
     Unrelated,
 }
 
+/// Reads the state of a file in the directory of tokens.
 fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
     let name = path.file_name().and_then(|name| name.to_str());
-    let is_spent = match name {
+    let is_removable = match name {
         Some(name) if disk::is_draft(name) => {
             // A draft exists for milliseconds, unless its writer was killed.
             let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified());
@@ -226,7 +231,7 @@ fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
             age.is_some_and(|age| age > MAX_TOKEN_LIFETIME)
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
-            // A file that has vanished is spent; an unreadable one is left alone.
+            // A file that has vanished counts as used; an unreadable file is not removed.
             disk::read(path, FileReaders::Owner).is_ok_and(|text| {
                 let record = text.as_deref().and_then(TokenRecord::parse);
                 record.is_none_or(|record| record.expiry <= seconds_since_epoch(now))
@@ -234,7 +239,7 @@ fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
         }
         _ => return TokenFileState::Unrelated,
     };
-    if is_spent { TokenFileState::Spent } else { TokenFileState::Usable }
+    if is_removable { TokenFileState::Removable } else { TokenFileState::Retained }
 }
 
 fn seconds_since_epoch(time: SystemTime) -> u64 {
@@ -248,14 +253,14 @@ fn encode_hex(bytes: &[u8]) -> String {
 /// The number of random bytes in a token: too many to guess.
 const TOKEN_RANDOM_BYTES: usize = 32;
 
-/// The prefix of all tokens, by which secret scanners recognize leaked ones.
+/// The prefix of all tokens, with which secret scanners recognize leaked tokens.
 const TOKEN_PREFIX: &str = "leno-join-";
 
-/// Maximum number of unused tokens; it may be exceeded by the tokens of one sweep interval.
+/// Maximum number of unused tokens; it may be exceeded by the tokens issued within one [`EXPIRY_CHECK_INTERVAL`].
 const MAX_TOKENS: usize = 100_000;
 
 /// The minimum interval between two removals of expired tokens.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests;

@@ -42,7 +42,7 @@ pub(crate) enum ExternalPrincipalMode {
 pub(crate) struct MemberVerifier {
     /// Verifies chains to the roots that sign for members.
     chain_verifier: Arc<dyn ClientCertVerifier>,
-    /// Verifies chains to any root, which is insufficient for members; `None` if all roots sign for members.
+    /// Verifies chains to any root, which does not suffice for members; `None` if all roots sign for members.
     full_chain_verifier: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
     external_principals: ExternalPrincipalMode,
@@ -70,25 +70,26 @@ impl MemberVerifier {
         Ok(Self { chain_verifier, full_chain_verifier, trust_domain, external_principals })
     }
 
-    /// Verifies a client without a chain to the mesh's own authority, which was rejected for `reason`. A certificate of
-    /// another intermediate of the same root is accepted if external principals are, and never as a member's.
+    /// Verifies a client whose chain does not end at the mesh's own authority and was rejected with `chain_error`. A
+    /// certificate of another intermediate of the same root is accepted only if external principals are allowed, and
+    /// never as a member's certificate.
     fn verify_other_issuer(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
-        reason: Error,
+        chain_error: Error,
     ) -> Result<ClientCertVerified, Error> {
-        let Some(verifier) = &self.full_chain_verifier else { return Err(reason) };
-        let verified = verifier.verify_client_cert(end_entity, intermediates, now);
-        let (Ok(verified), Ok(leaf)) = (verified, LeafCertificate::read(end_entity)) else {
-            return Err(reason);
+        let Some(verifier) = &self.full_chain_verifier else { return Err(chain_error) };
+        let verification = verifier.verify_client_cert(end_entity, intermediates, now);
+        let (Ok(verification), Ok(leaf)) = (verification, LeafCertificate::read(end_entity)) else {
+            return Err(chain_error);
         };
         let id = leaf.peer.id;
         match self.external_principals == ExternalPrincipalMode::Allowed
             && id.trust_domain == self.trust_domain
         {
-            true => Ok(verified),
+            true => Ok(verification),
             false => Err(rejection_error(VerifyError::OtherIssuer { found: id })),
         }
     }
@@ -103,7 +104,7 @@ impl MemberVerifier {
         };
         let id = match LeafCertificate::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
-            // A certificate that is not a member's may be an external principal's; none is both.
+            // A certificate that is not a member's may be an external principal's; no certificate is both.
             Err(rejection) => {
                 let external_principal = external_principal().ok_or(rejection)?;
                 let is_same_domain = external_principal.id.trust_domain == self.trust_domain;
@@ -141,7 +142,9 @@ impl ClientCertVerifier for MemberVerifier {
                 self.check_holder(end_entity).map_err(rejection_error)?;
                 Ok(verified)
             }
-            Err(reason) => self.verify_other_issuer(end_entity, intermediates, now, reason),
+            Err(chain_error) => {
+                self.verify_other_issuer(end_entity, intermediates, now, chain_error)
+            }
         }
     }
 
@@ -151,7 +154,7 @@ impl ClientCertVerifier for MemberVerifier {
         _certificate: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(older_than_tls13())
+        Err(unsupported_version_error())
     }
 
     fn verify_tls13_signature(
@@ -211,7 +214,7 @@ impl ServerCertVerifier for IdentityVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if let Err(reason) =
+        if let Err(chain_error) =
             self.verify_chain(self.roots.member_store(), end_entity, intermediates, now)
         {
             let full_result = self
@@ -222,7 +225,7 @@ impl ServerCertVerifier for IdentityVerifier {
                 (Some(Ok(())), Ok(leaf)) => {
                     Err(rejection_error(VerifyError::OtherIssuer { found: leaf.peer.id }))
                 }
-                _ => Err(reason),
+                _ => Err(chain_error),
             };
         }
         let found = LeafCertificate::read(end_entity).map_err(rejection_error)?.peer.id;
@@ -247,7 +250,7 @@ impl ServerCertVerifier for IdentityVerifier {
         _certificate: &CertificateDer<'_>,
         _signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(older_than_tls13())
+        Err(unsupported_version_error())
     }
 
     fn verify_tls13_signature(
@@ -280,12 +283,12 @@ pub(crate) fn chains_to_mesh_authority(
         .is_ok_and(|verifier| verifier.verify_client_cert(end_entity, intermediates, now).is_ok())
 }
 
-/// Wraps a reason in the error type of rustls; [`crate::tls_failure_reason`] unwraps it.
+/// Wraps a verification error in the error type of rustls; [`crate::tls_failure_reason`] unwraps it.
 fn rejection_error(reason: VerifyError) -> Error {
     CertificateError::Other(OtherError(Arc::new(reason))).into()
 }
 
 /// The error for TLS 1.2; unreachable, because the configurations offer only TLS 1.3.
-fn older_than_tls13() -> Error {
+fn unsupported_version_error() -> Error {
     PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig.into()
 }

@@ -1,4 +1,5 @@
-//! Extraction of identities from certificates: exactly one SPIFFE id, and its workload.
+//! Extraction of the peer from an end-entity certificate: exactly one SPIFFE id, and optionally the workload and its
+//! instance. The chain is verified elsewhere.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,9 +24,9 @@ pub struct VerifiedPeer {
     /// The Pod or registration of the workload, if the certificate contains it. Certificates of older releases
     /// do not.
     pub instance: Option<Instance>,
-    /// The start of its certificate's validity.
+    /// The start of the validity of the peer's certificate.
     pub not_before: SystemTime,
-    /// The end of its certificate's validity.
+    /// The end of the validity of the peer's certificate.
     pub not_after: SystemTime,
 }
 
@@ -37,8 +38,8 @@ impl VerifiedPeer {
     }
 }
 
-/// Returns the peer of an established session, from the session's certificates; `None` if the peer presented
-/// none, which only configurations with optional client certificates allow.
+/// Returns the peer of an established session, from the session's certificates; `None` if the peer presented no
+/// certificate, which only configurations with optional client certificates allow.
 ///
 /// A resumed session is not verified again: it keeps the certificate of the previous session. The expiry is
 /// therefore checked here again, and `now` is an argument.
@@ -81,7 +82,7 @@ pub enum VerifyError {
     },
     /// The URI is not an identity of this mesh.
     #[error("the certificate's URI is not `spiffe://<trust domain>/ns/<namespace>/sa/<account>`")]
-    Uri(#[source] InvalidName),
+    InvalidUri(#[source] InvalidName),
     /// The certificate is valid, but of another trust domain.
     #[error("the peer is `{found}`, of another trust domain than `{expected}`")]
     ForeignTrustDomain {
@@ -98,7 +99,7 @@ pub enum VerifyError {
         /// The accepted trust domain.
         expected: TrustDomain,
     },
-    /// The certificate of an external principal has no name, or an invalid one.
+    /// The certificate of an external principal has no name, or an invalid name.
     #[error("the certificate of an external client has no DNS name, or an invalid one")]
     ExternalPrincipalNames,
     /// The certificate chains to the external root, but not to the mesh's own intermediate.
@@ -110,7 +111,7 @@ pub enum VerifyError {
         /// The identity in the certificate.
         found: SpiffeId,
     },
-    /// The peer is another mesh member than the expected one.
+    /// The peer is another mesh member than the expected member.
     #[error("the peer is `{found}`, not `{expected}`")]
     WrongIdentity {
         /// The identity of the peer.
@@ -132,14 +133,14 @@ pub(crate) struct LeafCertificate {
 
 impl LeafCertificate {
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
-        let (rest, certificate) =
+        let (trailing_bytes, certificate) =
             x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
-        if !rest.is_empty() {
+        if !trailing_bytes.is_empty() {
             return Err(VerifyError::Malformed);
         }
         let validity = certificate.validity();
         let peer = VerifiedPeer {
-            id: sole_uri(&certificate)?.parse().map_err(VerifyError::Uri)?,
+            id: sole_uri(&certificate)?.parse().map_err(VerifyError::InvalidUri)?,
             workload: sole_workload(&certificate),
             instance: sole_instance(&certificate),
             not_before: to_system_time(validity.not_before)?,
@@ -174,21 +175,21 @@ pub(crate) fn to_system_time(time: ASN1Time) -> Result<SystemTime, VerifyError> 
 /// Returns the workload in the common name. Leno's authority writes `namespace/name` as the only common name; other
 /// CAs may write any text.
 fn sole_workload(certificate: &X509Certificate<'_>) -> Option<WorkloadName> {
-    let mut names = certificate.subject().iter_common_name();
-    let name = names.next()?;
-    match names.next() {
-        None => name.as_str().ok()?.parse().ok(),
+    let mut common_names = certificate.subject().iter_common_name();
+    let common_name = common_names.next()?;
+    match common_names.next() {
+        None => common_name.as_str().ok()?.parse().ok(),
         Some(_) => None,
     }
 }
 
-/// Returns the instance in the subject's serial number. Leno's authority writes it as the only one; other CAs may
-/// write any text.
+/// Returns the instance in the subject's serial number. Leno's authority writes the instance as the only serial number;
+/// other CAs may write any text.
 fn sole_instance(certificate: &X509Certificate<'_>) -> Option<Instance> {
-    let mut numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
-    let number = numbers.next()?;
-    match numbers.next() {
-        None => number.as_str().ok()?.parse().ok(),
+    let mut serial_numbers = certificate.subject().iter_by_oid(&OID_X509_SERIALNUMBER);
+    let serial_number = serial_numbers.next()?;
+    match serial_numbers.next() {
+        None => serial_number.as_str().ok()?.parse().ok(),
         Some(_) => None,
     }
 }
@@ -249,7 +250,10 @@ mod tests {
             "spiffe://cluster.local:1/ns/bookinfo/sa/ratings",
             "SPIFFE://cluster.local/ns/bookinfo/sa/ratings",
         ] {
-            assert!(matches!(read(vec![uri(invalid)]), Err(VerifyError::Uri(_))), "{invalid}");
+            assert!(
+                matches!(read(vec![uri(invalid)]), Err(VerifyError::InvalidUri(_))),
+                "{invalid}"
+            );
         }
     }
 

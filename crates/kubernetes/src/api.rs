@@ -29,7 +29,7 @@ pub use self::error::ApiError;
 pub(crate) use self::error::escape_text;
 pub use self::name::{InvalidPathName, NamespaceName, ObjectName};
 
-/// Objects of one kind, in one namespace or in all.
+/// Access to the objects of one kind, in one namespace or in all namespaces.
 #[derive(Debug, Clone)]
 pub struct ObjectApi<K>(Api<K>);
 
@@ -170,8 +170,8 @@ impl<K: Clone + Debug + DeserializeOwned> ObjectApi<K> {
     }
 }
 
-/// Creates an object that contains a secret, as does the response. The response is decoded here because the
-/// client logs bodies that it cannot decode.
+/// Creates an object. Both the request and the response contain a secret, so the response is decoded here: the
+/// client would log a body that it cannot decode.
 pub(crate) async fn create_secret_object<K>(client: &Client, object: &K) -> Result<K, ApiError>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
@@ -194,12 +194,12 @@ pub(crate) async fn list_api_resources(
 /// Returns the version of the API server.
 ///
 /// # Errors
-/// [`ApiError`].
+/// When the API server cannot be reached, or rejects the request.
 pub async fn server_version(client: &Client) -> Result<Info, ApiError> {
     Ok(client.apiserver_version().await?)
 }
 
-/// Returns the `date` header of a response of the API server.
+/// Returns the `date` header of an API server response; `None` if it has none.
 pub(crate) async fn server_date(client: &Client) -> Result<Option<String>, ApiError> {
     let review = serde_json::json!({
         "apiVersion": "authorization.k8s.io/v1",

@@ -1,4 +1,4 @@
-//! Certificate authority of a mesh in a cluster, shared by all control planes in a Secret.
+//! The certificate authority of a mesh in a cluster, which all control planes share in a Secret.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, ROOTS_NAME};
+use crate::well_known::{AUTHORITY_NAME, AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// The authority's Secret and the directory in which this control plane keeps a copy.
 ///
@@ -31,11 +31,12 @@ pub struct SharedAuthority {
     config_maps: ObjectApi<ConfigMap>,
     directory: PathBuf,
     trust_domain: TrustDomain,
-    /// The last seen version of the Secret. `synced` is the content of the directory at that time.
+    /// The last seen version of the Secret.
     secret: Option<Secret>,
-    synced: AuthorityFiles,
-    /// The content of the directory at the last poll, if it is not in the Secret yet.
-    unsynced: Option<AuthorityFiles>,
+    /// The content of the directory when it last equaled the Secret.
+    synced_files: AuthorityFiles,
+    /// The content of the directory at the last poll; `None` if it equals the Secret.
+    unsynced_files: Option<AuthorityFiles>,
     /// The roots last written to the ConfigMap.
     published_roots: Option<String>,
 }
@@ -55,8 +56,8 @@ impl SharedAuthority {
             directory: directory.to_owned(),
             trust_domain,
             secret: None,
-            synced: AuthorityFiles::default(),
-            unsynced: None,
+            synced_files: AuthorityFiles::default(),
+            unsynced_files: None,
             published_roots: None,
         }
     }
@@ -65,20 +66,20 @@ impl SharedAuthority {
     /// creates an authority there if the directory has none. The first control plane to create the Secret wins.
     ///
     /// # Errors
-    /// [`SharedAuthorityError`].
+    /// When the Secret or the directory cannot be used, or the Secret was deleted although roots are published.
     pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedAuthorityError> {
-        let mut existing =
+        let mut existing_secret =
             self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
-        if existing.is_none() && self.has_published_roots().await? {
+        if existing_secret.is_none() && self.has_published_roots().await? {
             // The control plane that published the roots had created the Secret before.
-            existing =
+            existing_secret =
                 self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
-            existing.as_ref().ok_or(SharedAuthorityError::Lost)?;
+            existing_secret.as_ref().ok_or(SharedAuthorityError::Lost)?;
         }
-        if existing.is_none() {
+        if existing_secret.is_none() {
             let files = self.open_or_create()?;
             let created = self.secrets.create(&PostParams::default(), &build_secret(&files)).await;
-            existing = match created {
+            existing_secret = match created {
                 Ok(secret) => {
                     tracing::info!("the CA is stored in the Secret `{AUTHORITY_SECRET}`");
                     Some(secret)
@@ -91,7 +92,7 @@ impl SharedAuthority {
                 Err(error) => return Err(SharedAuthorityError::Write(error)),
             };
         }
-        let secret = existing.ok_or(SharedAuthorityError::Gone)?;
+        let secret = existing_secret.ok_or(SharedAuthorityError::Gone)?;
         let source = read_authority_files(&secret)
             .source(&self.directory)
             .ok_or(SharedAuthorityError::Incomplete)?;
@@ -104,31 +105,32 @@ impl SharedAuthority {
 
     /// Synchronizes the directory and the Secret, and publishes the roots in the ConfigMap. Never returns.
     pub async fn run_synchronization(mut self) {
-        let selection = Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
-        let mut events = pin!(self.secrets.clone().watch(selection));
+        let secret_selector =
+            Config::default().fields(&format!("metadata.name={AUTHORITY_SECRET}"));
+        let mut events = pin!(self.secrets.clone().watch(secret_selector));
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut exists, mut is_listed, mut tick_count) = (false, false, 0_u32);
+        let (mut secret_exists, mut is_listed, mut tick_count) = (false, false, 0_u32);
         loop {
             let event = tokio::select! {
                 Some(event) = events.next() => Some(event),
                 _ = ticks.tick() => None,
             };
             match event {
-                Some(Ok(Event::Init)) => exists = false,
+                Some(Ok(Event::Init)) => secret_exists = false,
                 Some(Ok(Event::InitApply(secret) | Event::Apply(secret))) => {
-                    exists = true;
+                    secret_exists = true;
                     self.follow_secret(secret);
                     self.publish_roots().await;
                 }
                 Some(Ok(Event::InitDone)) => {
                     is_listed = true;
-                    if !exists {
+                    if !secret_exists {
                         self.restore_secret().await;
                     }
                 }
                 Some(Ok(Event::Delete(_))) => {
-                    exists = false;
+                    secret_exists = false;
                     self.restore_secret().await;
                 }
                 Some(Err(error)) => {
@@ -141,7 +143,7 @@ impl SharedAuthority {
                         self.publish_roots().await;
                     }
                     // The API server may have rejected the previous attempt.
-                    if is_listed && !exists {
+                    if is_listed && !secret_exists {
                         self.restore_secret().await;
                     } else if is_listed {
                         self.write_changes().await;
@@ -167,18 +169,18 @@ impl SharedAuthority {
     fn open_or_create(&self) -> Result<AuthorityFiles, SharedAuthorityError> {
         let files = AuthorityFiles::read(&self.directory)?;
         let source = files.source(&self.directory);
-        let source = source.unwrap_or_else(|| AuthoritySource::Own(self.directory.clone()));
+        let source = source.unwrap_or_else(|| AuthoritySource::BuiltIn(self.directory.clone()));
         source.open_or_create(&self.trust_domain, SystemTime::now())?;
         Ok(AuthorityFiles::read(&self.directory)?)
     }
 
-    /// Makes this version of the Secret the current one.
+    /// Stores this version of the Secret, and writes its content to the directory if it differs.
     fn adopt_secret(&mut self, secret: Secret) -> io::Result<()> {
         let files = read_authority_files(&secret);
-        if files != self.synced {
+        if files != self.synced_files {
             files.write(&self.directory)?;
-            self.synced = files;
-            self.unsynced = None;
+            self.synced_files = files;
+            self.unsynced_files = None;
         }
         self.secret = Some(secret);
         Ok(())
@@ -186,23 +188,23 @@ impl SharedAuthority {
 
     /// Checks that these files can sign, in a scratch directory next to the current one.
     fn check_files(&self, files: &AuthorityFiles) -> Result<(), SharedAuthorityError> {
-        let scratch = self.directory.with_extension("tried");
-        files.write(&scratch)?;
-        let source = files.source(&scratch).ok_or(SharedAuthorityError::Incomplete);
-        let opened = source.and_then(|source| {
+        let scratch_directory = self.directory.with_extension("tried");
+        files.write(&scratch_directory)?;
+        let source = files.source(&scratch_directory).ok_or(SharedAuthorityError::Incomplete);
+        let open_result = source.and_then(|source| {
             source
                 .open(&self.trust_domain, SystemTime::now())
                 .map(drop)
                 .map_err(SharedAuthorityError::from)
         });
-        std::fs::remove_dir_all(&scratch)?;
-        opened
+        std::fs::remove_dir_all(&scratch_directory)?;
+        open_result
     }
 
     /// Adopts a changed Secret. If the new content cannot sign, the current authority stays in use.
     fn follow_secret(&mut self, secret: Secret) {
         let files = read_authority_files(&secret);
-        if files != self.synced
+        if files != self.synced_files
             && let Err(error) = self.check_files(&files)
         {
             tracing::error!(%error, "cannot use the Secret `{AUTHORITY_SECRET}`; the previous authority stays in use");
@@ -215,7 +217,7 @@ impl SharedAuthority {
 
     /// Recreates the deleted Secret: members have certificates of this authority.
     async fn restore_secret(&mut self) {
-        let secret = build_secret(&self.synced);
+        let secret = build_secret(&self.synced_files);
         match self.secrets.create(&PostParams::default(), &secret).await {
             Ok(secret) => {
                 tracing::warn!("the Secret `{AUTHORITY_SECRET}` was deleted; creating it again");
@@ -233,13 +235,13 @@ impl SharedAuthority {
     /// Writes changes of the directory to the Secret. If the Secret was changed as well, its content wins.
     async fn write_changes(&mut self) {
         let Ok(files) = AuthorityFiles::read(&self.directory) else { return };
-        if files == self.synced {
-            self.unsynced = None;
+        if files == self.synced_files {
+            self.unsynced_files = None;
             return;
         }
         // A change may span several files: wait until two polls see the same content.
-        if self.unsynced.as_ref() != Some(&files) {
-            self.unsynced = Some(files);
+        if self.unsynced_files.as_ref() != Some(&files) {
+            self.unsynced_files = Some(files);
             return;
         }
         let is_valid = files
@@ -252,8 +254,8 @@ impl SharedAuthority {
             Ok(secret) => {
                 tracing::info!("the local CA was changed; the Secret is updated");
                 self.secret = Some(secret);
-                self.synced = files;
-                self.unsynced = None;
+                self.synced_files = files;
+                self.unsynced_files = None;
                 self.publish_roots().await;
             }
             Err(error) if is_conflict(&error) => {
@@ -270,18 +272,18 @@ impl SharedAuthority {
 
     /// Publishes the roots in a ConfigMap that all accounts may read.
     async fn publish_roots(&mut self) {
-        let roots = self.synced.root_pem();
+        let roots = self.synced_files.root_pem();
         let Some(roots) = roots.filter(|roots| self.published_roots.as_ref() != Some(roots)) else {
             return;
         };
-        let map = json!({
+        let config_map = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": ROOTS_CONFIG_MAP},
             "data": {ROOTS_KEY: roots},
         });
         let parameters = PatchParams::apply(CONTROL).force();
-        match self.config_maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(map)).await {
+        match self.config_maps.patch(&ROOTS_NAME, &parameters, &Patch::Apply(config_map)).await {
             Ok(_) => self.published_roots = Some(roots),
             Err(error) => {
                 tracing::warn!(%error, "cannot write the roots to the ConfigMap \
@@ -347,6 +349,7 @@ fn read_authority_files(secret: &Secret) -> AuthorityFiles {
     }))
 }
 
+/// Builds a new Secret with these files.
 fn build_secret(files: &AuthorityFiles) -> Secret {
     let mut labels = BTreeMap::new();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());

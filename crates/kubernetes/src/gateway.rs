@@ -1,9 +1,10 @@
-//! Gateway API: attachment of routes, statuses, and the proxies of gateways.
+//! Support for the Gateway API: reads Gateways and routes, attaches routes to listeners, computes statuses, and
+//! provisions the gateways' proxies.
 
 mod attach;
 mod backends;
 mod certificate;
-mod facts;
+mod inputs;
 mod isolated;
 mod listener;
 mod manifests;
@@ -18,9 +19,9 @@ mod tests;
 pub use self::provision::provision_gateways;
 pub use self::resolve::DesiredGateway;
 
-pub(crate) use self::facts::{ClusterFact, ClusterFacts, GatewayAddress, RouteId};
+pub(crate) use self::inputs::{GatewayAddress, GatewayInput, GatewayInputs, RouteId};
 pub(crate) use self::read::{
-    GATEWAY_KINDS, read_certificate, read_deployment, read_fact, read_service,
+    GATEWAY_KINDS, read_certificate, read_deployment, read_gateway_input, read_service,
 };
 pub(crate) use self::resolve::{
     PreviousResult, ResolvedGateways, collect_secrets, resolve_gateways,

@@ -1,4 +1,4 @@
-//! Sidecar injection: the decision, and the changes to the pod. Nothing here waits or performs IO.
+//! Sidecar injection: the decision, and the changes to the pod. No function here waits or performs I/O.
 //!
 //! Pods are processed as JSON so that unknown fields are preserved.
 
@@ -20,7 +20,7 @@ use leno_model::{ClientRanges, Floor, Name, TrustDomain, repository_of};
 use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
-use crate::words::{
+use crate::well_known::{
     CONTROL, CONTROL_PORT, INIT_CONTAINER, MAX_UNKNOWN_ANNOTATIONS, MESHED, MESHED_BY_SIDECAR,
     PROXY_CONTAINER, REDIRECT_ANNOTATION, unknown_annotations,
 };
@@ -63,7 +63,7 @@ pub struct InjectionSettings {
     /// Resource requests and limits of sidecars without annotations.
     pub resources: Resources,
     /// The clients that may read metrics of sidecars with an annotation that exposes them, and of gateways.
-    /// When absent, any client may read those of sidecars, and none those of gateways.
+    /// With `None`, any client may read the metrics of such sidecars, and no client the metrics of gateways.
     pub metrics_from: Option<ClientRanges>,
 }
 
@@ -93,8 +93,8 @@ impl InjectionSettings {
 
     /// Returns the floor of a namespace. If the namespace is unknown, returns the floor of namespaces without
     /// an exemption.
-    fn floor_in(&self, namespace: Option<&NamespaceFacts>) -> Option<&Floor> {
-        let name = namespace.and_then(|facts| Name::new(&facts.name).ok());
+    fn floor_in(&self, namespace: Option<&NamespaceMetadata>) -> Option<&Floor> {
+        let name = namespace.and_then(|namespace| Name::new(&namespace.name).ok());
         let is_excepted = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
         (!is_excepted).then_some(&self.floor)
     }
@@ -105,9 +105,9 @@ impl InjectionSettings {
     }
 }
 
-/// The relevant facts about the namespace of a pod.
+/// The name, labels and annotations of a pod's namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NamespaceFacts {
+pub struct NamespaceMetadata {
     /// The name of the namespace.
     pub name: String,
     /// The labels of the namespace.
@@ -116,7 +116,7 @@ pub struct NamespaceFacts {
     pub annotations: BTreeMap<String, String>,
 }
 
-impl From<Namespace> for NamespaceFacts {
+impl From<Namespace> for NamespaceMetadata {
     fn from(namespace: Namespace) -> Self {
         let meta = namespace.metadata;
         Self {
@@ -131,17 +131,17 @@ impl From<Namespace> for NamespaceFacts {
 #[derive(Debug, Clone, Copy)]
 pub enum InjectionTrigger<'a> {
     /// Labels and annotations of the pod and of its namespace decide.
-    Namespace(&'a NamespaceFacts),
+    Namespace(&'a NamespaceMetadata),
     /// A user names the pod: it gets a sidecar unless it opts out. Annotations about sidecars of its namespace
     /// apply if the namespace is known.
-    User(Option<&'a NamespaceFacts>),
+    User(Option<&'a NamespaceMetadata>),
 }
 
 impl<'a> InjectionTrigger<'a> {
-    fn namespace_facts(self) -> Option<&'a NamespaceFacts> {
+    fn namespace_metadata(self) -> Option<&'a NamespaceMetadata> {
         match self {
-            Self::Namespace(facts) => Some(facts),
-            Self::User(facts) => facts,
+            Self::Namespace(namespace) => Some(namespace),
+            Self::User(namespace) => namespace,
         }
     }
 }
@@ -176,7 +176,7 @@ pub enum SkipReason {
     /// The pod runs on Windows.
     Windows,
     /// The pod already has a sidecar.
-    Present,
+    AlreadyInjected,
     /// The pod has the sidecar of another mesh.
     OtherMesh(&'static str),
 }
@@ -190,7 +190,7 @@ impl fmt::Display for SkipReason {
             Self::SystemNamespace => "its namespace is one of the cluster or of the control plane",
             Self::HostNetwork => "it uses the network of its node",
             Self::Windows => "it runs on Windows",
-            Self::Present => "it has a sidecar already",
+            Self::AlreadyInjected => "it has a sidecar already",
             Self::OtherMesh(mesh) => return write!(f, "it has a sidecar of {mesh} already"),
         })
     }
@@ -206,7 +206,7 @@ pub fn inject_sidecar(
     settings: &InjectionSettings,
 ) -> Result<InjectionOutcome, InjectError> {
     decision::check_shape(pod)?;
-    let floor = settings.floor_in(trigger.namespace_facts());
+    let floor = settings.floor_in(trigger.namespace_metadata());
     let mut warnings = Vec::new();
     match decide_injection(pod, trigger, &settings.system_namespace)? {
         None => {}
@@ -216,13 +216,13 @@ pub fn inject_sidecar(
             warnings.push(SIDECAR_REQUIRED.to_owned());
         }
         Some(reason) => {
-            if reason == SkipReason::Present {
+            if reason == SkipReason::AlreadyInjected {
                 decision::reject_imitation(pod, trigger, settings)?;
             }
             return Ok(InjectionOutcome::Skipped(reason));
         }
     }
-    let options = SidecarOptions::read(pod, trigger.namespace_facts(), settings)?;
+    let options = SidecarOptions::read(pod, trigger.namespace_metadata(), settings)?;
     decision::reject_sidecar_user(pod)?;
     let mut pod = pod.clone();
     let mut probes = SidecarProbes::default();
@@ -285,10 +285,10 @@ fn add_sidecar(pod: &mut Value, sidecar: &SidecarInputs<'_>) {
 
 /// Returns warnings for unknown labels and annotations of the pod under `leno.dev/`.
 fn unknown_annotation_warnings(pod: &Value) -> Vec<String> {
-    let warnings_in = |map: &'static str| {
-        let keys = pod["metadata"][map].as_object().into_iter().flat_map(Map::keys);
+    let warnings_in = |map_field: &'static str| {
+        let keys = pod["metadata"][map_field].as_object().into_iter().flat_map(Map::keys);
         unknown_annotations(keys)
-            .map(move |(key, hint)| format!("{map}: {key} is not supported; {hint}"))
+            .map(move |(key, hint)| format!("{map_field}: {key} is not supported; {hint}"))
     };
     warnings_in("labels").chain(warnings_in("annotations")).take(MAX_UNKNOWN_ANNOTATIONS).collect()
 }
@@ -317,6 +317,7 @@ fn dns_warning(pod: &Value, control_address: &str) -> Option<String> {
     ))
 }
 
+/// Adds the labels and annotations of an injected pod.
 fn label_pod(pod: &mut Value, options: &SidecarOptions) {
     let application_name = application_container(pod).map(str::to_owned);
     let metadata = map_entry(pod, "metadata");
@@ -360,12 +361,13 @@ fn set_plugin_annotation(pod: &mut Value, options: Option<Vec<String>>) {
     }
 }
 
+/// Returns the name of the pod's first container other than the sidecar.
 fn application_container(pod: &Value) -> Option<&str> {
     let names = pod["spec"]["containers"].as_array()?.iter();
     names.filter_map(|container| container["name"].as_str()).find(|name| *name != PROXY_CONTAINER)
 }
 
-/// Returns a list of the pod's `spec`, created if absent.
+/// Returns the list under a key of the pod's `spec`; creates it if it is absent.
 fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     let spec = map_entry(pod, "spec");
     let value = spec.entry(key).or_insert(Value::Null);
@@ -375,7 +377,7 @@ fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     value.as_array_mut().expect("it was made one")
 }
 
-/// Returns the map under a key, or the value itself if the key is empty; created if absent.
+/// Returns the map under a key, or the value itself if the key is empty; creates it if it is absent.
 fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     let value = match key {
         "" => value,
@@ -387,7 +389,7 @@ fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> 
     value.as_object_mut().expect("it was made one")
 }
 
-/// Returns true if the container is one of those that injection adds.
+/// Returns true if the container has the name of a container that injection adds.
 fn is_leno_container(container: &Value) -> bool {
     matches!(container["name"].as_str(), Some(PROXY_CONTAINER | INIT_CONTAINER))
 }

@@ -25,7 +25,7 @@ use leno_model::{Name, TrustDomain};
 use serde_json::{Map, Value, json};
 
 use crate::inject::AddressRange;
-use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
+use crate::well_known::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER, SYSTEM_NAMESPACE};
 
 pub(crate) use apply::ApiTarget;
 pub use apply::{InstallError, InstallStep, apply_manifests, wait_for_rollout, wait_for_webhook};
@@ -35,19 +35,19 @@ pub use hook::uninstall_hook;
 pub use installed::InstalledOptions;
 pub use kinds::crd_name;
 pub use remove::{
-    RemovalExtent, lease_reference, objects_to_remove, remove_gateways, remove_objects,
-    withdraw_cni, withdraw_gateways, withdraw_permissions, withdraw_protections,
+    RemovalExtent, lease_reference, objects_to_remove, remove_cni, remove_gateway_permissions,
+    remove_gateways, remove_objects, remove_protections, remove_secret_permissions,
 };
 pub use retract::{retract_gateways, retract_statuses, wait_for_control_planes};
 
 /// Options of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstallOptions {
-    /// The image of Leno, for control planes and sidecars.
+    /// The container image of control planes and sidecars.
     pub image: String,
     /// The namespace of the control plane.
     pub namespace: String,
-    /// The number of control planes.
+    /// The number of control plane replicas; 2 by default.
     pub replicas: u32,
     /// The trust domain of the mesh.
     pub trust_domain: TrustDomain,
@@ -63,12 +63,13 @@ pub struct InstallOptions {
     pub webhook_client_ca: Option<String>,
     /// True for a NetworkPolicy that permits only the connections that the control plane needs.
     pub network_policies: bool,
-    /// The addresses of API servers, which alone may connect to the webhook then; all addresses if empty.
+    /// The API servers' address ranges. Only these addresses may connect to the webhook; all may if it is
+    /// empty.
     pub api_server: BTreeSet<AddressRange>,
     /// The namespaces with mesh-wide objects, in addition to the control plane's.
     pub settings_namespaces: BTreeSet<Name>,
     /// The JWKS servers that are allowed in addition to those at public addresses: the value of `leno control
-    /// --jwks-allow`. None when absent.
+    /// --jwks-allow`. `None` allows no others.
     pub jwks_allow: Option<String>,
     /// The clients that may read metrics of sidecars and gateways: the value of `leno control --metrics-from`.
     pub metrics_from: Option<String>,
@@ -192,5 +193,5 @@ fn pod_selector() -> Map<String, Value> {
 const GATEWAY_CLASS_VERSION: &str = "gateway.networking.k8s.io/v1";
 const PART_OF: &str = "leno";
 const PART_OF_LABEL: &str = "app.kubernetes.io/part-of";
-/// The default trust domain.
+/// The default trust domain, which needs no MeshConfig.
 const DEFAULT_TRUST_DOMAIN: &str = "cluster.local";

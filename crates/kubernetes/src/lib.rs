@@ -1,4 +1,5 @@
-//! Integration with Kubernetes: objects of its API server, in terms of the mesh.
+//! Integration with Kubernetes: conversion of the API server's objects into objects of the mesh, sidecar
+//! injection, installation, gateways, statuses and leader election.
 
 pub mod api;
 pub mod authority;
@@ -16,4 +17,4 @@ pub mod status;
 #[cfg(test)]
 mod testing;
 pub mod webhook;
-pub mod words;
+pub mod well_known;

@@ -1,13 +1,13 @@
-//! API server client of the node agent: redirection settings of pods.
+//! The node agent's API server client, which reads the redirection settings of starting pods.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::words::{MESHED, MESHED_BY_SIDECAR, REDIRECT_ANNOTATION};
+use crate::well_known::{MESHED, MESHED_BY_SIDECAR, REDIRECT_ANNOTATION};
 
-/// The client of the node agent for the API server.
+/// The node agent's API server client.
 #[derive(Clone)]
 pub struct NodeAgentClient {
     client: Client,
@@ -47,7 +47,7 @@ impl NodeAgentClient {
         let pod = pods.get(&name).await?;
         match uid {
             // Static pods have a different UID in the API server than in the container runtime.
-            Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror(&pod) => {
+            Some(uid) if pod.metadata.uid.as_deref() != Some(uid) && !is_mirror_pod(&pod) => {
                 Err(NodeError::Replaced)
             }
             _ => Ok(redirection_of_pod(&pod)),
@@ -60,9 +60,10 @@ impl NodeAgentClient {
     /// When the API server request fails.
     pub async fn is_daemon_set_gone(&self, namespace: &str, name: &str) -> Result<bool, ApiError> {
         let (namespace, name) = (NamespaceName::new(namespace)?, ObjectName::new(name)?);
-        let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(self.client.clone(), &namespace);
-        let set = sets.get_opt(&name).await?;
-        Ok(set.is_none_or(|set| set.metadata.deletion_timestamp.is_some()))
+        let daemon_sets: ObjectApi<DaemonSet> =
+            ObjectApi::for_namespace(self.client.clone(), &namespace);
+        let daemon_set = daemon_sets.get_opt(&name).await?;
+        Ok(daemon_set.is_none_or(|daemon_set| daemon_set.metadata.deletion_timestamp.is_some()))
     }
 }
 
@@ -77,7 +78,7 @@ pub enum NodeError {
     Replaced,
 }
 
-fn is_mirror(pod: &Pod) -> bool {
+fn is_mirror_pod(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|annotations| annotations.contains_key("kubernetes.io/config.mirror"))
 }

@@ -11,12 +11,13 @@ use kube::{Client, ResourceExt as _};
 use tokio::sync::watch;
 
 use crate::api::{NamespaceName, ObjectApi};
-use crate::words::CONTROL_PEERS;
+use crate::well_known::CONTROL_PEERS;
 
 /// Keeps `peers_sender` up to date with the addresses of the control planes in a namespace, except our own,
-/// until it has no receivers. All listen on the same port.
+/// until it has no receivers. All control planes listen on `port`.
 ///
-/// They include control planes that are not ready: a control plane becomes ready by connecting to the others.
+/// The addresses include control planes that are not ready: a control plane becomes ready by connecting to the
+/// others.
 pub async fn follow_peers(
     client: Client,
     namespace: &NamespaceName,
@@ -54,32 +55,32 @@ pub async fn follow_peers(
     }
 }
 
-/// The addresses in each slice.
+/// The addresses in each EndpointSlice of the Service, by the name of the slice.
 #[derive(Debug, Default)]
 struct SliceAddresses {
-    complete: BTreeMap<String, BTreeSet<IpAddr>>,
-    /// The slices of an unfinished relist. The `complete` ones stay in use until it is finished.
-    relisted: BTreeMap<String, BTreeSet<IpAddr>>,
+    complete_slices: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The slices of an unfinished relist. The `complete_slices` stay in use until it is finished.
+    relisted_slices: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
 impl SliceAddresses {
     fn apply_event(&mut self, event: Event<EndpointSlice>) {
         match event {
-            Event::Init => self.relisted.clear(),
+            Event::Init => self.relisted_slices.clear(),
             Event::InitApply(slice) => {
-                drop(self.relisted.insert(slice.name_any(), slice_addresses(&slice)))
+                drop(self.relisted_slices.insert(slice.name_any(), slice_addresses(&slice)))
             }
-            Event::InitDone => self.complete = std::mem::take(&mut self.relisted),
+            Event::InitDone => self.complete_slices = std::mem::take(&mut self.relisted_slices),
             Event::Apply(slice) => {
-                drop(self.complete.insert(slice.name_any(), slice_addresses(&slice)))
+                drop(self.complete_slices.insert(slice.name_any(), slice_addresses(&slice)))
             }
-            Event::Delete(slice) => drop(self.complete.remove(&slice.name_any())),
+            Event::Delete(slice) => drop(self.complete_slices.remove(&slice.name_any())),
         }
     }
 
     /// Returns all addresses except our own, without duplicates: a dual-stack Service lists every pod twice.
     fn peer_addresses(&self, own_address: IpAddr, port: u16) -> BTreeSet<SocketAddr> {
-        let ips = self.complete.values().flatten();
+        let ips = self.complete_slices.values().flatten();
         ips.filter(|ip| **ip != own_address && ip.is_ipv4() == own_address.is_ipv4())
             .map(|ip| SocketAddr::new(*ip, port))
             .collect()

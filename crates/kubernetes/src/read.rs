@@ -1,4 +1,5 @@
-//! Conversion of objects of the cluster into objects of the mesh: pure, one object at a time.
+//! Conversion of Kubernetes objects into objects of the mesh, one object at a time and without I/O. The source
+//! applies the results to its object store.
 
 mod api_server;
 mod custom;
@@ -37,7 +38,7 @@ pub(crate) use zone_preference::{
     service_of_preference,
 };
 
-use crate::words::{DEFAULT_POLICY, MTLS};
+use crate::well_known::{DEFAULT_POLICY, MTLS};
 
 /// The annotations of a namespace or pod that control admission of clients, each parsed by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub struct AdmissionReading {
 }
 
 impl AdmissionReading {
-    /// The reading of an object without these annotations.
+    /// The value for an object without these annotations: both are unset.
     pub(crate) const NONE: Self = Self { default_policy: Ok(None), mtls: Ok(None) };
 
     fn from_annotations(meta: &ObjectMeta, kind: &str) -> Self {
@@ -114,7 +115,7 @@ fn read_choice<T: Copy>(
         let quoted: String = text.chars().take(MAX_QUOTED_CHARACTERS).collect();
         let names: Vec<&str> = choices.iter().map(|choice| as_text(*choice)).collect();
         Box::new(RejectedDocument {
-            at: field_location(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
+            location: field_location(meta, kind, &format!("metadata.annotations[{annotation:?}]")),
             problem: format!(
                 "{quoted:?} is not a {noun}; the last valid annotations stay in force, or \
                  {strictest} if there are none"

@@ -1,4 +1,5 @@
-//! Events on pods that rejected a client without mutual TLS.
+//! Events on pods whose sidecars rejected a client without mutual TLS. The leader writes them from the reports
+//! of sidecars.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -40,10 +41,11 @@ pub async fn report_rejections(
 
 type RejectedClientKey = (WorkloadName, IpAddr);
 
-/// The written events; only [`RejectionEvents::write_events`] and [`RejectionEvents::renew_events`] do IO.
+/// The written events. Only [`RejectionEvents::write_events`] and [`RejectionEvents::renew_events`] perform
+/// I/O.
 #[derive(Default)]
 struct RejectionEvents {
-    clients: BTreeMap<RejectedClientKey, RejectionEvent>,
+    events_by_client: BTreeMap<RejectedClientKey, RejectionEvent>,
     /// The times of the last writes, oldest first.
     recent_writes: std::collections::VecDeque<Instant>,
 }
@@ -68,7 +70,7 @@ impl RejectionEvents {
     ) {
         for due_client in self.due_clients(rejected_clients, now) {
             let written_event = write_event(client, instance, &due_client).await;
-            self.record_written(&due_client, written_event);
+            self.record_write(&due_client, written_event);
         }
         self.renew_events(client, now).await;
     }
@@ -79,19 +81,20 @@ impl RejectionEvents {
         rejected_clients: &[RejectedClient],
         now: Instant,
     ) -> Vec<RejectedClient> {
-        self.clients.retain(|_, event| now.duration_since(event.last_seen) < MEMORY_DURATION);
+        self.events_by_client
+            .retain(|_, event| now.duration_since(event.last_seen) < MEMORY_DURATION);
         while self.recent_writes.front().is_some_and(|time| now.duration_since(*time) >= MINUTE) {
             self.recent_writes.pop_front();
         }
         let mut due_clients: Vec<RejectedClient> = Vec::new();
         for client in rejected_clients {
             let key = (client.workload.clone(), client.client);
-            if let Some(event) = self.clients.get_mut(&key) {
+            if let Some(event) = self.events_by_client.get_mut(&key) {
                 event.last_seen = now;
                 if event.retry_time.is_none_or(|time| time > now) {
                     continue;
                 }
-            } else if self.clients.len() >= MAX_CLIENTS
+            } else if self.events_by_client.len() >= MAX_CLIENTS
                 || self.count_pod_clients(&client.workload) >= MAX_CLIENTS_PER_POD
             {
                 continue;
@@ -100,7 +103,7 @@ impl RejectionEvents {
                 break;
             }
             self.recent_writes.push_back(now);
-            self.clients.insert(
+            self.events_by_client.insert(
                 key,
                 RejectionEvent { last_seen: now, written_event: None, retry_time: None },
             );
@@ -110,12 +113,13 @@ impl RejectionEvents {
     }
 
     fn count_pod_clients(&self, workload: &WorkloadName) -> usize {
-        self.clients.keys().filter(|(name, _)| name == workload).count()
+        self.events_by_client.keys().filter(|(name, _)| name == workload).count()
     }
 
-    fn record_written(&mut self, client: &RejectedClient, written_event: Option<WarningEvent>) {
+    /// Stores a written event, or schedules a retry if the write failed.
+    fn record_write(&mut self, client: &RejectedClient, written_event: Option<WarningEvent>) {
         let Entry::Occupied(mut event) =
-            self.clients.entry((client.workload.clone(), client.client))
+            self.events_by_client.entry((client.workload.clone(), client.client))
         else {
             return;
         };
@@ -127,7 +131,7 @@ impl RejectionEvents {
     /// Increases the counts of events with active clients. An event that has expired in the API server is
     /// written again when its client returns after [`MEMORY_DURATION`].
     async fn renew_events(&mut self, client: &Client, now: Instant) {
-        for event in self.clients.values_mut().filter(|event| event.last_seen == now) {
+        for event in self.events_by_client.values_mut().filter(|event| event.last_seen == now) {
             if let Some(written_event) = &mut event.written_event
                 && !written_event.renew_count(client, now).await
             {
@@ -142,9 +146,9 @@ impl RejectionEvents {
 async fn write_event(
     client: &Client,
     instance: &str,
-    rejected: &RejectedClient,
+    rejected_client: &RejectedClient,
 ) -> Option<WarningEvent> {
-    let RejectedClient { workload, uid, .. } = rejected;
+    let RejectedClient { workload, uid, .. } = rejected_client;
     let pod = ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
@@ -153,14 +157,14 @@ async fn write_event(
         uid: Some(uid.as_ref()?.to_string()),
         ..ObjectReference::default()
     };
-    let owner = match find_pod(client, workload, rejected.client).await {
-        Ok(owner) => owner,
+    let client_pod = match find_pod(client, workload, rejected_client.client).await {
+        Ok(client_pod) => client_pod,
         Err(error) => {
             tracing::debug!(%error, "the pod of a client cannot be read");
             None
         }
     };
-    let note = event_note(rejected, owner.as_deref());
+    let note = event_note(rejected_client, client_pod.as_deref());
     WarningEvent::write(client, instance, &pod, PLAINTEXT_REJECTED, &note, Instant::now()).await
 }
 
@@ -182,14 +186,14 @@ async fn find_pod(
     Ok((!is_host_network).then(|| pod.name_any()))
 }
 
-fn event_note(rejected: &RejectedClient, owner: Option<&str>) -> String {
-    let RejectedClient { client, port, kind, .. } = rejected;
+fn event_note(rejected_client: &RejectedClient, client_pod: Option<&str>) -> String {
+    let RejectedClient { client, port, kind, .. } = rejected_client;
     let cause = match kind {
         PlaintextClient::Member => "it has a sidecar and its connection bypasses the mesh: ",
         PlaintextClient::Other => "",
     };
     let hint = kind.hint();
-    let client = match owner {
+    let client = match client_pod {
         Some(pod) => format!("{client} (pod {pod})"),
         // Only readers with permission to list pods of all namespaces may see its name.
         None => format!(
@@ -284,7 +288,7 @@ mod tests {
         let start = Instant::now();
         let rejected = [rejected_client("web-1", "10.0.0.1")];
         assert_eq!(events.due_clients(&rejected, start), rejected);
-        events.record_written(&rejected[0], None);
+        events.record_write(&rejected[0], None);
         assert_eq!(events.due_clients(&rejected, start + RETRY_DELAY / 2), []);
         assert_eq!(events.due_clients(&rejected, start + RETRY_DELAY), rejected);
     }
@@ -307,7 +311,7 @@ mod tests {
             let known_clients = [&clients[..], &pods[..]].concat();
             total += events.due_clients(&known_clients, now + minute * MINUTE).len();
         }
-        assert_eq!((total, events.clients.len()), (MAX_CLIENTS, MAX_CLIENTS));
+        assert_eq!((total, events.events_by_client.len()), (MAX_CLIENTS, MAX_CLIENTS));
     }
 
     #[tokio::test]
@@ -338,11 +342,11 @@ mod tests {
         let pods = json!({"metadata": {"resourceVersion": "1"}, "items": [
             {"metadata": {"name": "legacy", "namespace": namespace}, "spec": {"containers": []}},
         ]});
-        let nothing = json!({"metadata": {"resourceVersion": "1"}, "items": []});
+        let empty_list = json!({"metadata": {"resourceVersion": "1"}, "items": []});
         {
             let mut store = server.store.lock().unwrap();
             let path = |namespace: &str| format!("/api/v1/namespaces/{namespace}/pods");
-            store.objects.insert(path("shop"), nothing);
+            store.objects.insert(path("shop"), empty_list);
             store.objects.insert(path(namespace), pods.clone());
             store.objects.insert("/api/v1/pods".to_owned(), pods);
         }
@@ -350,21 +354,20 @@ mod tests {
             rejected_clients: vec![rejected_client("web-1", "10.0.0.1")],
             ..SidecarFacts::default()
         };
-        let (send, facts) = watch::channel(Arc::new(facts));
-        let reporting =
-            report_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
-        let mut written = server.store.lock().unwrap().subscribe_changes();
+        let (facts_sender, facts) = watch::channel(Arc::new(facts));
+        let reporter = report_rejections(server.client.clone(), "leno-control-1".to_owned(), facts);
+        let mut changes = server.store.lock().unwrap().subscribe_changes();
         let event = async {
-            written.changed().await.unwrap();
+            changes.changed().await.unwrap();
             let store = server.store.lock().unwrap();
             let events = store.objects.iter().filter(|(key, _)| key.contains("/events/"));
             events.map(|(_, event)| event.clone()).collect::<Vec<Value>>()
         };
         let events = tokio::select! {
-            () = reporting => panic!("it ended"),
+            () = reporter => panic!("it ended"),
             events = event => events,
         };
-        drop(send);
+        drop(facts_sender);
         let [event] = events.as_slice() else { panic!("{events:?}") };
         event.clone()
     }

@@ -1,4 +1,5 @@
-//! Verification of service account tokens by the API server (`TokenReview`).
+//! Verification of service account tokens by the API server (`TokenReview`). Sidecars join the mesh with such
+//! tokens.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,14 +17,14 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::api::{ApiError, create_secret_object, escape_text};
-use crate::words::TOKEN_AUD;
+use crate::well_known::TOKEN_AUD;
 
 /// A client that verifies tokens with the API server.
 pub struct TokenReviewer {
     client: Client,
     /// The issuers of tokens that the API server has accepted.
-    issuers: Mutex<BTreeSet<String>>,
-    /// Limits concurrent reviews of tokens from other issuers.
+    accepted_issuers: Mutex<BTreeSet<String>>,
+    /// The limit of concurrent reviews of tokens from other issuers.
     unknown_issuer_reviews: Semaphore,
 }
 
@@ -66,7 +67,7 @@ impl TokenReviewer {
     pub fn new(client: Client) -> Self {
         Self {
             client,
-            issuers: Mutex::default(),
+            accepted_issuers: Mutex::default(),
             unknown_issuer_reviews: Semaphore::new(MAX_UNKNOWN_ISSUER_REVIEWS),
         }
     }
@@ -74,8 +75,8 @@ impl TokenReviewer {
     /// Returns the pod that a token claims, without verification.
     ///
     /// # Errors
-    /// [`TokenReviewError::Rejected`] when the API server could not accept it: wrong audience, not bound to a
-    /// pod, or expired.
+    /// [`TokenReviewError::Rejected`] when the API server could not accept the token: wrong audience, not bound
+    /// to a pod, or expired.
     pub fn claimed_pod(&self, token: &str, now: SystemTime) -> Result<PodHolder, TokenReviewError> {
         Ok(parse_claims(token, now)?.holder)
     }
@@ -83,7 +84,7 @@ impl TokenReviewer {
     /// Verifies a token and returns its pod.
     ///
     /// # Errors
-    /// [`TokenReviewError`].
+    /// When the token is rejected, too many reviews are in progress, or the API server does not respond.
     pub async fn review_token(&self, token: &str) -> Result<PodHolder, TokenReviewError> {
         // Unauthenticated clients must not be able to overload the API server with arbitrary tokens.
         let ClaimedPod { issuer, .. } = parse_claims(token, SystemTime::now())?;
@@ -107,19 +108,19 @@ impl TokenReviewer {
                 ApiError::Undecodable(_) => TokenReviewError::Malformed,
                 error => TokenReviewError::Api(error),
             })?;
-        let holder = reviewed_holder(review.status.unwrap_or_default())?;
-        self.learn_issuer(issuer);
+        let holder = parse_review(review.status.unwrap_or_default())?;
+        self.add_accepted_issuer(issuer);
         Ok(holder)
     }
 
-    /// Returns true if the API server has accepted a token of this issuer, or none of any issuer yet.
+    /// Returns true if the API server has accepted a token of this issuer, or has not accepted any token yet.
     fn is_known_issuer(&self, issuer: &str) -> bool {
-        let issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
+        let issuers = self.accepted_issuers.lock().unwrap_or_else(PoisonError::into_inner);
         issuers.is_empty() || issuers.contains(issuer)
     }
 
-    fn learn_issuer(&self, issuer: String) {
-        let mut issuers = self.issuers.lock().unwrap_or_else(PoisonError::into_inner);
+    fn add_accepted_issuer(&self, issuer: String) {
+        let mut issuers = self.accepted_issuers.lock().unwrap_or_else(PoisonError::into_inner);
         if issuers.len() < MAX_ISSUERS {
             issuers.insert(issuer);
         }
@@ -210,8 +211,8 @@ struct BoundPod {
     uid: String,
 }
 
-/// Extracts the pod from a review.
-fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError> {
+/// Returns the pod from the result of a review, or the reason that the token is rejected.
+fn parse_review(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError> {
     let rejection = |reason: String| Err(TokenReviewError::Rejected(reason));
     if status.authenticated != Some(true) {
         // Joining clients have no identity yet: the reason goes to the log, under one shared rate limit.
@@ -238,14 +239,14 @@ fn reviewed_holder(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewEr
         return rejection("the token is not a service account token".to_owned());
     };
     let mut extra = user.extra.unwrap_or_default();
-    let pods = extra.remove(POD_NAME).unwrap_or_default();
+    let pods = extra.remove(POD_NAME_FIELD).unwrap_or_default();
     let [pod] = pods.as_slice() else {
         return rejection(UNBOUND_TOKEN.to_owned());
     };
-    let uids = extra.remove(POD_UID).unwrap_or_default();
+    let uids = extra.remove(POD_UID_FIELD).unwrap_or_default();
     let uid = uids.first().and_then(|uid| Uid::new(uid).ok());
-    let names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
-    match names {
+    let parsed_names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
+    match parsed_names {
         (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account, uid }),
         (Err(error), _) | (_, Err(error)) => rejection(error.to_string()),
     }
@@ -258,9 +259,9 @@ static INVALID_TOKEN_LOG_LIMIT: Mutex<LogLimit> = Mutex::new(LogLimit::new());
 /// The prefix of service accounts in user names.
 const ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 /// The extra field with the name of the pod to which a token is bound.
-const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
-/// The extra field with the UID of that pod.
-const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+const POD_NAME_FIELD: &str = "authentication.kubernetes.io/pod-name";
+/// The extra field with the UID of the pod to which a token is bound.
+const POD_UID_FIELD: &str = "authentication.kubernetes.io/pod-uid";
 /// The error for a token that is not bound to a pod.
 const UNBOUND_TOKEN: &str = "the token is not bound to a pod: use a token from a projected volume of the \
                        pod, not from a Secret and not created manually";
@@ -279,7 +280,7 @@ mod tests {
 
     fn check_status(status: Value) -> Result<PodHolder, String> {
         let status = serde_json::from_value(status).unwrap();
-        reviewed_holder(status).map_err(|error| error.to_string())
+        parse_review(status).map_err(|error| error.to_string())
     }
 
     /// A response of an API server, edited.

@@ -1,6 +1,7 @@
-//! API server as a source of configuration: watches all kinds and publishes changes.
+//! The API server as a source of configuration: watches all kinds, merges their events in an object store, and
+//! publishes changes, statuses and the desired objects of gateways.
 
-mod arrivals;
+mod definitions;
 mod event;
 mod exclusions;
 mod kinds;
@@ -20,10 +21,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use self::arrivals::watch_definitions;
+use self::definitions::watch_definitions;
 pub(crate) use self::event::ObjectId;
 use self::event::WatchEvent;
-pub use self::exclusions::sidecar_settings;
+pub use self::exclusions::read_sidecar_settings;
 pub(crate) use self::kinds::{DiscoveredKind, find_version};
 use self::kinds::{KindWatch, WatchedKind};
 pub use self::progress::ListProgress;
@@ -45,17 +46,17 @@ pub struct KubernetesSource {
     client: Client,
     options: SourceOptions,
     progress: watch::Sender<ListProgress>,
-    statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
+    desired_statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
     desired_gateways: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
     secret_permissions: SecretPermissions,
-    outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
+    certificate_outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
     default_trust_domain: Option<TrustDomain>,
     settings_namespaces: BTreeSet<Name>,
-    image: Option<String>,
+    sidecar_image: Option<String>,
 }
 
 /// Options of a source.
@@ -63,7 +64,7 @@ pub struct KubernetesSource {
 pub struct SourceOptions {
     /// The time without further changes after which changes are published.
     pub quiet_period: Duration,
-    /// The maximum delay of changes.
+    /// The maximum time from the first unpublished change to its publication.
     pub max_delay: Duration,
     /// The interval between checks for a kind that the server lacks.
     pub discovery_interval: Duration,
@@ -100,21 +101,21 @@ impl KubernetesSource {
             client,
             options,
             progress,
-            statuses: watch::Sender::default(),
+            desired_statuses: watch::Sender::default(),
             desired_gateways: watch::Sender::default(),
             external_principals: watch::Sender::default(),
             secret_permissions: SecretPermissions::default(),
-            outcomes: watch::Sender::default().subscribe(),
+            certificate_outcomes: watch::Sender::default().subscribe(),
             unwritten_statuses: watch::Sender::default().subscribe(),
             exclusions: watch::Sender::default(),
             floor: watch::Sender::default(),
             default_trust_domain: None,
             settings_namespaces: BTreeSet::new(),
-            image: None,
+            sidecar_image: None,
         }
     }
 
-    /// Sets the trust domain for the case that no `MeshConfig` of Leno specifies it.
+    /// Sets the trust domain that applies if no `MeshConfig` of Leno specifies one.
     #[must_use]
     pub fn with_trust_domain(self, trust_domain: Option<TrustDomain>) -> Self {
         Self { default_trust_domain: trust_domain, ..self }
@@ -128,18 +129,19 @@ impl KubernetesSource {
 
     /// Sets the default image of sidecars.
     #[must_use]
-    pub fn with_image(self, image: Option<String>) -> Self {
-        Self { image, ..self }
+    pub fn with_image(self, sidecar_image: Option<String>) -> Self {
+        Self { sidecar_image, ..self }
     }
 
-    /// Sets the namespaces for certificates of external principals, and the channel with their `outcomes`.
+    /// Sets the namespaces for certificates of external principals, and the channel with their
+    /// `certificate_outcomes`.
     #[must_use]
     pub fn with_secret_permissions(
         self,
         secret_permissions: SecretPermissions,
-        outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
+        certificate_outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     ) -> Self {
-        Self { secret_permissions, outcomes, ..self }
+        Self { secret_permissions, certificate_outcomes, ..self }
     }
 
     /// Adds the statuses that [`reconcile_statuses`](crate::status::reconcile_statuses) cannot write to the
@@ -161,7 +163,7 @@ impl KubernetesSource {
     /// Returns the statuses and events to write, for [`reconcile_statuses`](crate::status::reconcile_statuses).
     #[must_use]
     pub fn subscribe_statuses(&self) -> watch::Receiver<Arc<Vec<DesiredStatus>>> {
-        self.statuses.subscribe()
+        self.desired_statuses.subscribe()
     }
 
     /// Returns the desired objects of gateways, for [`provision_gateways`](crate::gateway::provision_gateways).
@@ -195,7 +197,7 @@ impl KubernetesSource {
         let kinds = watched_kinds(self.options.gateways);
         let (event_sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
         let definition_changes = Arc::new(watch::Sender::new(0));
-        let secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
+        let referenced_secrets = watch::Sender::new(Arc::new(BTreeSet::new()));
         let mut tasks = JoinSet::new();
         for (index, watched) in kinds.iter().enumerate() {
             let kind_watch = KindWatch {
@@ -203,7 +205,7 @@ impl KubernetesSource {
                 watched: *watched,
                 kind_index: index,
                 definition_changes: definition_changes.subscribe(),
-                referenced_secrets: secrets.subscribe(),
+                referenced_secrets: referenced_secrets.subscribe(),
                 covered_secrets: None,
                 events: event_sender.clone(),
                 discovery_interval: self.options.discovery_interval,
@@ -217,35 +219,35 @@ impl KubernetesSource {
         }
         store.set_secret_permissions(self.secret_permissions);
         store.set_settings_namespaces(self.settings_namespaces);
-        if let Some(image) = &self.image {
-            store.set_image(image);
+        if let Some(sidecar_image) = &self.sidecar_image {
+            store.set_image(sidecar_image);
         }
         let Self {
             options,
             progress,
-            statuses,
+            desired_statuses,
             desired_gateways,
             external_principals,
             exclusions,
             ..
         } = self;
-        let (floor, outcomes, unwritten_statuses) =
-            (self.floor, self.outcomes, self.unwritten_statuses);
+        let (floor, certificate_outcomes, unwritten_statuses) =
+            (self.floor, self.certificate_outcomes, self.unwritten_statuses);
         let outputs = Outputs {
             progress,
-            statuses,
+            desired_statuses,
             desired_gateways,
             external_principals,
             exclusions,
             floor,
-            secrets,
+            referenced_secrets,
         };
         let event_loop = EventLoop {
             store,
             options,
             outputs,
             events,
-            outcomes,
+            certificate_outcomes,
             unwritten_statuses,
             last_failure: None,
         };
@@ -260,23 +262,23 @@ struct EventLoop {
     outputs: Outputs,
     events: mpsc::Receiver<(usize, WatchEvent)>,
     /// The outcomes of certificates of external principals.
-    outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
+    certificate_outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     /// The statuses that cannot be written.
     unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
     /// The time of the last failed request to the server.
     last_failure: Option<Instant>,
 }
 
-/// The outputs in addition to the updates.
+/// The channels of the source other than its updates.
 struct Outputs {
     progress: watch::Sender<ListProgress>,
-    statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
+    desired_statuses: watch::Sender<Arc<Vec<DesiredStatus>>>,
     desired_gateways: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
     exclusions: watch::Sender<Exclusions>,
     floor: watch::Sender<Floor>,
     /// The Secrets that gateways refer to, for the watch of Secrets.
-    secrets: watch::Sender<Arc<BTreeSet<ObjectId>>>,
+    referenced_secrets: watch::Sender<Arc<BTreeSet<ObjectId>>>,
 }
 
 impl EventLoop {
@@ -284,7 +286,7 @@ impl EventLoop {
         loop {
             let event = tokio::select! {
                 () = updates.closed() => return,
-                Ok(()) = self.outcomes.changed() => None,
+                Ok(()) = self.certificate_outcomes.changed() => None,
                 Ok(()) = self.unwritten_statuses.changed() => None,
                 event = self.events.recv() => match event {
                     Some(event) => Some(event),
@@ -298,7 +300,8 @@ impl EventLoop {
                     self.receive_pending(first_event_at).await;
                 }
                 None => {
-                    self.store.set_outcomes(Arc::clone(&self.outcomes.borrow_and_update()));
+                    self.store
+                        .set_outcomes(Arc::clone(&self.certificate_outcomes.borrow_and_update()));
                     self.store
                         .set_unwritten(Arc::clone(&self.unwritten_statuses.borrow_and_update()));
                 }
@@ -313,13 +316,13 @@ impl EventLoop {
                 }
             }
             // Publish statuses after the update, so that they report only configuration that has been sent.
-            if let Some(statuses) = self.store.changed_statuses() {
-                self.outputs.statuses.send_replace(Arc::new(statuses));
+            if let Some(desired_statuses) = self.store.changed_statuses() {
+                self.outputs.desired_statuses.send_replace(Arc::new(desired_statuses));
             }
         }
     }
 
-    /// Receives events until none arrive for a while.
+    /// Applies further events until none arrives for the quiet period, or the maximum delay has passed.
     async fn receive_pending(&mut self, first_event_at: Instant) {
         let deadline = first_event_at + self.options.max_delay;
         loop {
@@ -354,10 +357,10 @@ impl EventLoop {
 
     fn publish_state(&mut self) {
         let progress = self.store.progress();
-        let secrets = self.store.referenced_secrets();
-        self.outputs.secrets.send_if_modified(|published| {
-            let is_changed = *published != secrets;
-            *published = secrets;
+        let referenced_secrets = self.store.referenced_secrets();
+        self.outputs.referenced_secrets.send_if_modified(|published| {
+            let is_changed = *published != referenced_secrets;
+            *published = referenced_secrets;
             is_changed
         });
         let desired_gateways = self.store.desired_gateways();
@@ -425,9 +428,9 @@ fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
     kinds
 }
 
-/// The initial progress, before the kinds are known.
+/// The kinds that are reported as unlisted until the source starts.
 const INITIAL_KINDS: &[&str] = &["Pod", "Service", "Namespace"];
-/// The time without failures after which the next one is logged as a warning again.
+/// The time without failures after which the next failure is logged as a warning again.
 const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(90);
 /// The capacity of the event channel; the watches wait when it is full.
 const MAX_WATCH_EVENTS: usize = 1024;

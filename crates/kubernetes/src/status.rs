@@ -1,4 +1,4 @@
-//! Object statuses and events, written by the leading control plane.
+//! Statuses of objects, and events about them, which the leading control plane writes.
 
 mod desired_status;
 pub(crate) mod event;
@@ -26,31 +26,32 @@ pub(crate) use self::desired_status::{
 pub(crate) use self::lease::annotated_connections;
 pub use self::lease::hold_lease;
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::words::CONTROL;
+use crate::well_known::CONTROL;
 
 /// The identity of a control plane for leader election.
 #[derive(Debug, Clone)]
 pub struct ElectionIdentity {
     /// The namespace of the Lease.
     pub namespace: NamespaceName,
-    /// The unique name of this control plane: that of its pod.
+    /// The unique name of this control plane: the name of its pod.
     pub name: String,
-    /// Facts about sidecars. The leader publishes their connections in an annotation of the Lease.
-    pub facts: watch::Receiver<Arc<SidecarFacts>>,
+    /// The reports of sidecars. The leader publishes their connections in an annotation of the Lease.
+    pub sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 /// Writes the status of objects, and an event for each rejection and each unsupported field, while this control
 /// plane is the leader that [holds](hold_lease) the Lease. Failed writes are retried with exponential backoff,
-/// and listed in `unwritten`. Never returns.
+/// and listed in `unwritten_statuses`. Never returns.
 pub async fn reconcile_statuses(
     client: Client,
     name: String,
     desired_statuses: watch::Receiver<Arc<Vec<DesiredStatus>>>,
-    leading: watch::Receiver<bool>,
-    unwritten: watch::Sender<Arc<Vec<Warning>>>,
+    is_leader: watch::Receiver<bool>,
+    unwritten_statuses: watch::Sender<Arc<Vec<Warning>>>,
 ) {
-    let writer = StatusWriter { client, name, written_statuses: HashMap::new(), unwritten };
-    Box::pin(writer.run(desired_statuses, leading)).await;
+    let writer =
+        StatusWriter { client, name, written_statuses: HashMap::new(), unwritten_statuses };
+    Box::pin(writer.run(desired_statuses, is_leader)).await;
 }
 
 /// Writes statuses, and remembers them because the watch reports them with a delay.
@@ -60,7 +61,7 @@ struct StatusWriter {
     name: String,
     written_statuses: HashMap<StatusTarget, WrittenStatus>,
     /// The statuses that cannot be written, for `leno status`.
-    unwritten: watch::Sender<Arc<Vec<Warning>>>,
+    unwritten_statuses: watch::Sender<Arc<Vec<Warning>>>,
 }
 
 /// The last written status of an object.
@@ -94,17 +95,22 @@ impl WrittenStatus {
         is_same && now.duration_since(self.attempt_time) < retry_delay
     }
 
+    /// Returns a warning about a status that cannot be written; `None` if it was written.
     fn failure_warning(&self) -> Option<Warning> {
         let failure = self.failure.as_ref()?;
         let StatusTarget { kind, namespace, name, .. } = &self.desired.target;
-        let at = DocumentLocation {
+        let location = DocumentLocation {
             kind: Some((*kind).to_owned()),
             namespace: Some(namespace.clone()).filter(|namespace| !namespace.is_empty()),
             name: Some(name.clone()),
             field: Some("status".to_owned()),
             ..DocumentLocation::default()
         };
-        Some(Warning { at, problem: failure.problem.clone(), hint: UNWRITTEN_HINT.to_owned() })
+        Some(Warning {
+            location,
+            problem: failure.problem.clone(),
+            hint: UNWRITTEN_HINT.to_owned(),
+        })
     }
 }
 
@@ -112,13 +118,13 @@ impl StatusWriter {
     async fn run(
         mut self,
         mut desired_statuses: watch::Receiver<Arc<Vec<DesiredStatus>>>,
-        mut leading: watch::Receiver<bool>,
+        mut is_leader: watch::Receiver<bool>,
     ) {
         let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
                 Ok(()) = desired_statuses.changed() => {}
-                Ok(()) = leading.changed() => {}
+                Ok(()) = is_leader.changed() => {}
                 _ = ticks.tick() => {}
             }
             let current_statuses = Arc::clone(&desired_statuses.borrow_and_update());
@@ -126,12 +132,12 @@ impl StatusWriter {
                 current_statuses.iter().map(|desired| (&desired.target, desired)).collect();
             self.written_statuses.retain(|target, _| desired_by_target.contains_key(target));
             for desired in current_statuses.iter() {
-                if !*leading.borrow() {
+                if !*is_leader.borrow() {
                     break;
                 }
                 Box::pin(self.write_desired(desired)).await;
             }
-            self.publish_failures(*leading.borrow());
+            self.publish_failures(*is_leader.borrow());
         }
     }
 
@@ -144,7 +150,7 @@ impl StatusWriter {
             .filter_map(WrittenStatus::failure_warning);
         let mut failure_warnings: Vec<Warning> = failure_warnings.collect();
         failure_warnings.sort_by_cached_key(ToString::to_string);
-        self.unwritten.send_if_modified(|published| {
+        self.unwritten_statuses.send_if_modified(|published| {
             let is_changed = **published != failure_warnings;
             if is_changed {
                 *published = Arc::new(failure_warnings);
@@ -153,6 +159,7 @@ impl StatusWriter {
         });
     }
 
+    /// Writes the status and the events of an object, unless they are current.
     async fn write_desired(&mut self, desired: &DesiredStatus) {
         let now = Instant::now();
         let previous = self.written_statuses.get(&desired.target);
@@ -169,7 +176,7 @@ impl StatusWriter {
             None => Ok(()),
         };
         let is_accepted = outcome.is_ok();
-        let failure = next_failure(&desired.target, outcome, failure);
+        let failure = update_failure(&desired.target, outcome, failure);
         let events = self.write_events(desired, failure.as_ref(), events).await;
         let written_status = WrittenStatus {
             desired: desired.clone(),
@@ -241,9 +248,9 @@ impl StatusWriter {
     }
 }
 
-/// Returns the failure after an attempt, or `None` after a success. Logs a warning for the first of several
+/// Returns the failure after an attempt, and `None` after a success. Logs a warning for the first of several
 /// failures and a message when they end.
-fn next_failure(
+fn update_failure(
     target: &StatusTarget,
     outcome: Result<(), ApiError>,
     previous: Option<WriteFailure>,

@@ -1,4 +1,4 @@
-//! Minimal API server for tests.
+//! Minimal Kubernetes API server for tests: it stores objects by path and serves lists and watches.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,8 +23,8 @@ pub(crate) struct Store {
     pub(crate) missed_reads: u32,
     /// The number of patches of statuses that conflict.
     pub(crate) conflicts: u32,
-    /// The version, for watches.
-    changed: watch::Sender<u64>,
+    /// The current version, for watches.
+    version_changes: watch::Sender<u64>,
     /// The paths of open watches.
     watches: watch::Sender<Vec<String>>,
 }
@@ -85,7 +85,7 @@ impl Store {
                 self.version += 1;
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 self.objects.insert(key, object.clone());
-                self.changed.send_replace(self.version);
+                self.version_changes.send_replace(self.version);
                 (200, object)
             }
         }
@@ -95,19 +95,21 @@ impl Store {
 impl Store {
     /// Returns a receiver that reports each change.
     pub(crate) fn subscribe_changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+        self.version_changes.subscribe()
     }
 
     /// Returns the objects of a collection that are newer than a version.
     fn objects_after(&self, path: &str, version: u64) -> Vec<Value> {
         let is_in_collection =
             |key: &str| key.strip_prefix(path).is_some_and(|suffix| suffix.starts_with('/'));
-        let number =
+        let parse_version =
             |object: &Value| resource_version(object).as_str().and_then(|text| text.parse().ok());
         let objects =
             self.objects.iter().filter(|(key, _)| is_in_collection(key)).map(|(_, object)| object);
         objects
-            .filter(|object| number(object).is_some_and(|number: u64| number > version))
+            .filter(|object| {
+                parse_version(object).is_some_and(|object_version: u64| object_version > version)
+            })
             .cloned()
             .collect()
     }
@@ -129,13 +131,13 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let store = Arc::<Mutex<Store>>::default();
-        let shared = Arc::clone(&store);
+        let server_store = Arc::clone(&store);
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (tcp, _) = listener.accept().await.unwrap();
-                connections.spawn(serve_connection(tcp, Arc::clone(&shared)));
+                connections.spawn(serve_connection(tcp, Arc::clone(&server_store)));
             }
         });
         let config = kube::Config::new(format!("http://{address}").parse().unwrap());
@@ -152,7 +154,7 @@ impl Server {
 async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
     let mut bytes = Vec::new();
     loop {
-        let end = loop {
+        let head_end = loop {
             if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
                 break end + 4;
             }
@@ -160,26 +162,28 @@ async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
                 return;
             }
         };
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_lowercase();
+        let head = String::from_utf8(bytes[..head_end].to_vec()).unwrap().to_lowercase();
         let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
-        while bytes.len() < end + length {
+        while bytes.len() < head_end + length {
             assert!(tcp.read_buf(&mut bytes).await.unwrap() > 0);
         }
-        let mut parts = head.split([' ', '?']);
-        let (method, path) = (parts.next().unwrap().to_uppercase(), parts.next().unwrap());
-        let query = parts.next().filter(|_| head.contains('?')).unwrap_or_default();
+        let mut request_parts = head.split([' ', '?']);
+        let (method, path) =
+            (request_parts.next().unwrap().to_uppercase(), request_parts.next().unwrap());
+        let query = request_parts.next().filter(|_| head.contains('?')).unwrap_or_default();
         if query.contains("watch=true") {
-            let since = query.split("resourceversion=").nth(1).unwrap_or_default();
-            let since = since.split('&').next().unwrap_or_default().parse().unwrap_or(0);
-            return stream_changes(tcp, &store, path, since).await;
+            let since_version = query.split("resourceversion=").nth(1).unwrap_or_default();
+            let since_version =
+                since_version.split('&').next().unwrap_or_default().parse().unwrap_or(0);
+            return stream_changes(tcp, &store, path, since_version).await;
         }
         if query.contains("limit=") && !store.lock().unwrap().objects.contains_key(path) {
             send_list(&mut tcp, &store, path).await;
-            bytes.drain(..end + length);
+            bytes.drain(..head_end + length);
             continue;
         }
-        let body = &bytes[end..end + length];
+        let body = &bytes[head_end..head_end + length];
         let (code, response_body) = store.lock().unwrap().handle_request(&method, path, body);
         let response_body = response_body.to_string();
         let response = format!(
@@ -187,7 +191,7 @@ async fn serve_connection(mut tcp: TcpStream, store: Arc<Mutex<Store>>) {
             response_body.len()
         );
         tcp.write_all(response.as_bytes()).await.unwrap();
-        bytes.drain(..end + length);
+        bytes.drain(..head_end + length);
     }
 }
 
@@ -202,19 +206,20 @@ async fn send_list(tcp: &mut TcpStream, store: &Mutex<Store>, path: &str) {
 }
 
 /// Sends the objects that are newer than the list until the client disconnects.
-async fn stream_changes(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since: u64) {
-    let (mut sent_version, mut changed) = (since, store.lock().unwrap().changed.subscribe());
+async fn stream_changes(mut tcp: TcpStream, store: &Mutex<Store>, path: &str, since_version: u64) {
+    let (mut sent_version, mut changed) =
+        (since_version, store.lock().unwrap().version_changes.subscribe());
     changed.mark_changed();
     store.lock().unwrap().watches.send_modify(|paths| paths.push(path.to_owned()));
     let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\n\r\n";
     tcp.write_all(head.as_bytes()).await.unwrap();
     while changed.changed().await.is_ok() {
-        let (newer, version) = {
+        let (newer_objects, version) = {
             let store = store.lock().unwrap();
             (store.objects_after(path, sent_version), store.version)
         };
         sent_version = version;
-        for object in newer {
+        for object in newer_objects {
             let event = json!({"type": "MODIFIED", "object": object});
             if tcp.write_all(format!("{event}\n").as_bytes()).await.is_err() {
                 return;

@@ -1,4 +1,4 @@
-//! Admission webhook: the listener and its certificates.
+//! Admission webhook that injects sidecars: its HTTPS listener and its certificates.
 //!
 //! Every control plane serves the webhook. One dedicated certificate authority signs their certificates; the
 //! first control plane creates it in a Secret. Each control plane keeps its CA certificates in the webhook
@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::api::ObjectName;
-use crate::inject::{InjectionSettings, NamespaceFacts};
+use crate::inject::{InjectionSettings, NamespaceMetadata};
 
 use clients::ClientAuthorities;
 
@@ -70,13 +70,14 @@ pub enum WebhookError {
     /// The clients cannot be verified.
     #[error(transparent)]
     Clients(#[from] ClientAuthoritiesError),
-    /// The task that maintains the certificates has ended, which it never does.
+    /// The task that renews the certificates has ended, which is a bug.
     #[error("the webhook's certificate renewal task has ended")]
     Keys,
 }
 
-/// Serves admission reviews with the current settings. After `stop` it continues for a while because the API
-/// server notices the shutdown with a delay, and completes the reviews in progress.
+/// Serves admission reviews with the current settings. After `shutdown_receiver` becomes true, it continues for
+/// three seconds because the API server notices the shutdown with a delay, and completes the reviews in
+/// progress.
 ///
 /// Connections wait until there is a certificate, which is requested from the API server until it succeeds.
 ///
@@ -86,11 +87,12 @@ pub async fn serve_webhook(
     client: Client,
     listen: ListenOptions,
     settings: watch::Receiver<InjectionSettings>,
-    stop: watch::Receiver<bool>,
+    shutdown_receiver: watch::Receiver<bool>,
 ) -> Result<(), WebhookError> {
     let client_authorities = listen.client_ca.map(ClientAuthorities::open).transpose()?;
     let listener = bind_listener(listen.address)?;
-    serve_with(client, listener, client_authorities, settings, stop, SHUTDOWN_DELAY).await
+    serve_with(client, listener, client_authorities, settings, shutdown_receiver, SHUTDOWN_DELAY)
+        .await
 }
 
 fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
@@ -103,15 +105,16 @@ async fn serve_with(
     listener: TcpListener,
     client_authorities: Option<ClientAuthorities>,
     settings: watch::Receiver<InjectionSettings>,
-    stop: watch::Receiver<bool>,
+    shutdown_receiver: watch::Receiver<bool>,
     shutdown_delay: Duration,
 ) -> Result<(), WebhookError> {
     let namespace = settings.borrow().system_namespace.clone();
-    let (config_sender, mut configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
+    let (config_sender, mut tls_configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
     let renewal =
         keys::renew_certificates(client.clone(), namespace, config_sender, client_authorities);
-    let (end_sender, ended) = watch::channel(false);
-    let (shutdown, end_signal) = (StopSignal::new(stop), StopSignal::new(ended));
+    let (end_sender, end_receiver) = watch::channel(false);
+    let (shutdown, end_signal) =
+        (StopSignal::new(shutdown_receiver), StopSignal::new(end_receiver));
     let mut shutdown_request = shutdown.clone();
     let delayed_end = async {
         shutdown_request.wait_requested().await;
@@ -121,14 +124,22 @@ async fn serve_with(
     };
     let mut end_request = end_signal.clone();
     let server = async {
-        let has_keys = async { configs.wait_for(Option::is_some).await.is_ok() };
+        let has_certificate = async { tls_configs.wait_for(Option::is_some).await.is_ok() };
         tokio::select! {
-            has_keys = has_keys => if !has_keys {
+            has_certificate = has_certificate => if !has_certificate {
                 return Err(WebhookError::Keys);
             },
             () = end_request.wait_requested() => return Ok(()),
         }
-        listen::serve_all(listener, client, configs, settings, shutdown, end_signal.clone()).await;
+        listen::serve_connections(
+            listener,
+            client,
+            tls_configs,
+            settings,
+            shutdown,
+            end_signal.clone(),
+        )
+        .await;
         Ok(())
     };
     tokio::select! {
@@ -143,11 +154,11 @@ async fn serve_with(
 #[must_use]
 pub fn admission_response(
     body: &[u8],
-    namespace: &NamespaceFacts,
+    namespace: &NamespaceMetadata,
     settings: &InjectionSettings,
 ) -> Option<Value> {
     let review = AdmissionRequest::parse(body, ConnectionSource::LOCAL).ok()?;
-    Some(match review.is_about_pod() {
+    Some(match review.creates_pod() {
         true => review.inject_pod(namespace, settings),
         false => review.allow_unchanged(),
     })

@@ -1,5 +1,5 @@
-//! The listener of every server: pauses while the system lacks resources, and closes without losing
-//! connections.
+//! The listener of every server. It pauses while the system lacks file descriptors or memory, and closes
+//! without losing queued connections.
 
 use std::future::Future;
 use std::io;
@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::source::ConnectionSource;
 
-/// Opens a TCP listener; `SO_REUSEADDR` is set, so that closed connections do not block the address.
+/// Opens a TCP listener with `SO_REUSEADDR`, so that closed connections do not block the address.
 ///
 /// # Errors
-/// If the address is in use, or not local.
+/// Returns an error if the address is in use, or not local.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -28,7 +28,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Connections that may wait to be accepted at a listener; the kernel caps it at `somaxconn`.
+/// Maximum connections that wait to be accepted at a listener. The kernel limits the number to `somaxconn`.
 pub const BACKLOG: u32 = 1024;
 
 /// A socket that accepts connections.
@@ -45,7 +45,8 @@ pub trait Accept {
     /// Prevents new TCP handshakes; handshakes in progress complete, and their connections join the queue.
     ///
     /// # Errors
-    /// If the system does not support it: connections then arrive until the socket is closed.
+    /// Returns an error if the system does not support the filter: connections then arrive until the socket is
+    /// closed.
     fn end_handshakes(&self) -> io::Result<()>;
 }
 
@@ -81,7 +82,7 @@ impl Accept for UnixListener {
 pub enum AcceptEvent<S, P> {
     /// A connection, and its peer.
     Accepted(S, P),
-    /// A pause started, because the system has no room for a connection. The next call waits for its end.
+    /// A pause started, because the system has no room for a connection. The next call waits until it ends.
     Paused,
     /// The listener was closed by [`Listener::close`], and no connection is left in its queue.
     Closed,
@@ -93,18 +94,18 @@ impl From<SocketAddr> for ConnectionSource {
     }
 }
 
-/// A listener whose methods do not fail.
+/// A listener with infallible methods.
 ///
-/// Errors of a single connection, such as one that its client has closed, are skipped. When the system has no
-/// file descriptor or no memory for a connection, the next attempt comes after a pause: the connection stays
-/// in the queue of the kernel and would make the listener ready again at once.
+/// Errors of a single connection, such as an aborted one, are skipped. When the system has no file descriptor
+/// or no memory for a connection, the next attempt follows after a pause: the connection stays in the kernel's
+/// queue and would make the listener ready again at once.
 #[derive(Debug)]
 pub struct Listener<L> {
     listener: L,
     /// The name of the server in log messages.
     server: &'static str,
     pauses: Pauses,
-    /// The end of the time for handshakes in progress, if the listener is closed.
+    /// The time at which handshakes in progress must be complete; `None` until the listener is closed.
     closes_at: Option<Instant>,
 }
 
@@ -148,8 +149,8 @@ impl<L: Accept> Listener<L> {
         self.closes_at = Some(Instant::now() + HANDSHAKE_TIME);
     }
 
-    /// Accepts the next connection; after `stopped` completes, those in the queue, as after
-    /// [`Listener::close`], and then returns `None`. Cancel-safe.
+    /// Accepts the next connection. When `stopped` completes, the listener is closed as by
+    /// [`Listener::close`]: the next calls return the queued connections, and then `None`. Cancel-safe.
     pub async fn next_until(
         &mut self,
         stopped: impl Future<Output = ()>,
@@ -174,11 +175,11 @@ impl<L: Accept> Listener<L> {
     }
 
     async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
-        if let Some(until) = self.pauses.until {
+        if let Some(until) = self.pauses.paused_until {
             sleep_until(until).await;
-            self.pauses.until = None;
+            self.pauses.paused_until = None;
         }
-        while self.pauses.until.is_none() {
+        while self.pauses.paused_until.is_none() {
             match self.listener.accept_one().await {
                 Ok(accepted) => {
                     self.pauses.record_success();
@@ -192,7 +193,7 @@ impl<L: Accept> Listener<L> {
 
     /// Returns the number of pauses since the start.
     pub fn pause_count(&self) -> u64 {
-        self.pauses.count
+        self.pauses.pause_count
     }
 
     fn record_failure(&mut self, error: &io::Error) {
@@ -215,14 +216,16 @@ impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
 /// The pauses of a listener.
 #[derive(Debug, Default)]
 struct Pauses {
-    until: Option<Instant>,
+    /// The end of the current pause.
+    paused_until: Option<Instant>,
     /// The length of the last pause; zero after an accepted connection.
     last_pause: Duration,
     /// The number of consecutive failures of single connections.
     consecutive_skips: u32,
     /// The earliest time at which the next pause is logged.
-    next_log: Option<Instant>,
-    count: u64,
+    next_log_at: Option<Instant>,
+    /// The number of pauses since the start.
+    pause_count: u64,
 }
 
 impl Pauses {
@@ -238,18 +241,18 @@ impl Pauses {
             return false;
         }
         self.last_pause = (self.last_pause * 2).clamp(FIRST_PAUSE, MAX_PAUSE);
-        self.until = Some(now + self.last_pause);
-        self.count += 1;
-        if self.next_log.is_some_and(|earliest| now < earliest) {
+        self.paused_until = Some(now + self.last_pause);
+        self.pause_count += 1;
+        if self.next_log_at.is_some_and(|next_log_at| now < next_log_at) {
             return false;
         }
-        self.next_log = Some(now + LOG_INTERVAL);
+        self.next_log_at = Some(now + LOG_INTERVAL);
         true
     }
 }
 
-/// True for a failure of a single connection, which does not affect the next one:
-/// `accept(2)` reports network errors of the new connection as its own.
+/// True for a failure of a single connection, which does not affect the next one: `accept(2)` also returns
+/// pending network errors of the new connection.
 fn is_connection_error(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
@@ -274,8 +277,8 @@ fn is_connection_error(error: &io::Error) -> bool {
 
 /// The time for handshakes in progress when a listener is closed: a round trip to a distant client.
 const HANDSHAKE_TIME: Duration = Duration::from_millis(100);
-/// A filter of received segments (classic BPF, from the TCP header on) that drops those with SYN. A client
-/// sends its SYN again after a second, to the next process that listens there, if there is one.
+/// A filter of received segments (classic BPF, starting at the TCP header) that drops segments with SYN. A
+/// client retransmits its SYN after a second, and reaches a process that listens at the address by then.
 const DROP_SYN: [SockFilter; 4] = [
     SockFilter::new(LOAD_BYTE, 0, 0, TCP_FLAGS_OFFSET),
     SockFilter::new(JUMP_IF_SET, 0, 1, TCP_SYN),
@@ -292,11 +295,11 @@ const RETURN: u16 = 0x06;
 const TCP_FLAGS_OFFSET: u32 = 13;
 /// The SYN flag.
 const TCP_SYN: u32 = 0x02;
-/// The length of the first pause: descriptors become free whenever a connection closes.
+/// The length of the first pause; each further pause is twice as long. Every closed connection frees a descriptor.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// The maximum pause: eight attempts a second take no noticeable CPU time.
 const MAX_PAUSE: Duration = Duration::from_millis(125);
-/// Maximum consecutive failures of single connections; further ones count as a failure of the listener.
+/// Maximum consecutive failures of single connections; each further failure starts a pause.
 const MAX_CONSECUTIVE_SKIPS: u32 = 64;
 /// The minimum interval of log lines about pauses.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
@@ -308,8 +311,8 @@ mod tests {
 
     use super::*;
 
-    /// A socket that returns these errors one after another, and then connections.
-    struct Script(RefCell<VecDeque<Errno>>);
+    /// A socket that returns the listed errors one after another, and then connections.
+    struct ScriptedSocket(RefCell<VecDeque<Errno>>);
 
     struct LocalPeer;
 
@@ -319,7 +322,7 @@ mod tests {
         }
     }
 
-    impl Script {
+    impl ScriptedSocket {
         fn failing_listener(errors: &[(Errno, usize)]) -> Listener<Self> {
             let errors =
                 errors.iter().flat_map(|(errno, count)| std::iter::repeat_n(*errno, *count));
@@ -327,7 +330,7 @@ mod tests {
         }
     }
 
-    impl Accept for Script {
+    impl Accept for ScriptedSocket {
         type Stream = ();
         type Peer = LocalPeer;
 
@@ -344,7 +347,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pauses_grow_to_a_bound_while_no_descriptor_is_free() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM] {
-            let mut listener = Script::failing_listener(&[(errno, 100)]);
+            let mut listener = ScriptedSocket::failing_listener(&[(errno, 100)]);
             let start = Instant::now();
             listener.accept().await;
             let elapsed = start.elapsed();
@@ -356,19 +359,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_aborted_connection_does_not_delay_the_next_one() {
         for errno in [Errno::CONNABORTED, Errno::PROTO, Errno::PERM, Errno::HOSTUNREACH] {
-            let mut listener = Script::failing_listener(&[(errno, 60)]);
+            let mut listener = ScriptedSocket::failing_listener(&[(errno, 60)]);
             let start = Instant::now();
             listener.accept().await;
             assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 0));
         }
-        let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 1000)]);
+        let mut listener = ScriptedSocket::failing_listener(&[(Errno::CONNABORTED, 1000)]);
         listener.accept().await;
         assert!(listener.pause_count() > 900, "a persistent error is an error of the listener");
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_pause_is_reported_when_it_starts() {
-        let mut listener = Script::failing_listener(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
+        let mut listener =
+            ScriptedSocket::failing_listener(&[(Errno::CONNABORTED, 3), (Errno::MFILE, 2)]);
         let start = Instant::now();
         assert!(matches!(listener.next().await, AcceptEvent::Paused));
         assert_eq!((start.elapsed(), listener.pause_count()), (Duration::ZERO, 1));
@@ -379,7 +383,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_pause_continues() {
-        let mut listener = Script::failing_listener(&[(Errno::MFILE, 20)]);
+        let mut listener = ScriptedSocket::failing_listener(&[(Errno::MFILE, 20)]);
         let start = Instant::now();
         while tokio::time::timeout(Duration::from_millis(1), listener.accept()).await.is_err() {}
         assert!(start.elapsed() > MAX_PAUSE * 14 && listener.pause_count() == 20);

@@ -1,4 +1,5 @@
-//! Admission of connections: each task reports the phases of its connection, and learns of its eviction.
+//! Admission of connections: each connection's task reports the phases of the connection, and is woken when
+//! the connection is evicted or gets a turn.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +21,9 @@ pub struct ConnectionAdmission(Mutex<AdmissionState>);
 #[derive(Debug)]
 struct AdmissionState {
     table: HalfOpenTable,
+    /// The wakers of tasks that wait for their peer or for a turn.
     wakers: BTreeMap<HalfOpenId, Waker>,
+    /// The number of connections evicted since the start.
     evicted_count: u64,
 }
 
@@ -102,7 +105,7 @@ impl HalfOpen {
     /// bytes that it sends in between.
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub async fn await_peer<F: Future>(&self, peer: F) -> Result<F::Output, Evicted> {
         let mut peer = pin!(peer);
         let output = poll_fn(|cx| match peer.as_mut().poll(cx) {
@@ -119,7 +122,7 @@ impl HalfOpen {
     /// [`HalfOpen::await_peer`].
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub async fn run_in_turns<F: Future>(&self, work: F) -> Result<F::Output, Evicted> {
         let mut work = pin!(work);
         loop {
@@ -147,7 +150,7 @@ impl HalfOpen {
     /// [`RequestInProgress`].
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub async fn serve_connection<F: Future>(&self, connection: F) -> Result<F::Output, Evicted> {
         self.mark_waiting();
         let mut connection = pin!(connection);
@@ -205,7 +208,7 @@ impl HalfOpen {
     /// themselves.
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub fn poll_waiting<T>(&self, cx: &Context<'_>) -> Poll<Result<T, Evicted>> {
         let mut state = self.admission.lock();
         let evicted_id = state.table.start_waiting(self.id);
@@ -221,7 +224,7 @@ impl HalfOpen {
     /// Records that the peer has sent a part of the awaited bytes.
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub fn record_progress(&self) -> Result<(), Evicted> {
         self.change_phase(PeerPhase::Continues)
     }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::source::ConnectionSource;
 
-/// A limit on requests in progress. Requests beyond it are rejected, not queued: a
-/// connection with a request in progress is not evicted.
+/// A limit on requests in progress. Further requests are rejected, not queued: a connection with a request in
+/// progress is never evicted, so queued requests could fill the table of connections.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
     max_total: usize,
@@ -28,8 +28,8 @@ impl ConcurrencyLimit {
         Self { max_total, max_per_source, in_progress: Mutex::default() }
     }
 
-    /// Permits a request of this source until the permit is dropped; `None` at the
-    /// limit.
+    /// Permits a request of this source until the permit is dropped. Returns `None` if the source or the total
+    /// is at its limit.
     pub fn acquire(&self, source: ConnectionSource) -> Option<ConcurrencyPermit<'_>> {
         let mut in_progress = self.lock();
         let source_count = in_progress.by_source.get(&source).copied().unwrap_or_default();

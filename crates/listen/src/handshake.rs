@@ -18,8 +18,8 @@ use crate::admission::HalfOpen;
 /// Reads a whole ClientHello, without cryptographic work.
 ///
 /// # Errors
-/// If the bytes are no ClientHello, the client disconnected, or the connection was evicted (and is reset). A
-/// TLS error is the source of the error.
+/// Returns an error if the bytes are no ClientHello, the client disconnected, or the connection was evicted (and is
+/// reset). A TLS error is the source of the returned error. The socket is returned as well, unless it is closed.
 pub async fn read_hello(
     half_open: &HalfOpen,
     tcp: TcpStream,
@@ -36,11 +36,11 @@ pub async fn read_hello(
     }
 }
 
-/// Performs the rest of a handshake, in turns.
+/// Completes a handshake after its ClientHello, in turns ([`HalfOpen::run_in_turns`]).
 ///
 /// # Errors
-/// If the handshake fails, or the connection was evicted (and is reset). A TLS error is the source of the
-/// error.
+/// Returns an error if the handshake fails, or the connection was evicted (and is reset). A TLS error is the source
+/// of the error.
 pub async fn complete_handshake(
     half_open: &HalfOpen,
     hello: StartHandshake<TcpStream>,

@@ -1,4 +1,4 @@
-//! Paths of Unix sockets: an address has room for 107 bytes, a path may be longer.
+//! Paths of Unix sockets: the kernel's address structure holds 107 bytes, and longer paths need a shorter alias.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,7 +18,7 @@ impl SocketPath {
     /// Returns the path itself if it is short enough, otherwise one through the descriptor of its directory.
     ///
     /// # Errors
-    /// If the directory cannot be opened.
+    /// Returns an error if the directory cannot be opened.
     pub fn for_path(path: &Path) -> io::Result<Self> {
         if path.as_os_str().len() <= MAX_ADDRESS_BYTES {
             return Ok(Self { path: path.to_owned(), _directory: None });
@@ -29,8 +29,8 @@ impl SocketPath {
         Ok(Self { path, _directory: Some(directory) })
     }
 
-    /// Returns the path. It borrows this value: the descriptor must be open until the call has returned, and
-    /// tokio drops a path that it owns before it makes the call.
+    /// Returns the path for `bind` or `connect`. It borrows this value because the descriptor must stay open
+    /// until that call has returned; tokio drops an owned path before the call.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

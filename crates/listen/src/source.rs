@@ -1,4 +1,4 @@
-//! The source of a connection, by which limits count: an IPv4 address or an IPv6 network.
+//! The source of a connection: an IPv4 address or an IPv6 /64 network. Limits of this crate count per source.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn ipv6_counts_by_network_and_ipv4_by_address() {
-        let source = |text: &str| ConnectionSource::from(text.parse::<IpAddr>().unwrap());
+        let source = |address: &str| ConnectionSource::from(address.parse::<IpAddr>().unwrap());
         assert_eq!(source("2001:db8:0:1::1"), source("2001:db8:0:1:ffff::2"));
         assert_ne!(source("2001:db8:0:1::1"), source("2001:db8:0:2::1"));
         assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));

@@ -1,4 +1,4 @@
-//! The stop of a server: clients get time for a last request, and responses in progress are completed.
+//! The graceful stop of a server: clients get time for a last request, and responses in progress complete.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -33,7 +33,7 @@ impl StopSignal {
     }
 
     /// Resolves when the time for a last request is over.
-    pub async fn last_call(&mut self) {
+    pub async fn wait_for_last_request(&mut self) {
         self.wait_requested().await;
         sleep(LAST_REQUEST_TIME).await;
     }
@@ -43,7 +43,7 @@ impl StopSignal {
     /// progress.
     ///
     /// # Errors
-    /// [`Evicted`] if the connection has to make room for others.
+    /// Returns [`Evicted`] if the connection has to make room for others.
     pub async fn serve_connection<C: Future>(
         mut self,
         half_open: &HalfOpen,
@@ -53,7 +53,7 @@ impl StopSignal {
         tokio::select! {
             biased;
             output = half_open.serve_connection(connection.as_mut()) => return output,
-            () = self.last_call() => {}
+            () = self.wait_for_last_request() => {}
         }
         request_close(connection.as_mut());
         Ok(connection.await)
@@ -77,8 +77,8 @@ impl StopSignal {
     }
 }
 
-/// The time for a last request on a connection that is idle at the stop, or new. A request that crosses the end
-/// of its connection is lost (RFC 9112 §9.5), and HTTP codecs end a connection without a request at once.
+/// The time for a last request on a connection that is idle at the stop, or new. A request that arrives while
+/// its connection closes is lost (RFC 9112 §9.5), and HTTP codecs close an idle connection at once.
 const LAST_REQUEST_TIME: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -100,13 +100,14 @@ mod tests {
         let stop = StopSignal::new(stop);
         let admission = ConnectionAdmission::new(HalfOpenLimits::new(1, 1));
         let half_open = admission.admit(ConnectionSource::LOCAL);
-        let (start, ended) = (Instant::now(), Cell::new(None));
+        let (start, closed_after) = (Instant::now(), Cell::new(None));
         let response = sleep(Duration::from_secs(60));
         sender.send_replace(true);
         assert!(stop.is_requested());
-        let end = |_: Pin<&mut tokio::time::Sleep>| ended.set(Some(start.elapsed()));
-        stop.serve_connection(&half_open, pin!(response), end).await.unwrap();
-        assert_eq!(ended.get(), Some(LAST_REQUEST_TIME));
+        let record_close =
+            |_: Pin<&mut tokio::time::Sleep>| closed_after.set(Some(start.elapsed()));
+        stop.serve_connection(&half_open, pin!(response), record_close).await.unwrap();
+        assert_eq!(closed_after.get(), Some(LAST_REQUEST_TIME));
         assert_eq!(start.elapsed(), Duration::from_secs(60));
     }
 

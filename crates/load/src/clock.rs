@@ -14,31 +14,32 @@ use tokio::time::{Instant, sleep};
 /// The runtime's time since the start of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
-    start: Instant,
+    started_at: Instant,
 }
 
 impl Clock {
     /// Starts the clock.
     pub(crate) fn start() -> Self {
-        Self { start: Instant::now() }
+        Self { started_at: Instant::now() }
     }
 
     /// Returns the time since the start.
     pub(crate) fn now(self) -> Duration {
-        self.start.elapsed()
+        self.started_at.elapsed()
     }
 
-    /// Converts a time since the start for the runtime's timers.
+    /// Converts a time since the start to an instant of the runtime's timers.
     pub(crate) fn to_instant(self, since_start: Duration) -> Instant {
-        self.start + since_start
+        self.started_at + since_start
     }
 }
 
-/// A timer of the kernel. The runtime's own timers have millisecond ticks: with them, requests would be sent in
+/// A kernel timer. The runtime's own timers have millisecond ticks: with them, requests would be sent in
 /// bursts, and late by more than the response time of many servers.
 #[derive(Debug)]
 pub(crate) struct Timer {
-    /// A timerfd is readable like a pipe: empty until it fires, then the number of expirations.
+    /// A timerfd is readable like a pipe: empty until it fires, then the number of expirations. `None` in tests, which
+    /// use the runtime's timers.
     timerfd: Option<Receiver>,
 }
 

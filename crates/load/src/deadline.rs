@@ -1,4 +1,4 @@
-//! A request timeout without cost unless a timer fires.
+//! Request deadlines that share one timer of the runtime, so that a request costs no timer update.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,28 +9,28 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// timeout instead of once per request.
 #[derive(Debug)]
 pub(crate) struct Deadline {
-    at: Instant,
+    deadline_at: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Deadline {
-    pub(crate) fn new(at: Instant) -> Self {
-        Self { at, timer: Box::pin(sleep_until(at)) }
+    pub(crate) fn new(deadline_at: Instant) -> Self {
+        Self { deadline_at, timer: Box::pin(sleep_until(deadline_at)) }
     }
 
-    /// Moves the deadline; only ever later.
-    pub(crate) fn set(&mut self, at: Instant) {
-        debug_assert!(at >= self.at, "a deadline moves only to a later time");
-        self.at = at;
+    /// Moves the deadline to a later time.
+    pub(crate) fn set(&mut self, deadline_at: Instant) {
+        debug_assert!(deadline_at >= self.deadline_at, "a deadline moves only to a later time");
+        self.deadline_at = deadline_at;
     }
 
     /// Returns ready once the deadline has passed.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while self.timer.as_mut().poll(context).is_ready() {
-            if self.at <= self.timer.deadline() {
+            if self.deadline_at <= self.timer.deadline() {
                 return Poll::Ready(());
             }
-            self.timer.as_mut().reset(self.at);
+            self.timer.as_mut().reset(self.deadline_at);
         }
         Poll::Pending
     }

@@ -1,4 +1,4 @@
-//! Runs a plan on one thread: workers take turns, each with one request in progress at a time.
+//! Execution of a load plan on one thread: every worker has at most one request in progress.
 
 use std::cell::RefCell;
 use std::io;
@@ -40,7 +40,7 @@ pub async fn drive_load(
     task.run_task(SystemEnvironment).await
 }
 
-/// The reason why a plan was not run.
+/// The reason why a run has no report.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
     /// The plan is invalid.
@@ -57,7 +57,7 @@ pub enum DriveError {
     Failed,
 }
 
-/// The plan of a run, and the share of one thread in it.
+/// The work of one thread: the plan of the run, and the thread's share in it.
 #[derive(Debug)]
 pub(crate) struct ThreadTask {
     /// A validated plan.
@@ -74,44 +74,44 @@ impl ThreadTask {
         environment: E,
     ) -> Result<LoadReport, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
-        let thread = Rc::new(ThreadShared::new(&self.plan, self.share, environment)?);
-        let local = LocalSet::new();
-        local.run_until(self.run_workers(&thread, &mut workers)).await;
-        drop(local);
-        let thread = Rc::into_inner(thread).expect("all workers have ended");
-        Ok(thread.into_report(&self.progress))
+        let thread_state = Rc::new(ThreadShared::new(&self.plan, self.share, environment)?);
+        let local_set = LocalSet::new();
+        local_set.run_until(self.run_workers(&thread_state, &mut workers)).await;
+        drop(local_set);
+        let thread_state = Rc::into_inner(thread_state).expect("all workers have ended");
+        Ok(thread_state.into_report(&self.progress))
     }
 
     /// Runs the workers until the last one has ended.
     async fn run_workers<E: Environment>(
         &self,
-        thread: &Rc<ThreadShared<E>>,
+        thread_state: &Rc<ThreadShared<E>>,
         workers: &mut Workers,
     ) {
-        let mut running = JoinSet::new();
+        let mut worker_tasks = JoinSet::new();
         let warm_up = self.plan.warm_up;
         if warm_up.is_zero() {
-            thread.record_snapshot();
+            thread_state.record_snapshot();
         }
-        workers.create_workers(thread, |worker| drop(running.spawn_local(worker.run())));
+        workers.create_workers(thread_state, |worker| drop(worker_tasks.spawn_local(worker.run())));
         let mut progress_tick = interval(PROGRESS_INTERVAL);
         progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
-            let (snapshots, end) =
-                (thread.snapshots.borrow().len(), thread.schedule.borrow().end());
-            let next_snapshot = if snapshots == 0 { warm_up.min(end) } else { end };
+            let (snapshot_count, end_time) =
+                (thread_state.snapshots.borrow().len(), thread_state.schedule.borrow().end());
+            let next_snapshot = if snapshot_count == 0 { warm_up.min(end_time) } else { end_time };
             tokio::select! {
-                ended = running.join_next() => match ended {
+                join_result = worker_tasks.join_next() => match join_result {
                     None => return,
                     Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
                     Some(_) => {}
                 },
-                () = sleep_until(thread.thread_context.clock.to_instant(next_snapshot)), if snapshots < 2 => thread.record_snapshot(),
+                () = sleep_until(thread_state.thread_context.clock.to_instant(next_snapshot)), if snapshot_count < 2 => thread_state.record_snapshot(),
                 _ = progress_tick.tick() => {
-                    let now = thread.thread_context.clock.now();
-                    self.progress.send_replace(thread.statistics.borrow().counters_at(now));
+                    let now = thread_state.thread_context.clock.now();
+                    self.progress.send_replace(thread_state.statistics.borrow().counters_at(now));
                     if self.stop.is_stopped() {
-                        thread.schedule.borrow_mut().end_at(now);
+                        thread_state.schedule.borrow_mut().end_at(now);
                     }
                 }
             }
@@ -121,9 +121,9 @@ impl ThreadTask {
 
 /// The workers of a thread before they start.
 struct Workers {
-    connections: u64,
-    streams: usize,
-    requests: PreparedRequests,
+    connection_count: u64,
+    streams_per_connection: usize,
+    prepared_requests: PreparedRequests,
 }
 
 /// The prepared requests of the workers.
@@ -134,38 +134,46 @@ enum PreparedRequests {
 
 impl Workers {
     fn new(plan: &LoadPlan, share: ThreadShare) -> Result<Self, InvalidPlan> {
-        let requests = match plan.protocol {
+        let prepared_requests = match plan.protocol {
             LoadProtocol::Http1 => PreparedRequests::Http1(http1::Http1Requests::new(plan)?),
             LoadProtocol::Http2 { .. } | LoadProtocol::Grpc { .. } => {
                 PreparedRequests::Http2(http2::Http2Requests::new(plan)?)
             }
         };
-        let connections = share.part_of(plan.load_model.connection_count() as u64);
-        Ok(Self { connections, streams: plan.protocol.streams_per_connection(), requests })
+        let connection_count = share.part_of(plan.load_model.connection_count() as u64);
+        Ok(Self {
+            connection_count,
+            streams_per_connection: plan.protocol.streams_per_connection(),
+            prepared_requests,
+        })
     }
 
     fn create_workers<E: Environment>(
         &self,
-        thread: &Rc<ThreadShared<E>>,
+        thread_state: &Rc<ThreadShared<E>>,
         mut start_worker: impl FnMut(LoadWorker<E>),
     ) {
-        let thread_context = &thread.thread_context;
-        for _ in 0..self.connections {
-            match &self.requests {
+        let thread_context = &thread_state.thread_context;
+        for _ in 0..self.connection_count {
+            match &self.prepared_requests {
                 PreparedRequests::Http1(requests) => {
                     let transport = LoadTransport::Http1(http1::Http1Connections::new(
                         requests,
                         thread_context,
                     ));
-                    start_worker(LoadWorker { thread: Rc::clone(thread), transport });
+                    start_worker(LoadWorker { thread_state: Rc::clone(thread_state), transport });
                 }
                 PreparedRequests::Http2(requests) => {
-                    let shared =
+                    let shared_connections =
                         Rc::new(http2::SharedConnections::new(thread_context.address_count()));
-                    for _ in 0..self.streams {
-                        let streams = http2::Http2Streams::new(requests, &shared, thread_context);
+                    for _ in 0..self.streams_per_connection {
+                        let streams =
+                            http2::Http2Streams::new(requests, &shared_connections, thread_context);
                         let transport = LoadTransport::Http2(streams);
-                        start_worker(LoadWorker { thread: Rc::clone(thread), transport });
+                        start_worker(LoadWorker {
+                            thread_state: Rc::clone(thread_state),
+                            transport,
+                        });
                     }
                 }
             }
@@ -178,12 +186,13 @@ struct ThreadShared<E> {
     thread_context: ThreadContext<E>,
     schedule: RefCell<Schedule>,
     target_sampler: RefCell<TargetSampler>,
-    /// Idle workers queue here; the first of them waits for the next request.
+    /// The timer of the next request. Idle workers queue for its lock; the worker that holds the lock waits for the
+    /// request.
     timer: Mutex<Timer>,
     /// The pause of a worker after a failed connection attempt; absent in an open run, which the clock paces.
-    pause: Option<Duration>,
+    connect_pause: Option<Duration>,
     statistics: RefCell<RunStatistics>,
-    /// The start and the end of the measurement, once reached.
+    /// The counters at the start and at the end of the measurement; empty until the measurement starts.
     snapshots: RefCell<Vec<CounterSnapshot>>,
 }
 
@@ -191,9 +200,9 @@ struct ThreadShared<E> {
 #[derive(Clone, Copy)]
 struct AssignedRequest {
     target: usize,
-    due: Duration,
+    due_time: Duration,
     now: Duration,
-    measured: bool,
+    is_measured: bool,
 }
 
 impl<E: Environment> ThreadShared<E> {
@@ -206,17 +215,19 @@ impl<E: Environment> ThreadShared<E> {
             schedule: RefCell::new(Schedule::new(plan, share)),
             target_sampler: RefCell::new(TargetSampler::new(weights, seed)),
             timer: Mutex::new(timer),
-            pause: matches!(plan.load_model, LoadModel::Closed { .. }).then_some(CONNECT_PAUSE),
+            connect_pause: matches!(plan.load_model, LoadModel::Closed { .. })
+                .then_some(CONNECT_PAUSE),
             statistics: RefCell::new(RunStatistics::new(names, plan.warm_up)),
             snapshots: RefCell::default(),
             thread_context: ThreadContext::new(environment, plan),
         })
     }
 
-    /// Waits for the next request until it is due; `None` when the run is over. The current time is `now`.
+    /// Waits until a request is due, and assigns it to the caller; `None` when the run is over. The current time is
+    /// `now`.
     async fn next_request(&self, now: Duration) -> Option<AssignedRequest> {
         match self.assign_due_request(now) {
-            Ok(assigned) => assigned,
+            Ok(assigned_request) => assigned_request,
             // No request is due: rejoin the queue.
             Err(_) => self.wait_for_due().await,
         }
@@ -227,25 +238,26 @@ impl<E: Environment> ThreadShared<E> {
         loop {
             let now = self.thread_context.clock.now();
             match self.assign_due_request(now) {
-                Ok(assigned) => return assigned,
-                Err(until) => timer.wait_for(until.saturating_sub(now)).await,
+                Ok(assigned_request) => return assigned_request,
+                Err(check_time) => timer.wait_for(check_time.saturating_sub(now)).await,
             }
         }
     }
 
-    /// Assigns the request that is due; `None` if the run is over. The error is the time of the next check.
+    /// Assigns the request that is due; `None` if the run is over. If no request is due, the error is the time of the
+    /// next check.
     fn assign_due_request(&self, now: Duration) -> Result<Option<AssignedRequest>, Duration> {
         let mut schedule = self.schedule.borrow_mut();
         match schedule.next_action(now) {
             NextAction::Over => Ok(None),
-            NextAction::Wait(until) => Err(until),
-            NextAction::Due(due) => {
-                let measured = schedule.is_measured(due);
+            NextAction::Wait(check_time) => Err(check_time),
+            NextAction::Due(due_time) => {
+                let is_measured = schedule.is_measured(due_time);
                 Ok(Some(AssignedRequest {
                     target: self.target_sampler.borrow_mut().next_target(),
-                    due,
+                    due_time,
                     now,
-                    measured,
+                    is_measured,
                 }))
             }
         }
@@ -268,22 +280,22 @@ impl<E: Environment> ThreadShared<E> {
         let mut schedule = self.schedule.into_inner();
         let mut target_sampler = self.target_sampler.into_inner();
         let mut statistics = self.statistics.into_inner();
-        while let Some(due) = schedule.next_unsent() {
-            statistics.record_unsent(target_sampler.next_target(), due);
+        while let Some(due_time) = schedule.next_unsent() {
+            statistics.record_unsent(target_sampler.next_target(), due_time);
         }
         progress.send_replace(statistics.counters_at(self.thread_context.clock.now()));
-        let window = match self.snapshots.into_inner().as_slice() {
+        let measured_window = match self.snapshots.into_inner().as_slice() {
             [first, last, ..] => MeasuredWindow::from_snapshots(first, last),
             // Stopped during the warm-up.
             _ => MeasuredWindow::default(),
         };
-        statistics.into_report(&window)
+        statistics.into_report(&measured_window)
     }
 }
 
 /// A worker with at most one request in progress.
 struct LoadWorker<E: Environment> {
-    thread: Rc<ThreadShared<E>>,
+    thread_state: Rc<ThreadShared<E>>,
     transport: LoadTransport<E::Stream>,
 }
 
@@ -295,22 +307,23 @@ enum LoadTransport<S> {
 
 impl<E: Environment> LoadWorker<E> {
     async fn run(mut self) {
-        let thread = Rc::clone(&self.thread);
-        let thread_context = &thread.thread_context;
+        let thread_state = Rc::clone(&self.thread_state);
+        let thread_context = &thread_state.thread_context;
         let mut now = thread_context.clock.now();
-        while let Some(assigned) = thread.next_request(now).await {
-            let result = self.send_request(assigned).await;
+        while let Some(assigned_request) = thread_state.next_request(now).await {
+            let result = self.send_request(assigned_request).await;
             now = thread_context.clock.now();
-            let AssignedRequest { target, due, measured, .. } = assigned;
-            let measurement = RequestMeasurement { target, due, done: now, result, measured };
-            thread.statistics.borrow_mut().record_completed(&measurement);
+            let AssignedRequest { target, due_time, is_measured, .. } = assigned_request;
+            let measurement =
+                RequestMeasurement { target, due_time, completed_at: now, result, is_measured };
+            thread_state.statistics.borrow_mut().record_completed(&measurement);
             if thread_context.reuse == ConnectionReuse::Fresh {
                 self.wait_for_close().await;
                 now = thread_context.clock.now();
             }
             let connect_failed = matches!(result, Err(ErrorKind::Connect | ErrorKind::Exhausted));
-            if let (true, Some(pause)) = (connect_failed, thread.pause) {
-                sleep(pause).await;
+            if let (true, Some(connect_pause)) = (connect_failed, thread_state.connect_pause) {
+                sleep(connect_pause).await;
                 now = thread_context.clock.now();
             }
         }
@@ -318,15 +331,17 @@ impl<E: Environment> LoadWorker<E> {
 
     async fn send_request(
         &mut self,
-        assigned: AssignedRequest,
+        assigned_request: AssignedRequest,
     ) -> Result<ResponseStatus, ErrorKind> {
-        let thread_context = &self.thread.thread_context;
+        let thread_context = &self.thread_state.thread_context;
         match &mut self.transport {
             LoadTransport::Http1(connections) => {
-                connections.send_request(thread_context, assigned.target, assigned.now).await
+                connections
+                    .send_request(thread_context, assigned_request.target, assigned_request.now)
+                    .await
             }
             LoadTransport::Http2(streams) => {
-                streams.send_request(thread_context, assigned.target).await
+                streams.send_request(thread_context, assigned_request.target).await
             }
         }
     }
@@ -334,7 +349,7 @@ impl<E: Environment> LoadWorker<E> {
     async fn wait_for_close(&mut self) {
         match &mut self.transport {
             LoadTransport::Http1(connections) => {
-                connections.wait_for_close(&self.thread.thread_context).await
+                connections.wait_for_close(&self.thread_state.thread_context).await
             }
             LoadTransport::Http2(_) => {}
         }

@@ -17,7 +17,7 @@ use crate::plan::{ConnectionReuse, LoadPlan};
 
 /// The source of connections and timers.
 pub(crate) trait Environment: 'static {
-    /// A connection.
+    /// The type of connections.
     type Stream: AsyncRead + AsyncWrite + Unpin + 'static;
 
     /// Opens a connection.
@@ -54,24 +54,25 @@ pub(crate) struct ThreadContext<E> {
     pub(crate) reuse: ConnectionReuse,
     pub(crate) byte_counters: Rc<ByteCounters>,
     pub(crate) read_buffers: RefCell<ReadBuffers>,
-    /// Distinct addresses.
+    /// The addresses of all targets, without duplicates.
     addresses: Vec<SocketAddr>,
-    /// The address of each target, as an index.
+    /// The index in `addresses` of each target.
     address_indices: Vec<usize>,
 }
 
 impl<E: Environment> ThreadContext<E> {
     pub(crate) fn new(environment: E, plan: &LoadPlan) -> Self {
-        let mut addresses: Vec<SocketAddr> = plan.targets.iter().map(|t| t.address).collect();
+        let mut addresses: Vec<SocketAddr> =
+            plan.targets.iter().map(|target| target.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let find_index =
+        let find_address_index =
             |address| addresses.iter().position(|candidate| candidate == address).unwrap_or(0);
         Self {
             address_indices: plan
                 .targets
                 .iter()
-                .map(|target| find_index(&target.address))
+                .map(|target| find_address_index(&target.address))
                 .collect(),
             addresses,
             environment,
@@ -83,14 +84,14 @@ impl<E: Environment> ThreadContext<E> {
         }
     }
 
-    /// Returns the number of addresses.
+    /// Returns the number of different addresses.
     pub(crate) fn address_count(&self) -> usize {
         self.addresses.len()
     }
 
     /// Returns the address index of a target.
-    pub(crate) fn address_index(&self, target: usize) -> usize {
-        self.address_indices[target]
+    pub(crate) fn address_index(&self, target_index: usize) -> usize {
+        self.address_indices[target_index]
     }
 
     /// Opens a connection to an address.
@@ -106,17 +107,17 @@ impl<E: Environment> ThreadContext<E> {
 /// Bytes on all connections of a thread.
 #[derive(Debug, Default)]
 pub(crate) struct ByteCounters {
-    pub(crate) sent: Cell<u64>,
-    pub(crate) received: Cell<u64>,
+    pub(crate) bytes_sent: Cell<u64>,
+    pub(crate) bytes_received: Cell<u64>,
 }
 
 impl ByteCounters {
-    pub(crate) fn count_sent(&self, bytes: usize) {
-        self.sent.set(self.sent.get() + bytes as u64);
+    pub(crate) fn count_sent(&self, byte_count: usize) {
+        self.bytes_sent.set(self.bytes_sent.get() + byte_count as u64);
     }
 
-    pub(crate) fn count_received(&self, bytes: usize) {
-        self.received.set(self.received.get() + bytes as u64);
+    pub(crate) fn count_received(&self, byte_count: usize) {
+        self.bytes_received.set(self.bytes_received.get() + byte_count as u64);
     }
 }
 
@@ -124,13 +125,16 @@ impl ByteCounters {
 /// caches and idle connections hold no memory.
 #[derive(Debug)]
 pub(crate) struct ReadBuffers {
-    pub(crate) buffer: Box<[u8]>,
-    pub(crate) head: ResponseHead,
+    pub(crate) read_buffer: Box<[u8]>,
+    pub(crate) response_head: ResponseHead,
 }
 
 impl Default for ReadBuffers {
     fn default() -> Self {
-        Self { buffer: vec![0; READ_BYTES].into_boxed_slice(), head: ResponseHead::default() }
+        Self {
+            read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            response_head: ResponseHead::default(),
+        }
     }
 }
 

@@ -41,7 +41,7 @@ impl ErrorKind {
         Self::Other,
     ];
 
-    /// Returns its label in reports.
+    /// Returns the kind's label in reports.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {

@@ -40,10 +40,10 @@ impl Http1Requests {
 /// The state of one worker: idle connections, at most one per address.
 #[derive(Debug)]
 pub(crate) struct Http1Connections<S> {
-    requests: Http1Requests,
-    idle: Vec<Option<S>>,
+    serialized_requests: Http1Requests,
+    idle_connections: Vec<Option<S>>,
     /// A connection that the server is about to close.
-    closing: Option<S>,
+    closing_connection: Option<S>,
     response_reader: ResponseReader,
     deadline: Deadline,
 }
@@ -54,9 +54,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
         E: Environment<Stream = S>,
     {
         Self {
-            requests: requests.clone(),
-            idle: (0..thread_context.address_count()).map(|_| None).collect(),
-            closing: None,
+            serialized_requests: requests.clone(),
+            idle_connections: (0..thread_context.address_count()).map(|_| None).collect(),
+            closing_connection: None,
             response_reader: ResponseReader::default(),
             deadline: Deadline::new(thread_context.clock.to_instant(thread_context.timeout)),
         }
@@ -74,25 +74,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
         E: Environment<Stream = S>,
     {
         let address_index = thread_context.address_index(target);
-        let (mut stream, now) = match self.idle[address_index].take().and_then(take_if_idle) {
-            Some(stream) => (stream, now),
-            None => (thread_context.connect(address_index).await?, thread_context.clock.now()),
-        };
+        let (mut stream, now) =
+            match self.idle_connections[address_index].take().and_then(take_if_idle) {
+                Some(stream) => (stream, now),
+                None => (thread_context.connect(address_index).await?, thread_context.clock.now()),
+            };
         self.deadline.set(thread_context.clock.to_instant(now + thread_context.timeout));
         let deadline = &mut self.deadline;
-        let request = &self.requests.0[target];
+        let request = &self.serialized_requests.0[target];
         let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.response_reader);
-        let received = poll_fn(|context| match exchange.poll(context, thread_context) {
+        let response = poll_fn(|context| match exchange.poll(context, thread_context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
             ready => ready,
         });
-        let received = received.await?;
+        let response = response.await?;
         match thread_context.reuse {
-            ConnectionReuse::Keep if received.reusable => self.idle[address_index] = Some(stream),
+            ConnectionReuse::Keep if response.can_reuse_connection => {
+                self.idle_connections[address_index] = Some(stream)
+            }
             ConnectionReuse::Keep => {}
-            ConnectionReuse::Fresh => self.closing = Some(stream),
+            ConnectionReuse::Fresh => self.closing_connection = Some(stream),
         }
-        Ok(ResponseStatus { status: received.status, grpc: None })
+        Ok(ResponseStatus { status: response.status, grpc: None })
     }
 
     /// Waits until the server has closed a connection that is not reused. If the client always closed first,
@@ -101,13 +104,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
     where
         E: Environment<Stream = S>,
     {
-        let Some(mut stream) = self.closing.take() else {
+        let Some(mut stream) = self.closing_connection.take() else {
             return;
         };
         let closed = poll_fn(|context| {
             let mut read_buffers = thread_context.read_buffers.borrow_mut();
             loop {
-                let mut buffer = ReadBuf::new(&mut read_buffers.buffer);
+                let mut buffer = ReadBuf::new(&mut read_buffers.read_buffer);
                 match ready!(Pin::new(&mut stream).poll_read(context, &mut buffer)) {
                     Ok(()) if !buffer.filled().is_empty() => {}
                     _ => return Poll::Ready(()),
@@ -123,8 +126,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
 /// it.
 fn take_if_idle<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
     let mut context = Context::from_waker(Waker::noop());
-    let read = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));
-    read.is_pending().then_some(stream)
+    let read_result = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));
+    read_result.is_pending().then_some(stream)
 }
 
 /// The timeout for a server to close a connection.

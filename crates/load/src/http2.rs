@@ -43,16 +43,17 @@ impl Http2Requests {
 /// The connections that several workers share, one per address.
 #[derive(Debug)]
 pub(crate) struct SharedConnections {
-    /// A worker that finds no connection opens one, while the others wait for it.
-    senders: Vec<Mutex<Option<SendRequest<Bytes>>>>,
+    /// The request sender of each connection, by address index; `None` before the first connection. A worker that finds
+    /// no connection opens one, while the others wait for it.
+    request_senders: Vec<Mutex<Option<SendRequest<Bytes>>>>,
     /// The tasks that read and write the connections.
-    drivers: RefCell<JoinSet<()>>,
+    connection_tasks: RefCell<JoinSet<()>>,
 }
 
 impl SharedConnections {
     pub(crate) fn new(address_count: usize) -> Self {
-        let senders = (0..address_count).map(|_| Mutex::default()).collect();
-        Self { senders, drivers: RefCell::default() }
+        let request_senders = (0..address_count).map(|_| Mutex::default()).collect();
+        Self { request_senders, connection_tasks: RefCell::default() }
     }
 
     /// Returns a connection that accepts requests.
@@ -64,14 +65,14 @@ impl SharedConnections {
         if thread_context.reuse == ConnectionReuse::Fresh {
             return self.open_connection(thread_context, address_index).await;
         }
-        let mut slot = self.senders[address_index].lock().await;
-        if let Some(sender) = &mut *slot
+        let mut sender_slot = self.request_senders[address_index].lock().await;
+        if let Some(sender) = &mut *sender_slot
             && is_open(sender).await
         {
             return Ok(sender.clone());
         }
         let sender = self.open_connection(thread_context, address_index).await?;
-        *slot = Some(sender.clone());
+        *sender_slot = Some(sender.clone());
         Ok(sender)
     }
 
@@ -84,10 +85,10 @@ impl SharedConnections {
             thread_context.connect(address_index).await?,
             Rc::clone(&thread_context.byte_counters),
         );
-        let (sender, driver) = start_http2(stream).await?;
-        let mut drivers = self.drivers.borrow_mut();
-        while drivers.try_join_next().is_some() {}
-        drivers.spawn_local(driver);
+        let (sender, connection_task) = start_http2(stream).await?;
+        let mut connection_tasks = self.connection_tasks.borrow_mut();
+        while connection_tasks.try_join_next().is_some() {}
+        connection_tasks.spawn_local(connection_task);
         Ok(sender)
     }
 }
@@ -95,19 +96,23 @@ impl SharedConnections {
 /// The state of one worker on shared connections.
 #[derive(Debug)]
 pub(crate) struct Http2Streams {
-    requests: Http2Requests,
-    shared: Rc<SharedConnections>,
+    prepared_requests: Http2Requests,
+    shared_connections: Rc<SharedConnections>,
     deadline: Deadline,
 }
 
 impl Http2Streams {
     pub(crate) fn new<E>(
         requests: &Http2Requests,
-        shared: &Rc<SharedConnections>,
+        shared_connections: &Rc<SharedConnections>,
         thread_context: &ThreadContext<E>,
     ) -> Self {
         let deadline = Deadline::new(thread_context.clock.to_instant(thread_context.timeout));
-        Self { requests: requests.clone(), shared: Rc::clone(shared), deadline }
+        Self {
+            prepared_requests: requests.clone(),
+            shared_connections: Rc::clone(shared_connections),
+            deadline,
+        }
     }
 
     /// Sends a request on the shared connection, or on a new one, and reads its response.
@@ -116,10 +121,11 @@ impl Http2Streams {
         thread_context: &ThreadContext<E>,
         target: usize,
     ) -> Result<ResponseStatus, ErrorKind> {
-        let request = &self.requests.0[target];
+        let request = &self.prepared_requests.0[target];
         let checkout = timeout(
             thread_context.timeout,
-            self.shared.checkout_connection(thread_context, thread_context.address_index(target)),
+            self.shared_connections
+                .checkout_connection(thread_context, thread_context.address_index(target)),
         );
         let sender = checkout.await.map_err(|_| ErrorKind::ConnectTimeout)??;
         self.deadline.set(
@@ -135,10 +141,10 @@ impl Http2Streams {
     }
 }
 
-/// True if a connection accepts requests, as far as known.
+/// True unless a connection is known to accept no more requests.
 async fn is_open(sender: &mut SendRequest<Bytes>) -> bool {
-    let ready = poll_fn(|context| Poll::Ready(sender.poll_ready(context))).await;
-    !matches!(ready, Poll::Ready(Err(_)))
+    let readiness = poll_fn(|context| Poll::Ready(sender.poll_ready(context))).await;
+    !matches!(readiness, Poll::Ready(Err(_)))
 }
 
 /// Starts HTTP/2 on a new connection.
@@ -153,13 +159,13 @@ async fn start_http2<S: AsyncRead + AsyncWrite + Unpin + 'static>(
         .max_local_error_reset_streams(None)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
-    let opened = builder.handshake::<S, Bytes>(stream).await;
-    let (sender, connection) = opened.map_err(|error| call::classify_error(&error))?;
+    let handshake = builder.handshake::<S, Bytes>(stream).await;
+    let (sender, connection) = handshake.map_err(|error| call::classify_error(&error))?;
     // Every request in progress receives the connection's error.
     Ok((sender, async move { drop(connection.await) }))
 }
 
-/// The number of timed-out requests whose late responses are still recognized.
+/// The number of timed-out requests with late responses that are still recognized.
 const MAX_RESET_STREAMS: usize = 10_000;
 
 /// The receive window of a stream, large enough for most bodies: the server is measured, not flow control.

@@ -12,8 +12,8 @@ pub struct LatencyHistogram {
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        let bounds = Histogram::new_with_bounds(MIN_LATENCY_NS, MAX_LATENCY_NS, 3);
-        Self { nanoseconds: bounds.expect("the bounds are constant and valid") }
+        let histogram = Histogram::new_with_bounds(MIN_LATENCY_NS, MAX_LATENCY_NS, 3);
+        Self { nanoseconds: histogram.expect("the bounds are constant and valid") }
     }
 }
 
@@ -24,7 +24,7 @@ impl LatencyHistogram {
         self.nanoseconds.len()
     }
 
-    /// Returns the median.
+    /// Returns the median; `None` without requests.
     #[must_use]
     pub fn p50(&self) -> Option<Duration> {
         self.quantile(0.5)
@@ -48,19 +48,19 @@ impl LatencyHistogram {
         self.quantile(0.999)
     }
 
-    /// Returns the minimum.
+    /// Returns the minimum; `None` without requests.
     #[must_use]
     pub fn min(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.min()))
     }
 
-    /// Returns the maximum.
+    /// Returns the maximum; `None` without requests.
     #[must_use]
     pub fn max(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.max()))
     }
 
-    /// Returns the mean; a poor measure of latency, but other tools print it.
+    /// Returns the mean; `None` without requests. Quantiles describe latency better, but other tools print the mean.
     #[must_use]
     pub fn mean(&self) -> Option<Duration> {
         (self.count() > 0).then(|| Duration::from_nanos(self.nanoseconds.mean() as u64))

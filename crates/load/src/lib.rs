@@ -1,4 +1,4 @@
-//! Leno's load generator: independent of the mesh, so that it cannot favor it.
+//! Leno's load generator: independent of the mesh, so that the generator cannot favor the mesh.
 //!
 //! [`drive_load`] sends the requests of a [`LoadPlan`] with its [`LoadModel`] and returns a [`LoadReport`] with a
 //! status or an error kind for every request. In an open loop, latencies are measured from the time a request

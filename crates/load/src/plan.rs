@@ -20,7 +20,7 @@ pub struct LoadPlan {
     pub duration: Duration,
     /// The time in which requests are sent and not measured.
     pub warm_up: Duration,
-    /// The maximum number of measured requests, which ends the run early.
+    /// The maximum number of measured requests, after which the run ends early; unlimited if absent.
     pub requests: Option<u64>,
     /// The timeout of opening a connection, and of receiving a response.
     pub timeout: Duration,
@@ -49,7 +49,7 @@ impl LoadPlan {
 /// A target: a kind of request that the run sends repeatedly.
 #[derive(Debug, Clone)]
 pub struct LoadTarget {
-    /// Its name in the report, unique in the plan.
+    /// The name of the target in the report, unique in the plan.
     pub name: String,
     /// The address to connect to: the server, or the proxy for [`TargetForm::Absolute`].
     pub address: SocketAddr,
@@ -65,7 +65,7 @@ pub struct LoadTarget {
     pub headers: Vec<(String, String)>,
     /// The body, possibly empty; for gRPC the message.
     pub body: Vec<u8>,
-    /// Its weight relative to the sum over the targets; 0 means no requests.
+    /// The weight of the target relative to the sum of all weights; 0 means no requests.
     pub weight: u32,
 }
 
@@ -281,7 +281,7 @@ pub enum InvalidPlan {
 /// The maximum number of connections, limited by the ports of one client address.
 const MAX_CONNECTIONS: usize = 60_000;
 
-/// The maximum number of requests in progress: each takes a few KiB here.
+/// The maximum number of requests in progress: each takes a few KiB of this process's memory.
 const MAX_TOTAL_STREAMS: usize = 100_000;
 
 /// The maximum number of threads, more than the cores of any tested machine.

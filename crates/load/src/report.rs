@@ -70,7 +70,7 @@ impl LoadReport {
         self.add_counts(other);
     }
 
-    /// Adds the results of a later period. The timeline remains that of the first.
+    /// Adds the results of a later period. The timeline keeps the intervals of the first period only.
     pub fn add_later(&mut self, later: &Self) {
         self.elapsed += later.elapsed;
         self.add_counts(later);
@@ -94,22 +94,22 @@ impl LoadReport {
 /// Results of one target.
 #[derive(Debug, Clone)]
 pub struct TargetReport {
-    /// Its name in the plan.
+    /// The name of the target in the plan.
     pub name: String,
     /// The latency of successful requests. Failures are counted and not timed, because a fast rejection is not
     /// a fast response.
     pub latency: LatencyHistogram,
-    successes: u64,
-    statuses: Vec<u64>,
-    grpc_statuses: [u64; GRPC_STATUS_COUNT],
-    errors: [u64; ErrorKind::ALL.len()],
+    success_count: u64,
+    status_counts: Vec<u64>,
+    grpc_status_counts: [u64; GRPC_STATUS_COUNT],
+    error_counts: [u64; ErrorKind::ALL.len()],
 }
 
-/// The counted parts of a response.
+/// The status of a response, and the gRPC status of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResponseStatus {
     pub(crate) status: u16,
-    /// The gRPC status of a gRPC call.
+    /// The gRPC status; `None` for requests that are no gRPC calls, and for HTTP errors.
     pub(crate) grpc: Option<u8>,
 }
 
@@ -125,10 +125,10 @@ impl TargetReport {
         Self {
             name: name.to_owned(),
             latency: LatencyHistogram::default(),
-            successes: 0,
-            statuses: vec![0; STATUS_COUNT],
-            grpc_statuses: [0; GRPC_STATUS_COUNT],
-            errors: [0; ErrorKind::ALL.len()],
+            success_count: 0,
+            status_counts: vec![0; STATUS_COUNT],
+            grpc_status_counts: [0; GRPC_STATUS_COUNT],
+            error_counts: [0; ErrorKind::ALL.len()],
         }
     }
 
@@ -141,19 +141,19 @@ impl TargetReport {
     /// Returns the number of responses of any status.
     #[must_use]
     pub fn response_count(&self) -> u64 {
-        self.statuses.iter().sum()
+        self.status_counts.iter().sum()
     }
 
     /// Returns the number of responses with a status from 200 to 299; for gRPC, with status OK as well.
     #[must_use]
     pub fn success_count(&self) -> u64 {
-        self.successes
+        self.success_count
     }
 
     /// Returns the number of requests without a response.
     #[must_use]
     pub fn failure_count(&self) -> u64 {
-        self.errors.iter().sum()
+        self.error_counts.iter().sum()
     }
 
     /// Returns the success rate, 0 to 1; `None` without requests.
@@ -166,61 +166,63 @@ impl TargetReport {
     /// Returns the number of responses with one status.
     #[must_use]
     pub fn status_count(&self, status: u16) -> u64 {
-        self.statuses.get(usize::from(status)).copied().unwrap_or(0)
+        self.status_counts.get(usize::from(status)).copied().unwrap_or(0)
     }
 
     /// Returns the statuses that occurred, with their counts.
     pub fn status_counts(&self) -> impl Iterator<Item = (u16, u64)> {
-        (0_u16..).zip(self.statuses.iter().copied()).filter(|(_, count)| *count > 0)
+        (0_u16..).zip(self.status_counts.iter().copied()).filter(|(_, count)| *count > 0)
     }
 
     /// Returns the number of errors of one kind.
     #[must_use]
     pub fn error_count(&self, kind: ErrorKind) -> u64 {
-        self.errors.get(kind as usize).copied().unwrap_or(0)
+        self.error_counts.get(kind as usize).copied().unwrap_or(0)
     }
 
     /// Returns the kinds of errors that occurred, with their counts.
     pub fn error_counts(&self) -> impl Iterator<Item = (ErrorKind, u64)> {
-        ErrorKind::ALL.into_iter().zip(self.errors).filter(|(_, count)| *count > 0)
+        ErrorKind::ALL.into_iter().zip(self.error_counts).filter(|(_, count)| *count > 0)
     }
 
     /// Returns all unsuccessful requests by kind: failures such as `reset`, statuses such as `status-503`, and
     /// gRPC statuses such as `grpc-unavailable`. The sum equals all requests minus the successes.
     pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
         let failures = self.error_counts().map(|(kind, count)| (kind.label().to_owned(), count));
-        let unsuccessful = self.status_counts().filter(|(status, _)| !(200..300).contains(status));
-        let unsuccessful = unsuccessful.map(|(status, count)| (format!("status-{status}"), count));
+        let unsuccessful_statuses =
+            self.status_counts().filter(|(status, _)| !(200..300).contains(status));
+        let unsuccessful_statuses =
+            unsuccessful_statuses.map(|(status, count)| (format!("status-{status}"), count));
         let grpc_errors =
-            (0..).zip(self.grpc_statuses).filter(|(code, count)| *code > 0 && *count > 0);
+            (0..).zip(self.grpc_status_counts).filter(|(code, count)| *code > 0 && *count > 0);
         let grpc_errors = grpc_errors.map(|(code, count)| (grpc_label(code).to_owned(), count));
-        failures.chain(unsuccessful).chain(grpc_errors)
+        failures.chain(unsuccessful_statuses).chain(grpc_errors)
     }
 
     pub(crate) fn record_response(&mut self, response: ResponseStatus, latency: Duration) {
-        if let Some(count) = self.statuses.get_mut(usize::from(response.status)) {
+        if let Some(count) = self.status_counts.get_mut(usize::from(response.status)) {
             *count += 1;
         }
         if response.is_success() {
-            self.successes += 1;
+            self.success_count += 1;
             self.latency.record(latency);
         } else if let (Some(code), 200..300) = (response.grpc, response.status) {
-            let is_known = usize::from(code) < GRPC_STATUS_COUNT;
-            let code = if is_known { code } else { GRPC_UNKNOWN };
-            self.grpc_statuses[usize::from(code)] += 1;
+            let is_known_code = usize::from(code) < GRPC_STATUS_COUNT;
+            let code = if is_known_code { code } else { GRPC_UNKNOWN };
+            self.grpc_status_counts[usize::from(code)] += 1;
         }
     }
 
     pub(crate) fn record_error(&mut self, kind: ErrorKind) {
-        self.errors[kind as usize] += 1;
+        self.error_counts[kind as usize] += 1;
     }
 
     fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
-        self.successes += other.successes;
-        add_elementwise(&mut self.statuses, &other.statuses);
-        add_elementwise(&mut self.grpc_statuses, &other.grpc_statuses);
-        add_elementwise(&mut self.errors, &other.errors);
+        self.success_count += other.success_count;
+        add_elementwise(&mut self.status_counts, &other.status_counts);
+        add_elementwise(&mut self.grpc_status_counts, &other.grpc_status_counts);
+        add_elementwise(&mut self.error_counts, &other.error_counts);
     }
 }
 
@@ -331,9 +333,22 @@ mod tests {
         merged.merge(&sample_report("a", &[3], ErrorKind::Timeout));
         merged.merge(&sample_report("b", &[4], ErrorKind::Reset));
         assert_eq!(merged.targets.len(), 2);
-        let a = merged.target_report("a").unwrap();
-        assert_eq!((a.request_count(), a.success_count(), a.status_count(403)), (7, 3, 2));
-        assert_eq!((a.error_count(ErrorKind::Reset), a.error_count(ErrorKind::Timeout)), (1, 1));
+        let first_target = merged.target_report("a").unwrap();
+        assert_eq!(
+            (
+                first_target.request_count(),
+                first_target.success_count(),
+                first_target.status_count(403)
+            ),
+            (7, 3, 2)
+        );
+        assert_eq!(
+            (
+                first_target.error_count(ErrorKind::Reset),
+                first_target.error_count(ErrorKind::Timeout)
+            ),
+            (1, 1)
+        );
         let total = merged.sum_targets();
         assert_eq!((total.request_count(), total.latency.count()), (10, 4));
         assert_eq!(total.error_count(ErrorKind::Reset), 2);

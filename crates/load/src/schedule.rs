@@ -9,61 +9,68 @@ use crate::thread_share::ThreadShare;
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     warm_up: Duration,
-    end: Duration,
+    end_time: Duration,
     /// The number of requests that may still be measured.
-    remaining: u64,
-    arrivals: ArrivalModel,
+    remaining_measured: u64,
+    arrival_model: ArrivalModel,
 }
 
 /// The due times of requests.
 #[derive(Debug, Clone, Copy)]
 enum ArrivalModel {
-    /// Due whenever a worker is free.
+    /// Closed loop: a request is due whenever a worker is free.
     Closed,
-    /// Due one after the other: every `stride`th of all requests, starting with `next`.
-    Open { rate: u32, next: u64, stride: u64 },
+    /// Due one after the other: every `stride`th of all requests, starting with `next_index`.
+    Open { rate: u32, next_index: u64, stride: u64 },
 }
 
 /// The next action of a free worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextAction {
-    /// Send the request that is or was due then.
+    /// Send the request with this due time, which has been reached.
     Due(Duration),
-    /// Wait until then and check again: no request is due earlier.
+    /// Wait until this time and check again: no request is due earlier.
     Wait(Duration),
-    /// No more requests.
+    /// The run has no more requests.
     Over,
 }
 
 impl Schedule {
     /// Creates the schedule of one thread's share of a plan.
     pub(crate) fn new(plan: &LoadPlan, share: ThreadShare) -> Self {
-        let arrivals = match plan.load_model {
+        let arrival_model = match plan.load_model {
             LoadModel::Closed { .. } => ArrivalModel::Closed,
-            LoadModel::Open { rate, .. } => {
-                ArrivalModel::Open { rate, next: share.index as u64, stride: share.threads as u64 }
-            }
+            LoadModel::Open { rate, .. } => ArrivalModel::Open {
+                rate,
+                next_index: share.index as u64,
+                stride: share.thread_count as u64,
+            },
         };
-        let remaining = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
-        Self { warm_up: plan.warm_up, end: plan.warm_up + plan.duration, remaining, arrivals }
+        let remaining_measured = plan.requests.map_or(u64::MAX, |requests| share.part_of(requests));
+        Self {
+            warm_up: plan.warm_up,
+            end_time: plan.warm_up + plan.duration,
+            remaining_measured,
+            arrival_model,
+        }
     }
 
-    /// Returns the due time of the last request.
+    /// Returns the end of the schedule: no request is due at or after it.
     pub(crate) fn end(&self) -> Duration {
-        self.end
+        self.end_time
     }
 
-    /// Returns the next action of a worker that is free at `now`, and assigns a due request to it.
+    /// Returns the next action of a worker that is free at `now`, and assigns a due request to this worker.
     pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
-        if self.remaining == 0 {
+        if self.remaining_measured == 0 {
             return NextAction::Over;
         }
-        match self.arrivals {
-            ArrivalModel::Closed if now >= self.end => NextAction::Over,
+        match self.arrival_model {
+            ArrivalModel::Closed if now >= self.end_time => NextAction::Over,
             ArrivalModel::Closed => self.assign_request(now),
-            ArrivalModel::Open { rate, next, .. } => {
-                let due = due_time(rate, next);
-                if due >= self.end || now >= self.end + MAX_START_DELAY {
+            ArrivalModel::Open { rate, next_index, .. } => {
+                let due = due_time(rate, next_index);
+                if due >= self.end_time || now >= self.end_time + MAX_START_DELAY {
                     NextAction::Over
                 } else if due > now {
                     NextAction::Wait(due)
@@ -77,11 +84,11 @@ impl Schedule {
     /// Returns the next request that was due before the end without a free worker. Called after the run until
     /// there is none.
     pub(crate) fn next_unsent(&mut self) -> Option<Duration> {
-        let ArrivalModel::Open { rate, next, .. } = self.arrivals else {
+        let ArrivalModel::Open { rate, next_index, .. } = self.arrival_model else {
             return None;
         };
-        let due = due_time(rate, next);
-        if due >= self.end || self.remaining == 0 {
+        let due = due_time(rate, next_index);
+        if due >= self.end_time || self.remaining_measured == 0 {
             return None;
         }
         self.assign_request(due);
@@ -90,7 +97,7 @@ impl Schedule {
 
     /// Ends the schedule at `now`.
     pub(crate) fn end_at(&mut self, now: Duration) {
-        self.end = self.end.min(now);
+        self.end_time = self.end_time.min(now);
     }
 
     /// True if a request with this due time is measured.
@@ -99,11 +106,11 @@ impl Schedule {
     }
 
     fn assign_request(&mut self, due: Duration) -> NextAction {
-        if let ArrivalModel::Open { next, stride, .. } = &mut self.arrivals {
-            *next += *stride;
+        if let ArrivalModel::Open { next_index, stride, .. } = &mut self.arrival_model {
+            *next_index += *stride;
         }
         if self.is_measured(due) {
-            self.remaining -= 1;
+            self.remaining_measured -= 1;
         }
         NextAction::Due(due)
     }
@@ -191,7 +198,7 @@ mod tests {
         };
         let mut due_times: Vec<Duration> = (0..4)
             .flat_map(|index| {
-                let mut schedule = Schedule::new(&plan, ThreadShare { index, threads: 4 });
+                let mut schedule = Schedule::new(&plan, ThreadShare { index, thread_count: 4 });
                 std::iter::from_fn(move || schedule.next_unsent())
             })
             .collect();
@@ -265,8 +272,9 @@ mod tests {
 
     #[test]
     fn a_stall_is_charged_to_every_request_that_was_due_meanwhile() {
-        let slow_count =
-            |latencies: &[Duration]| latencies.iter().filter(|l| **l >= ms(500)).count();
+        let slow_count = |latencies: &[Duration]| {
+            latencies.iter().filter(|latency| **latency >= ms(500)).count()
+        };
         // At 100 per second, a stall of a second delays the fifty requests due in its first half by at least
         // half a second, and then the connection must catch up.
         let open = stalled_latencies(open_schedule(100, ms(0), ms(3000)));

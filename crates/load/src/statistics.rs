@@ -39,13 +39,13 @@ impl ProgressCounters {
 #[derive(Debug)]
 pub(crate) struct RequestMeasurement {
     pub(crate) target: usize,
-    /// The time at which it was due, since the start.
-    pub(crate) due: Duration,
-    /// The time at which its result was known, since the start.
-    pub(crate) done: Duration,
+    /// The time at which the request was due, since the start of the run.
+    pub(crate) due_time: Duration,
+    /// The time at which the request completed or failed, since the start of the run.
+    pub(crate) completed_at: Duration,
     pub(crate) result: Result<ResponseStatus, ErrorKind>,
-    /// True if it was due after the warm-up.
-    pub(crate) measured: bool,
+    /// True if the request was due after the warm-up.
+    pub(crate) is_measured: bool,
 }
 
 /// The recorded results of a run.
@@ -54,7 +54,7 @@ pub(crate) struct RunStatistics {
     warm_up: Duration,
     targets: Vec<TargetReport>,
     timeline: Timeline,
-    counters: ProgressCounters,
+    progress_counters: ProgressCounters,
     /// Responses since the start, including the warm-up.
     pub(crate) responses: u64,
     /// Failures since the start, including the warm-up.
@@ -67,7 +67,7 @@ impl RunStatistics {
             warm_up,
             targets: names.map(TargetReport::new).collect(),
             timeline: Timeline::default(),
-            counters: ProgressCounters::default(),
+            progress_counters: ProgressCounters::default(),
             responses: 0,
             failed: 0,
         }
@@ -79,55 +79,56 @@ impl RunStatistics {
             Ok(_) => self.responses += 1,
             Err(_) => self.failed += 1,
         }
-        if let Some(since_warm_up) = measurement.done.checked_sub(self.warm_up) {
+        if let Some(since_warm_up) = measurement.completed_at.checked_sub(self.warm_up) {
             self.timeline.record(since_warm_up, success_latency(measurement));
         }
         self.record_measurement(measurement);
     }
 
     /// Records a request that was due and never sent.
-    pub(crate) fn record_unsent(&mut self, target: usize, due: Duration) {
-        let Some(since_warm_up) = due.checked_sub(self.warm_up) else {
+    pub(crate) fn record_unsent(&mut self, target: usize, due_time: Duration) {
+        let Some(since_warm_up) = due_time.checked_sub(self.warm_up) else {
             return;
         };
         self.timeline.record(since_warm_up, None);
         let result = Err(ErrorKind::Unsent);
         self.record_measurement(&RequestMeasurement {
             target,
-            due,
-            done: due,
+            due_time,
+            completed_at: due_time,
             result,
-            measured: true,
+            is_measured: true,
         });
     }
 
-    /// Returns the progress, `elapsed` after the start.
+    /// Returns the progress at the time `elapsed` after the start.
     pub(crate) fn counters_at(&self, elapsed: Duration) -> ProgressCounters {
-        ProgressCounters { elapsed, ..self.counters }
+        ProgressCounters { elapsed, ..self.progress_counters }
     }
 
     /// Completes the report.
-    pub(crate) fn into_report(self, window: &MeasuredWindow) -> LoadReport {
+    pub(crate) fn into_report(self, measured_window: &MeasuredWindow) -> LoadReport {
         LoadReport {
             targets: self.targets,
-            elapsed: window.elapsed,
-            responses: window.responses,
-            failed: window.failed,
-            cpu: window.cpu,
-            bytes_sent: window.bytes_sent,
-            bytes_received: window.bytes_received,
+            elapsed: measured_window.elapsed,
+            responses: measured_window.responses,
+            failed: measured_window.failed,
+            cpu: measured_window.cpu,
+            bytes_sent: measured_window.bytes_sent,
+            bytes_received: measured_window.bytes_received,
             timeline: self.timeline,
         }
     }
 
     fn record_measurement(&mut self, measurement: &RequestMeasurement) {
-        if measurement.measured && !self.counters.measuring {
-            self.counters = ProgressCounters { measuring: true, ..ProgressCounters::default() };
+        if measurement.is_measured && !self.progress_counters.measuring {
+            self.progress_counters =
+                ProgressCounters { measuring: true, ..ProgressCounters::default() };
         }
-        if measurement.measured == self.counters.measuring {
+        if measurement.is_measured == self.progress_counters.measuring {
             self.count_result(measurement);
         }
-        if !measurement.measured {
+        if !measurement.is_measured {
             return;
         }
         let target = &mut self.targets[measurement.target];
@@ -138,16 +139,16 @@ impl RunStatistics {
     }
 
     fn count_result(&mut self, measurement: &RequestMeasurement) {
-        self.counters.requests += 1;
+        self.progress_counters.requests += 1;
         match measurement.result {
-            Ok(response) => self.counters.successes += u64::from(response.is_success()),
-            Err(_) => self.counters.failures += 1,
+            Ok(response) => self.progress_counters.successes += u64::from(response.is_success()),
+            Err(_) => self.progress_counters.failures += 1,
         }
     }
 }
 
 fn measured_latency(measurement: &RequestMeasurement) -> Duration {
-    measurement.done.saturating_sub(measurement.due)
+    measurement.completed_at.saturating_sub(measurement.due_time)
 }
 
 /// Returns the latency of a successful request.

@@ -1,4 +1,4 @@
-//! Early end of a run.
+//! A handle that ends a run early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

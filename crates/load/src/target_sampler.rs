@@ -57,7 +57,7 @@ mod tests {
         for seed in 0..20 {
             let samples = sample_sequence(&weights, seed, 20_000);
             for (index, weight) in weights.iter().enumerate() {
-                let count = samples.iter().filter(|i| **i == index).count();
+                let count = samples.iter().filter(|sample| **sample == index).count();
                 let expected = *weight as usize * 100;
                 assert!(count.abs_diff(expected) < 400, "seed {seed} target {index}: {count}");
                 assert!(*weight != 0 || count == 0);

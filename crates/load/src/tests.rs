@@ -196,8 +196,8 @@ fn due_requests_without_a_free_connection_are_reported_unsent() {
 #[test]
 fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
     let slow_requests = |load_model| {
-        let slow = Rc::new(Cell::new(0));
-        let shared = Rc::clone(&slow);
+        let slow_count = Rc::new(Cell::new(0));
+        let shared_slow_count = Rc::clone(&slow_count);
         run(async move {
             let server =
                 ScriptedServer::start(|index| ScriptedResponse { stalls: index == 20, ..OK }).await;
@@ -205,10 +205,10 @@ fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
                 LoadPlan { load_model, duration: ms(600), ..plan_for(&[get_target(&server)]) };
             let report = drive_plan(plan).await;
             let target = report.target_report("t").unwrap();
-            shared
+            shared_slow_count
                 .set(target.latency.count_from(STALL / 2) + target.error_count(ErrorKind::Unsent));
         });
-        slow.get()
+        slow_count.get()
     };
     // 1000 requests per second were due in the first half of the stall; on a busy machine more are slow, never
     // fewer.
@@ -223,7 +223,7 @@ fn targets_share_a_run_by_weight_and_seed() {
     run(async {
         let first = ScriptedServer::start(|_| OK).await;
         let second = ScriptedServer::start(|_| OK).await;
-        let order = async |seed| {
+        let run_and_count = async |seed| {
             for server in [&first, &second] {
                 server.requests.borrow_mut().clear();
             }
@@ -241,11 +241,11 @@ fn targets_share_a_run_by_weight_and_seed() {
             assert_eq!(report.sum_targets().request_count(), 800);
             ["light", "heavy"].map(|name| report.target_report(name).unwrap().request_count())
         };
-        let [light, heavy] = order(1).await;
+        let [light, heavy] = run_and_count(1).await;
         assert!(light.abs_diff(200) < 50 && heavy.abs_diff(600) < 50, "{light} {heavy}");
         assert!(first.requests.borrow().iter().all(|request| request.starts_with("GET / ")));
         assert!(second.requests.borrow().iter().all(|request| request.starts_with("GET /heavy ")));
-        assert_eq!(order(1).await, [light, heavy]);
+        assert_eq!(run_and_count(1).await, [light, heavy]);
     });
 }
 
@@ -279,9 +279,12 @@ fn the_warm_up_is_sent_but_not_reported() {
         assert!(requests > 0 && requests < server.requests.borrow().len() as u64);
         // The runtime records the start and the end to the millisecond.
         assert!(report.elapsed >= ms(290), "{:?}", report.elapsed);
-        let last = *counters.borrow();
-        assert!(last.measuring && last.elapsed >= ms(600));
-        assert_eq!((last.requests, last.successes, last.failures), (requests, requests, 0));
+        let last_counters = *counters.borrow();
+        assert!(last_counters.measuring && last_counters.elapsed >= ms(600));
+        assert_eq!(
+            (last_counters.requests, last_counters.successes, last_counters.failures),
+            (requests, requests, 0)
+        );
     });
 }
 
@@ -395,14 +398,14 @@ fn invalid_plans_are_rejected() {
     type Invalidate = fn(&mut LoadPlan);
     let rejection = |invalidate: Invalidate| {
         let rejection = Rc::new(RefCell::new(None));
-        let shared = Rc::clone(&rejection);
+        let shared_rejection = Rc::clone(&rejection);
         run(async move {
             let address: SocketAddr = "127.0.0.1:9".parse().unwrap();
             let mut plan = plan_for(&[LoadTarget::get("t", address, "x", "/")]);
             invalidate(&mut plan);
             let (progress, _) = watch::channel(ProgressCounters::default());
             match drive_load(plan, progress).await {
-                Err(DriveError::Plan(error)) => *shared.borrow_mut() = Some(error),
+                Err(DriveError::Plan(error)) => *shared_rejection.borrow_mut() = Some(error),
                 other => panic!("{other:?}"),
             }
         });

@@ -1,4 +1,4 @@
-//! One thread's share of a run.
+//! Division of connections, rate and request count among the threads of a run.
 
 /// One thread's share of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -6,17 +6,17 @@ pub(crate) struct ThreadShare {
     /// The thread's index, from 0.
     pub(crate) index: usize,
     /// The number of threads; at least 1.
-    pub(crate) threads: usize,
+    pub(crate) thread_count: usize,
 }
 
 impl ThreadShare {
     /// The share of a single thread.
-    pub(crate) const WHOLE: Self = Self { index: 0, threads: 1 };
+    pub(crate) const WHOLE: Self = Self { index: 0, thread_count: 1 };
 
     /// Returns the thread's part of `total`; the first threads get the remainder.
     pub(crate) fn part_of(self, total: u64) -> u64 {
-        let (index, threads) = (self.index as u64, self.threads as u64);
-        total / threads + u64::from(index < total % threads)
+        let (index, thread_count) = (self.index as u64, self.thread_count as u64);
+        total / thread_count + u64::from(index < total % thread_count)
     }
 }
 
@@ -26,13 +26,13 @@ mod tests {
 
     #[test]
     fn shares_add_up_and_differ_by_one_at_most() {
-        for threads in 1..=7 {
+        for thread_count in 1..=7 {
             for total in [0, 1, 6, 7, 50, 1000] {
-                let parts: Vec<u64> = (0..threads)
-                    .map(|index| ThreadShare { index, threads }.part_of(total))
+                let parts: Vec<u64> = (0..thread_count)
+                    .map(|index| ThreadShare { index, thread_count }.part_of(total))
                     .collect();
                 assert_eq!(parts.iter().sum::<u64>(), total);
-                assert!(parts.iter().all(|part| part.abs_diff(total / threads as u64) <= 1));
+                assert!(parts.iter().all(|part| part.abs_diff(total / thread_count as u64) <= 1));
             }
         }
     }

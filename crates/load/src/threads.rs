@@ -31,43 +31,43 @@ pub async fn drive_on_threads(
     if threads == 0 || threads > MAX_THREADS {
         return Err(InvalidPlan::Threads.into());
     }
-    let requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
-    let thread_count = threads.min(plan.load_model.connection_count()).min(requests);
+    let max_requests = usize::try_from(plan.requests.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    let thread_count = threads.min(plan.load_model.connection_count()).min(max_requests);
     // The threads end with this call in any case; the caller's stop handle outlives it.
     let stop_threads = StopOnDrop(StopHandle::default());
-    let mut running = Vec::with_capacity(thread_count);
+    let mut running_threads = Vec::with_capacity(thread_count);
     for index in 0..thread_count {
-        let share = ThreadShare { index, threads: thread_count };
-        running.push(LoadThread::start(plan.clone(), share, stop_threads.0.clone())?);
+        let share = ThreadShare { index, thread_count };
+        running_threads.push(LoadThread::start(plan.clone(), share, stop_threads.0.clone())?);
     }
-    let counters: Vec<watch::Receiver<ProgressCounters>> =
-        running.iter().map(|thread| thread.counters.clone()).collect();
+    let thread_counters: Vec<watch::Receiver<ProgressCounters>> =
+        running_threads.iter().map(|thread| thread.counters.clone()).collect();
     tokio::select! {
-        report = merge_reports(running) => {
-            progress.send_replace(sum_counters(&counters));
+        report = merge_reports(running_threads) => {
+            progress.send_replace(sum_counters(&thread_counters));
             report
         }
-        never = forward_progress(&counters, &progress, [&stop, &stop_threads.0]) => match never {},
+        never = forward_progress(&thread_counters, &progress, [&stop, &stop_threads.0]) => match never {},
     }
 }
 
 /// The progress and the report of one running thread.
 struct LoadThread {
     counters: watch::Receiver<ProgressCounters>,
-    report: oneshot::Receiver<Result<LoadReport, DriveError>>,
+    report_receiver: oneshot::Receiver<Result<LoadReport, DriveError>>,
 }
 
 impl LoadThread {
     fn start(plan: LoadPlan, share: ThreadShare, stop: StopHandle) -> Result<Self, DriveError> {
         let (progress, counters) = watch::channel(ProgressCounters::default());
-        let (report_sender, report) = oneshot::channel();
+        let (report_sender, report_receiver) = oneshot::channel();
         let task = ThreadTask { plan, share, stop, progress };
         thread::Builder::new()
             .name(format!("load-{}", share.index))
             // The receiver may have been dropped.
             .spawn(move || drop(report_sender.send(run(task))))
             .map_err(DriveError::Thread)?;
-        Ok(Self { counters, report })
+        Ok(Self { counters, report_receiver })
     }
 }
 
@@ -77,10 +77,10 @@ fn run(task: ThreadTask) -> Result<LoadReport, DriveError> {
 }
 
 /// Merges the reports of the threads.
-async fn merge_reports(running: Vec<LoadThread>) -> Result<LoadReport, DriveError> {
+async fn merge_reports(running_threads: Vec<LoadThread>) -> Result<LoadReport, DriveError> {
     let mut total: Option<LoadReport> = None;
-    for thread in running {
-        let report = thread.report.await.map_err(|_| DriveError::Failed)??;
+    for thread in running_threads {
+        let report = thread.report_receiver.await.map_err(|_| DriveError::Failed)??;
         match &mut total {
             Some(total) => total.merge(&report),
             None => total = Some(report),
@@ -91,15 +91,15 @@ async fn merge_reports(running: Vec<LoadThread>) -> Result<LoadReport, DriveErro
 
 /// Sums the progress of the threads periodically, and forwards a stop.
 async fn forward_progress(
-    counters: &[watch::Receiver<ProgressCounters>],
+    thread_counters: &[watch::Receiver<ProgressCounters>],
     progress: &watch::Sender<ProgressCounters>,
     [caller_stop, thread_stop]: [&StopHandle; 2],
 ) -> std::convert::Infallible {
-    let mut tick = interval(PROGRESS_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut progress_tick = interval(PROGRESS_INTERVAL);
+    progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
-        tick.tick().await;
-        progress.send_replace(sum_counters(counters));
+        progress_tick.tick().await;
+        progress.send_replace(sum_counters(thread_counters));
         if caller_stop.is_stopped() {
             thread_stop.stop();
         }

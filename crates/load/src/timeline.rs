@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 #[derive(Debug, Clone)]
 pub struct Timeline {
     interval: Duration,
-    points: Vec<IntervalCells>,
+    interval_cells: Vec<IntervalCells>,
 }
 
 /// Results of one interval.
@@ -31,12 +31,12 @@ pub struct IntervalResult {
 struct IntervalCells {
     requests: u64,
     errors: u64,
-    microseconds: Histogram<u32>,
+    latencies_us: Histogram<u32>,
 }
 
 impl Default for Timeline {
     fn default() -> Self {
-        Self { interval: MIN_INTERVAL, points: Vec::new() }
+        Self { interval: MIN_INTERVAL, interval_cells: Vec::new() }
     }
 }
 
@@ -49,16 +49,16 @@ impl Timeline {
 
     /// Returns the intervals in order, including those without requests.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalResult> {
-        (0..).zip(&self.points).map(|(index, point)| {
+        (0..).zip(&self.interval_cells).map(|(index, cells)| {
             let quantile = |fraction| {
                 let bound =
-                    point.microseconds.value_at_quantile(fraction).min(point.microseconds.max());
-                (!point.microseconds.is_empty()).then(|| Duration::from_micros(bound))
+                    cells.latencies_us.value_at_quantile(fraction).min(cells.latencies_us.max());
+                (!cells.latencies_us.is_empty()).then(|| Duration::from_micros(bound))
             };
             IntervalResult {
                 at: self.interval * index,
-                requests: point.requests,
-                errors: point.errors,
+                requests: cells.requests,
+                errors: cells.errors,
                 p50: quantile(0.5),
                 p99: quantile(0.99),
             }
@@ -66,15 +66,15 @@ impl Timeline {
     }
 
     /// Records a request that ended `at` this time after the warm-up; `latency` if it succeeded.
-    pub(crate) fn record(&mut self, at: Duration, latency: Option<Duration>) {
-        let point = self.point_at(at);
-        point.requests += 1;
+    pub(crate) fn record(&mut self, since_warm_up: Duration, latency: Option<Duration>) {
+        let cells = self.cells_at(since_warm_up);
+        cells.requests += 1;
         match latency {
             Some(latency) => {
                 let microseconds = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
-                point.microseconds.saturating_record(microseconds);
+                cells.latencies_us.saturating_record(microseconds);
             }
-            None => point.errors += 1,
+            None => cells.errors += 1,
         }
     }
 
@@ -87,41 +87,41 @@ impl Timeline {
         while other.interval < self.interval {
             other.merge_neighbors();
         }
-        let shared = self.points.len().min(other.points.len());
-        let remaining = other.points.split_off(shared);
-        for (own_point, other_point) in self.points.iter_mut().zip(&other.points) {
-            own_point.merge(other_point);
+        let shared_count = self.interval_cells.len().min(other.interval_cells.len());
+        let additional_cells = other.interval_cells.split_off(shared_count);
+        for (own_cells, other_cells) in self.interval_cells.iter_mut().zip(&other.interval_cells) {
+            own_cells.merge(other_cells);
         }
-        if self.points.len() == shared {
-            self.points.extend(remaining);
+        if self.interval_cells.len() == shared_count {
+            self.interval_cells.extend(additional_cells);
         }
     }
 
-    fn point_at(&mut self, at: Duration) -> &mut IntervalCells {
-        let mut index = self.index(at);
-        while index >= MAX_POINTS {
+    fn cells_at(&mut self, since_warm_up: Duration) -> &mut IntervalCells {
+        let mut index = self.index(since_warm_up);
+        while index >= MAX_INTERVALS {
             self.merge_neighbors();
-            index = self.index(at);
+            index = self.index(since_warm_up);
         }
-        if index >= self.points.len() {
-            self.points.resize_with(index + 1, IntervalCells::default);
+        if index >= self.interval_cells.len() {
+            self.interval_cells.resize_with(index + 1, IntervalCells::default);
         }
-        &mut self.points[index]
+        &mut self.interval_cells[index]
     }
 
-    fn index(&self, at: Duration) -> usize {
-        usize::try_from(at.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
+    fn index(&self, since_warm_up: Duration) -> usize {
+        usize::try_from(since_warm_up.as_nanos() / self.interval.as_nanos()).unwrap_or(usize::MAX)
     }
 
-    /// Merges neighbors. A run of a day does so ten times.
+    /// Doubles the interval and merges neighbors. This happens ten times in a run of a day.
     fn merge_neighbors(&mut self) {
         self.interval *= 2;
-        let mut points = std::mem::take(&mut self.points).into_iter();
-        while let Some(mut first) = points.next() {
-            if let Some(second) = points.next() {
+        let mut old_cells = std::mem::take(&mut self.interval_cells).into_iter();
+        while let Some(mut first) = old_cells.next() {
+            if let Some(second) = old_cells.next() {
                 first.merge(&second);
             }
-            self.points.push(first);
+            self.interval_cells.push(first);
         }
     }
 }
@@ -130,7 +130,7 @@ impl Default for IntervalCells {
     fn default() -> Self {
         let bounds = Histogram::new_with_bounds(1, MAX_LATENCY_US, 2);
         let microseconds = bounds.expect("the bounds are constant and valid");
-        Self { requests: 0, errors: 0, microseconds }
+        Self { requests: 0, errors: 0, latencies_us: microseconds }
     }
 }
 
@@ -138,7 +138,7 @@ impl IntervalCells {
     fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.errors += other.errors;
-        self.microseconds.add(&other.microseconds).expect("all histograms have the same bounds");
+        self.latencies_us.add(&other.latencies_us).expect("all histograms have the same bounds");
     }
 }
 
@@ -146,7 +146,7 @@ impl IntervalCells {
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The maximum number of intervals, enough for a plot: each has a histogram of about 13 KiB.
-const MAX_POINTS: usize = 120;
+const MAX_INTERVALS: usize = 120;
 
 /// The maximum latency of the histograms: one hour.
 const MAX_LATENCY_US: u64 = 3_600_000_000;
@@ -181,7 +181,7 @@ mod tests {
             timeline.record(Duration::from_secs(second), Some(ms(1)));
         }
         let intervals: Vec<IntervalResult> = timeline.intervals().collect();
-        assert!(intervals.len() <= MAX_POINTS && intervals.len() > MAX_POINTS / 3);
+        assert!(intervals.len() <= MAX_INTERVALS && intervals.len() > MAX_INTERVALS / 3);
         assert_eq!(intervals.iter().map(|interval| interval.requests).sum::<u64>(), 86_400);
     }
 

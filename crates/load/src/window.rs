@@ -1,4 +1,4 @@
-//! The measured time: differences of counters between its start and its end.
+//! The measured window of a run: differences of counters between its start and its end.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::statistics::RunStatistics;
 /// Counter values at one moment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CounterSnapshot {
-    time: Duration,
+    read_at: Duration,
     cpu: Duration,
     responses: u64,
     failed: u64,
@@ -19,24 +19,24 @@ pub(crate) struct CounterSnapshot {
 }
 
 impl CounterSnapshot {
-    /// Reads the counters of the calling thread.
+    /// Reads the counters of the calling thread. `read_at` is the time since the start of the run.
     pub(crate) fn read_counters(
-        time: Duration,
+        read_at: Duration,
         statistics: &RunStatistics,
         byte_counters: &ByteCounters,
     ) -> Self {
         Self {
-            time,
+            read_at,
             cpu: thread_cpu(),
             responses: statistics.responses,
             failed: statistics.failed,
-            bytes_sent: byte_counters.sent.get(),
-            bytes_received: byte_counters.received.get(),
+            bytes_sent: byte_counters.bytes_sent.get(),
+            bytes_received: byte_counters.bytes_received.get(),
         }
     }
 }
 
-/// The differences between two moments.
+/// The counter differences between the start and the end of the measurement.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MeasuredWindow {
     pub(crate) elapsed: Duration,
@@ -48,14 +48,17 @@ pub(crate) struct MeasuredWindow {
 }
 
 impl MeasuredWindow {
-    pub(crate) fn from_snapshots(first: &CounterSnapshot, last: &CounterSnapshot) -> Self {
+    pub(crate) fn from_snapshots(
+        start_snapshot: &CounterSnapshot,
+        end_snapshot: &CounterSnapshot,
+    ) -> Self {
         Self {
-            elapsed: last.time.saturating_sub(first.time),
-            cpu: last.cpu.saturating_sub(first.cpu),
-            responses: last.responses - first.responses,
-            failed: last.failed - first.failed,
-            bytes_sent: last.bytes_sent - first.bytes_sent,
-            bytes_received: last.bytes_received - first.bytes_received,
+            elapsed: end_snapshot.read_at.saturating_sub(start_snapshot.read_at),
+            cpu: end_snapshot.cpu.saturating_sub(start_snapshot.cpu),
+            responses: end_snapshot.responses - start_snapshot.responses,
+            failed: end_snapshot.failed - start_snapshot.failed,
+            bytes_sent: end_snapshot.bytes_sent - start_snapshot.bytes_sent,
+            bytes_received: end_snapshot.bytes_received - start_snapshot.bytes_received,
         }
     }
 }

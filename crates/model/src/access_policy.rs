@@ -8,7 +8,7 @@ use crate::name::{Name, PolicyName};
 use crate::policy::PortSet;
 use crate::route::RequestMatch;
 
-/// Rules for the workloads of one namespace, or of some of its accounts.
+/// An `AccessPolicy`: allow and deny rules for the workloads of one namespace, or of some accounts in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessPolicy {
     /// The name of the policy.
@@ -53,12 +53,13 @@ pub struct PolicyRule {
     pub name: String,
     /// The effect on matching traffic.
     pub action: PolicyAction,
-    /// Matching callers, any of these. When empty, an allow rule matches every member of the mesh, and a deny
-    /// rule matches every caller, including unauthenticated ones.
+    /// The callers that the rule matches. When empty, an allow rule matches every member of the mesh, and a deny
+    /// rule matches every caller, including unauthenticated callers.
     pub peers: Vec<PeerMatch>,
-    /// Matching requests, any of these. When empty, all requests and opaque bytes match.
+    /// The requests that the rule matches; one matching entry is enough. When empty, all requests and opaque
+    /// bytes match.
     pub requests: Vec<RequestMatch>,
-    /// Required claims of the request's token, all of these; none when empty.
+    /// The claims that the request's token must have, all of them. When empty, no claim is required.
     pub claims: Vec<ClaimMatch>,
     /// The ports of the workload that the rule applies to.
     pub ports: PortSet,
@@ -103,7 +104,7 @@ impl PolicyAction {
     }
 }
 
-/// A match on accounts; both parts must hold.
+/// A match on accounts. Both the namespace and the name must match.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PeerMatch {
     /// The namespace of the account.
@@ -121,7 +122,7 @@ impl PeerMatch {
     }
 }
 
-/// `namespace/account`, with wildcards.
+/// Formats as `namespace/account`, with wildcards.
 impl fmt::Display for PeerMatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.account)
@@ -136,7 +137,8 @@ impl NamePattern {
     /// Validates a pattern.
     ///
     /// # Errors
-    /// [`InvalidNamePattern`] if it has characters other than those of names and `*`.
+    /// [`InvalidNamePattern`] if the text is empty, is longer than 253 bytes, or has characters other than `*` and
+    /// the characters of names.
     pub fn new(text: &str) -> Result<Self, InvalidNamePattern> {
         let is_pattern_byte =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.*".contains(&byte);
@@ -162,7 +164,7 @@ impl NamePattern {
         let Some(suffix) = literals.next_back() else {
             return remaining.is_empty();
         };
-        // The leftmost match of each part leaves the most text for the parts after it.
+        // The leftmost match of each literal leaves the most text for the literals after it.
         for literal in literals {
             match remaining.find(literal) {
                 Some(index) => {
@@ -207,7 +209,7 @@ pub struct InvalidNamePattern {
     pub text: String,
 }
 
-/// The maximum length of a pattern: that of a DNS name.
+/// The maximum length of a pattern in bytes: the length of the longest DNS name.
 const MAX_PATTERN_BYTES: usize = 253;
 
 #[cfg(test)]
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_star_matches_any_characters() {
-        for (pattern, matching, other_names) in [
+        for (pattern, matching_names, other_names) in [
             ("web", &["web"][..], &["web-1", "a-web", ""][..]),
             ("*", &["web", "a", ""], &[]),
             ("web-*", &["web-1", "web-"], &["web", "a-web-1"]),
@@ -227,7 +229,7 @@ mod tests {
             ("**", &["", "x"], &[]),
         ] {
             let name_pattern = NamePattern::new(pattern).unwrap();
-            assert!(matching.iter().all(|name| name_pattern.matches_name(name)), "{pattern}");
+            assert!(matching_names.iter().all(|name| name_pattern.matches_name(name)), "{pattern}");
             assert!(!other_names.iter().any(|name| name_pattern.matches_name(name)), "{pattern}");
         }
         for invalid in ["", "Web", "a/b", "a b", "a?"] {
@@ -247,16 +249,16 @@ mod tests {
             ports: PortSet::All,
         };
         let member = ServiceAccount::new("shop", "web").unwrap();
-        let any = NamePattern::new("*").unwrap();
-        let named = vec![PeerMatch { namespace: any.clone(), account: any }];
-        for (action, peers, external_clients) in [
+        let any_name = NamePattern::new("*").unwrap();
+        let any_member = vec![PeerMatch { namespace: any_name.clone(), account: any_name }];
+        for (action, peers, matches_external_clients) in [
             (PolicyAction::Allow, Vec::new(), false),
             (PolicyAction::Deny, Vec::new(), true),
-            (PolicyAction::Deny, named, false),
+            (PolicyAction::Deny, any_member, false),
         ] {
             let rule = rule(action, peers);
             assert!(rule.matches_caller(Some(&member)));
-            assert_eq!(rule.matches_caller(None), external_clients, "{rule:?}");
+            assert_eq!(rule.matches_caller(None), matches_external_clients, "{rule:?}");
         }
     }
 }

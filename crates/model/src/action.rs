@@ -1,4 +1,5 @@
-//! Actions that a route rule applies to requests and responses, other than its choice of a backend.
+//! Actions that a route rule applies to requests and responses, in addition to its choice of a backend: header
+//! edits, redirects, rewrites, timeouts, retries, mirroring, CORS and session persistence.
 
 use std::time::Duration;
 
@@ -14,20 +15,21 @@ pub struct RuleActions {
     pub request_headers: HeaderEdits,
     /// Edits of response headers, applied before the client receives the response.
     pub response_headers: HeaderEdits,
-    /// The redirect that is the response to each request, which is not forwarded; the rule then has no
-    /// backends.
+    /// The redirect that answers each request. A rule with a redirect has no backends and forwards no request.
     pub redirect: Option<Redirect>,
-    /// Rewrites of host and path.
+    /// The rewrite of host and path; neither is rewritten when absent.
     pub rewrite: Option<UrlRewrite>,
     /// The timeout of one attempt at one endpoint; no separate timeout when absent.
     pub attempt_timeout: Option<Duration>,
     /// The retry rule; when absent, only requests that were never sent are retried.
     pub retry: Option<RetryRule>,
-    /// The weight of backends in other namespaces that no grant permits: their share of requests receives a 500.
+    /// The total weight of backends in other namespaces that no grant permits. Requests that this weight selects
+    /// receive a 500.
     pub ungranted_weight: u32,
-    /// Services that receive a copy of requests; the weight of each is its share, in millionths.
+    /// The services that receive copies of requests. The weight of each service is its share of the requests, in
+    /// millionths.
     pub mirrors: Vec<WeightedBackend>,
-    /// The CORS policy; when absent, CORS headers are left to the application.
+    /// The CORS policy; when absent, the application handles CORS itself.
     pub cors: Option<Cors>,
     /// Session persistence; when absent, each request may go to any endpoint.
     pub persistence: Option<SessionPersistence>,
@@ -46,7 +48,7 @@ pub struct RetryRule {
     /// The maximum number of retries after the first attempt, 0 to [`RetryRule::MAX_ATTEMPTS`]; 0 disables
     /// retries.
     pub attempts: u8,
-    /// The delay before the first retry; it grows from there.
+    /// The delay before the first retry; it grows with each further retry.
     pub backoff: Duration,
 }
 
@@ -79,7 +81,7 @@ impl HeaderEdits {
     /// True if a rule may edit the header of this lower-case name.
     ///
     /// Hop-by-hop and framing headers are excluded (RFC 9110 §7.6.1, RFC 9112 §6), because edits of them would
-    /// break the message. So is `host`, which a rewrite sets.
+    /// break the message. `host` is excluded as well, because a rewrite sets it.
     #[must_use]
     pub fn may_edit(name: &str) -> bool {
         !PROTECTED_HEADERS.contains(&name)
@@ -87,7 +89,7 @@ impl HeaderEdits {
 
     /// True for a valid header name: a token (RFC 9110 §5.6.2) in lower case.
     #[must_use]
-    pub fn is_name(name: &str) -> bool {
+    pub fn is_valid_name(name: &str) -> bool {
         let is_token_byte = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"!#$%&'*+-.^_`|~".contains(&byte)
         };
@@ -97,7 +99,7 @@ impl HeaderEdits {
     /// True for a valid header value: no control characters except tabs, no leading or trailing white space
     /// (RFC 9110 §5.5).
     #[must_use]
-    pub fn is_value(value: &str) -> bool {
+    pub fn is_valid_value(value: &str) -> bool {
         value.bytes().all(|byte| byte == b'\t' || !byte.is_ascii_control())
             && value.trim_matches([' ', '\t']) == value
     }
@@ -111,7 +113,7 @@ pub struct BackendEdits {
     pub request_headers: HeaderEdits,
     /// Edits of response headers.
     pub response_headers: HeaderEdits,
-    /// Rewrites of host and path; each overrides that of the rule.
+    /// The rewrite of host and path. A part that it sets overrides the same part of the rule's rewrite.
     pub rewrite: Option<UrlRewrite>,
 }
 
@@ -135,7 +137,7 @@ pub struct Redirect {
     pub path: Option<PathEdit>,
     /// Another port. When absent, the default port of `scheme`; without a scheme, the port of the service.
     pub port: Option<u16>,
-    /// 301, 302, 303, 307 or 308.
+    /// The response status; one of [`Redirect::STATUSES`].
     pub status: u16,
 }
 
@@ -187,7 +189,8 @@ pub struct UrlRewrite {
 pub enum PathEdit {
     /// Replaces the whole path.
     Full(String),
-    /// Replaces the prefix that the rule's only match names. The new prefix begins with `/`, or is empty.
+    /// Replaces the path prefix of the rule's match; the rule has exactly one match. The new prefix begins with
+    /// `/`, or is empty.
     Prefix(String),
 }
 
@@ -195,7 +198,7 @@ impl PathEdit {
     /// True for a valid replacement path: it begins with `/` and has no query, fragment or other character that
     /// ends a path.
     #[must_use]
-    pub fn is_path(text: &str) -> bool {
+    pub fn is_valid_path(text: &str) -> bool {
         text.starts_with('/')
             && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'?' && byte != b'#')
     }
@@ -224,20 +227,20 @@ mod tests {
     #[test]
     fn header_names_and_values_are_validated() {
         for name in ["x-a", "a", "!#$%&'*+-.^_`|~0"] {
-            assert!(HeaderEdits::is_name(name), "{name}");
+            assert!(HeaderEdits::is_valid_name(name), "{name}");
         }
         for name in ["", "A", "a b", "a:", ":path", "ä", "a\r\n"] {
-            assert!(!HeaderEdits::is_name(name), "{name}");
+            assert!(!HeaderEdits::is_valid_name(name), "{name}");
         }
         for value in ["", "a b", "a\tb", "ä"] {
-            assert!(HeaderEdits::is_value(value), "{value}");
+            assert!(HeaderEdits::is_valid_value(value), "{value}");
         }
         for value in [" a", "a ", "a\r\nb: c", "\0", "\x7f"] {
-            assert!(!HeaderEdits::is_value(value), "{value:?}");
+            assert!(!HeaderEdits::is_valid_value(value), "{value:?}");
         }
-        assert!(PathEdit::is_path("/a/%20"));
+        assert!(PathEdit::is_valid_path("/a/%20"));
         for path in ["", "a", "/a?b", "/a#b", "/a b", "/a\r\nb", "/ä"] {
-            assert!(!PathEdit::is_path(path), "{path:?}");
+            assert!(!PathEdit::is_valid_path(path), "{path:?}");
         }
         assert!(HeaderEdits::may_edit("x-a"));
         assert!(!HeaderEdits::may_edit("transfer-encoding"));

@@ -11,7 +11,7 @@ pub enum AddressClass {
     Private,
     /// A loopback address of the machine itself.
     Loopback,
-    /// Link-local, metadata service of a cloud, unspecified, multicast or broadcast.
+    /// A link-local, unspecified, multicast or broadcast address, or that of a cloud's metadata service.
     Special,
 }
 
@@ -23,15 +23,15 @@ impl AddressClass {
         match address {
             IpAddr::V4(address) => class_of_ipv4(address),
             IpAddr::V6(address) => {
-                let embedded = embedded_ipv4(address).map_or(Self::Public, class_of_ipv4);
-                class_of_ipv6(address).max(embedded)
+                let embedded_class = embedded_ipv4(address).map_or(Self::Public, class_of_ipv4);
+                class_of_ipv6(address).max(embedded_class)
             }
         }
     }
 
-    /// True for addresses of the machine itself and for special ones.
+    /// True for loopback addresses of the machine itself and for special addresses.
     #[must_use]
-    pub fn is_own_or_special(address: IpAddr) -> bool {
+    pub fn is_loopback_or_special(address: IpAddr) -> bool {
         Self::from_address(address) >= Self::Loopback
     }
 }
@@ -43,7 +43,7 @@ fn class_of_ipv4(address: Ipv4Addr) -> AddressClass {
         || address.is_link_local()
         || address.is_multicast()
         || address.is_broadcast()
-        || METADATA_V4.contains(&address);
+        || METADATA_SERVICES_V4.contains(&address);
     if is_special {
         return AddressClass::Special;
     }
@@ -66,12 +66,12 @@ fn class_of_ipv6(address: Ipv6Addr) -> AddressClass {
     let is_special = address.is_unspecified()
         || address.is_unicast_link_local()
         || address.is_multicast()
-        || METADATA_V6.contains(&address);
+        || METADATA_SERVICES_V6.contains(&address);
     if is_special {
         return AddressClass::Special;
     }
     let is_loopback = address.is_loopback();
-    // ULA, the former site-local addresses, and NAT64 of a network's own prefix (RFC 8215).
+    // Unique local addresses, the former site-local addresses, and local-use NAT64 (RFC 8215).
     let is_private = address.is_unique_local()
         || first & 0xffc0 == 0xfec0
         || (first, second, third) == (0x64, 0xff9b, 1);
@@ -82,7 +82,7 @@ fn class_of_ipv6(address: Ipv6Addr) -> AddressClass {
     }
 }
 
-/// Returns the IPv4 address embedded in an IPv6 address.
+/// Returns the IPv4 address embedded in an IPv6 address; `None` if there is none.
 fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [first, second, third, fourth, fifth, sixth, high, low] = address.segments();
     let low_bits = u32::from(high) << 16 | u32::from(low);
@@ -104,15 +104,15 @@ fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(bits))
 }
 
-/// Metadata services that issue credentials to machines: Alibaba, Azure, Oracle. Those of other clouds are
-/// link-local.
-const METADATA_V4: [Ipv4Addr; 3] = [
+/// The addresses of metadata services that issue credentials to machines: Alibaba, Azure, Oracle. The metadata
+/// services of other clouds have link-local addresses.
+const METADATA_SERVICES_V4: [Ipv4Addr; 3] = [
     Ipv4Addr::new(100, 100, 100, 200),
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(192, 0, 0, 192),
 ];
-/// Metadata services over IPv6: AWS, its Pod Identity in EKS, Oracle, Google, Scaleway.
-const METADATA_V6: [Ipv6Addr; 5] = [
+/// The IPv6 addresses of metadata services: AWS, EKS Pod Identity, Oracle, Google, Scaleway.
+const METADATA_SERVICES_V6: [Ipv6Addr; 5] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
     Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe),

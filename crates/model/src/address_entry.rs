@@ -1,4 +1,5 @@
-//! Address entries: the service or workload at an address, sent to sidecars that query it.
+//! Address entries: the service or workload at an address. The control plane sends an entry to each sidecar that
+//! queries the address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use crate::service::Protocol;
 pub enum AddressEntry {
     /// An address outside the mesh.
     External,
-    /// A service; its ports are those of the address.
+    /// The cluster IP of a service. Ports of the address are ports of the service.
     Service(ServiceName),
-    /// A workload, called by its own address.
+    /// The address of a workload itself.
     Workload {
         /// The name of the workload.
         workload: WorkloadName,
@@ -23,7 +24,7 @@ pub enum AddressEntry {
     },
 }
 
-/// An application port that is reached by the address of its workload.
+/// An application port of a workload that clients call by the workload's own address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AddressPort {
     /// The service that the endpoint belongs to.
@@ -32,7 +33,7 @@ pub struct AddressPort {
     pub port: u16,
     /// The protocol of the application at the port.
     pub protocol: Protocol,
-    /// The mutual TLS endpoint of its sidecar; absent while the sidecar is not connected. Readiness of the
-    /// workload does not matter to clients that call it by its own address.
+    /// The mutual TLS endpoint of the workload's sidecar; absent while the sidecar is not connected. The endpoint is
+    /// present even if the workload is not ready: a client that calls its address selects no other endpoint.
     pub endpoint: Option<Arc<Endpoint>>,
 }

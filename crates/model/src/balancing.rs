@@ -18,8 +18,8 @@ pub struct PortLoadBalancing {
 pub struct LoadBalancing {
     /// The algorithm that selects an endpoint.
     pub algorithm: BalanceAlgorithm,
-    /// Slow start of new endpoints; without it, they receive their full share immediately. Never combined with a
-    /// hash-based algorithm.
+    /// The slow start of new endpoints; when absent, new endpoints receive their full share immediately. Never
+    /// combined with a hash-based algorithm.
     pub slow_start: Option<SlowStart>,
 }
 
@@ -42,18 +42,18 @@ pub enum BalanceAlgorithm {
     RoundRobin,
     /// Selects an endpoint uniformly at random.
     Random,
-    /// The first endpoint on a hash ring after the hash of the key.
+    /// Selects the first endpoint on a hash ring after the hash of the key.
     RingHash(HashKey),
-    /// The endpoint that a Maglev table has for the hash of the key.
+    /// Selects the endpoint in the Maglev table entry for the hash of the key.
     Maglev(HashKey),
 }
 
 /// The input of the hash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HashKey {
-    /// The value of this header, in lower case; `:authority` is the host.
+    /// The value of the header with this lower-case name; `:authority` is the host.
     Header(String),
-    /// The value of this cookie.
+    /// The value of the cookie with this name.
     Cookie(String),
     /// The calling workload: each workload uses one endpoint.
     Source,
@@ -63,18 +63,18 @@ pub enum HashKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SlowStart {
     /// The duration of slow start.
-    pub time: Duration,
-    /// The initial share, percent, 1 to 100.
-    pub percent_min: u8,
+    pub duration: Duration,
+    /// The initial share of requests in percent of the full share, 1 to 100.
+    pub min_percent: u8,
 }
 
 impl LoadBalancing {
-    /// The maximum number of endpoints compared.
+    /// The maximum number of endpoints that are compared for one request.
     pub const MAX_CHOICES: u8 = 16;
 }
 
 impl BalanceAlgorithm {
-    /// Returns the hash key of a hash-based algorithm.
+    /// Returns the hash key of a hash-based algorithm; `None` for other algorithms.
     #[must_use]
     pub fn hash_key(&self) -> Option<&HashKey> {
         match self {

@@ -1,4 +1,5 @@
-//! Changes of the mesh: facts that a registry added, replaced or removed.
+//! Changes of the mesh: objects that a registry added, replaced or removed. The control plane applies them to its
+//! mesh state.
 
 use std::fmt;
 
@@ -24,7 +25,7 @@ use crate::tls_route::TlsRoute;
 use crate::traffic_split::TrafficSplit;
 use crate::workload::Workload;
 
-/// One fact that a registry added, replaced or removed.
+/// One object that a registry added, replaced or removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// The object was added or replaced.
@@ -48,9 +49,9 @@ pub enum Object {
     TlsRoute(TlsRoute),
     /// An SMI policy that allows traffic between accounts.
     TrafficTarget(TrafficTarget),
-    /// Named request matches of SMI.
+    /// Named request matches of SMI, which `TrafficTarget`s refer to.
     HttpRouteGroup(HttpRouteGroup),
-    /// Workload ports of an SMI policy.
+    /// Named workload ports of SMI, which `TrafficTarget`s refer to.
     TcpRoute(TcpRoute),
     /// A Gateway API route for gRPC.
     GrpcRoute(HttpRoute),
@@ -60,7 +61,7 @@ pub enum Object {
     TagRoute(TagRoute),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(SermantRouteRule),
-    /// Request marks at the first service of a lane.
+    /// Headers that the first service of a lane adds to requests.
     Lane(Lane),
     /// A Gateway API grant for references from other namespaces.
     ReferenceGrant(ReferenceGrant),
@@ -96,7 +97,7 @@ impl Object {
             Self::TrafficSplit(split) => split.created = seconds,
             Self::Ingress(policy) => policy.created = seconds,
             Self::Retry(policy) => policy.created = seconds,
-            // These kinds do not depend on age: each object is unique by key, or is combined with its peers.
+            // These kinds have no precedence by age: each object is unique by key, or is combined with others.
             Self::Workload(_)
             | Self::Service(_)
             | Self::MeshConfig(_)
@@ -156,9 +157,9 @@ pub enum ObjectKey {
     TlsRoute(RouteName),
     /// An SMI policy that allows traffic between accounts.
     TrafficTarget(PolicyName),
-    /// Named request matches of SMI.
+    /// Named request matches of SMI, which `TrafficTarget`s refer to.
     HttpRouteGroup(RouteGroupName),
-    /// Workload ports of an SMI policy.
+    /// Named workload ports of SMI, which `TrafficTarget`s refer to.
     TcpRoute(TcpRouteName),
     /// A Gateway API route for gRPC.
     GrpcRoute(RouteName),
@@ -168,7 +169,7 @@ pub enum ObjectKey {
     TagRoute(TagRouteName),
     /// Tag rules as Sermant publishes them.
     SermantRouteRule(TagRouteName),
-    /// Request marks at the first service of a lane.
+    /// Headers that the first service of a lane adds to requests.
     Lane(TagRouteName),
     /// A Gateway API grant for references from other namespaces.
     ReferenceGrant(GrantName),

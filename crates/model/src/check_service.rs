@@ -10,7 +10,8 @@ use crate::route::RequestMatch;
 use crate::server::Server;
 use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attached_policies};
 
-/// A check service, and the handling of requests that it does not respond to.
+/// A check service (an external authorization or rate limit service), and the handling of requests for which it
+/// sends no response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckService {
     /// The address of the service.
@@ -31,7 +32,7 @@ impl CheckService {
 /// The address of a check service, which is called over gRPC.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum CheckServiceAddress {
-    /// A port of a mesh service, over links.
+    /// A port of a mesh service, called over mutual TLS links.
     Service {
         /// The name of the service.
         service: ServiceName,
@@ -56,7 +57,7 @@ impl fmt::Display for CheckServiceAddress {
 pub enum FailureMode {
     /// The request is denied.
     Deny,
-    /// The request is allowed, and counted.
+    /// The request is allowed, and a metric counts it.
     Allow,
 }
 
@@ -71,11 +72,12 @@ impl FailureMode {
 pub struct Authorization {
     /// The authorization service.
     pub check_service: CheckService,
-    /// Matching requests, any of these; all when empty.
+    /// The requests that are checked; one matching entry is enough. All requests when empty.
     pub requests: Vec<RequestMatch>,
-    /// The request headers that are sent, by lower-case name; all when absent.
+    /// The lower-case names of the request headers that are sent to the service; all headers when absent.
     pub headers: Option<Vec<String>>,
-    /// Additional context entries; each name occurs once.
+    /// The additional names and values that are sent to the service (Envoy's `context_extensions`); each name
+    /// occurs once.
     pub context_extensions: Vec<(String, String)>,
     /// The body excerpt that is sent; none when absent.
     pub body: Option<BodyExcerpt>,
@@ -84,8 +86,8 @@ pub struct Authorization {
 /// The excerpt of a request body that an authorization service receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BodyExcerpt {
-    /// The maximum size of the excerpt.
-    pub bytes_max: u32,
+    /// The maximum size of the excerpt in bytes.
+    pub max_bytes: u32,
     /// The handling of longer bodies.
     pub long_body: LongBodyAction,
     /// True if the excerpt is sent as bytes; otherwise as text.
@@ -93,9 +95,9 @@ pub struct BodyExcerpt {
 }
 
 impl BodyExcerpt {
-    /// The default maximum size of the excerpt.
-    pub const BYTES_DEFAULT: u32 = 64 << 10;
-    /// The upper bound of the maximum size: the excerpt stays in memory while the service decides.
+    /// The default of `max_bytes`: 64 KiB.
+    pub const DEFAULT_MAX_BYTES: u32 = 64 << 10;
+    /// The upper bound of `max_bytes`: 1 MiB, because the excerpt stays in memory while the service decides.
     pub const MAX_BYTES: u32 = 1 << 20;
 }
 
@@ -108,7 +110,7 @@ pub enum LongBodyAction {
     SendPrefix,
 }
 
-/// The descriptors that a rate limit service receives.
+/// A global rate limit: the rate limit service, and the descriptors that it receives.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GlobalLimit {
     /// The rate limit service.
@@ -119,14 +121,14 @@ pub struct GlobalLimit {
     pub descriptors: Vec<Descriptor>,
     /// The response to requests over the limit.
     pub response: FixedResponse,
-    /// True if responses report the limit, its remainder and its reset time to clients.
+    /// True if responses contain headers with the limit, the remaining requests and the reset time.
     pub rate_limit_headers: bool,
 }
 
 /// A descriptor of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Descriptor {
-    /// Matching requests, any of these; all when empty.
+    /// The requests that the descriptor applies to; one matching entry is enough. All requests when empty.
     pub requests: Vec<RequestMatch>,
     /// The entries, at least one.
     pub entries: Vec<DescriptorEntry>,
@@ -148,7 +150,7 @@ pub struct DescriptorEntry {
 pub enum DescriptorValue {
     /// A constant value.
     Text(String),
-    /// The value of this header, in lower case; the descriptor is omitted without it.
+    /// The value of the header with this lower-case name; the descriptor is omitted if the request lacks it.
     Header(String),
     /// The path, without the query.
     Path,
@@ -160,7 +162,7 @@ pub enum DescriptorValue {
     Address,
 }
 
-/// An external authorization or token policy of an application port, and its name.
+/// The check that an external authorization or token policy requires at an application port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PortCheck {
     /// The name of the policy.

@@ -17,13 +17,13 @@ pub struct PortCircuitBreaker {
 /// A circuit breaker: concurrency limits of a port, and the conditions that open its circuit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CircuitBreaker {
-    /// The concurrency limits, for the whole sidecar.
+    /// The concurrency limits; each applies to all data threads of the sidecar together.
     pub limits: CircuitLimits,
     /// The conditions that open the circuit; it never opens when absent.
     pub trip: Option<TripConditions>,
     /// The response while the circuit is open.
     pub response: FixedResponse,
-    /// The connect timeout of an endpoint; the general one when absent.
+    /// The timeout for a connection to an endpoint; the sidecar's general connect timeout when absent.
     pub connect_timeout: Option<Duration>,
 }
 
@@ -40,7 +40,7 @@ pub struct CircuitLimits {
     pub retries: Option<u32>,
 }
 
-/// The conditions that open a circuit, and those that close it.
+/// The conditions that open a circuit, and the conditions that close it again.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TripConditions {
     /// The responses that count as failures; never empty.
@@ -50,7 +50,7 @@ pub struct TripConditions {
     /// The number of buckets of the window.
     pub buckets: u8,
     /// The minimum number of requests in the window; with fewer the circuit does not open.
-    pub requests_min: u32,
+    pub min_requests: u32,
     /// Opens at this many failed requests in the window.
     pub failure_threshold: FailureThreshold,
     /// Opens after this many consecutive failures; disabled when absent.
@@ -59,11 +59,12 @@ pub struct TripConditions {
     pub slow: Option<SlowRequests>,
     /// The time that the circuit stays open.
     pub open_duration: Duration,
-    /// The number of half-open requests that are allowed then, and must all succeed before the circuit closes.
+    /// The number of requests that are allowed in the half-open state. The circuit closes when all of them succeed.
     pub half_open_requests: u32,
 }
 
-/// A threshold; reaching either limit is enough.
+/// A threshold of requests, as a share or as a number. The threshold is reached when either limit is reached; an
+/// absent limit is never reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct FailureThreshold {
     /// A share of the requests, in millionths, at least 1.
@@ -81,20 +82,20 @@ pub struct SlowRequests {
     pub threshold: FailureThreshold,
 }
 
-/// A response that replaces the upstream's.
+/// A response that the sidecar sends instead of an upstream response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FixedResponse {
-    /// The status; that of the reason when absent.
+    /// The HTTP status; the default status of the rejection reason when absent.
     pub status: Option<u16>,
-    /// The body; a sentence about the reason when absent.
+    /// The body; a sentence about the rejection reason when absent.
     pub body: Option<String>,
     /// Additional response headers; their names are in lower case.
     pub headers: Vec<Header>,
 }
 
 impl FixedResponse {
-    /// True for a valid status of a fixed response: a final one with a body (RFC 9110 §15.3.5, §15.3.6,
-    /// §15.4.5).
+    /// True for a valid status of a fixed response: a final status whose responses have a body (RFC 9110 §15.3.5,
+    /// §15.3.6, §15.4.5).
     #[must_use]
     pub const fn is_valid_status(status: u16) -> bool {
         matches!(status, 200..=599) && !matches!(status, 204 | 205 | 304)

@@ -1,4 +1,4 @@
-//! The clients that may use an unauthenticated port: none, some ranges of addresses, or any.
+//! The clients that may use an unauthenticated port of the sidecar: none, address ranges, or any.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,8 +13,8 @@ pub enum ClientRanges {
     /// No client is allowed.
     #[default]
     None,
-    /// Only clients with an address of these ranges; at least one.
-    Some(BTreeSet<IpRange>),
+    /// Only clients with an address in one of these ranges are allowed. There is at least one range.
+    Ranges(BTreeSet<IpRange>),
     /// Every client is allowed.
     Any,
 }
@@ -23,12 +23,12 @@ impl ClientRanges {
     /// The maximum number of ranges.
     pub const MAX_RANGES: usize = 64;
 
-    /// True if the client's address is in the list.
+    /// True if a client with this address is allowed.
     #[must_use]
     pub fn contains(&self, client: IpAddr) -> bool {
         match self {
             Self::None => false,
-            Self::Some(ranges) => ranges.iter().any(|range| range.contains(client)),
+            Self::Ranges(ranges) => ranges.iter().any(|range| range.contains(client)),
             Self::Any => true,
         }
     }
@@ -54,7 +54,7 @@ impl FromStr for ClientRanges {
         }
         match ranges.len() > Self::MAX_RANGES {
             true => Err(format!("has more than {} ranges: merge some of them", Self::MAX_RANGES)),
-            false => Ok(Self::Some(ranges)),
+            false => Ok(Self::Ranges(ranges)),
         }
     }
 }
@@ -64,7 +64,7 @@ impl fmt::Display for ClientRanges {
         match self {
             Self::None => f.write_str(NONE),
             Self::Any => f.write_str(ANY),
-            Self::Some(ranges) => {
+            Self::Ranges(ranges) => {
                 let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
                 f.write_str(&ranges.join(","))
             }

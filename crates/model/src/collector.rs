@@ -38,7 +38,7 @@ pub enum Signal {
 }
 
 impl CollectorProtocol {
-    /// Returns the default path, if the endpoint has none.
+    /// Returns the path that is used if the collector's URL has none.
     #[must_use]
     pub const fn default_path(self, signal: Signal) -> &'static str {
         match (self, signal) {
@@ -63,7 +63,7 @@ impl Collector {
     /// Parses `http://HOST:PORT[/PATH]`, or the same with `https`.
     ///
     /// # Errors
-    /// [`InvalidEndpoint`] for anything else.
+    /// [`InvalidEndpoint`] for any other text, and for a path that the protocol does not have.
     pub fn parse(
         signal: Signal,
         protocol: CollectorProtocol,
@@ -89,7 +89,7 @@ impl fmt::Display for Collector {
     }
 }
 
-/// The maximum length of a path: longer than that of any collector in use.
+/// The maximum length of a path in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]
@@ -139,17 +139,21 @@ mod tests {
     #[test]
     fn each_signal_has_a_path_of_its_own() {
         use CollectorProtocol::{OtlpGrpc, OtlpHttp};
-        for (signal, http, grpc) in [
+        for (signal, http_path, grpc_service) in [
             (Signal::Metrics, "/v1/metrics", "metrics.v1.MetricsService"),
             (Signal::Logs, "/v1/logs", "logs.v1.LogsService"),
         ] {
-            let over_http = Collector::parse(signal, OtlpHttp, "http://c:4318").unwrap();
-            assert_eq!(over_http.path, http);
-            let over_grpc = Collector::parse(signal, OtlpGrpc, "https://c:4317").unwrap();
-            assert_eq!(over_grpc.path, format!("/opentelemetry.proto.collector.{grpc}/Export"));
+            let http_collector = Collector::parse(signal, OtlpHttp, "http://c:4318").unwrap();
+            assert_eq!(http_collector.path, http_path);
+            let grpc_collector = Collector::parse(signal, OtlpGrpc, "https://c:4317").unwrap();
+            assert_eq!(
+                grpc_collector.path,
+                format!("/opentelemetry.proto.collector.{grpc_service}/Export")
+            );
             // The gRPC path of another signal is rejected.
-            let other = Collector::parse(Signal::Traces, OtlpGrpc, &over_grpc.to_string());
-            assert_eq!(other, Err(InvalidEndpoint::Path));
+            let other_signal =
+                Collector::parse(Signal::Traces, OtlpGrpc, &grpc_collector.to_string());
+            assert_eq!(other_signal, Err(InvalidEndpoint::Path));
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::service_policy::{ServicePolicy, ServicePolicyName, TrafficPolicy};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConflictStatus {
     /// The policy applies to one or more ports.
-    InForce,
-    /// The policy is overridden at all ports, by this policy or by others of its kind.
+    Effective,
+    /// The policy is overridden at all its ports by policies of the same kind. Contains the name of one of them.
     Overridden(ServicePolicyName),
     /// The policy applies to ports, but has no effect: routes forward the traffic of each port to other services,
     /// or the traffic is opaque.
@@ -21,7 +21,8 @@ pub enum ConflictStatus {
 }
 
 impl ConflictStatus {
-    /// Returns the status of a policy at the existing ports.
+    /// Returns the status of a policy at these ports, which exist. Ports that the policy is not attached to are
+    /// skipped.
     pub fn for_policy<'a, 'b>(
         policy: &ServicePolicy,
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
@@ -33,23 +34,24 @@ impl ConflictStatus {
                 continue;
             }
             let policies = context.policies_of(service);
-            let effective = effective_policies(policies.iter().copied(), service, port);
-            if effective.contains(&policy.name) {
+            let effective_names = effective_policies(policies.iter().copied(), service, port);
+            if effective_names.contains(&policy.name) {
                 match NoEffect::detect_at(policy, service, port, context) {
-                    None => return Self::InForce,
+                    None => return Self::Effective,
                     Some(no_effect) => status = Self::NoEffect(no_effect),
                 }
                 continue;
             }
-            // True for a policy that applies to the port and prevents this one from applying.
-            let overrides = |effective: &&ServicePolicyName| {
-                let candidates = policies.iter().copied();
-                let candidates = candidates.filter(|candidate| {
-                    candidate.name == **effective || candidate.name == policy.name
+            // True for an effective policy that prevents this policy from applying to the port.
+            let overrides = |effective_name: &&ServicePolicyName| {
+                let contenders = policies.iter().copied();
+                let contenders = contenders.filter(|candidate| {
+                    candidate.name == **effective_name || candidate.name == policy.name
                 });
-                !effective_policies(candidates, service, port).contains(&policy.name)
+                !effective_policies(contenders, service, port).contains(&policy.name)
             };
-            let winner = effective.iter().find(overrides).or(effective.first()).cloned();
+            let winner =
+                effective_names.iter().find(overrides).or(effective_names.first()).cloned();
             let has_no_effect = matches!(status, Self::NoEffect(_));
             status = winner.filter(|_| !has_no_effect).map_or(status, Self::Overridden);
         }
@@ -57,7 +59,7 @@ impl ConflictStatus {
     }
 }
 
-/// Returns the policies that apply to a port, one of each kind.
+/// Returns the names of the policies that apply to a port, at most one of each kind.
 fn effective_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy> + Clone,
     service: &ServiceName,
@@ -102,11 +104,11 @@ mod tests {
         };
         let overridden = |by: &ServicePolicy| ConflictStatus::Overridden(by.name.clone());
         let two_policies = [&first, &second];
-        assert_eq!(status(&first, &two_policies, &[80]), ConflictStatus::InForce);
+        assert_eq!(status(&first, &two_policies, &[80]), ConflictStatus::Effective);
         assert_eq!(status(&second, &two_policies, &[80]), overridden(&first));
         let three_policies = [&first, &second, &most_specific];
         assert_eq!(status(&first, &three_policies, &[80]), overridden(&most_specific));
-        assert_eq!(status(&first, &three_policies, &[80, 81]), ConflictStatus::InForce);
+        assert_eq!(status(&first, &three_policies, &[80, 81]), ConflictStatus::Effective);
         assert_eq!(status(&most_specific, &three_policies, &[81]), ConflictStatus::NoTarget);
         assert_eq!(status(&first, &two_policies, &[]), ConflictStatus::NoTarget);
     }

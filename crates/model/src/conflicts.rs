@@ -1,4 +1,5 @@
-//! Conflict resolution between routes, splits and retry policies on one service.
+//! Conflict resolution between routes, splits and retry policies of one service: the oldest object takes
+//! precedence, then the first by name.
 
 use crate::name::{RouteName, ServiceName};
 use crate::retry_policy::RetryPolicy;
@@ -16,8 +17,8 @@ impl RouteParent {
 }
 
 impl HttpRoute {
-    /// True if this route replaces another one on a port of both. Routes of other namespaces apply to other
-    /// clients.
+    /// True if this route replaces another one on a port that both are attached to. Routes in different namespaces
+    /// apply to different clients and do not replace each other.
     #[must_use]
     pub fn precedes(&self, other: &Self) -> bool {
         self.kind > other.kind && self.name.namespace == other.name.namespace
@@ -25,7 +26,7 @@ impl HttpRoute {
 }
 
 impl GatewayTcpRoute {
-    /// True if this route replaces another one on a port of both.
+    /// True if this route replaces another one on a port that both are attached to.
     #[must_use]
     pub fn precedes(&self, other: &Self) -> bool {
         is_before((self.created, &self.rule.route), (other.created, &other.rule.route))
@@ -33,18 +34,19 @@ impl GatewayTcpRoute {
 }
 
 impl TlsRoute {
-    /// Returns the first of the routes on a port that leave this one no traffic, alone or together: for each of
-    /// its host names, a route with precedence exists.
+    /// Returns a conflicting route if this route receives no traffic at a port, because a route with precedence
+    /// has each of its host names: the one that has the first host name. `None` if a host name is left.
     pub fn find_conflict<'a>(
         &self,
-        others: impl Iterator<Item = &'a Self> + Clone,
+        other_routes: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<&'a Self> {
-        let precedence = (self.created, &self.rule.route);
-        let preceding =
-            others.filter(|route| is_before((route.created, &route.rule.route), precedence));
-        let mut owners = self.rule.hostnames.iter().map(|name| {
-            let same_name = preceding.clone().filter(|route| route.rule.hostnames.contains(name));
-            same_name.min_by_key(|route| (route.created, &route.rule.route))
+        let own_precedence = (self.created, &self.rule.route);
+        let preceding_routes = other_routes
+            .filter(|route| is_before((route.created, &route.rule.route), own_precedence));
+        let mut owners = self.rule.hostnames.iter().map(|hostname| {
+            let same_hostname =
+                preceding_routes.clone().filter(|route| route.rule.hostnames.contains(hostname));
+            same_hostname.min_by_key(|route| (route.created, &route.rule.route))
         });
         let first_owner = owners.next().flatten()?;
         owners.all(|owner| owner.is_some()).then_some(first_owner)
@@ -52,7 +54,8 @@ impl TlsRoute {
 }
 
 impl TrafficSplit {
-    /// True if this split replaces another one: both apply to all traffic of one root.
+    /// True if this split replaces another one: both apply to all traffic of one root service, and this one takes
+    /// precedence.
     #[must_use]
     pub fn precedes(&self, other: &Self) -> bool {
         let apply_to_all_clients = self.groups.is_none() && other.groups.is_none();
@@ -63,7 +66,7 @@ impl TrafficSplit {
 }
 
 impl RetryPolicy {
-    /// True if this policy replaces another one for requests to a service.
+    /// True if this policy replaces another one for requests from the same account to a service.
     #[must_use]
     pub fn precedes(&self, other: &Self, service: &ServiceName) -> bool {
         let apply_to_service = self.services.contains(service) && other.services.contains(service);
@@ -71,14 +74,15 @@ impl RetryPolicy {
     }
 }
 
-/// Returns the reason that the first of two objects takes precedence, as the end of a sentence about it.
+/// Returns the reason that the first of two objects takes precedence, as the predicate of a sentence about the first
+/// object. Both times are creation times in seconds.
 #[must_use]
 pub fn precedence_reason(first_created: i64, other_created: i64) -> &'static str {
     if first_created < other_created { "is older" } else { "is first in alphabetical order" }
 }
 
-/// Returns true if the first object takes precedence: the oldest one, then the first by name. Objects of
-/// another namespace apply to other clients.
+/// True if the first object takes precedence over the other: the older one, then the first by name. Objects in
+/// different namespaces apply to different clients, so neither takes precedence.
 fn is_before(first: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
     first.1.namespace == other.1.namespace && first < other
 }
@@ -98,25 +102,25 @@ mod tests {
 
     #[test]
     fn a_tls_route_is_effective_while_one_hostname_is_unique() {
-        let conflict = |own: &TlsRoute, others: &[&TlsRoute]| {
-            own.find_conflict(others.iter().copied()).map(|route| route.rule.route.to_string())
+        let conflicting_name = |own: &TlsRoute, routes: &[&TlsRoute]| {
+            own.find_conflict(routes.iter().copied()).map(|route| route.rule.route.to_string())
         };
         let own = tls_route("own", 5, &["a.b", "*.c"]);
         let (first, second) =
             (tls_route("first", 3, &["a.b"]), tls_route("second", 4, &["a.b", "*.c"]));
         let expected_name = |name: &str| Some(name.to_owned());
-        assert_eq!(conflict(&own, &[&own]), None);
-        assert_eq!(conflict(&own, &[&own, &first]), None);
-        assert_eq!(conflict(&own, &[&second, &first, &own]), expected_name("shop/first"));
-        assert_eq!(conflict(&first, &[&second, &first, &own]), None);
+        assert_eq!(conflicting_name(&own, &[&own]), None);
+        assert_eq!(conflicting_name(&own, &[&own, &first]), None);
+        assert_eq!(conflicting_name(&own, &[&second, &first, &own]), expected_name("shop/first"));
+        assert_eq!(conflicting_name(&first, &[&second, &first, &own]), None);
         // A name below another one is a different name, and routes of other namespaces apply to other clients.
-        assert_eq!(conflict(&tls_route("x", 5, &["a.c"]), &[&second]), None);
-        assert_eq!(conflict(&own, &[&tls_route("bank/it", 1, &["a.b", "*.c"])]), None);
+        assert_eq!(conflicting_name(&tls_route("x", 5, &["a.c"]), &[&second]), None);
+        assert_eq!(conflicting_name(&own, &[&tls_route("bank/it", 1, &["a.b", "*.c"])]), None);
         // Of the same age, the first by name takes precedence.
         assert_eq!(
-            conflict(&own, &[&tls_route("it", 5, &["a.b", "*.c"])]),
+            conflicting_name(&own, &[&tls_route("it", 5, &["a.b", "*.c"])]),
             expected_name("shop/it")
         );
-        assert_eq!(conflict(&own, &[&tls_route("zoo", 5, &["a.b", "*.c"])]), None);
+        assert_eq!(conflicting_name(&own, &[&tls_route("zoo", 5, &["a.b", "*.c"])]), None);
     }
 }

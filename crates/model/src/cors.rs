@@ -10,22 +10,22 @@ pub struct Cors {
     pub origins: Vec<OriginPattern>,
     /// True if requests may carry cookies and credentials.
     pub credentials: bool,
-    /// The allowed methods, in addition to the safelisted ones.
+    /// The allowed methods, in addition to those that the Fetch standard safelists.
     pub methods: AllowedWords,
-    /// The allowed request headers, in addition to the safelisted ones; in lower case.
+    /// The lower-case names of allowed request headers, in addition to the safelisted headers.
     pub headers: AllowedWords,
-    /// The exposed response headers, in addition to the safelisted ones; in lower case.
+    /// The lower-case names of exposed response headers, in addition to the safelisted headers.
     pub exposed: AllowedWords,
     /// The time that a browser may cache a preflight response, in seconds.
     pub max_age_seconds: u32,
 }
 
-/// A set of words, or any word.
+/// The allowed method or header names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AllowedWords {
-    /// Any word.
+    /// All names are allowed.
     Any,
-    /// Only these words.
+    /// Only these names are allowed.
     Only(Vec<String>),
 }
 
@@ -35,8 +35,9 @@ impl Default for AllowedWords {
     }
 }
 
-/// An origin: `scheme://host`, with `:port` unless it is the default; `*` matches any origin; a host may be
-/// `*`, which matches any, or begin with `*.`, which matches one or more labels.
+/// A pattern of origins: `scheme://host`, followed by `:port` unless it is the scheme's default port. The host may
+/// be `*`, which matches any host, or begin with `*.`, which matches one or more labels. The pattern `*` matches
+/// any origin.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OriginPattern(String);
 
@@ -168,14 +169,14 @@ fn is_address(host: &str) -> bool {
     })
 }
 
-/// The hint for texts of another form.
+/// The hint for a text that does not have the form of an origin.
 const FORM_HINT: &str = "use `*`, or one such as https://www.example.com or https://*.example.com";
 /// The default ports of schemes (the URL standard, §4.2).
 const DEFAULT_PORTS: [(&str, u16); 5] =
     [("http", 80), ("https", 443), ("ws", 80), ("wss", 443), ("ftp", 21)];
 /// The pattern that matches every origin.
 const ANY_ORIGIN: &str = "*";
-/// The maximum length of an origin: that of a DNS name.
+/// The maximum length of an origin in bytes: the length of the longest DNS name.
 const MAX_ORIGIN_BYTES: usize = 253;
 
 #[cfg(test)]
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn an_origin_matches_exactly_or_by_its_suffix() {
-        for (pattern, matching, other_origins) in [
+        for (pattern, matching_origins, other_origins) in [
             ("*", &["https://a", "null"][..], &[][..]),
             (
                 "https://a.example",
@@ -224,7 +225,7 @@ mod tests {
         ] {
             let origin_pattern = OriginPattern::new(pattern).unwrap();
             assert!(
-                matching.iter().all(|origin| origin_pattern.matches_origin(origin)),
+                matching_origins.iter().all(|origin| origin_pattern.matches_origin(origin)),
                 "{pattern}"
             );
             assert!(

@@ -1,11 +1,11 @@
-//! DNS records: the addresses of a service name.
+//! DNS records: the addresses of a service name, which sidecars use to answer DNS queries of applications.
 
 use std::net::IpAddr;
 
 /// The addresses of a service name, in order and without duplicates.
 ///
-/// They are the cluster IPs of the service, or the addresses of its workloads if it has none. Queries for a
-/// name without addresses are forwarded to the upstream resolver.
+/// They are the cluster IPs of the service, or the addresses of its workloads if the service has no cluster IP.
+/// Queries for a name without addresses are forwarded to the upstream resolver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct DnsRecord(Vec<IpAddr>);
 
@@ -16,7 +16,7 @@ impl DnsRecord {
         &self.0
     }
 
-    /// True if queries are forwarded.
+    /// True if queries for the name are forwarded to the upstream resolver, because the record is empty.
     #[must_use]
     pub fn is_forwarded(&self) -> bool {
         self.0.is_empty()

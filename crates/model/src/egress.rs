@@ -13,20 +13,20 @@ pub struct EgressPolicy {
     pub name: PolicyName,
     /// The accounts that the policy applies to.
     pub sources: Vec<ServiceAccount>,
-    /// The allowed hosts, for traffic with a host name.
+    /// The allowed hosts, for ports that match by HTTP host or TLS server name.
     pub hosts: Vec<HostPattern>,
     /// The allowed addresses; any when empty.
     pub ranges: Vec<IpRange>,
-    /// The allowed ports, with the source of the destination name at each.
+    /// The allowed ports, each with the source of the destination name.
     pub ports: Vec<EgressPort>,
-    /// The allowed requests, by route groups of the policy's namespace; all when empty.
+    /// The route groups with the allowed requests, in the policy's namespace; all requests are allowed when empty.
     pub groups: Vec<RouteGroupName>,
 }
 
 /// A port that an egress policy allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EgressPort {
-    /// The number of the port.
+    /// The port number of the destination.
     pub port: u16,
     /// The source of the destination name.
     pub matched_by: MatchedBy,

@@ -1,4 +1,4 @@
-//! Endpoints: network addresses of service ports.
+//! Endpoints: the network addresses that serve the ports of services, and their weights.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,8 +7,8 @@ use std::num::NonZeroU16;
 use crate::identity::ServiceAccount;
 use crate::name::{ServiceName, WorkloadName};
 
-/// The identity of an endpoint: the workload that serves a service port. Load and failure state are keyed by
-/// it.
+/// The identity of an endpoint: the workload that serves a service port. Sidecars track load and failures by this
+/// identity.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointId {
     /// The service that the workload serves.
@@ -24,12 +24,12 @@ pub struct EndpointId {
 pub struct Endpoint {
     /// The identity of the endpoint across changes of address.
     pub id: EndpointId,
-    /// The mutual TLS address of its sidecar, or the address of the application if it has none.
+    /// The mutual TLS address of the workload's sidecar, or the application's address if there is no sidecar.
     pub address: SocketAddr,
-    /// The only account that its certificate may have. Absent without a sidecar: then the endpoint is reached
-    /// in plaintext.
+    /// The account that the endpoint's certificate must have. Absent for a workload without a sidecar, which is
+    /// called in plaintext.
     pub account: Option<ServiceAccount>,
-    /// The labels of its workload that the service's tag rules use.
+    /// The labels of the workload that the service's tag rules use.
     pub tags: BTreeMap<String, String>,
     /// The weight among the endpoints of the port; absent if all are equal.
     pub weight: Option<Weight>,
@@ -66,8 +66,8 @@ impl Default for Weight {
 }
 
 impl Endpoint {
-    /// True if both have the same address and identity: connections can be reused, and health learned from one
-    /// holds for the other, even if tags and weights differ.
+    /// True if both endpoints have the same identity, address and account. Connections and health of one then
+    /// remain valid for the other, even if tags and weights differ.
     #[must_use]
     pub fn has_same_address(&self, other: &Self) -> bool {
         self.id == other.id && self.address == other.address && self.account == other.account

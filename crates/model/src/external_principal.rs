@@ -6,7 +6,8 @@ use std::str::FromStr;
 use crate::identity::TrustDomain;
 use crate::name::{InvalidName, Name, PolicyName, SecretName};
 
-/// An `AccessCert`: requests a certificate for an external client, stored in a Secret of its own namespace.
+/// An `AccessCert`: a request for a certificate of an external client, which is stored in a Secret of the same
+/// namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessCert {
     /// The name of the object.
@@ -17,7 +18,7 @@ pub struct AccessCert {
     pub secret: Name,
 }
 
-/// The identity in an external client's certificate: `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`, by the
+/// The identity in an external client's certificate, `leno://TRUST-DOMAIN/guest/NAMESPACE/SECRET`: it names the
 /// Secret that holds the certificate.
 ///
 /// The identity is deliberately not a SPIFFE ID: no verifier can mistake it for a member of a mesh.
@@ -53,30 +54,31 @@ impl FromStr for ExternalPrincipalId {
     }
 }
 
-/// The scope that is allowed to name an external client.
+/// The scope in which an external client is named: it limits the names that are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubjectScope<'a> {
-    /// Writers of this namespace: they may use the names of its accounts only.
+    /// A policy of this namespace. Below the trust domain, only the names of the namespace's own accounts are
+    /// allowed.
     Namespace(&'a Name),
-    /// Administrators of the mesh.
+    /// A setting of the mesh. Below the trust domain, the names of all accounts are allowed.
     Mesh,
 }
 
-/// Checks that an external client may have this name, in a mesh with this `trust_domain`.
+/// Checks that an external client may have this DNS name, in a mesh with this `trust_domain`.
 ///
 /// All names below the trust domain belong to accounts, `ACCOUNT.NAMESPACE.TRUST-DOMAIN`, and only the
 /// account's own namespace may use them.
 ///
 /// # Errors
-/// [`BadSubject`], with a message for the author of the name.
+/// [`InvalidSubject`], with a message for the author of the name.
 pub fn check_subject(
     subject: &Name,
     scope: SubjectScope<'_>,
     trust_domain: &TrustDomain,
-) -> Result<(), BadSubject> {
+) -> Result<(), InvalidSubject> {
     let last_label = subject.as_str().rsplit('.').next().unwrap_or_default();
     if last_label.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(BadSubject::Address);
+        return Err(InvalidSubject::Address);
     }
     let Some(account_labels) = domain_prefix(subject, trust_domain) else {
         return Ok(());
@@ -84,12 +86,12 @@ pub fn check_subject(
     let mut labels = account_labels.split('.');
     let (Some(account), Some(namespace), None) = (labels.next(), labels.next(), labels.next())
     else {
-        return Err(BadSubject::Domain(trust_domain.clone()));
+        return Err(InvalidSubject::Domain(trust_domain.clone()));
     };
     match scope {
-        _ if account.is_empty() => Err(BadSubject::Domain(trust_domain.clone())),
+        _ if account.is_empty() => Err(InvalidSubject::Domain(trust_domain.clone())),
         SubjectScope::Namespace(own_namespace) if own_namespace.as_str() != namespace => {
-            Err(BadSubject::Namespace {
+            Err(InvalidSubject::Namespace {
                 own: own_namespace.clone(),
                 trust_domain: trust_domain.clone(),
             })
@@ -98,7 +100,8 @@ pub fn check_subject(
     }
 }
 
-/// Returns the part of a name before the trust domain; empty for the trust domain itself.
+/// Returns the part of a name before the trust domain, without the dot; empty for the trust domain itself, and
+/// `None` for a name that is not below the trust domain.
 #[must_use]
 pub fn domain_prefix<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Option<&'a str> {
     let prefix = subject.as_str().strip_suffix(trust_domain.0.as_str())?;
@@ -110,16 +113,16 @@ pub fn domain_prefix<'a>(subject: &'a Name, trust_domain: &TrustDomain) -> Optio
 
 /// The reason that a name is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadSubject {
-    /// Some clients parse it as an address.
+pub enum InvalidSubject {
+    /// The last label is a number, so some clients parse the name as an IP address.
     #[error("is an IP address, not a DNS name")]
     Address,
-    /// A name below the trust domain that is not an account's.
+    /// The name is below the trust domain, and not the name of an account.
     #[error(
         "is below the trust domain `{0}`, where only accounts have names: ACCOUNT.NAMESPACE.{0}"
     )]
     Domain(TrustDomain),
-    /// The name of an account of another namespace.
+    /// The name belongs to an account of another namespace.
     #[error(
         "is the name of an account of another namespace: names in this namespace end in `.{own}.{trust_domain}`"
     )]
@@ -131,7 +134,7 @@ pub enum BadSubject {
     },
 }
 
-/// The scheme of the identities, with its separator.
+/// The URI scheme of the identities, with `://`.
 const URI_SCHEME: &str = "leno://";
 
 #[cfg(test)]
@@ -159,12 +162,13 @@ mod tests {
 
     #[test]
     fn a_namespace_may_use_names_of_its_own_accounts_only() {
-        let domain = TrustDomain::new("cluster.local").unwrap();
+        let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let namespace = Name::new("ingress-nginx").unwrap();
-        let check =
-            |subject: &str, scope| check_subject(&Name::new(subject).unwrap(), scope, &domain);
+        let check = |subject: &str, scope| {
+            check_subject(&Name::new(subject).unwrap(), scope, &trust_domain)
+        };
         let namespace_scope = SubjectScope::Namespace(&namespace);
-        for (subject, by_namespace, by_mesh) in [
+        for (subject, allowed_for_namespace, allowed_for_mesh) in [
             ("batch.corp.example", true, true),
             ("batch", true, true),
             ("notcluster.local", true, true),
@@ -175,8 +179,8 @@ mod tests {
             ("nginx.ingress-nginx.svc.cluster.local", false, false),
             ("10.0.0.1", false, false),
         ] {
-            assert_eq!(check(subject, namespace_scope).is_ok(), by_namespace, "{subject}");
-            assert_eq!(check(subject, SubjectScope::Mesh).is_ok(), by_mesh, "{subject}");
+            assert_eq!(check(subject, namespace_scope).is_ok(), allowed_for_namespace, "{subject}");
+            assert_eq!(check(subject, SubjectScope::Mesh).is_ok(), allowed_for_mesh, "{subject}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Fault injection: delays, and responses in place of the upstream's.
+//! Fault injection: delays of requests, and responses that the client's sidecar sends instead of forwarding.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ pub struct PortFaults {
     pub rules: Vec<FaultRule>,
 }
 
-/// A fault rule. At least one of the two faults is set.
+/// A fault rule. At least one of `delay` and `abort` is set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FaultRule {
     /// The name of the rule, or its index in the document, such as `rules[0]`.
     pub name: String,
-    /// Matching requests, any of these; all when empty.
+    /// The requests that the rule matches; one matching entry is enough. All requests when empty.
     pub requests: Vec<RequestMatch>,
-    /// Matching callers, any of these; all when empty.
+    /// The callers that the rule matches; one matching entry is enough. All callers when empty.
     pub peers: Vec<PeerMatch>,
     /// The delay of requests, if any.
     pub delay: Option<FaultDelay>,
-    /// The response to requests that are not forwarded, if any.
+    /// The response that aborts requests, if any; aborted requests are not forwarded.
     pub abort: Option<FaultAbort>,
 }
 
@@ -43,10 +43,10 @@ impl FaultRule {
 /// A delay of a share of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FaultDelay {
-    /// The share of requests, in millionths.
+    /// The share of requests that are delayed, in millionths.
     pub share_ppm: u32,
     /// The length of the delay, at most [`FaultDelay::MAX_DELAY`].
-    pub time: Duration,
+    pub duration: Duration,
 }
 
 impl FaultDelay {
@@ -57,11 +57,11 @@ impl FaultDelay {
 /// A response from the client's own sidecar to a share of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FaultAbort {
-    /// The share of requests, in millionths.
+    /// The share of requests that are aborted, in millionths.
     pub share_ppm: u32,
     /// The response to the aborted request.
     pub response: FixedResponse,
-    /// The gRPC status, 1 to 16; derived from the HTTP status when absent.
+    /// The gRPC status of the response to a gRPC request, 1 to 16; derived from the HTTP status when absent.
     pub grpc: Option<u8>,
 }
 

@@ -1,15 +1,15 @@
-//! The security floor of a mesh: minimum security that annotations, labels and fields of workloads cannot
-//! lower.
+//! The security floor of a mesh: the minimum security settings, which annotations, labels and fields of namespaces
+//! and workloads cannot weaken.
 
 use std::collections::BTreeSet;
 
 use crate::mesh::{AdmissionSettings, DefaultPolicy, MtlsMode};
 use crate::name::Name;
 
-/// The minimum security of every namespace, regardless of annotations, labels and fields of workloads.
+/// The minimum security settings of every namespace that is not excepted. The default has no minimum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Floor {
-    /// The least strict default policy allowed.
+    /// The least strict default policy that is allowed; any when absent.
     pub default_policy: Option<DefaultPolicy>,
     /// True if connections without mutual TLS are always rejected.
     pub mtls_strict: bool,
@@ -26,7 +26,7 @@ pub struct Floor {
 /// A setting that the floor overrides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverriddenSetting {
-    /// The field of the setting in manifests.
+    /// The name of the setting's field in manifests.
     pub field: &'static str,
     /// The value that the author requested.
     pub requested: &'static str,
@@ -42,21 +42,21 @@ impl Floor {
             |(minimum, default_policy)| default_policy.stricter(*minimum) != *default_policy,
         );
         let default_policy = default_policy.map(|(minimum, default_policy)| OverriddenSetting {
-            field: DEFAULT_POLICY,
+            field: DEFAULT_POLICY_FIELD,
             requested: default_policy.as_str(),
             in_force: minimum.as_str(),
         });
         let is_permissive = self.mtls_strict && requested.mtls == Some(MtlsMode::Permissive);
         let mtls = is_permissive.then_some(OverriddenSetting {
-            field: MTLS,
+            field: MTLS_FIELD,
             requested: MtlsMode::Permissive.as_str(),
             in_force: MtlsMode::Strict.as_str(),
         });
         default_policy.into_iter().chain(mtls).collect()
     }
 
-    /// True if sidecars may run this image: one of a listed repository, by any tag or digest. A repository that
-    /// ends with `/` matches all repositories with that prefix.
+    /// True if sidecars may run this image: its repository is allowed, with any tag or digest. An allowed repository
+    /// that ends with `/` matches all repositories with that prefix.
     #[must_use]
     pub fn permits_image(&self, image: &str) -> bool {
         let repository = repository_of(image);
@@ -73,16 +73,16 @@ impl Floor {
 pub fn repository_of(image: &str) -> &str {
     let name = image.split_once('@').map_or(image, |(name, _)| name);
     match name.rsplit_once(':') {
-        // The port of a registry stands before a `/`.
+        // A colon before a `/` precedes the registry's port, not a tag.
         Some((repository, tag)) if !tag.contains('/') => repository,
         Some(_) | None => name,
     }
 }
 
-/// The field of the default policy.
-const DEFAULT_POLICY: &str = "defaultPolicy";
-/// The field of the mutual TLS mode.
-const MTLS: &str = "mtls";
+/// The manifest field of the default policy.
+const DEFAULT_POLICY_FIELD: &str = "defaultPolicy";
+/// The manifest field of the mutual TLS mode.
+const MTLS_FIELD: &str = "mtls";
 
 #[cfg(test)]
 mod tests {
@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn images_are_compared_by_their_repository() {
-        let floor_of = |images: &[&str]| Floor {
+        let floor_with_images = |images: &[&str]| Floor {
             sidecar_images: images.iter().map(|image| (*image).to_owned()).collect(),
             ..Floor::default()
         };
-        let floor = floor_of(&["registry.example:5000/leno", "mirror.example/mesh/"]);
+        let floor = floor_with_images(&["registry.example:5000/leno", "mirror.example/mesh/"]);
         for (image, permitted) in [
             ("registry.example:5000/leno", true),
             ("registry.example:5000/leno:0.1", true),
@@ -162,6 +162,6 @@ mod tests {
         ] {
             assert_eq!(floor.permits_image(image), permitted, "{image}");
         }
-        assert!(floor_of(&[]).permits_image("anything"));
+        assert!(floor_with_images(&[]).permits_image("anything"));
     }
 }

@@ -1,5 +1,5 @@
-//! Destinations of a service's traffic, and policies without effect because routes forward that traffic
-//! elsewhere.
+//! The destinations of a service's traffic, and the reasons that policies have no effect: routes forward the traffic
+//! to other services, or requests are not visible. The reasons are reported in policy statuses and by linting.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,20 +15,20 @@ use crate::tcp_rule::GatewayTcpRoute;
 use crate::tls_route::TlsRoute;
 use crate::traffic_split::TrafficSplit;
 
-/// The routes and splits attached to a service, of its own namespace and of others.
+/// The routes and splits attached to a service, in its own namespace and in other namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct AttachedRoutes<'a> {
-    /// Each `HTTPRoute` and `GRPCRoute`.
-    pub requests: Vec<&'a HttpRoute>,
-    /// Each `TCPRoute` of the Gateway API.
-    pub tcp: Vec<&'a GatewayTcpRoute>,
-    /// Each `TLSRoute`.
-    pub tls: Vec<&'a TlsRoute>,
-    /// Each `TrafficSplit`.
+    /// The `HTTPRoute`s and `GRPCRoute`s.
+    pub request_routes: Vec<&'a HttpRoute>,
+    /// The `TCPRoute`s of the Gateway API.
+    pub tcp_routes: Vec<&'a GatewayTcpRoute>,
+    /// The `TLSRoute`s.
+    pub tls_routes: Vec<&'a TlsRoute>,
+    /// The `TrafficSplit`s.
     pub splits: Vec<&'a TrafficSplit>,
 }
 
-/// Destinations of the requests to one port of a service, or of its connections if the port is opaque.
+/// The destinations of the requests to one port of a service, or of the connections if the port is opaque.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Destinations {
     /// True if some traffic reaches the port's own endpoints.
@@ -53,7 +53,7 @@ impl AttachedRoutes<'_> {
         may_forward: impl Fn((RouteKind, &RouteName), &ServiceName) -> bool,
     ) -> Destinations {
         let mut destinations = Destinations {
-            reaches_own_endpoints: self.has_consumers(service),
+            reaches_own_endpoints: self.has_consumer_routes(service),
             ..Destinations::default()
         };
         let mut add_route = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
@@ -83,7 +83,7 @@ impl AttachedRoutes<'_> {
                 .iter()
                 .flat_map(|route| &route.rules)
                 .filter(|rule| rule.is_forwarding());
-            destinations.has_own_retries = !self.has_consumers(service)
+            destinations.has_own_retries = !self.has_consumer_routes(service)
                 && forwarding_rules.all(|rule| rule.actions.retry.is_some());
             return destinations;
         }
@@ -92,7 +92,7 @@ impl AttachedRoutes<'_> {
             return destinations;
         }
         let tls_routes: Vec<&&TlsRoute> =
-            self.tls.iter().filter(|route| route.is_attached_to(service, port)).collect();
+            self.tls_routes.iter().filter(|route| route.is_attached_to(service, port)).collect();
         if !tls_routes.is_empty() {
             tls_routes.iter().for_each(|route| {
                 add_route((RouteKind::Tls, &route.rule.route), &route.rule.backends)
@@ -111,10 +111,10 @@ impl AttachedRoutes<'_> {
         destinations
     }
 
-    /// Returns the routes for requests of clients without their own routes: those of the service's namespace,
-    /// of the kind that takes precedence.
+    /// Returns the routes for requests of clients whose namespace has no routes: the routes in the service's
+    /// namespace, of the kind that takes precedence.
     fn request_routes_for(&self, service: &ServiceName, port: u16) -> Vec<&HttpRoute> {
-        let attached = self.requests.iter().copied().filter(|route| {
+        let attached = self.request_routes.iter().copied().filter(|route| {
             route.name.namespace == service.namespace
                 && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
@@ -122,18 +122,20 @@ impl AttachedRoutes<'_> {
         attached.filter(|route| Some(route.kind) == kind).collect()
     }
 
+    /// Returns the oldest `TCPRoute` of the port in the service's namespace, if any.
     fn tcp_route_for(&self, service: &ServiceName, port: u16) -> Option<&GatewayTcpRoute> {
-        let attached = self.tcp.iter().copied().filter(|route| {
+        let attached = self.tcp_routes.iter().copied().filter(|route| {
             route.rule.route.namespace == service.namespace
                 && route.parents.iter().any(|parent| parent.includes_port(service, port))
         });
         attached.min_by_key(|route| (route.created, &route.rule.route))
     }
 
-    fn has_consumers(&self, service: &ServiceName) -> bool {
-        let requests = self.requests.iter().map(|route| &route.name.namespace);
-        let tcp = self.tcp.iter().map(|route| &route.rule.route.namespace);
-        let tls = self.tls.iter().map(|route| &route.rule.route.namespace);
+    /// True if a namespace other than the service's has routes for its own clients (consumer routes).
+    fn has_consumer_routes(&self, service: &ServiceName) -> bool {
+        let requests = self.request_routes.iter().map(|route| &route.name.namespace);
+        let tcp = self.tcp_routes.iter().map(|route| &route.rule.route.namespace);
+        let tls = self.tls_routes.iter().map(|route| &route.rule.route.namespace);
         requests.chain(tcp).chain(tls).any(|namespace| *namespace != service.namespace)
     }
 }
@@ -169,9 +171,10 @@ fn forwards_to<'a>(
     service: &ServiceName,
     port: u16,
 ) -> bool {
-    let stays_in_service = !parents.is_empty() && is_only_parent(parents, service);
+    let belongs_to_service = !parents.is_empty() && is_only_parent(parents, service);
     let mut backends = backends.into_iter();
-    !stays_in_service && backends.any(|backend| backend.service == *service && backend.port == port)
+    !belongs_to_service
+        && backends.any(|backend| backend.service == *service && backend.port == port)
 }
 
 impl TrafficSplit {
@@ -201,10 +204,10 @@ impl TlsRoute {
 pub struct NoEffect {
     /// The service or port of the policy.
     pub service: ServiceName,
-    /// The routes that take the traffic.
+    /// The effective routes of the port.
     pub routes: Vec<ObjectKey>,
-    /// The services that receive the traffic.
-    pub others: BTreeSet<ServiceName>,
+    /// The other services that the routes forward to.
+    pub other_services: BTreeSet<ServiceName>,
     /// The cause of the missing effect.
     pub cause: NoEffectCause,
 }
@@ -212,15 +215,15 @@ pub struct NoEffect {
 /// The cause of a policy without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoEffectCause {
-    /// The routes forward nothing: each rule responds with a redirect, or has no backend with a weight.
+    /// The routes forward no request: each rule responds with a redirect, or has no backend with a positive weight.
     NoTraffic,
-    /// Each service that the routes forward to has a policy of the same kind, such as this one.
+    /// Each service that the routes forward to has its own policy of the same kind. Contains the name of one.
     OwnPolicies(ServicePolicyName),
-    /// Sidecars of the service's workloads enforce the policy, and no request reaches one of them.
+    /// The sidecars of the service's workloads enforce the policy, and no request reaches these workloads.
     OtherWorkloads,
-    /// The policy matches by request, and this port carries TCP, which has none.
+    /// The policy matches by request, and this port carries TCP, in which the sidecar of this side sees no requests.
     NoRequests(u16, PolicySide),
-    /// The rules choose among the endpoints of the service, and all requests go to other services.
+    /// The tag rules select from the endpoints of the service, and all requests go to other services.
     OtherEndpoints,
     /// Each rule that forwards requests has its own retry settings.
     OwnRetries,
@@ -229,16 +232,17 @@ pub enum NoEffectCause {
 /// Formats a sentence that follows the policy's name.
 impl fmt::Display for NoEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        let route_names: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
         let verb = |singular: &'static str, plural: &'static str| {
-            if names.len() == 1 { singular } else { plural }
+            if route_names.len() == 1 { singular } else { plural }
         };
-        let other_names: Vec<String> = self.others.iter().map(ToString::to_string).collect();
-        let (route_names, other_names) = (names.join(" and "), other_names.join(", "));
+        let other_names: Vec<String> =
+            self.other_services.iter().map(ToString::to_string).collect();
+        let (route_names, other_names) = (route_names.join(" and "), other_names.join(", "));
         match &self.cause {
             NoEffectCause::NoTraffic => {
-                let forward = verb("answers", "answer");
-                write!(f, "{route_names} {forward} all requests to {}", self.service)?;
+                let answer = verb("answers", "answer");
+                write!(f, "{route_names} {answer} all requests to {}", self.service)?;
                 f.write_str(" without forwarding any")
             }
             NoEffectCause::OwnPolicies(policy) => {
@@ -290,13 +294,13 @@ pub trait PolicyContext<'a> {
     /// Returns the destinations of the traffic to a port.
     fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations;
 
-    /// Returns true if another service shares a workload port with this one.
+    /// Returns true if another service shares a workload port with this service port.
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool;
 
-    /// Returns true if a route of another service, or a gateway, forwards traffic to a port.
+    /// Returns true if a route of another service, or a gateway, forwards traffic to a service port.
     fn is_backend(&self, service: &ServiceName, port: u16) -> bool;
 
-    /// Returns true if a sidecar can see requests to a port: that of the client, or that of the server.
+    /// Returns true if the sidecar of the given side can see the requests to a port.
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool;
 }
 
@@ -329,46 +333,46 @@ impl NoEffect {
         let traffic_policy = TrafficPolicy::for_port(policies.iter().copied(), service, port);
         let is_policy = |name: &ServicePolicyName| *name == policy.name;
         let is_effective = |name: Option<&ServicePolicyName>| name.is_some_and(is_policy);
-        let limits = PortLimits::for_port(policies.iter().copied(), service, port)
+        let limit_policy = PortLimits::for_port(policies.iter().copied(), service, port)
             .map(|limits| limits.policy);
-        let checks = PortCheck::for_port(policies.iter().copied(), service, port);
-        let is_inbound =
-            is_effective(limits.as_ref()) || checks.iter().any(|check| is_policy(&check.policy));
+        let port_checks = PortCheck::for_port(policies.iter().copied(), service, port);
+        let is_inbound = is_effective(limit_policy.as_ref())
+            || port_checks.iter().any(|check| is_policy(&check.policy));
         let is_request_policy =
             is_effective(traffic_policy.breaker.as_ref().map(|breaker| &breaker.policy))
                 || is_effective(traffic_policy.faults.as_ref().map(|faults| &faults.policy))
                 || is_effective(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy));
-        let with_cause = |cause| destinations.no_effect(service, cause);
+        let no_effect = |cause| destinations.no_effect(service, cause);
         if is_inbound && context.shares_workloads(service, port) {
             return None;
         }
         if destinations.other_ports.is_empty() {
-            return Some(with_cause(NoEffectCause::NoTraffic));
+            return Some(no_effect(NoEffectCause::NoTraffic));
         }
         if is_request_policy {
             return None;
         }
         if is_inbound {
-            return Some(with_cause(NoEffectCause::OtherWorkloads));
+            return Some(no_effect(NoEffectCause::OtherWorkloads));
         }
         let mut backend_policy_name = None;
-        for (backend_service, port) in &destinations.other_ports {
+        for (backend_service, backend_port) in &destinations.other_ports {
             let backend_policy = TrafficPolicy::for_port(
                 context.policies_of(backend_service),
                 backend_service,
-                *port,
+                *backend_port,
             );
             let outlier_detection =
                 backend_policy.outlier_detection.map(|outlier_detection| outlier_detection.policy);
             let balancing = backend_policy.balancing.map(|balancing| balancing.policy);
             let is_balancing =
                 is_effective(traffic_policy.balancing.as_ref().map(|balancing| &balancing.policy));
-            // A policy of the whole namespace applies to the backend as well.
-            let same_kind = if is_balancing { balancing } else { outlier_detection };
-            backend_policy_name = Some(same_kind.filter(|name| *name != policy.name)?);
+            // A policy of the whole namespace applies to the backend as well, and then it has an effect.
+            let same_kind_policy = if is_balancing { balancing } else { outlier_detection };
+            backend_policy_name = Some(same_kind_policy.filter(|name| *name != policy.name)?);
         }
         backend_policy_name
-            .map(|backend_policy_name| with_cause(NoEffectCause::OwnPolicies(backend_policy_name)))
+            .map(|backend_policy_name| no_effect(NoEffectCause::OwnPolicies(backend_policy_name)))
     }
 
     /// Returns the reason that tag rules have no effect at a port that they apply to; `None` if they have an
@@ -399,8 +403,8 @@ impl NoEffect {
         Some(destinations.no_effect(service, cause))
     }
 
-    /// Returns the reason that a retry policy has no effect at the ports of its services. A reason about routes
-    /// takes precedence over one about ports.
+    /// Returns the reason that a retry policy has no effect at the ports of its services; `None` if it has an effect
+    /// at one of them. A reason about routes takes precedence over a reason about the protocol of a port.
     pub fn detect_for_retry_policy<'a, 'b>(
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
         context: &impl PolicyContext<'a>,
@@ -417,8 +421,7 @@ impl NoEffect {
         reported
     }
 
-    /// Returns the reason that a retry policy has no effect at a port of a service that clients call; `None` if
-    /// it has an effect.
+    /// Returns the reason that a retry policy has no effect on requests to a port; `None` if it has an effect.
     fn detect_for_retries<'a>(
         service: &ServiceName,
         port: u16,
@@ -438,6 +441,7 @@ impl NoEffect {
         Some(destinations.no_effect(service, cause))
     }
 
+    /// Creates the reason that requests to a port are not visible.
     fn without_requests(service: &ServiceName, port: u16, side: PolicySide) -> Self {
         let cause = NoEffectCause::NoRequests(port, side);
         Destinations::default().no_effect(service, cause)
@@ -445,24 +449,25 @@ impl NoEffect {
 }
 
 impl Destinations {
+    /// Creates the reason that a policy of a service with these destinations has no effect.
     fn no_effect(&self, service: &ServiceName, cause: NoEffectCause) -> NoEffect {
         NoEffect {
             service: service.clone(),
             routes: self.routes.clone(),
-            others: self.other_ports.iter().map(|(service, _)| service.clone()).collect(),
+            other_services: self.other_ports.iter().map(|(service, _)| service.clone()).collect(),
             cause,
         }
     }
 }
 
-/// The effects of one tag rule object, or its lanes, at a port that they apply to.
+/// The effects of one object with tag rules or lanes at a port that it applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TagEffects {
-    /// True if rules that match requests choose among the endpoints.
+    /// True if rules that match requests select endpoints.
     pub by_request: bool,
-    /// True if rules that match callers choose among the endpoints.
+    /// True if rules that match callers select endpoints.
     pub by_caller: bool,
-    /// True if sidecars of the service's workloads mark requests.
+    /// True if the sidecars of the service's workloads add lane headers to requests.
     pub marks: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Gateways: listeners for traffic from outside the mesh, and its destinations.
 //!
-//! Attachment as defined by the Gateway API (of routes, grants, secrets and host names) is resolved before;
-//! these types hold the result.
+//! The control plane resolves the attachment of routes, the grants, the secrets and the host names as defined by the
+//! Gateway API. These types hold the result, which is sent to the proxies of a gateway.
 
 use std::fmt;
 
@@ -22,14 +22,14 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Returns the backends of all its rules, including mirrors.
+    /// Returns the backends and mirror targets of all rules of all ports.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
         self.ports.iter().flat_map(|port| port.serves.backends())
     }
 }
 
-/// Returns the account of a gateway's proxies, in the gateway's namespace: [`GATEWAY_ACCOUNT_PREFIX`] and the
-/// name of the gateway, truncated to the length of a label.
+/// Returns the account of a gateway's proxies, in the gateway's namespace. Its name is [`GATEWAY_ACCOUNT_PREFIX`]
+/// and the name of the gateway, truncated to 63 bytes. `None` if that is not a valid name.
 #[must_use]
 pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     let mut name = format!("{GATEWAY_ACCOUNT_PREFIX}{}", gateway.name);
@@ -38,8 +38,8 @@ pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     Some(ServiceAccount { namespace: gateway.namespace.clone(), name })
 }
 
-/// True if a workload is a proxy of the gateway: it has the gateway's label and the gateway's account. The
-/// label alone proves nothing, because any workload may set it.
+/// True if a workload is a proxy of the gateway: it has the gateway's label and the gateway's account. The label
+/// alone is no proof, because any workload may set it.
 #[must_use]
 pub fn is_proxy_of(gateway: &GatewayName, workload: &Workload) -> bool {
     workload.sidecar
@@ -48,13 +48,13 @@ pub fn is_proxy_of(gateway: &GatewayName, workload: &Workload) -> bool {
         && gateway_account(gateway).is_some_and(|account| account == workload.account)
 }
 
-/// The prefix of the accounts of gateways.
+/// The prefix of the account names of gateway proxies.
 pub const GATEWAY_ACCOUNT_PREFIX: &str = "leno-gateway-";
 
-/// The label of the proxies of a gateway, with its name (Gateway API, GEP-1762).
+/// The label of gateway proxies with the name of the gateway as its value (Gateway API, GEP-1762).
 pub const GATEWAY_LABEL: &str = "gateway.networking.k8s.io/gateway-name";
 
-/// The maximum length of a label (RFC 1123).
+/// The maximum length of a gateway's account name in bytes: that of a DNS label (RFC 1123).
 const MAX_ACCOUNT_BYTES: usize = 63;
 
 /// One port that a gateway listens on.
@@ -62,7 +62,7 @@ const MAX_ACCOUNT_BYTES: usize = 63;
 pub struct GatewayPort {
     /// The port number, 1 to 65535.
     pub port: u16,
-    /// The traffic that it serves.
+    /// The traffic that the port serves.
     pub serves: GatewayPortRules,
 }
 
@@ -80,42 +80,45 @@ pub enum GatewayPortRules {
 }
 
 impl GatewayPortRules {
-    /// Returns the backends of its rules, including mirrors.
+    /// Returns the backends and mirror targets of all rules of the port.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
-        let (listeners, tls, tcp): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) = match self {
-            Self::Http(listeners) | Self::Https(listeners) => (listeners, &[], None),
-            Self::Passthrough(rules) => (&[], rules, None),
-            Self::Tcp(rule) => (&[], &[], Some(rule)),
-        };
-        let hosts = listeners.iter().flat_map(|listener| &listener.hosts);
-        let rules = hosts.flat_map(|host| &host.rules);
-        let rules = rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
-        let tls = tls.iter().flat_map(|rule| &rule.backends);
-        rules.chain(tls).chain(tcp.into_iter().flat_map(|rule| &rule.backends))
+        let (listeners, tls_rules, tcp_rule): (&[GatewayListener], &[TlsRule], Option<&TcpRule>) =
+            match self {
+                Self::Http(listeners) | Self::Https(listeners) => (listeners, &[], None),
+                Self::Passthrough(rules) => (&[], rules, None),
+                Self::Tcp(rule) => (&[], &[], Some(rule)),
+            };
+        let host_rules = listeners.iter().flat_map(|listener| &listener.hosts);
+        let route_rules = host_rules.flat_map(|host| &host.rules);
+        let route_backends =
+            route_rules.flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
+        let tls_backends = tls_rules.iter().flat_map(|rule| &rule.backends);
+        let tcp_backends = tcp_rule.into_iter().flat_map(|rule| &rule.backends);
+        route_backends.chain(tls_backends).chain(tcp_backends)
     }
 }
 
-/// One listener of a port. Of several listeners at one port, only the one with the most specific host name
-/// takes a request (Gateway API, listener isolation).
+/// One listener of a port. If several listeners of a port match a request, only the listener with the most specific
+/// host name handles it (Gateway API, listener isolation).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GatewayListener {
     /// The name of the listener, unique in the gateway.
     pub name: Name,
-    /// The host names that it serves; any when absent.
+    /// The host name, or its subdomains, that the listener serves; any host when absent.
     pub hostname: Option<HostPattern>,
-    /// The certificates for clients; a session uses the first one that the client supports. Empty without TLS.
+    /// The server certificates; a session uses the first one that the client supports. Empty without TLS.
     pub certificates: Vec<GatewayCertificate>,
     /// The rules by host name; unmatched requests receive a 404.
     pub hosts: Vec<HostRules>,
 }
 
-/// The rules for one host name or its subdomains. The rules of the most specific host name are evaluated
-/// first; requests that match none of them continue with the next.
+/// The rules for one host name or its subdomains. The rules of the most specific host name are evaluated first. If
+/// none of them matches, the rules of the next less specific host name are evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostRules {
-    /// The host names; all of the listener when absent.
+    /// The host name, or its subdomains; all hosts of the listener when absent.
     pub hostname: Option<HostPattern>,
-    /// The rules of all routes, in route order: age, then namespace and name.
+    /// The rules of all routes for the host name, ordered by the age, then the namespace and name, of their routes.
     pub rules: Vec<RouteRule>,
 }
 

@@ -1,4 +1,4 @@
-//! Reference grants: routes of other namespaces that may forward to the services of a namespace.
+//! Reference grants: permissions for routes of other namespaces to forward to the services of a namespace.
 
 use crate::name::{GrantName, Name, ServiceName};
 use crate::route::RouteKind;
@@ -10,7 +10,7 @@ pub struct ReferenceGrant {
     pub name: GrantName,
     /// The routes that the grant permits.
     pub from: Vec<GrantedRoutes>,
-    /// The services that the routes may forward to; every service of the namespace for an absent entry.
+    /// The services that the routes may forward to. A `None` entry permits every service of the namespace.
     pub to: Vec<Option<Name>>,
 }
 
@@ -27,9 +27,13 @@ impl ReferenceGrant {
     /// True if routes of this kind in this namespace may forward to a service.
     #[must_use]
     pub fn permits_route(&self, kind: RouteKind, namespace: &Name, service: &ServiceName) -> bool {
-        let is_to = |to: &Option<Name>| to.as_ref().is_none_or(|name| *name == service.name);
+        let matches_service =
+            |to: &Option<Name>| to.as_ref().is_none_or(|name| *name == service.name);
         self.name.namespace == service.namespace
-            && self.from.iter().any(|from| from.kind == kind && from.namespace == *namespace)
-            && self.to.iter().any(is_to)
+            && self
+                .from
+                .iter()
+                .any(|granted| granted.kind == kind && granted.namespace == *namespace)
+            && self.to.iter().any(matches_service)
     }
 }

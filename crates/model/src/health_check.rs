@@ -7,13 +7,13 @@ use std::time::Duration;
 pub struct HealthCheck {
     /// The check request.
     pub probe: HealthProbe,
-    /// The time between two checks of an endpoint, for each data thread.
+    /// The time between two checks of an endpoint. Each data thread of the sidecar sends its own checks.
     pub interval: Duration,
     /// The timeout of a check; at most the interval.
     pub timeout: Duration,
-    /// The number of consecutive failures that eject an endpoint; never 0.
+    /// The number of consecutive failed checks that eject an endpoint; never 0.
     pub failures: u32,
-    /// The number of consecutive successes that return it to service; never 0.
+    /// The number of consecutive successful checks that return an ejected endpoint to service; never 0.
     pub successes: u32,
 }
 
@@ -25,7 +25,7 @@ pub enum HealthProbe {
         /// A normalized path, without a query.
         path: String,
     },
-    /// The standard health service (`grpc.health.v1.Health/Check`).
+    /// A call of the gRPC health checking protocol (`grpc.health.v1.Health/Check`).
     Grpc {
         /// The name of the service to check; the whole server when empty.
         service: String,

@@ -13,26 +13,26 @@ pub struct PortHedging {
     pub rule: HedgeRule,
 }
 
-/// The condition for a second attempt at another endpoint while the first has not responded.
+/// The condition for a second attempt at another endpoint while the first attempt has no response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HedgeRule {
     /// The time to wait for the response headers of the first attempt.
     pub after: Duration,
-    /// The hedged methods; the idempotent ones when empty.
+    /// The HTTP methods of hedged requests; all idempotent methods when empty.
     pub methods: Vec<String>,
 }
 
 impl HedgeRule {
-    /// The minimum delay; a shorter one cannot tell slow responses from usual ones.
+    /// The minimum delay: a shorter delay would hedge requests with an ordinary latency.
     pub const MIN_AFTER: Duration = Duration::from_millis(1);
-    /// The maximum delay; clients have given up by then.
+    /// The maximum delay: most clients time out earlier.
     pub const MAX_AFTER: Duration = Duration::from_secs(60);
     /// The maximum number of methods in a rule.
     pub const MAX_METHODS: usize = 16;
 
-    /// True for a valid method of a rule: a token in upper case other than `CONNECT`.
+    /// True for a valid method of a rule: 1 to 32 upper-case letters, digits, `-` or `_`, and not `CONNECT`.
     #[must_use]
-    pub fn is_method(text: &str) -> bool {
+    pub fn is_valid_method(text: &str) -> bool {
         let is_method_byte = |byte: u8| {
             byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
         };

@@ -25,7 +25,7 @@ impl fmt::Display for TrustDomain {
     }
 }
 
-/// An account that workloads run under; several workloads may share one.
+/// An account that workloads run under. Several workloads may share an account.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceAccount {
     /// The namespace of the account.

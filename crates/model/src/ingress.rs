@@ -18,7 +18,7 @@ pub struct IngressPolicy {
     pub backends: Vec<IngressBackend>,
     /// The clients that the policy allows.
     pub sources: Vec<IngressSource>,
-    /// The allowed requests, by route groups of the policy's namespace; all when empty.
+    /// The route groups with the allowed requests, in the policy's namespace; all requests are allowed when empty.
     pub groups: Vec<RouteGroupName>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -32,7 +32,8 @@ impl IngressPolicy {
     }
 }
 
-/// The name of an [`IngressPolicy`]; of two policies of the same age, the smaller name wins a port.
+/// The name of an [`IngressPolicy`]. Among policies of the same age for one port, the smallest name takes
+/// precedence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IngressName {
     /// The namespace of the policy.
@@ -69,9 +70,9 @@ impl FromStr for IngressName {
 /// The kinds of ingress policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IngressKind {
-    /// The kind of OSM, osm-edge and FSM.
+    /// An `IngressBackend` of OSM, osm-edge or FSM.
     IngressBackend,
-    /// The kind of osm-edge and FSM.
+    /// An `AccessControl` of osm-edge or FSM.
     AccessControl,
 }
 
@@ -107,7 +108,7 @@ pub enum IngressProtocol {
     Http,
     /// gRPC without TLS.
     Grpc,
-    /// Any protocol of the application, without TLS of the mesh.
+    /// Any protocol of the application; the sidecar terminates no TLS.
     Tcp,
     /// HTTP over TLS.
     Https {
@@ -119,7 +120,7 @@ pub enum IngressProtocol {
 }
 
 impl IngressProtocol {
-    /// True if clients connect without TLS of the mesh.
+    /// True if the sidecar does not terminate TLS for the clients.
     #[must_use]
     pub fn is_plaintext(&self) -> bool {
         !matches!(self, Self::Https { .. })
@@ -135,7 +136,7 @@ pub enum ClientCertificateMode {
     Skipped,
 }
 
-/// The clients that an entry of an ingress policy allows.
+/// One entry of the clients that an ingress policy allows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IngressSource {
     /// Clients with the address of a workload of this service.
@@ -144,21 +145,21 @@ pub enum IngressSource {
     Range(IpRange),
     /// Clients with a certificate of this identity.
     Principal(SpiffeId),
-    /// Clients with a certificate of this mesh for this name: an external principal, or the account of a name
-    /// such as `ACCOUNT.NAMESPACE.TRUST-DOMAIN`.
+    /// Clients with a certificate of this mesh for this DNS name. A name of the form
+    /// `ACCOUNT.NAMESPACE.TRUST-DOMAIN` means that account; any other name means an external principal.
     Named(Name),
 }
 
 impl IngressSource {
-    /// Returns the account that the entry names, if it is of this trust domain.
+    /// Returns the account that the entry names; `None` if it names no account of this trust domain.
     #[must_use]
     pub fn account_in(&self, trust_domain: &TrustDomain) -> Option<ServiceAccount> {
         match self {
             Self::Principal(id) => (id.trust_domain == *trust_domain).then(|| id.account.clone()),
             Self::Named(name) => {
                 let (account, namespace) = domain_prefix(name, trust_domain)?.split_once('.')?;
-                let is_label = !namespace.contains('.');
-                is_label.then(|| ServiceAccount::new(namespace, account).ok()).flatten()
+                let is_namespace = !namespace.contains('.');
+                is_namespace.then(|| ServiceAccount::new(namespace, account).ok()).flatten()
             }
             Self::Service(_) | Self::Range(_) => None,
         }
@@ -176,11 +177,11 @@ pub struct IngressRule {
     pub protocol: IngressProtocol,
     /// The allowed client addresses; any when absent.
     pub ranges: Option<Vec<IpRange>>,
-    /// The allowed accounts, any of these, if a certificate is required.
+    /// The allowed accounts, if a client certificate is required.
     pub accounts: Vec<ServiceAccount>,
-    /// The allowed names of external principals, any of these, if a certificate is required.
+    /// The DNS names of the allowed external principals, if a client certificate is required.
     pub external_principals: Vec<Name>,
-    /// The allowed requests, any of these; all when absent.
+    /// The allowed requests; one matching entry is enough. All requests are allowed when absent.
     pub requests: Option<Vec<RequestMatch>>,
 }
 

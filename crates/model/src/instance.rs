@@ -1,4 +1,4 @@
-//! The instance behind a workload's name: distinguishes a pod or machine from its predecessor of the same name.
+//! Instances of workloads: they distinguish a pod or machine from its predecessor with the same workload name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(Arc<str>);
 
-/// The instance that a certificate was issued to. A workload keeps its name when its pod is replaced; the
-/// certificate of the former pod is not valid for the new one.
+/// The instance that a certificate was issued to. A workload retains its name when its pod is replaced, and the
+/// certificate of the former pod must not be accepted for the new pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Instance {
     /// The pod with this UID.
     Pod(Uid),
-    /// The registration with this number: each join with a join token has a higher one than the joins before
-    /// it. 0 before the first counted join.
+    /// The registration with this number. Each join with a join token gets a higher number than all earlier joins;
+    /// the number is 0 before the first counted join.
     Registration(u64),
 }
 
@@ -91,7 +91,7 @@ const POD_PREFIX: &str = "pod:";
 /// The prefix of a registration's number in the text of an instance.
 const REGISTRATION_PREFIX: &str = "registration:";
 
-/// The maximum length of a UID. Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32.
+/// The maximum length of a UID in bytes. Kubernetes assigns UUIDs of 36 bytes; static pods have hashes of 32 bytes.
 const MAX_UID_BYTES: usize = 64;
 
 #[cfg(test)]
@@ -104,8 +104,10 @@ mod tests {
         for instance in [Instance::Pod(uid), Instance::Registration(u64::MAX)] {
             assert_eq!(instance.to_string().parse(), Ok(instance));
         }
-        let long = format!("pod:{}", "a".repeat(65));
-        for invalid in ["", "pod:", "pod:a/b", "pod:a b", &long, "registration:-1", "7", "Pod:a"] {
+        let long_uid = format!("pod:{}", "a".repeat(65));
+        for invalid in
+            ["", "pod:", "pod:a/b", "pod:a b", &long_uid, "registration:-1", "7", "Pod:a"]
+        {
             assert_eq!(invalid.parse::<Instance>(), Err(InvalidInstance), "{invalid}");
         }
     }

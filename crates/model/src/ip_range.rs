@@ -1,4 +1,4 @@
-//! Address ranges in policies.
+//! IP address ranges in CIDR notation, which policies use to match clients and destinations.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,17 +7,18 @@ use std::str::FromStr;
 /// An address range in CIDR notation, such as `10.1.0.0/16`, or one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpRange {
+    /// The first address of the range.
     address: IpAddr,
-    /// The number of common bits.
+    /// The prefix length: the number of bits that all addresses of the range have in common.
     prefix: u8,
 }
 
 impl IpRange {
-    /// Creates the range of addresses with the first `prefix` bits of `address`; its other bits are 0.
+    /// Creates the range of all addresses that begin with the first `prefix` bits of `address`.
     ///
     /// # Errors
-    /// [`InvalidIpRange`] if the prefix is longer than the address, or bits after it are set: such a range is
-    /// probably a mistake.
+    /// [`InvalidIpRange`] if the prefix is longer than the address, or if bits of the address after the prefix are
+    /// set, which is probably a mistake.
     pub fn new(address: IpAddr, prefix: u8) -> Result<Self, InvalidIpRange> {
         let range = Self { address, prefix };
         let is_valid = prefix <= range.address_bits()
@@ -29,8 +30,8 @@ impl IpRange {
         }
     }
 
-    /// Returns the range with this prefix length around an address; `None` if the address is shorter.
-    /// IPv4-mapped IPv6 addresses count as IPv4.
+    /// Returns the range with this prefix length that contains an address; `None` if the prefix is longer than the
+    /// address. IPv4-mapped IPv6 addresses count as IPv4.
     #[must_use]
     pub fn from_address(address: IpAddr, prefix: u8) -> Option<Self> {
         let address = address.to_canonical();
@@ -38,18 +39,18 @@ impl IpRange {
         if prefix > range.address_bits() {
             return None;
         }
-        let masked = range.mask_bits(address_to_bits(address));
-        let first = match address {
-            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(masked).ok()?).into(),
-            IpAddr::V6(_) => Ipv6Addr::from_bits(masked).into(),
+        let masked_bits = range.mask_bits(address_to_bits(address));
+        let first_address = match address {
+            IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(masked_bits).ok()?).into(),
+            IpAddr::V6(_) => Ipv6Addr::from_bits(masked_bits).into(),
         };
-        Some(Self { address: first, prefix })
+        Some(Self { address: first_address, prefix })
     }
 
     /// Parses `ADDRESS/BITS`, or one address.
     ///
     /// # Errors
-    /// [`InvalidIpRange`] for anything else.
+    /// [`InvalidIpRange`] for any other text.
     pub fn parse_range_or_address(text: &str) -> Result<Self, InvalidIpRange> {
         match text.parse::<IpAddr>() {
             Ok(address) => Ok(address.into()),
@@ -77,6 +78,7 @@ impl IpRange {
         self.prefix
     }
 
+    /// Returns the number of bits of an address: 32 for IPv4, 128 for IPv6.
     fn address_bits(&self) -> u8 {
         if self.address.is_ipv4() { 32 } else { 128 }
     }
@@ -88,7 +90,7 @@ impl IpRange {
     }
 }
 
-/// A range of one address.
+/// Creates a range of one address.
 impl From<IpAddr> for IpRange {
     fn from(address: IpAddr) -> Self {
         let address = address.to_canonical();
@@ -129,7 +131,7 @@ impl FromStr for IpRange {
     "`{text}` is not a range of addresses: use the first address of it and its bits, such as 10.1.0.0/16"
 )]
 pub struct InvalidIpRange {
-    /// The text, truncated.
+    /// The text, truncated to 64 characters.
     pub text: String,
 }
 

@@ -20,20 +20,20 @@ pub struct JwtValidation {
 /// The requests that must carry a token. A request with an invalid token is always denied.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum TokenRequirement {
-    /// No request must carry a token.
+    /// Tokens are optional for all requests.
     Never,
     /// Every request must carry a token.
     Always,
-    /// Requests that match any of these must carry a token; at least one.
+    /// Requests that match one of these entries must carry a token. There is at least one entry.
     Matching(Vec<RequestMatch>),
 }
 
 /// An issuer of tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct JwtIssuer {
-    /// The `iss` claim of its tokens.
+    /// The `iss` claim of the issuer's tokens.
     pub issuer: String,
-    /// The accepted audiences, any of these; any audience when empty.
+    /// The accepted audiences (`aud` claim), one of which a token must have; any audience when empty.
     pub aud: Vec<String>,
     /// The public keys of the issuer.
     pub keys: IssuerKeys,
@@ -64,23 +64,24 @@ impl JwtIssuer {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum IssuerKeys {
     /// An inline JWK set.
-    Set(Arc<str>),
-    /// A source that the control plane fetches. It is not sent to sidecars.
-    At(KeySource),
-    /// The keys are not yet fetched: sent to sidecars in place of a source; no token of the issuer is accepted.
-    Awaited,
+    Inline(Arc<str>),
+    /// A source from which the control plane fetches the keys. The source is not sent to sidecars.
+    Source(KeySource),
+    /// The keys are not fetched yet. Sidecars receive this value instead of a source, and accept no token of the
+    /// issuer.
+    Pending,
 }
 
 impl IssuerKeys {
-    /// The maximum size of a JWK set: larger than any issuer serves.
+    /// The maximum size of a JWK set in bytes: 64 KiB.
     pub const MAX_BYTES: usize = 64 << 10;
 
     /// Returns the source, unless the keys are inline.
     #[must_use]
     pub fn source(&self) -> Option<&KeySource> {
         match self {
-            Self::At(source) => Some(source),
-            Self::Set(_) | Self::Awaited => None,
+            Self::Source(source) => Some(source),
+            Self::Inline(_) | Self::Pending => None,
         }
     }
 }
@@ -101,7 +102,7 @@ pub struct KeyServer {
     pub server: Server,
     /// The request path, with the query if any.
     pub path: String,
-    /// The maximum time between two fetches.
+    /// The maximum time between two fetches of the JWK set.
     pub refresh_interval: Duration,
 }
 
@@ -114,7 +115,7 @@ impl KeyServer {
     /// Parses `https://HOST[:PORT]/PATH`, or the same with `http`.
     ///
     /// # Errors
-    /// [`InvalidEndpoint`] for anything else.
+    /// [`InvalidEndpoint`] for any other text.
     pub fn parse(url: &str, refresh_interval: Duration) -> Result<Self, InvalidEndpoint> {
         let (server, path) = Server::parse_with_default_port(url)?;
         let path = if path.is_empty() { "/" } else { path };
@@ -143,7 +144,7 @@ pub enum JwtLocation {
     Header {
         /// The header name, in lower case.
         name: String,
-        /// The text before the token; matched case-insensitively.
+        /// The text before the token in the header's value; matched case-insensitively.
         prefix: String,
     },
     /// A query parameter of this name.
@@ -153,22 +154,22 @@ pub enum JwtLocation {
 /// A claim forwarded to the application. Headers of this name from clients are removed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimHeader {
-    /// The claim; dots separate the keys of nested objects.
+    /// The name of the claim; dots separate the keys of nested objects.
     pub claim: String,
-    /// The header, in lower case.
+    /// The header name, in lower case.
     pub header: String,
 }
 
 /// A claim and its accepted values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimMatch {
-    /// The claim; dots separate the keys of nested objects.
+    /// The name of the claim; dots separate the keys of nested objects.
     pub name: String,
     /// The accepted values of the claim or of one of its elements; at least one.
     pub values: Vec<String>,
 }
 
-/// The maximum length of a request path; longer than any JWKS URL in use.
+/// The maximum length of a request path in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 
 #[cfg(test)]

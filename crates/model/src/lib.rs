@@ -1,7 +1,7 @@
-//! The data model: identity, workload, service, endpoint, route, policy, snapshot, change.
+//! The data model of the mesh: identities, workloads, services, endpoints, routes, policies, snapshots and changes.
 //!
-//! Plain values without runtime, protocol or serialization. Every other crate depends on them, so no change of
-//! a library may change them.
+//! The types are plain values without runtime, protocol or serialization. Every other crate depends on them, so they
+//! depend on no library that could change them.
 
 pub mod access_policy;
 pub mod action;
@@ -87,7 +87,7 @@ pub use dns_record::DnsRecord;
 pub use egress::{EgressPolicy, EgressPort, EgressRule, MatchedBy};
 pub use endpoint::{Endpoint, EndpointId, Weight};
 pub use external_principal::{
-    AccessCert, BadSubject, ExternalPrincipalId, SubjectScope, check_subject, domain_prefix,
+    AccessCert, ExternalPrincipalId, InvalidSubject, SubjectScope, check_subject, domain_prefix,
 };
 pub use fault::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 pub use floor::{Floor, OverriddenSetting, repository_of};

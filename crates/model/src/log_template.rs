@@ -1,8 +1,8 @@
-//! Access log templates: text with field names in braces.
+//! Access log templates: text with field names in braces. Sidecars write each access log line from a template.
 
 use std::fmt;
 
-/// A template, such as `{method} {path} {response_code}`.
+/// A parsed template, such as `{method} {path} {response_code}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LogTemplate {
     parts: Vec<LogPart>,
@@ -20,21 +20,21 @@ pub enum LogPart {
 /// The reason that a template is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTemplate {
-    /// The template is empty, or longer than a log line should be.
+    /// The template is empty, or longer than [`MAX_TEMPLATE_BYTES`].
     #[error("a template must have 1 to {MAX_TEMPLATE_BYTES} bytes")]
     Length,
     /// The template contains a control character, such as a newline.
     #[error("a template must not contain control characters: each entry is one line")]
-    Control,
+    ControlCharacter,
     /// A brace is unbalanced.
     #[error("unbalanced braces: write `{{{{` and `}}}}` for literal braces")]
-    Brace,
+    UnbalancedBrace,
     /// A name in braces is not a known field.
     #[error("`{0}` is not a field of the access log")]
-    Unknown(String),
+    UnknownField(String),
     /// The template contains no field.
     #[error("a template must contain at least one field, such as `{{path}}`")]
-    Constant,
+    NoField,
 }
 
 impl LogTemplate {
@@ -47,7 +47,7 @@ impl LogTemplate {
             return Err(InvalidTemplate::Length);
         }
         if text.chars().any(char::is_control) {
-            return Err(InvalidTemplate::Control);
+            return Err(InvalidTemplate::ControlCharacter);
         }
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -64,9 +64,9 @@ impl LogTemplate {
             let field_and_remainder = from_brace
                 .strip_prefix('{')
                 .and_then(|field_and_remainder| field_and_remainder.split_once('}'));
-            let (name, remainder) = field_and_remainder.ok_or(InvalidTemplate::Brace)?;
+            let (name, remainder) = field_and_remainder.ok_or(InvalidTemplate::UnbalancedBrace)?;
             let field = LOG_FIELDS.iter().find(|field| **field == name);
-            let field = *field.ok_or_else(|| InvalidTemplate::Unknown(name.to_owned()))?;
+            let field = *field.ok_or_else(|| InvalidTemplate::UnknownField(name.to_owned()))?;
             if !literal.is_empty() {
                 parts.push(LogPart::Text(std::mem::take(&mut literal)));
             }
@@ -79,7 +79,7 @@ impl LogTemplate {
         }
         match parts.iter().any(|part| matches!(part, LogPart::Field(_))) {
             true => Ok(Self { parts }),
-            false => Err(InvalidTemplate::Constant),
+            false => Err(InvalidTemplate::NoField),
         }
     }
 
@@ -138,7 +138,7 @@ pub const LOG_FIELDS: &[&str] = &[
     "span_id",
 ];
 
-/// The maximum length of a template.
+/// The maximum length of a template in bytes.
 pub const MAX_TEMPLATE_BYTES: usize = 1024;
 
 #[cfg(test)]
@@ -151,9 +151,9 @@ mod tests {
         {
             assert_eq!(LogTemplate::parse(text).unwrap().to_string(), text);
         }
-        let parts = LogTemplate::parse("{{{peer}}} x").unwrap();
+        let template = LogTemplate::parse("{{{peer}}} x").unwrap();
         let text = |text: &str| LogPart::Text(text.to_owned());
-        assert_eq!(parts.parts(), [text("{"), LogPart::Field("peer"), text("} x")]);
+        assert_eq!(template.parts(), [text("{"), LogPart::Field("peer"), text("} x")]);
     }
 
     #[test]
@@ -162,12 +162,12 @@ mod tests {
         for (text, error) in [
             ("", InvalidTemplate::Length),
             (&*long, InvalidTemplate::Length),
-            ("{path}\n", InvalidTemplate::Control),
-            ("{path", InvalidTemplate::Brace),
-            ("path} {path}", InvalidTemplate::Brace),
-            ("{Path}", InvalidTemplate::Unknown("Path".to_owned())),
-            ("{}", InvalidTemplate::Unknown(String::new())),
-            ("a line", InvalidTemplate::Constant),
+            ("{path}\n", InvalidTemplate::ControlCharacter),
+            ("{path", InvalidTemplate::UnbalancedBrace),
+            ("path} {path}", InvalidTemplate::UnbalancedBrace),
+            ("{Path}", InvalidTemplate::UnknownField("Path".to_owned())),
+            ("{}", InvalidTemplate::UnknownField(String::new())),
+            ("a line", InvalidTemplate::NoField),
         ] {
             assert_eq!(LogTemplate::parse(text), Err(error), "{text}");
         }

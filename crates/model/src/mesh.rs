@@ -1,4 +1,5 @@
-//! Mesh-wide settings.
+//! Mesh-wide settings: the trust domain, default policies, mutual TLS modes, revocations, egress, observability and
+//! the security floor. Settings of namespaces and workloads override the defaults, but not the floor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,21 +11,21 @@ use crate::observability::Observability;
 use crate::revocation::RevokedWorkload;
 use crate::workload::Workload;
 
-/// Mesh-wide settings, a singleton.
+/// The settings of a `MeshConfig` document, of which a mesh has at most one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeshConfig {
     /// The trust domain of identities.
     pub trust_domain: TrustDomain,
-    /// The default policy, unless a namespace or workload sets its own.
+    /// The default policy of namespaces and workloads that set none.
     pub default_policy: DefaultPolicy,
-    /// Revoked accounts: they are not members anymore, even with a valid certificate.
+    /// Revoked accounts: their workloads are not members of the mesh anymore, even with a valid certificate.
     pub revoked: BTreeSet<ServiceAccount>,
-    /// Revoked workloads of other accounts.
+    /// Revoked workloads of accounts that are not revoked.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
     /// The settings of namespaces; workloads may override them.
     pub namespaces: BTreeMap<Name, AdmissionSettings>,
-    /// The namespaces in `namespaces` that are set by annotations of a Namespace only. A cluster registry sets
-    /// them.
+    /// The namespaces in `namespaces` whose settings come only from annotations of a Kubernetes Namespace. The
+    /// Kubernetes registry sets this field.
     pub annotated: BTreeSet<Name>,
     /// The observability settings.
     pub observability: Box<Observability>,
@@ -32,15 +33,17 @@ pub struct MeshConfig {
     pub egress: Egress,
     /// The handling of connections to the Kubernetes API server while `egress` is `deny`.
     pub api_server_egress: Egress,
-    /// The addresses of the Kubernetes API server that `egress: deny` permits. A cluster registry sets them.
+    /// The addresses of the Kubernetes API server that `egress: deny` permits. The Kubernetes registry sets this
+    /// field.
     pub api_server: BTreeSet<SocketAddr>,
-    /// The default mutual TLS mode, unless a namespace or workload sets its own.
+    /// The mutual TLS mode of namespaces and workloads that set none.
     pub mtls: MtlsMode,
-    /// The minimum security; weaker settings of namespaces and workloads are overridden.
+    /// The minimum security settings, which override weaker settings of namespaces and workloads.
     pub floor: Box<Floor>,
 }
 
-/// The admission settings of a namespace or a workload; absent fields are inherited from the next larger scope.
+/// The admission settings of a namespace or a workload. A workload inherits absent fields from its namespace, and a
+/// namespace from the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AdmissionSettings {
     /// The decision about traffic to which no policy applies.
@@ -101,14 +104,14 @@ impl MeshConfig {
             .unwrap_or_default()
     }
 
-    /// Returns the default policies of the mesh and of its namespaces.
+    /// Returns the default policies of the mesh, of its namespaces and of the floor, with duplicates.
     pub fn default_policies(&self) -> impl Iterator<Item = DefaultPolicy> {
         let namespace_policies =
             self.namespaces.values().filter_map(|admission| admission.default_policy);
         namespace_policies.chain([self.default_policy]).chain(self.floor.default_policy)
     }
 
-    /// Returns the default policy, or the minimum of the namespace's floor if that is stricter.
+    /// Returns this default policy, or the minimum of the namespace's floor if that is stricter.
     fn raise_to_floor(&self, namespace: &Name, default_policy: DefaultPolicy) -> DefaultPolicy {
         let minimum = self.floor_in(namespace).and_then(|floor| floor.default_policy);
         minimum.map_or(default_policy, |minimum| default_policy.stricter(minimum))
@@ -157,6 +160,7 @@ impl DefaultPolicy {
         if other.strictness() > self.strictness() { other } else { self }
     }
 
+    /// Returns a number for comparisons; the strictest policy has the highest number.
     const fn strictness(self) -> u8 {
         match self {
             Self::Allow => 0,
@@ -176,8 +180,8 @@ impl DefaultPolicy {
     }
 }
 
-/// The handling of connections from applications to external destinations. It applies to intercepted
-/// connections; without interception there are no such connections.
+/// The handling of intercepted connections from applications to external destinations. Connections that are not
+/// intercepted do not pass through the sidecar, and are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Egress {
     /// The connections are forwarded unchanged.
@@ -207,7 +211,7 @@ pub enum MtlsMode {
     /// The connections are rejected.
     #[default]
     Strict,
-    /// The connections are allowed as those of unauthenticated peers, if policies allow such peers: for the
+    /// The connections are treated as those of unauthenticated peers, and allowed if policies allow these. For the
     /// migration of clients into the mesh.
     Permissive,
 }

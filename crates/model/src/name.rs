@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// One DNS-1123 subdomain: lower-case letters, digits, `-` and `.`, 1 to 253 bytes, each label
-/// starting and ending with a letter or digit. Cheap to clone.
+/// A DNS-1123 subdomain: 1 to 253 lower-case letters, digits, `-` and `.`, in labels that start and end with a letter
+/// or digit. Cheap to clone.
 #[derive(Clone, Eq, PartialOrd, Ord)]
 pub struct Name(Arc<str>);
 
@@ -29,7 +29,7 @@ impl Name {
     }
 }
 
-/// Clones share their text, so most comparisons on the data path compare pointers only.
+/// Clones share their text, so most comparisons on the data path compare two pointers.
 impl PartialEq for Name {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
@@ -190,7 +190,7 @@ fn is_label(label: &str) -> bool {
         && bytes.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
 }
 
-/// The maximum length of a subdomain (RFC 1123, Kubernetes).
+/// The maximum length of a subdomain in bytes (RFC 1123, Kubernetes).
 const MAX_NAME_BYTES: usize = 253;
 
 #[cfg(test)]

@@ -6,18 +6,18 @@ use std::time::Duration;
 use crate::collector::Collector;
 use crate::log_template::LogTemplate;
 
-/// The observability settings of a sidecar.
+/// The observability settings of a sidecar. The default disables tracing and metrics push.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Observability {
     /// Tracing; disabled when absent.
     pub tracing: Option<Tracing>,
     /// The access log; the sidecar's own options apply when absent.
     pub access_log: Option<AccessLog>,
-    /// Metrics push; metrics can be scraped in any case.
+    /// Metrics push; disabled when absent. Metrics can be scraped in both cases.
     pub metrics: Option<Box<MetricsPush>>,
 }
 
-/// The traced requests, and the collector of their spans.
+/// The tracing settings: the sampled requests, and the collector of their spans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tracing {
     /// The share of sampled traces, among those that begin in the mesh.
@@ -44,14 +44,14 @@ impl MetricsPush {
     pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
     /// The minimum interval, to limit the load on sidecars.
     pub const MIN_INTERVAL: Duration = Duration::from_secs(1);
-    /// The maximum interval; after longer silence collectors consider a source gone.
+    /// The maximum interval: collectors consider a source stale when it sends no metrics for longer.
     pub const MAX_INTERVAL: Duration = Duration::from_secs(3600);
 }
 
-/// The logged requests, and their format.
+/// The access log settings: the logged requests, the format of the lines, and their destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessLog {
-    /// The logged share of successful requests.
+    /// The share of successful requests that are logged.
     pub sampling: Sampling,
     /// True if all failed requests are logged.
     pub errors: bool,
@@ -94,19 +94,19 @@ impl Sampling {
         if millionths <= MILLION { Some(Self(millionths)) } else { None }
     }
 
-    /// Returns the share in millionths.
+    /// Returns the share as a number of millionths.
     #[must_use]
     pub const fn millionths(self) -> u32 {
         self.0
     }
 
-    /// Parses a percentage, such as `1%` or `0.05%`, with at most four decimals.
+    /// Parses a percentage, such as `1%` or `0.05%`, with at most four decimals; `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let percentage = text.strip_suffix('%')?;
         let (integer, decimals) = percentage.split_once('.').unwrap_or((percentage, "0"));
-        let is_number = |text: &str, digits_max| {
-            (1..=digits_max).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+        let is_number = |text: &str, max_digits| {
+            (1..=max_digits).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
         };
         if !is_number(integer, 3) || !is_number(decimals, 4) {
             return None;
@@ -116,7 +116,7 @@ impl Sampling {
         Self::from_millionths(integer.checked_mul(MILLION / 100)?.checked_add(decimals)?)
     }
 
-    /// True if a random number, uniform over 64 bits, selects the request.
+    /// True if a request is sampled. `random` is a uniformly distributed random number.
     #[must_use]
     pub fn is_sampled(self, random: u64) -> bool {
         (u128::from(random) * u128::from(MILLION)) >> 64 < u128::from(self.0)
@@ -151,7 +151,7 @@ impl PropagationFormat {
         &[("w3c", Self::W3c), ("b3", Self::B3), ("b3multi", Self::B3Multi)];
 }
 
-/// The share of all requests, in millionths.
+/// The share of all requests: one million millionths.
 const MILLION: u32 = 1_000_000;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! SMI access control: the objects as written, and the rules that a sidecar enforces.
+//! SMI access control: the objects as written in manifests, and the rules that the control plane compiles from them
+//! for a sidecar.
 
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, RouteGroupName, TcpRouteName};
@@ -7,7 +8,7 @@ use crate::route::RequestMatch;
 /// An SMI `TrafficTarget`: sources and the traffic that they may send to a destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficTarget {
-    /// The name of the policy; route groups are resolved in the same namespace.
+    /// The name of the policy. Its rules refer to route groups in the same namespace.
     pub name: PolicyName,
     /// The account that the traffic is allowed to; always of the policy's own namespace.
     pub destination: ServiceAccount,
@@ -20,7 +21,7 @@ pub struct TrafficTarget {
 /// One rule of a `TrafficTarget`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetRule {
-    /// The named matches of an `HTTPRouteGroup`; an empty list allows nothing.
+    /// The named matches of an `HTTPRouteGroup`; an empty list allows no request.
     Http {
         /// The name of the group.
         group: RouteGroupName,
@@ -48,11 +49,11 @@ pub struct HttpRouteGroup {
 pub struct NamedMatch {
     /// The name that a `TrafficTarget` refers to.
     pub name: String,
-    /// The conditions on the request; regular expressions match in full.
+    /// The conditions on the request. A regular expression must match the whole value.
     pub request: RequestMatch,
 }
 
-/// An SMI `TCPRoute`: ports of the workload.
+/// An SMI `TCPRoute`: workload ports that `TrafficTarget`s refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpRoute {
     /// The name of the route.
@@ -61,12 +62,12 @@ pub struct TcpRoute {
     pub ports: PortSet,
 }
 
-/// Ports of a workload's application.
+/// A set of application ports of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PortSet {
     /// Every port.
     All,
-    /// These ports.
+    /// Only these ports; no port when empty.
     Only(Vec<u16>),
 }
 
@@ -84,21 +85,21 @@ impl PortSet {
 /// The inbound authorization of a sidecar, compiled from the policies of its account.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Every verified member of the mesh may call.
+    /// Every verified member of the mesh may call the workload.
     AllowAll,
-    /// Only traffic that one of these rules allows; an empty list allows nothing.
+    /// Only traffic that one of these rules allows is allowed; an empty list allows no traffic.
     AllowListed(Vec<AccessRule>),
 }
 
 /// The traffic that one policy allows to one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AccessRule {
-    /// The policy, reported in rejections and by `leno explain`.
+    /// The name of the policy, reported in rejections and by `leno explain`.
     pub policy: PolicyName,
     /// The allowed sources.
     pub sources: Vec<ServiceAccount>,
     /// The allowed HTTP requests; none when empty.
     pub http: Vec<RequestMatch>,
-    /// The ports with allowed opaque TCP; `Only` of an empty list allows none.
+    /// The ports at which opaque TCP is allowed.
     pub tcp: PortSet,
 }

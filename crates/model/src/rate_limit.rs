@@ -21,13 +21,13 @@ pub struct PortLimits {
 /// The rate limits and the concurrency limit of a port. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RateLimits {
-    /// The rate limit of opaque connections. The links that requests share are not limited.
+    /// The rate limit of new opaque connections. The mutual TLS links that requests share are not limited.
     pub connections: Option<Rate>,
-    /// Request limits in document order; a request needs room under every matching rule.
+    /// The rate limits of requests, in document order. A request is allowed if every matching rule allows it.
     pub rules: Vec<RateRule>,
     /// The limit of concurrent requests.
     pub concurrency: Option<Concurrency>,
-    /// The rate limit service, called for requests with room under these rules.
+    /// The rate limit service, called for requests that the rules above allow.
     pub global: Option<Box<GlobalLimit>>,
 }
 
@@ -43,20 +43,21 @@ impl RateLimits {
 /// A limit of concurrent requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Concurrency {
-    /// The maximum, at least 1 and at most [`Rate::MAX_TOKENS`].
+    /// The maximum number of concurrent requests, 1 to [`Rate::MAX_TOKENS`].
     pub requests: u32,
-    /// Lowers the limit while the application responds slowly; disabled when absent.
+    /// The settings that reduce the limit while the application responds slowly; the limit is constant when absent.
     pub adaptive: Option<AdaptiveConcurrency>,
     /// The response to requests over the limit.
     pub response: FixedResponse,
 }
 
-/// An adaptive concurrency limit, by the response latency of the application.
+/// An adaptive concurrency limit, which depends on the response latency of the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdaptiveConcurrency {
-    /// The lower bound of the limit, from 1 to the maximum.
+    /// The lower bound of the limit, from 1 to [`Concurrency::requests`].
     pub min_concurrency: u32,
-    /// The tolerated latency increase over an idle application, in percent.
+    /// The latency increase, relative to the latency of an idle application, that does not reduce the limit; in
+    /// percent.
     pub latency_tolerance_percent: u16,
 }
 
@@ -65,9 +66,9 @@ pub struct AdaptiveConcurrency {
 pub struct RateRule {
     /// The name of the rule, or its index in the document, such as `rules[0]`.
     pub name: String,
-    /// Matching requests, any of these; all when empty.
+    /// The requests that the rule matches; one matching entry is enough. All requests when empty.
     pub requests: Vec<RequestMatch>,
-    /// Matching callers, any of these; all when empty.
+    /// The callers that the rule matches; one matching entry is enough. All callers when empty.
     pub peers: Vec<PeerMatch>,
     /// The key that assigns requests to buckets.
     pub key: RateLimitKey,
@@ -88,39 +89,39 @@ impl RateRule {
     }
 }
 
-/// The key of the buckets of a rule.
+/// The property of a request that selects its bucket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum RateLimitKey {
     /// One bucket for all requests.
     #[default]
-    Nothing,
-    /// One bucket for each calling account; unauthenticated callers share one.
+    None,
+    /// One bucket for each calling account; all unauthenticated callers share one bucket.
     Client {
-        /// The minimum number of retained buckets, the most recently used ones; at least 1.
+        /// The number of most recently used buckets that are certainly retained; at least 1.
         buckets: u32,
     },
-    /// One bucket for each value of a header; requests without it share one.
+    /// One bucket for each value of a header; all requests without the header share one bucket.
     Header {
         /// The header name, in lower case.
         name: String,
-        /// The minimum number of retained buckets, the most recently used ones; at least 1.
+        /// The number of most recently used buckets that are certainly retained; at least 1.
         buckets: u32,
     },
 }
 
-/// A token bucket: it holds at most `size` tokens and is refilled evenly with `count` tokens per `time`.
+/// A token bucket: it holds at most `burst` tokens and is refilled evenly with `count` tokens per `period`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// The number of tokens per `time`, at least 1.
+    /// The number of tokens per `period`, at least 1.
     pub count: u32,
     /// The refill period; from a second to a day.
-    pub time: Duration,
+    pub period: Duration,
     /// The capacity, at least 1: the maximum burst.
-    pub size: u32,
+    pub burst: u32,
 }
 
 impl Rate {
-    /// The minimum period: tokens of a bucket are at least a microsecond apart.
+    /// The minimum refill period. With [`Self::MAX_TOKENS`], a bucket gets at most one token per microsecond.
     pub const MIN_PERIOD: Duration = Duration::from_secs(1);
     /// The maximum refill period.
     pub const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
@@ -128,6 +129,6 @@ impl Rate {
     pub const MAX_TOKENS: u32 = 1_000_000;
     /// The maximum capacity of a bucket.
     pub const MAX_BUCKET_SIZE: u32 = 2_000_000;
-    /// The maximum number of buckets of a rule.
+    /// The maximum of `buckets` in a rule's key.
     pub const MAX_BUCKETS: u32 = 100_000;
 }

@@ -1,7 +1,8 @@
-//! Failure reasons of requests and connections: the closed list used in statuses, metrics and documents.
+//! The failure reasons of requests and connections. All sidecars and gateways use this closed list in responses,
+//! metrics, access logs and documents.
 
-/// The header with the reason, on responses that a sidecar generates. Gateways send the reason without details,
-/// and remove this header from forwarded responses.
+/// The response header with the reason, which a sidecar adds to the responses that it generates. Gateways add it
+/// without details, and remove it from forwarded responses.
 pub const REASON_FIELD: &str = "leno-reason";
 
 /// The party that caused a failure.
@@ -30,9 +31,10 @@ pub enum RetryCondition {
 macro_rules! reasons {
     ($($(#[doc = $caption:literal])+ $variant:ident $code:literal $label:literal $status:literal $side:ident $retry:ident
         $hint:literal;)+) => {
-        /// The reason that a request or connection failed. One table: code, label, status, side, retry, hint.
+        /// The reason that a request or connection failed.
         ///
-        /// Status 0 means that no response is sent: the connection is reset or was never opened.
+        /// Each reason has a code, a label, an HTTP status, a side, a retry condition and a hint. Status 0 means
+        /// that no response is sent: the connection is reset, or it was never opened.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Reason { $($(#[doc = $caption])+ $variant,)+ }
 
@@ -40,8 +42,8 @@ macro_rules! reasons {
             /// Every reason, in the order of the documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// Returns the permanent code: a new reason gets the next number of its side, and the code of a
-            /// removed reason is never reused. `E1…` is downstream, `E2…` upstream, `E3…` the mesh.
+            /// Returns the permanent code. `E1…` is downstream, `E2…` upstream, `E3…` the mesh. A new reason gets
+            /// the next number of its side, and the code of a removed reason is never reused.
             #[must_use]
             pub const fn code(self) -> &'static str {
                 match self { $(Self::$variant => $code,)+ }
@@ -71,8 +73,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => RetryCondition::$retry,)+ }
             }
 
-            /// True if a sidecar rejected the request or connection itself: by a policy, a limit, a route, or
-            /// because of its syntax. False if a peer, the network or the application failed.
+            /// True if the sidecar itself rejected the request or connection: because of a policy, a limit, a route
+            /// or invalid syntax. False if a peer, the network or the application failed.
             #[must_use]
             pub const fn is_rejection(self) -> bool {
                 match self.side() {
@@ -102,13 +104,13 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $hint,)+ }
             }
 
-            /// Returns the reason with this label.
+            /// Returns the reason with this label; `None` if there is none.
             #[must_use]
             pub fn from_label(label: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|reason| reason.label() == label)
             }
 
-            /// Returns the reason with this label or code, case-insensitively.
+            /// Returns the reason with this label or code, compared case-insensitively; `None` if there is none.
             #[must_use]
             pub fn from_label_or_code(label_or_code: &str) -> Option<Self> {
                 let matches_word = |name: &str| name.eq_ignore_ascii_case(label_or_code);
@@ -313,8 +315,8 @@ mod tests {
         }
     }
 
-    /// Operators search for codes for years: a line of this list never changes and is never removed, even if
-    /// the reason is. A new reason adds a line.
+    /// All codes that were ever assigned, with their labels. Operators rely on codes for years, so a line is never
+    /// changed and never removed, even if its reason is removed. A new reason adds a line.
     const ASSIGNED_CODES: &[(&str, &str)] = &[
         ("E1001", "bad-request"),
         ("E1002", "head-too-large"),
@@ -375,15 +377,18 @@ mod tests {
         let codes: HashSet<_> = ASSIGNED_CODES.iter().map(|(code, _)| code).collect();
         assert_eq!(codes.len(), ASSIGNED_CODES.len(), "no code is given twice");
         for reason in Reason::ALL {
-            let assigned = (reason.code(), reason.label());
+            let code_and_label = (reason.code(), reason.label());
             assert!(
-                ASSIGNED_CODES.contains(&assigned),
-                "add {assigned:?} to the list; change no line of it"
+                ASSIGNED_CODES.contains(&code_and_label),
+                "add {code_and_label:?} to the list; change no line of it"
             );
         }
         for (code, label) in ASSIGNED_CODES {
-            let current = Reason::ALL.iter().find(|reason| reason.code() == *code);
-            assert!(current.is_none_or(|reason| reason.label() == *label), "{code} is of {label}");
+            let assigned_reason = Reason::ALL.iter().find(|reason| reason.code() == *code);
+            assert!(
+                assigned_reason.is_none_or(|reason| reason.label() == *label),
+                "{code} is of {label}"
+            );
         }
     }
 

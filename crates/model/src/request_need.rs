@@ -1,4 +1,5 @@
-//! Policies that match by request: opaque bytes are rejected at ports where one applies.
+//! The traffic that policies need to see: requests, or only connections. A port rejects opaque bytes if one of its
+//! policies needs requests, because opaque bytes would bypass the policy.
 
 use crate::access_policy::{PolicyAction, PolicyRule};
 use crate::balancing::{HashKey, LoadBalancing};
@@ -14,20 +15,20 @@ use crate::service_policy::{
 };
 use crate::snapshot::WorkloadConfig;
 
-/// The traffic that a policy must see to be enforced.
+/// The need of a policy to see requests, without which it cannot be enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestNeed {
-    /// Connections; requests are not needed.
+    /// The policy acts on connections, and does not need requests.
     None,
-    /// Requests, at ports where opaque bytes may contain some. A port that is declared `TCP` has none: bytes
-    /// that begin like HTTP are rejected there.
+    /// The policy needs requests at ports whose opaque bytes may contain requests. A port with the declared protocol
+    /// `TCP` carries no requests: it rejects bytes that begin like HTTP.
     IfSupported,
-    /// Requests only, at any port: each must be authenticated.
+    /// The policy needs requests at every port, because each request must be authenticated.
     Always,
 }
 
 impl RequestNeed {
-    /// True if opaque bytes would bypass the policy at a port of this protocol. They are rejected there.
+    /// True if a port with this declared protocol rejects opaque bytes, because they would bypass the policy.
     #[must_use]
     pub const fn rejects_bytes(self, declared: Protocol) -> bool {
         match self {
@@ -39,7 +40,7 @@ impl RequestNeed {
 }
 
 impl ServiceRule {
-    /// Returns the need of the policy, for every kind of service policy.
+    /// Returns the need of the server's sidecar to see requests, for every kind of service policy.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -47,7 +48,7 @@ impl ServiceRule {
             Self::UpstreamTrafficSetting(setting) => setting.1.request_need(),
             Self::FaultInjection(_) => PortFaults::REQUEST_NEED,
             Self::RequestCheck(check) => check.request_need(),
-            // These limit, balance and retry the client's own requests.
+            // The client's sidecar enforces these policies on its own requests.
             Self::OutlierDetection(_)
             | Self::SermantRemoval(_)
             | Self::CircuitBreaker(_)
@@ -94,7 +95,7 @@ impl OutlierDetection {
 }
 
 impl FailureClasses {
-    /// True if a class of connection failures counts; the rest are responses.
+    /// True if a class of connection failures counts. The other classes are failures of responses.
     #[must_use]
     pub const fn has_connections(&self) -> bool {
         self.connect || self.timeout || self.reset
@@ -105,10 +106,11 @@ impl CircuitBreaker {
     /// True if the circuit breaker has an effect on opaque connections.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
-        let opens = |trip: &TripConditions| trip.failures.has_connections() || trip.slow.is_some();
+        let has_effect =
+            |trip: &TripConditions| trip.failures.has_connections() || trip.slow.is_some();
         self.limits.connections.is_some()
             || self.connect_timeout.is_some()
-            || self.trip.as_ref().is_some_and(opens)
+            || self.trip.as_ref().is_some_and(has_effect)
     }
 
     /// Returns the part that has an effect on opaque connections.
@@ -117,15 +119,15 @@ impl CircuitBreaker {
         let limits =
             CircuitLimits { connections: self.limits.connections, ..CircuitLimits::default() };
         let trip = self.trip.clone();
-        // A connection is reset, without a response.
+        // An opaque connection is reset and gets no response.
         let response = FixedResponse::default();
         Self { limits, trip, response, connect_timeout: self.connect_timeout }
     }
 }
 
 impl LoadBalancing {
-    /// True if the algorithm has an effect on opaque connections: only requests have headers and cookies to
-    /// hash.
+    /// True if the algorithm has an effect on opaque connections. A hash of a header or cookie has none, because
+    /// only requests have headers and cookies.
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         !matches!(self.algorithm.hash_key(), Some(HashKey::Header(_) | HashKey::Cookie(_)))
@@ -133,12 +135,12 @@ impl LoadBalancing {
 }
 
 impl PortFaults {
-    /// The need of faults, at the sidecar of the client.
+    /// The need of fault injection to see requests, at the sidecar of the client.
     pub const REQUEST_NEED: RequestNeed = RequestNeed::IfSupported;
 }
 
 impl RateLimits {
-    /// Returns the need of limits: requests, except for a connection limit.
+    /// Returns the need of the limits to see requests. A connection limit needs none; all other limits need requests.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         let Self { connections: _, rules, concurrency, global } = self;
@@ -150,8 +152,8 @@ impl RateLimits {
 }
 
 impl RequestCheck {
-    /// Returns the need of an external authorization or token policy. Optional tokens are verified, and forged
-    /// claim headers removed, only in requests.
+    /// Returns the need of an external authorization or token policy to see requests. A policy with optional tokens
+    /// needs requests as well: it verifies tokens and removes forged claim headers.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self {
@@ -165,7 +167,8 @@ impl RequestCheck {
 }
 
 impl PolicyRule {
-    /// Returns the need of a rule: an allow rule for requests never allows bytes anyway.
+    /// Returns the need of a rule to see requests. An allow rule has none, because an allow rule that matches by
+    /// request never allows opaque bytes.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
         match self.action == PolicyAction::Deny && self.is_about_requests() {
@@ -176,15 +179,15 @@ impl PolicyRule {
 }
 
 impl WorkloadConfig {
-    /// Returns the declared protocol of a port.
+    /// Returns the declared protocol of a port; [`Protocol::Detect`] if none is declared.
     #[must_use]
     pub fn declared_protocol(&self, port: u16) -> Protocol {
         let port_config = self.ports.iter().find(|port_config| port_config.port == port);
         port_config.map_or(Protocol::Detect, |port_config| port_config.protocol)
     }
 
-    /// Returns the policy that makes a port reject opaque bytes of every peer. Access policy rules match single
-    /// peers, and are evaluated when a peer connects.
+    /// Returns a policy because of which a port rejects opaque bytes of every peer; `None` if there is none. Access
+    /// policies are not considered: their rules match single peers, and are evaluated when a peer connects.
     #[must_use]
     pub fn policy_rejecting_bytes(&self, port: u16) -> Option<&ServicePolicyName> {
         let declared = self.declared_protocol(port);
@@ -192,15 +195,15 @@ impl WorkloadConfig {
             .find_map(|(need, policy)| need.rejects_bytes(declared).then_some(policy))
     }
 
-    /// Returns the policy that makes a port reject opaque bytes that begin like HTTP, of every peer, regardless
-    /// of the declared protocol.
+    /// Returns a policy because of which a port rejects opaque bytes that begin like HTTP, from every peer and
+    /// regardless of the declared protocol; `None` if there is none.
     #[must_use]
     pub fn policy_rejecting_hidden_requests(&self, port: u16) -> Option<&ServicePolicyName> {
         self.request_needs(port)
             .find_map(|(need, policy)| (need != RequestNeed::None).then_some(policy))
     }
 
-    /// Returns the needs of all policies of a port.
+    /// Returns the needs of all service policies of a port, with the policies' names.
     fn request_needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
         let checks = self.request_checks.get(&port).into_iter().flatten();
         let checks = checks.map(|check| (check.check.request_need(), &check.policy));

@@ -1,4 +1,4 @@
-//! Retry policies: retries of one account's requests to some services.
+//! Retry policies: the retry settings of one account's requests to some services.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use crate::action::RetryRule;
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, ServiceName};
 
-/// A `Retry` of OSM, osm-edge or FSM. Retry settings of a route rule take precedence over it.
+/// A `Retry` of OSM, osm-edge or FSM. The retry settings of a route rule take precedence over the policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// The name of the policy.
     pub name: PolicyName,
-    /// The account of the clients; of the policy's namespace.
+    /// The account of the clients, in the policy's namespace.
     pub source: ServiceAccount,
     /// The destination services, at least one, each once.
     pub services: Vec<ServiceName>,
@@ -30,7 +30,7 @@ impl RetryPolicy {
         (self.created, &self.name)
     }
 
-    /// Returns the settings for requests to one of its services.
+    /// Returns the settings that are sent to the clients' sidecars for each of the policy's services.
     #[must_use]
     pub fn to_service_retry(&self) -> ServiceRetry {
         ServiceRetry {

@@ -17,8 +17,8 @@ pub struct RevokedWorkload {
 }
 
 impl RevokedWorkload {
-    /// True if the revocation covers a certificate of this instance. A certificate without an instance is
-    /// older than the newest pod of its name.
+    /// True if the revocation covers a certificate of this instance. It covers every certificate without an
+    /// instance, because these may belong to the revoked pod.
     fn covers_instance(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,
@@ -33,17 +33,17 @@ impl RevokedWorkload {
 pub struct Revocations {
     /// Revoked accounts.
     pub accounts: BTreeSet<ServiceAccount>,
-    /// Revoked workloads of other accounts.
+    /// Revoked workloads of accounts that are not revoked.
     pub workloads: BTreeSet<RevokedWorkload>,
 }
 
 impl Revocations {
-    /// True if this instance of a workload is revoked.
+    /// True if a certificate of this instance of a workload is revoked; `None` is a certificate without an instance.
     #[must_use]
     pub fn covers_workload(&self, workload: &WorkloadName, instance: Option<&Instance>) -> bool {
-        let first_possible = RevokedWorkload { workload: workload.clone(), uid: None };
+        let range_start = RevokedWorkload { workload: workload.clone(), uid: None };
         let mut entries =
-            self.workloads.range(first_possible..).take_while(|entry| entry.workload == *workload);
+            self.workloads.range(range_start..).take_while(|entry| entry.workload == *workload);
         entries.any(|entry| entry.covers_instance(instance))
     }
 }

@@ -10,7 +10,7 @@ use crate::name::{RouteName, ServiceName};
 /// A Gateway API `HTTPRoute` or `GRPCRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpRoute {
-    /// The name of the route. Among equally specific matches of routes of the same age, the first name takes
+    /// The name of the route. Among equally specific matches in routes of the same age, the first route by name takes
     /// precedence.
     pub name: RouteName,
     /// The services that the route is attached to, at least one.
@@ -24,15 +24,14 @@ pub struct HttpRoute {
     pub created: i64,
 }
 
-/// The kind of a route; the rules of all kinds are equivalent. Of several kinds at one port, the last in this
-/// order takes precedence.
+/// The kind of a route. If a port has routes of several kinds, the last kind in this order takes precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum RouteKind {
     /// A `TrafficSplit`.
     Split,
     /// A `TCPRoute` of the Gateway API.
     Tcp,
-    /// A `TLSRoute`, which has rules of another form; listed for grants.
+    /// A `TLSRoute`. Its rules are of type [`TlsRule`](crate::TlsRule).
     Tls,
     /// An `HTTPRoute`.
     #[default]
@@ -76,8 +75,8 @@ pub struct RouteParent {
     pub port: Option<u16>,
 }
 
-/// True if a route attached to `parents` only forwards their requests to `service` itself; this requires no
-/// grant.
+/// True if all `parents` of a route are the same `service`. Such a route needs no grant to forward to the service,
+/// because it forwards only the service's own requests.
 #[must_use]
 pub fn is_only_parent(parents: &[RouteParent], service: &ServiceName) -> bool {
     parents.iter().all(|parent| parent.service == *service)
@@ -88,11 +87,11 @@ pub fn is_only_parent(parents: &[RouteParent], service: &ServiceName) -> bool {
 pub struct RouteRule {
     /// The route that contains the rule.
     pub route: RouteName,
-    /// The matches, any of which must hold; never empty (the parser adds a match for everything).
+    /// The matches; one match is enough. Never empty: the parser adds a match for all requests.
     pub matches: Vec<RequestMatch>,
     /// The weighted backends. If empty, or if all weights are 0, requests receive a 500.
     pub backends: Vec<WeightedBackend>,
-    /// The timeout of the whole exchange; none when absent.
+    /// The timeout of the whole exchange, including all attempts; no timeout when absent.
     pub request_timeout: Option<Duration>,
     /// The actions of the rule, other than its choice of a backend.
     pub actions: RuleActions,
@@ -100,16 +99,16 @@ pub struct RouteRule {
     pub kind: RouteKind,
 }
 
-/// The conditions on a request; all parts must hold. The default matches everything.
+/// The conditions on a request, all of which must hold. The default matches every request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct RequestMatch {
-    /// The path, without the query.
+    /// The condition on the path, without the query.
     pub path: PathMatch,
-    /// One of these methods; any when empty.
+    /// The methods, one of which the request must have; any method when empty.
     pub methods: Vec<String>,
-    /// All of these headers. Names are in lower case; `:authority` is the host.
+    /// The conditions on headers, all of which must hold. Names are in lower case; `:authority` is the host.
     pub headers: Vec<FieldMatch>,
-    /// All of these query parameters. Names are case-sensitive.
+    /// The conditions on query parameters, all of which must hold. Names are case-sensitive.
     pub query: Vec<FieldMatch>,
 }
 
@@ -124,15 +123,15 @@ impl fmt::Display for RequestMatch {
         };
         let methods = (!self.methods.is_empty()).then(|| self.methods.join(" or "));
         let field = |kind: &'static str| move |field: &FieldMatch| field.to_text(kind);
-        let parts: Vec<String> = path
+        let conditions: Vec<String> = path
             .into_iter()
             .chain(methods.map(|methods| format!("method {methods}")))
             .chain(self.headers.iter().map(field("header")))
             .chain(self.query.iter().map(field("query")))
             .collect();
-        match parts.is_empty() {
+        match conditions.is_empty() {
             true => f.write_str("every request"),
-            false => f.write_str(&parts.join(", ")),
+            false => f.write_str(&conditions.join(", ")),
         }
     }
 }
@@ -154,7 +153,7 @@ pub enum PathMatch {
     Any,
     /// Exactly this path.
     Exact(String),
-    /// This path or one below it, element by element (`/a` matches `/a` and `/a/b`, not `/ab`).
+    /// A prefix of whole path elements: `/a` matches `/a` and `/a/b`, not `/ab`.
     Prefix(String),
     /// A regular expression that the whole path must match.
     Regex(String),
@@ -163,7 +162,7 @@ pub enum PathMatch {
 /// A condition on a header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FieldMatch {
-    /// The header or parameter.
+    /// The name of the header or parameter.
     pub name: String,
     /// The condition on its value.
     pub value: ValueMatch,
@@ -185,9 +184,10 @@ pub struct WeightedBackend {
     pub service: ServiceName,
     /// The port of the service.
     pub port: u16,
-    /// The share of the requests, relative to the sum over the rule's backends; 0 receives nothing.
+    /// The share of the requests, relative to the sum of the weights of the rule's backends. A backend of weight 0
+    /// receives no requests.
     pub weight: u32,
-    /// Edits of the backend's requests and responses in addition to those of the rule; usually none.
+    /// The edits of requests to this backend, in addition to the rule's edits; none when absent.
     pub edits: Option<Box<BackendEdits>>,
 }
 

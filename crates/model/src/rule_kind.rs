@@ -1,4 +1,4 @@
-//! Kinds of objects with rules that match requests and count their matches.
+//! The kinds of objects with rules that match requests. Sidecars report match counts of rules by these kinds.
 
 use std::fmt;
 
@@ -43,21 +43,21 @@ impl RuleKind {
         }
     }
 
-    /// Returns the kind with this word.
+    /// Returns the kind with this word in manifests; `None` if there is none.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
-        let routes =
+        let route_kinds =
             [RouteKind::Split, RouteKind::Tcp, RouteKind::Tls, RouteKind::Http, RouteKind::Grpc];
-        let tags = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
-        let policies = ServicePolicyKind::ALL.iter().copied().map(Self::ServicePolicy);
-        let ingress = IngressKind::ALL.iter().copied().map(Self::Ingress);
-        routes
+        let tag_dialects = [TagDialect::TagRoute, TagDialect::Sermant, TagDialect::Lane];
+        let policy_kinds = ServicePolicyKind::ALL.iter().copied().map(Self::ServicePolicy);
+        let ingress_kinds = IngressKind::ALL.iter().copied().map(Self::Ingress);
+        route_kinds
             .into_iter()
             .map(Self::Route)
             .chain([Self::AccessPolicy, Self::TrafficTarget, Self::Retry])
-            .chain(policies)
-            .chain(ingress)
-            .chain(tags.into_iter().map(Self::Tags))
+            .chain(policy_kinds)
+            .chain(ingress_kinds)
+            .chain(tag_dialects.into_iter().map(Self::Tags))
             .find(|kind| kind.as_str() == word)
     }
 

@@ -1,4 +1,5 @@
-//! Addresses of servers outside the mesh.
+//! Servers outside the mesh: collectors, JWKS endpoints, external authorization and rate limit services. Parses and
+//! formats their URLs.
 
 use std::fmt;
 
@@ -9,13 +10,13 @@ use crate::action::Scheme;
 pub struct Server {
     /// `Https` if connections use TLS.
     pub scheme: Scheme,
-    /// An address or a name; IPv6 without brackets.
+    /// The IP address, without brackets for IPv6, or the DNS name.
     pub host: String,
     /// The port of the server.
     pub port: u16,
 }
 
-/// The reason that an endpoint is invalid.
+/// The reason that the URL of an endpoint is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
     /// The text is not an HTTP URL.
@@ -44,7 +45,7 @@ impl Server {
     /// Parses `http://HOST:PORT`, or the same with `https`.
     ///
     /// # Errors
-    /// [`InvalidEndpoint`] for anything else.
+    /// [`InvalidEndpoint`] for any other text.
     pub fn parse(url: &str) -> Result<Self, InvalidEndpoint> {
         match Self::parse_with_path(url)? {
             (server, "") => Ok(server),
@@ -52,17 +53,19 @@ impl Server {
         }
     }
 
-    /// Parses `http://HOST:PORT`, or the same with `https`, and returns the server and the remaining text.
+    /// Parses a URL with a port, and returns the server and the path, which is empty if the URL has none.
     pub(crate) fn parse_with_path(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split_url(url, |_| None)
     }
 
-    /// Parses a URL whose port may be omitted, and returns the server and the remaining text.
+    /// Parses a URL with an optional port, and returns the server and the path, which is empty if the URL has
+    /// none.
     pub(crate) fn parse_with_default_port(url: &str) -> Result<(Self, &str), InvalidEndpoint> {
         Self::split_url(url, |scheme| Some(scheme.default_port()))
     }
 
-    /// Parses a URL; `default_port` returns the port of a URL without one, if that is valid.
+    /// Parses a URL, and returns the server and the path. `default_port` returns the port of a URL without a port, or
+    /// `None` if the port is required.
     fn split_url(
         url: &str,
         default_port: impl FnOnce(Scheme) -> Option<u16>,
@@ -130,7 +133,7 @@ impl fmt::Display for Server {
     }
 }
 
-/// The maximum length of a DNS name (RFC 1035 §2.3.4).
+/// The maximum length of a host in bytes: that of a DNS name (RFC 1035 §2.3.4).
 const MAX_HOST_BYTES: usize = 253;
 
 #[cfg(test)]

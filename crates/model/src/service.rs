@@ -7,18 +7,18 @@ use std::net::IpAddr;
 use crate::name::{Name, ServiceName};
 use crate::workload::Workload;
 
-/// A destination of clients: ports, and a selector of workloads.
+/// A service: the ports that clients call, and the selector of the workloads that serve them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     /// The name of the service.
     pub name: ServiceName,
-    /// Labels that a workload of the same namespace must have; empty selects nothing.
+    /// The labels that workloads of the same namespace must have. An empty selector selects no workload.
     pub selector: BTreeMap<String, String>,
-    /// The ports, at least one, each number once.
+    /// The ports, at least one; each port number occurs once.
     pub ports: Vec<ServicePort>,
-    /// The cluster IPs; none outside of a cluster, and none for headless services.
+    /// The cluster IPs; empty outside of a cluster and for headless services.
     pub addresses: BTreeSet<IpAddr>,
-    /// True if workloads that are not ready are endpoints too.
+    /// True if workloads that are not ready are endpoints as well (`publishNotReadyAddresses`).
     pub unready: bool,
     /// The IP families of the workload addresses that the name resolves to if the service has no cluster IP.
     pub families: IpFamilies,
@@ -53,11 +53,11 @@ impl IpFamilies {
 pub struct ServicePort {
     /// The name of the port, if any.
     pub name: Option<Name>,
-    /// The number that clients use.
+    /// The port number that clients call.
     pub port: u16,
     /// The target port in the workload.
     pub target: TargetPort,
-    /// The protocol, if the service declares one; otherwise that of the workload's port.
+    /// The protocol that the service declares; the protocol of the workload's port when absent.
     pub protocol: Option<Protocol>,
 }
 
@@ -65,23 +65,24 @@ impl ServicePort {
     /// True for a port without a declared protocol that is server-first by convention: see [`is_server_first`].
     #[must_use]
     pub fn is_server_first(&self) -> bool {
-        let target = match self.target {
+        let target_number = match self.target {
             TargetPort::Number(number) => number,
             TargetPort::Name(_) => self.port,
         };
         self.protocol.is_none()
-            && (is_server_first(self.name.as_ref(), self.port) || is_server_first(None, target))
+            && (is_server_first(self.name.as_ref(), self.port)
+                || is_server_first(None, target_number))
     }
 }
 
-/// True for ports with a server-first protocol by convention: those named `mysql`, `mongo`, `redis` or `smtp`,
-/// also with a suffix after a hyphen, and port 25, 587, 3306, 4444, 6379, 9300 and 11211. Waiting for the first
-/// bytes of the client would delay each connection there.
+/// True for ports that are server-first by convention: the ports named `mysql`, `mongo`, `redis` or `smtp`,
+/// also with a suffix after a hyphen, and the ports 25, 587, 3306, 4444, 6379, 9300 and 11211. Protocol detection
+/// would delay each connection to them, because the client sends no bytes before the server.
 #[must_use]
 pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
-    let first_part = name.and_then(|name| name.as_str().split('-').next());
+    let name_prefix = name.and_then(|name| name.as_str().split('-').next());
     SERVER_FIRST_PORTS.contains(&number)
-        || first_part.is_some_and(|part| SERVER_FIRST_NAMES.contains(&part))
+        || name_prefix.is_some_and(|prefix| SERVER_FIRST_NAMES.contains(&prefix))
 }
 
 /// The port names of server-first protocols.
@@ -112,16 +113,16 @@ impl TargetPort {
         }
     }
 
-    /// Returns true if both resolve to the same port of a workload.
+    /// True if both targets resolve to the same port of a workload.
     #[must_use]
     pub fn is_same_at(&self, other: &Self, workload: &Workload) -> bool {
         let own_number = self.number_at(workload);
         self == other || own_number.is_some() && own_number == other.number_at(workload)
     }
 
-    /// True if the application of a workload may receive requests at this port: the workload declares another
-    /// protocol than TCP there, or one of `http_targets`, the targets of ports that are not declared as TCP,
-    /// resolves to it too.
+    /// True if the application of a workload may receive requests at this port: the workload declares an HTTP
+    /// protocol for it, or one of `http_targets` resolves to the same port. `http_targets` are the targets of service
+    /// ports that are not declared as TCP.
     pub fn sees_requests_at<'a>(
         &self,
         workload: &Workload,

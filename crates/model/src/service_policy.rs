@@ -1,4 +1,5 @@
-//! Service policies: traffic policies attached to services.
+//! Service policies: traffic policies attached to services, and the selection of the policies that apply to a port.
+//! Also contains the outlier detection settings; the settings of other kinds have their own modules.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::route::RouteParent;
 pub struct ServicePolicy {
     /// The kind and name of the policy.
     pub name: ServicePolicyName,
-    /// The services that it applies to.
+    /// The services that the policy is attached to.
     pub scope: PolicyScope,
     /// The settings of the policy.
     pub rule: ServiceRule,
@@ -33,7 +34,7 @@ impl ServicePolicy {
         (self.created, &self.name.name, self.name.kind)
     }
 
-    /// Returns its specificity for a port; `None` if it is not attached.
+    /// Returns the specificity of the policy for a port; `None` if the policy is not attached to the port.
     #[must_use]
     pub fn specificity_for(&self, service: &ServiceName, port: u16) -> Option<Specificity> {
         if self.name.namespace != service.namespace {
@@ -43,17 +44,17 @@ impl ServicePolicy {
             PolicyScope::Namespace => Some(Specificity::Namespace),
             PolicyScope::Services(parents) => {
                 let parents = parents.iter().filter(|parent| parent.service == *service);
-                let specificity = parents.filter_map(|parent| match parent.port {
+                let specificities = parents.filter_map(|parent| match parent.port {
                     None => Some(Specificity::Service),
                     Some(number) => (number == port).then_some(Specificity::Port),
                 });
-                specificity.max()
+                specificities.max()
             }
         }
     }
 }
 
-/// The specificity of a policy for a port; of the policies of one kind, the most specific applies.
+/// The specificity of a policy for a port. Among the policies of one kind, the most specific one applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Specificity {
     /// Attached to all services of the namespace.
@@ -121,7 +122,7 @@ pub enum ServicePolicyKind {
 }
 
 impl ServicePolicyKind {
-    /// Every kind.
+    /// All values, in the order of the documentation.
     pub const ALL: &'static [Self] = &[
         Self::OutlierDetection,
         Self::SermantRemoval,
@@ -154,7 +155,7 @@ impl ServicePolicyKind {
         }
     }
 
-    /// Returns the kind with this word.
+    /// Returns the kind with this word in manifests; `None` if there is none.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.as_str() == word)
@@ -164,7 +165,7 @@ impl ServicePolicyKind {
 /// The services that a policy applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyScope {
-    /// These services, or one port of each, at least one.
+    /// These services or service ports; at least one.
     Services(Vec<RouteParent>),
     /// Every service of the policy's namespace that the rule supports.
     Namespace,
@@ -194,7 +195,7 @@ pub enum ServiceRule {
 }
 
 impl ServiceRule {
-    /// Returns the circuit breaker for clients.
+    /// Returns the circuit breaker that the clients' sidecars enforce; `None` if the policy has none.
     #[must_use]
     pub fn circuit_breaker(&self) -> Option<&CircuitBreaker> {
         let breaker = match self {
@@ -205,7 +206,7 @@ impl ServiceRule {
         breaker.filter(|rule| **rule != CircuitBreaker::default())
     }
 
-    /// Returns the limits for servers.
+    /// Returns the rate limits that the servers' sidecars enforce; `None` if the policy has none.
     #[must_use]
     pub fn rate_limits(&self) -> Option<&RateLimits> {
         let limits = match self {
@@ -226,15 +227,15 @@ pub struct TrafficPolicy {
     pub breaker: Option<PortCircuitBreaker>,
     /// Fault injection.
     pub faults: Option<PortFaults>,
-    /// Load balancing; the default when absent.
+    /// Load balancing; the default algorithm when absent.
     pub balancing: Option<PortLoadBalancing>,
-    /// Request hedging; none when absent.
+    /// Request hedging; disabled when absent.
     pub hedging: Option<PortHedging>,
 }
 
 impl TrafficPolicy {
-    /// Selects the policies of a port: of each kind the most specific one, then the oldest, then the first by
-    /// name.
+    /// Selects the policies of a port. Of each kind, the most specific policy is selected, then the oldest, then the
+    /// first by name.
     pub fn for_port<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -276,7 +277,7 @@ impl TrafficPolicy {
         }
     }
 
-    /// Returns the effective policies, one of each kind.
+    /// Returns the names of the effective policies, at most one of each kind.
     pub fn policy_names(&self) -> impl Iterator<Item = &ServicePolicyName> {
         let outlier_detection =
             self.outlier_detection.iter().map(|outlier_detection| &outlier_detection.policy);
@@ -295,7 +296,8 @@ impl TrafficPolicy {
 }
 
 impl PortLimits {
-    /// Selects the rate limits of a port: the most specific policy, then the oldest, then the first by name.
+    /// Selects the rate limits of a port: those of the most specific policy, then the oldest, then the first by name.
+    /// `None` if no policy limits the port.
     pub fn for_port<'a>(
         policies: impl IntoIterator<Item = &'a ServicePolicy>,
         service: &ServiceName,
@@ -309,7 +311,7 @@ impl PortLimits {
     }
 }
 
-/// Returns the policies attached to a port, the most specific first, then by age, then by name.
+/// Returns the policies attached to a port: the most specific first, then by age, then by name.
 pub(crate) fn attached_policies<'a>(
     policies: impl IntoIterator<Item = &'a ServicePolicy>,
     service: &ServiceName,
@@ -320,10 +322,10 @@ pub(crate) fn attached_policies<'a>(
         Some((specificity, policy))
     });
     let mut attached: Vec<_> = attached.collect();
-    attached.sort_by(|(first_specificity, first), (second_specificity, second)| {
+    attached.sort_by(|(first_specificity, first_policy), (second_specificity, second_policy)| {
         second_specificity
             .cmp(first_specificity)
-            .then_with(|| first.precedence().cmp(&second.precedence()))
+            .then_with(|| first_policy.precedence().cmp(&second_policy.precedence()))
     });
     attached.into_iter().map(|(_, policy)| policy).collect()
 }
@@ -346,12 +348,12 @@ pub enum OutlierAlgorithm {
     Sermant(SermantRemoval),
 }
 
-/// The conditions that eject an endpoint, and those that return it to service.
+/// The conditions that eject an endpoint, and the conditions that return it to service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OutlierDetection {
     /// The responses that count as failures; never empty.
     pub failures: FailureClasses,
-    /// The sliding window of the failure rate.
+    /// The length of the sliding window of the failure rate.
     pub window: Duration,
     /// The number of buckets of the window; it slides by one bucket at a time.
     pub buckets: u8,
@@ -365,19 +367,20 @@ pub struct OutlierDetection {
     pub min_healthy: u32,
     /// The ejection time.
     pub ejection_time: EjectionTime,
-    /// The number of consecutive requests that must succeed before the endpoint is fully back in service.
+    /// The number of consecutive requests that must succeed after an ejection before the endpoint receives its full
+    /// share again.
     pub probe_requests: u32,
-    /// Active health checks in addition; disabled when absent.
+    /// Active health checks, in addition to the observed responses; disabled when absent.
     pub health_check: Option<Box<HealthCheck>>,
 }
 
 /// The failure rate that ejects an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FailureRate {
-    /// Failed requests, 1 to 100 percent.
+    /// The share of failed requests in percent, 1 to 100.
     pub percent: u8,
     /// The minimum number of requests in the window; with fewer the rate is ignored.
-    pub requests_min: u32,
+    pub min_requests: u32,
 }
 
 /// The ejection time: an exponential backoff from the base to the maximum, minus random jitter.
@@ -391,20 +394,20 @@ pub struct EjectionTime {
     pub jitter_percent: u8,
 }
 
-/// Failure classes that count.
+/// The classes of failures that count as failures of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FailureClasses {
-    /// No connection or TLS session with the endpoint or the application behind it.
+    /// No connection or TLS session with the endpoint, or with its application, was established.
     pub connect: bool,
-    /// Timeout of the connection, the response or the end of the response.
+    /// The connection, the response headers or the end of the response timed out.
     pub timeout: bool,
-    /// The connection broke, or the response was not HTTP.
+    /// The connection was reset, or the response was not valid HTTP.
     pub reset: bool,
-    /// Statuses 500 to 599.
+    /// The response status was 500 to 599.
     pub server_errors: bool,
-    /// Statuses 502, 503 and 504.
+    /// The response status was 502, 503 or 504.
     pub gateway_errors: bool,
-    /// These gRPC statuses, in order, each once.
+    /// The gRPC statuses that count, in order and without duplicates.
     pub grpc: Vec<u8>,
 }
 
@@ -419,20 +422,20 @@ impl FailureClasses {
 /// Sermant's outlier configuration for all services of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SermantConfig {
-    /// The part common to all services.
+    /// The settings common to all services.
     pub common: SermantCommon,
     /// The rules by service name, in order, each name once.
     pub rules: Vec<(Name, SermantRule)>,
-    /// The rule for all other services.
+    /// The rule for services without their own rule; their endpoints are never ejected when absent.
     pub default_rule: Option<SermantRule>,
 }
 
 impl SermantConfig {
-    /// Returns the configuration of a service; `None` if endpoints of it are never ejected.
+    /// Returns the configuration of a service; `None` if the endpoints of the service are never ejected.
     #[must_use]
     pub fn for_service(&self, service: &Name) -> Option<SermantRemoval> {
-        let specific = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
-        let rule = specific.or(self.default_rule)?;
+        let own_rule = self.rules.iter().find(|(name, _)| name == service).map(|(_, rule)| *rule);
+        let rule = own_rule.or(self.default_rule)?;
         Some(SermantRemoval { common: self.common.clone(), rule })
     }
 }
@@ -440,18 +443,18 @@ impl SermantConfig {
 /// Sermant's outlier detection of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SermantRemoval {
-    /// The part common to all services.
+    /// The settings common to all services.
     pub common: SermantCommon,
-    /// The part specific to the service.
+    /// The settings of the service.
     pub rule: SermantRule,
 }
 
-/// The part of Sermant's configuration common to all services.
+/// The settings of Sermant's configuration that are common to all services.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SermantCommon {
-    /// The responses that count as failures; may be empty, and then none does.
+    /// The responses that count as failures; no response counts when empty.
     pub failures: FailureClasses,
-    /// The time without calls after which an instance is forgotten (`expireTime`).
+    /// The time without requests after which the state of an instance is removed (`expireTime`).
     pub expire: Duration,
     /// The ejection time (`recoveryTime`).
     pub recovery: Duration,
@@ -461,7 +464,7 @@ pub struct SermantCommon {
     pub windows: u32,
 }
 
-/// One of Sermant's `rules`. Shares are in millionths; Sermant writes decimal numbers.
+/// One of Sermant's `rules`. Shares are in millionths, where Sermant has decimal fractions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SermantRule {
     /// The maximum share of ejected instances (`scaleUpLimit`).
@@ -478,13 +481,13 @@ mod tests {
 
     fn service_policy(kind: ServicePolicyKind, name: &str, scope: PolicyScope) -> ServicePolicy {
         let rule = SermantRule { scale_up_limit_ppm: 1, min_instances: 1, error_rate_ppm: 1 };
-        let time = Duration::from_secs(1);
+        let one_second = Duration::from_secs(1);
         let config = SermantConfig {
             common: SermantCommon {
                 failures: FailureClasses::default(),
-                expire: time,
-                recovery: time,
-                window: time,
+                expire: one_second,
+                recovery: one_second,
+                window: one_second,
                 windows: 1,
             },
             rules: vec![(Name::new("own").expect("the name is valid"), rule)],
@@ -516,12 +519,13 @@ mod tests {
         assert_eq!(effective_name(&policies, 81).as_deref(), Some("b"));
         assert_eq!(effective_name(&policies[..1], 81).as_deref(), Some("a"));
         assert_eq!(effective_name(&[], 81), None);
-        let other = ServiceName::new("shop", "other").expect("the names are valid");
+        let other_service = ServiceName::new("shop", "other").expect("the names are valid");
         assert!(
-            TrafficPolicy::for_port(&policies, &other, 80).is_empty(),
+            TrafficPolicy::for_port(&policies, &other_service, 80).is_empty(),
             "the configuration has no rule for the service"
         );
-        let of_other_namespace = ServiceName::new("elsewhere", "own").expect("the names are valid");
-        assert!(TrafficPolicy::for_port(&policies, &of_other_namespace, 80).is_empty());
+        let service_of_other_namespace =
+            ServiceName::new("elsewhere", "own").expect("the names are valid");
+        assert!(TrafficPolicy::for_port(&policies, &service_of_other_namespace, 80).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Session persistence: requests of one client use the endpoint that served the first of them.
+//! Session persistence: all requests of a session are forwarded to the endpoint that served the first request.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use crate::action::HeaderEdits;
 /// API, GEP-1619).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SessionPersistence {
-    /// The name of the cookie or header; a distinct one for each rule when absent.
+    /// The name of the cookie or header; a distinct name for each rule is generated when absent.
     pub name: Option<String>,
     /// The location of the value.
     pub kind: PersistenceType,
-    /// The lifetime of the value since the first response that set it.
+    /// The maximum time since the first response that set the value; unlimited when absent.
     pub absolute: Option<Duration>,
-    /// The lifetime of the value since the last response that set it.
+    /// The maximum time since the last response that set the value; unlimited when absent.
     pub idle: Option<Duration>,
-    /// The path of the cookie; that of the match when absent.
+    /// The path of the cookie; the path of the rule's match when absent.
     pub path: Option<String>,
 }
 
@@ -32,22 +32,22 @@ pub enum PersistenceType {
 }
 
 impl SessionPersistence {
-    /// The maximum length of a name, as in the schema of the Gateway API.
+    /// The maximum length of a name in bytes, as in the Gateway API schema.
     pub const MAX_NAME_BYTES: usize = 256;
-    /// The maximum length of a path, as in the schema of the Gateway API.
+    /// The maximum length of a path in bytes, as in the Gateway API schema.
     pub const MAX_PATH_BYTES: usize = 1024;
 
-    /// True for a valid name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2); a header name is in lower case,
-    /// editable by rules, and not one of the cookie headers.
+    /// True for a valid name: a token (RFC 6265 §4.1.1, RFC 9110 §5.6.2). A header name must also be in lower case,
+    /// editable by rules, and neither `cookie` nor `set-cookie`.
     #[must_use]
-    pub fn is_name(name: &str, kind: PersistenceType) -> bool {
-        let is_valid = HeaderEdits::is_name(&name.to_ascii_lowercase());
-        let is_valid = is_valid && name.len() <= Self::MAX_NAME_BYTES;
+    pub fn is_valid_name(name: &str, kind: PersistenceType) -> bool {
+        let is_valid_token = HeaderEdits::is_valid_name(&name.to_ascii_lowercase());
+        let is_valid_token = is_valid_token && name.len() <= Self::MAX_NAME_BYTES;
         match kind {
-            PersistenceType::Cookie | PersistenceType::LastingCookie => is_valid,
+            PersistenceType::Cookie | PersistenceType::LastingCookie => is_valid_token,
             PersistenceType::Header => {
-                is_valid
-                    && HeaderEdits::is_name(name)
+                is_valid_token
+                    && HeaderEdits::is_valid_name(name)
                     && HeaderEdits::may_edit(name)
                     && !["cookie", "set-cookie"].contains(&name)
             }
@@ -57,7 +57,7 @@ impl SessionPersistence {
     /// True for a valid cookie path: it begins with `/` and contains no character that ends the attribute (RFC
     /// 6265 §4.1.1).
     #[must_use]
-    pub fn is_path(path: &str) -> bool {
+    pub fn is_valid_path(path: &str) -> bool {
         path.starts_with('/')
             && path.len() <= Self::MAX_PATH_BYTES
             && path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';')
@@ -71,18 +71,18 @@ mod tests {
     #[test]
     fn cookie_paths_are_validated() {
         for path in ["/", "/a/b", "/a?b=c"] {
-            assert!(SessionPersistence::is_path(path), "{path}");
+            assert!(SessionPersistence::is_valid_path(path), "{path}");
         }
-        let long = format!("/{}", "a".repeat(1024));
-        for path in ["", "a", "/a;Domain=b", "/a b", "/a\r\nb: c", "/ä", &*long] {
-            assert!(!SessionPersistence::is_path(path), "{path}");
+        let long_path = format!("/{}", "a".repeat(1024));
+        for path in ["", "a", "/a;Domain=b", "/a b", "/a\r\nb: c", "/ä", &*long_path] {
+            assert!(!SessionPersistence::is_valid_path(path), "{path}");
         }
     }
 
     #[test]
     fn persistence_names_are_validated() {
-        let long = "a".repeat(257);
-        for (name, cookie, header) in [
+        let long_name = "a".repeat(257);
+        for (name, valid_for_cookie, valid_for_header) in [
             ("cart", true, true),
             ("JSESSIONID", true, false),
             ("__Host-cart", true, false),
@@ -94,21 +94,21 @@ mod tests {
             ("cookie", true, false),
             ("set-cookie", true, false),
             ("content-length", true, false),
-            (&*long, false, false),
+            (&*long_name, false, false),
         ] {
             assert_eq!(
-                SessionPersistence::is_name(name, PersistenceType::Cookie),
-                cookie,
+                SessionPersistence::is_valid_name(name, PersistenceType::Cookie),
+                valid_for_cookie,
                 "{name}"
             );
             assert_eq!(
-                SessionPersistence::is_name(name, PersistenceType::LastingCookie),
-                cookie,
+                SessionPersistence::is_valid_name(name, PersistenceType::LastingCookie),
+                valid_for_cookie,
                 "{name}"
             );
             assert_eq!(
-                SessionPersistence::is_name(name, PersistenceType::Header),
-                header,
+                SessionPersistence::is_valid_name(name, PersistenceType::Header),
+                valid_for_header,
                 "{name}"
             );
         }

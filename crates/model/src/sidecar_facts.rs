@@ -1,11 +1,12 @@
-//! Facts about sidecars that a control plane writes into its own cluster.
+//! Facts about sidecars that a control plane reports in the objects of its own cluster: rejected plaintext clients
+//! and disconnected workloads.
 
 use std::net::IpAddr;
 
 use crate::instance::Uid;
 use crate::name::WorkloadName;
 
-/// The facts of one control plane.
+/// The facts that one control plane knows.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarFacts {
     /// Clients that the sidecars of this control plane rejected for lack of mutual TLS, ordered by workload; at
@@ -18,12 +19,12 @@ pub struct SidecarFacts {
 /// The connection state of all sidecars, as known to one control plane.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarConnections {
-    /// The number of other control planes that report their sidecars to this one.
+    /// The number of other control planes that report their connected sidecars to this control plane.
     pub peers: usize,
-    /// The first ready workloads with a sidecar that no control plane is connected to, in order; at most
+    /// The ready workloads whose sidecar is not connected to any control plane: the first ones by name, at most
     /// [`MAX_DISCONNECTED`].
     pub disconnected: Vec<WorkloadName>,
-    /// The total number of these workloads.
+    /// The total number of disconnected workloads, listed or not.
     pub count: usize,
 }
 
@@ -38,7 +39,7 @@ pub struct RejectedClient {
     pub client: IpAddr,
     /// The port of the workload.
     pub port: u16,
-    /// The kind of the client.
+    /// The kind of the client, by its address.
     pub kind: PlaintextClient,
 }
 
@@ -68,7 +69,7 @@ impl PlaintextClient {
     }
 }
 
-/// The maximum number of reported clients: enough for an operator to follow up.
+/// The maximum number of reported clients.
 pub const MAX_REJECTED_CLIENTS: usize = 1024;
-/// The maximum number of listed workloads; bounded because the names are stored in an annotation.
+/// The maximum number of listed workloads: an annotation stores their names.
 pub const MAX_DISCONNECTED: usize = 32;

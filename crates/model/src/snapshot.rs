@@ -1,4 +1,5 @@
-//! Snapshots: the complete configuration of one workload's sidecar at one version.
+//! Snapshots: the complete configuration of one workload's sidecar at one version. The control plane sends them in
+//! parts, and the sidecar compiles them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,16 +29,16 @@ use crate::tcp_rule::TcpRule;
 use crate::tls_route::TlsRule;
 use crate::workload::{OutboundListener, WorkloadPort};
 
-/// The complete configuration of one workload's sidecar. Immutable; each request holds one.
+/// The complete configuration of one workload's sidecar. It is immutable, and each request uses one snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The configuration of the sidecar's own workload.
     pub config: Arc<WorkloadConfig>,
-    /// The services that it uses, and the backends in their routes.
+    /// The services that the workload uses, and the backend services of their routes.
     pub services: BTreeMap<ServiceName, Arc<ServiceConfig>>,
-    /// The address entries that it queried.
+    /// The address entries that the sidecar queried.
     pub addresses: BTreeMap<IpAddr, Arc<AddressEntry>>,
-    /// The DNS records that it queried.
+    /// The DNS records that the sidecar queried.
     pub names: BTreeMap<ServiceName, Arc<DnsRecord>>,
 }
 
@@ -56,23 +57,23 @@ pub struct WorkloadConfig {
     pub ports: Vec<WorkloadPort>,
     /// The service label of each port in metrics, by port number.
     pub port_services: BTreeMap<u16, ServiceName>,
-    /// Fixed outbound listeners.
+    /// The fixed outbound listeners, each of which forwards to one service.
     pub outbound_listeners: Vec<OutboundListener>,
-    /// Inbound authorization.
+    /// The inbound authorization by `TrafficTarget`s, or of all members.
     pub access: Access,
-    /// Revoked accounts, denied despite valid certificates and rules.
+    /// Revoked accounts, which are denied even if their certificates are valid and rules allow them.
     pub revoked: BTreeSet<ServiceAccount>,
-    /// Revoked workloads of other accounts, denied as well.
+    /// Revoked workloads of accounts that are not revoked; denied as well.
     pub revoked_workloads: BTreeSet<RevokedWorkload>,
-    /// The current CA generation; certificates of other ones are renewed. 0 if none is to be renewed.
+    /// The current CA generation. A certificate of another generation is renewed, unless the value is 0.
     pub ca_generation: u64,
     /// The attributes of the workload that tag rules use.
     pub caller: CallerAttributes,
-    /// The lane marks of requests at the application ports, in order of precedence.
+    /// The lane rules that add headers to requests, by application port and in order of precedence.
     pub lanes: BTreeMap<u16, Vec<LaneRule>>,
-    /// Inbound access policies.
+    /// The rules of the access policies that apply to the workload.
     pub inbound: InboundPolicy,
-    /// The rate limits of the application ports; all listed policies apply.
+    /// The rate limits, by application port; all listed policies of a port apply.
     pub limits: BTreeMap<u16, Vec<PortLimits>>,
     /// The observability settings.
     pub observability: Observability,
@@ -82,19 +83,19 @@ pub struct WorkloadConfig {
     pub mtls: MtlsMode,
     /// The gateway configuration, if the workload is a gateway proxy.
     pub gateway: Option<Arc<Gateway>>,
-    /// Ingress rules for external clients.
+    /// The ingress rules for external clients.
     pub ingress_rules: Vec<IngressRule>,
-    /// Egress rules: allowed external destinations while egress is denied.
+    /// The egress rules: the external destinations that are allowed while egress is denied.
     pub egress_rules: Vec<EgressRule>,
-    /// External authorization and token policies of the application ports.
+    /// The external authorization and token policies, by application port.
     pub request_checks: BTreeMap<u16, Vec<PortCheck>>,
-    /// Retry settings by destination, for requests without retry settings in their route.
+    /// The retry settings by destination service, for requests with a route without retry settings.
     pub retries: BTreeMap<ServiceName, ServiceRetry>,
 }
 
 impl WorkloadConfig {
-    /// Returns the configuration of a workload with only an identity, an application address and inbound
-    /// authorization; all else has defaults.
+    /// Returns the configuration of a workload with an identity, an application address and inbound authorization.
+    /// All other fields have defaults.
     #[must_use]
     pub fn identity_only(
         workload: WorkloadName,
@@ -136,21 +137,21 @@ impl WorkloadConfig {
 pub struct ServiceConfig {
     /// The name of the service.
     pub name: ServiceName,
-    /// Client authorization: the permission of this client to call the service.
+    /// The permission of this client to call the service.
     pub client_authorization: ClientAuthorization,
     /// The ports, by number; empty if the client may not call the service.
     pub ports: BTreeMap<u16, PortConfig>,
-    /// True while requests without an endpoint wait, for a bounded time: a workload of the service changed a
-    /// moment ago, and its sidecar is expected to connect with the new port or account.
+    /// True if requests without an endpoint wait, for a bounded time: a workload of the service changed a moment ago,
+    /// and its sidecar is expected to connect with the new port or account.
     pub awaited: bool,
 }
 
 /// The permission of a client to call a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ClientAuthorization {
-    /// Allowed; the destination still authorizes each request.
+    /// The client may call the service. The destination still authorizes each request.
     Allowed,
-    /// Denied: no policy lists this client as a source. Nothing is sent, and the client receives a 403.
+    /// No policy lists this client as a source. Its sidecar forwards no request and responds with 403.
     Denied,
 }
 
@@ -161,30 +162,33 @@ pub struct PortConfig {
     pub name: Option<Name>,
     /// The protocol of the port.
     pub protocol: Protocol,
-    /// True if an `HTTPRoute` is attached: then a request that no rule matches receives a 404. Otherwise it goes to
-    /// the port's own endpoints.
+    /// True if an `HTTPRoute` is attached. A request that no rule matches then receives a 404; otherwise it is
+    /// forwarded to the port's own endpoints.
     pub routed: bool,
-    /// The rules of all attached routes, ordered by route name and then as in the document; or those of splits.
+    /// The rules of all attached routes, ordered by route name and then as in the document; the rules of traffic
+    /// splits if no route is attached.
     pub rules: Vec<RouteRule>,
     /// The endpoints, ordered by ID.
     pub endpoints: Vec<Arc<Endpoint>>,
-    /// The rules for TLS passthrough, ordered by route name; if there are any, other sessions are rejected.
+    /// The rules for TLS passthrough, ordered by route name. If there are rules, sessions that match none of them are
+    /// rejected.
     pub tls_rules: Vec<TlsRule>,
     /// The traffic policies of the port.
     pub traffic_policy: TrafficPolicy,
-    /// The tag rules that select endpoints by request; none when absent.
+    /// The tag rules that select endpoints; all endpoints are used when absent.
     pub tags: Option<Arc<TagRules>>,
-    /// The rule for opaque connections that match no TLS rule; they go to its own endpoints when absent.
+    /// The rule for opaque connections that match no TLS rule. When absent, they are forwarded to the port's own
+    /// endpoints.
     pub tcp_rule: Option<TcpRule>,
 }
 
 impl PortConfig {
-    /// Returns the backends of its rules: further services that a client needs.
+    /// Returns the backends and mirror targets of all rules: the client needs their configuration as well.
     pub fn backends(&self) -> impl Iterator<Item = &WeightedBackend> {
-        let rules = self.rules.iter().map(|rule| &rule.backends);
-        let tls_rules = self.tls_rules.iter().map(|rule| &rule.backends);
-        let tcp_rule = self.tcp_rule.iter().map(|rule| &rule.backends);
-        let mirrors = self.rules.iter().map(|rule| &rule.actions.mirrors);
-        rules.chain(tls_rules).chain(tcp_rule).chain(mirrors).flatten()
+        let backends = self.rules.iter().map(|rule| &rule.backends);
+        let tls_backends = self.tls_rules.iter().map(|rule| &rule.backends);
+        let tcp_backends = self.tcp_rule.iter().map(|rule| &rule.backends);
+        let mirror_targets = self.rules.iter().map(|rule| &rule.actions.mirrors);
+        backends.chain(tls_backends).chain(tcp_backends).chain(mirror_targets).flatten()
     }
 }

@@ -1,4 +1,5 @@
-//! Tag routing: selection of service instances by request and by instance labels.
+//! Tag routing (Sermant): tag rules select service instances by the request, the caller and the instances' labels,
+//! and lanes add headers to requests. Contains the rules as written and as sent to sidecars.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,8 +8,8 @@ use crate::change::ObjectKey;
 use crate::name::{ServiceName, TagRouteName};
 use crate::route::PathMatch;
 
-/// The maximum number of distinct [`TagMatch::stem`]s in the rules of a port: each doubles the number of
-/// default sets.
+/// The maximum number of distinct [`TagMatch::stem`]s in the rules of a port. Each distinct stem doubles the number
+/// of default sets.
 pub const MAX_STEMS: usize = 6;
 
 /// A `TagRoute`: tag rules for a service, a namespace or the whole mesh.
@@ -37,7 +38,7 @@ impl TagRoute {
 pub struct SermantRouteRule {
     /// The name of the object.
     pub name: TagRouteName,
-    /// The rules of each service, or of all services of the namespace.
+    /// The rules by scope: those of single services, and those of all services of the namespace.
     pub entries: Vec<(TagScope, SermantRules)>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -51,7 +52,7 @@ impl SermantRouteRule {
     }
 }
 
-/// The rules of a configuration center for one service, or for all.
+/// The rules of a configuration center for one scope.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SermantRules {
     /// The rules of kind `flow` and `tag`.
@@ -60,14 +61,15 @@ pub struct SermantRules {
     pub lanes: Vec<LaneRule>,
 }
 
-/// A `Lane`: marks added to requests at the first service of a lane.
+/// A `Lane`: rules by which the first service of a lane adds headers to requests. Later services route the requests
+/// by these headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// The name of the lane.
     pub name: TagRouteName,
-    /// The service with the workloads that mark requests.
+    /// The service whose workloads' sidecars add the headers.
     pub service: ServiceName,
-    /// The rules that mark requests.
+    /// The rules that add headers to requests.
     pub rules: Vec<LaneRule>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -84,27 +86,27 @@ impl Lane {
 /// The traffic that tag rules apply to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagScope {
-    /// Traffic to one service, or one port of it.
+    /// Traffic to one service, or to one of its ports.
     Service(ServiceName, Option<u16>),
-    /// Traffic to every service of a namespace without rules of its own.
+    /// Traffic to every service of a namespace that has no rules of its own.
     Namespace(crate::name::Name),
-    /// Traffic to every service without rules of its own or of its namespace.
+    /// Traffic to every service for which neither the service nor its namespace has rules.
     Mesh,
 }
 
-/// Rules that narrow down the instances of a service before load balancing.
+/// Rules that select a subset of a service's instances before load balancing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagRules {
-    /// Rules by request; the first match applies. In order of precedence.
+    /// The rules that match requests, in order of precedence; the first match applies.
     pub rules: Vec<TagRule>,
-    /// The fallbacks for requests that match no rule: the first non-empty set. Requests fail if all are empty.
-    /// Ignored without rules.
+    /// The fallbacks for requests that match no rule: the first non-empty set of instances is used. Requests fail if
+    /// all sets are empty. Ignored if `rules` is empty.
     pub fallback_policy: Vec<FallbackPolicy>,
-    /// Rules by caller, applied to the remaining instances.
+    /// The rules that match callers, applied to the instances that `rules` select.
     pub caller_rules: Vec<CallerRule>,
 }
 
-/// The origin of a tag or lane rule: its object, and its position there.
+/// The origin of a tag or lane rule: the object that contains the rule, and the rule's index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleOrigin {
     /// The kind of the object.
@@ -161,7 +163,7 @@ impl RuleOrigin {
 pub struct TagRule {
     /// The origin of the rule.
     pub origin: RuleOrigin,
-    /// The priority, `precedence` in documents; rules with a greater one are evaluated first.
+    /// The priority (`precedence` in manifests). Rules with a greater priority are evaluated first.
     pub priority: i32,
     /// The callers that the rule applies to.
     pub from: CallerMatch,
@@ -169,12 +171,12 @@ pub struct TagRule {
     pub request_match: TagMatch,
     /// The sets of instances that receive the requests.
     pub split: TagSplit,
-    /// The sets that receive the requests of an empty set; none without targets.
+    /// The sets that receive the requests if the selected set of `split` is empty; unused without targets.
     pub fallback: TagSplit,
-    /// The last fallbacks for the requests of an empty set: the first non-empty set. Requests fail if all are
-    /// empty.
+    /// The last fallbacks if the selected sets are empty: the first non-empty set of instances is used. Requests fail
+    /// if all sets are empty.
     pub fallback_policy: Vec<FallbackPolicy>,
-    /// The key that pins a client to a target; the choice is random when absent.
+    /// The key that assigns a client to a target permanently; the choice is random when absent.
     pub sticky: Option<StickyKey>,
 }
 
@@ -190,11 +192,12 @@ pub struct TagSplit {
 /// The unit of the weights of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum WeightUnit {
-    /// Relative to their sum.
+    /// The weights are relative to their sum.
     #[default]
     Relative,
-    /// Percentages; the excess over 100 is cut off. The rest up to 100 goes, in a split, to the fallback or
-    /// else to the instances that no target of the split selects. In a fallback the rest is unused.
+    /// The weights are percentages; the excess over 100 is ignored. If they add up to less than 100, the remaining
+    /// requests of a rule's split use the fallback, or else the instances that no target of the split selects. The
+    /// remaining percentage of a fallback is unused.
     Percent,
 }
 
@@ -210,11 +213,11 @@ pub struct TagTarget {
 /// A set of instances.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagSet {
-    /// Instances with all of these tags.
+    /// The instances with all of these tags.
     All(BTreeMap<String, TagValue>),
-    /// Instances with at least one of these tags; empty without tags.
+    /// The instances with at least one of these tags; no instance if there are no tags.
     Any(BTreeMap<String, TagValue>),
-    /// Instances that no target of any rule selects.
+    /// The instances that no target of any rule selects.
     Default,
     /// All instances.
     AllInstances,
@@ -225,7 +228,7 @@ pub enum TagSet {
 pub enum TagValue {
     /// The tag equals this value.
     Exact(String),
-    /// The tag equals that of the caller, or is absent if the caller does not have it.
+    /// The tag equals the caller's tag of the same name, or is absent if the caller does not have the tag.
     SameAsCaller,
 }
 
@@ -238,21 +241,21 @@ pub enum FallbackPolicy {
     Default,
 }
 
-/// The key that pins a client to a target.
+/// The key that assigns a client to a target permanently.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum StickyKey {
-    /// The value of this header, in lower case.
+    /// The value of the header with this lower-case name.
     Header(String),
-    /// The value of this cookie.
+    /// The value of the cookie with this name.
     Cookie(String),
 }
 
-/// The matching callers. The default matches all.
+/// A match on callers; all conditions must hold. The default matches every caller.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CallerMatch {
-    /// Callers that are workloads of this service.
+    /// The service that selects the calling workload; any service when absent.
     pub service: Option<ServiceName>,
-    /// Callers with tags that pass these tests.
+    /// The tests of the caller's tags.
     pub tags: Vec<FieldTest>,
     /// The number of tag tests that must pass.
     pub quorum: Quorum,
@@ -261,32 +264,32 @@ pub struct CallerMatch {
 /// The number of tests that must pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Quorum {
-    /// All tests.
+    /// All tests must pass.
     #[default]
     All,
-    /// At least one test; no tests also suffice.
-    One,
+    /// At least one test must pass; an empty list of tests passes.
+    Any,
 }
 
-/// The conditions of a tag rule on a request; all parts must hold.
+/// The conditions of a tag rule on a request; all of them must hold. The default matches every request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct TagMatch {
-    /// The path, without the query.
+    /// The condition on the path, without the query.
     pub path: PathMatch,
-    /// One of these methods; any when empty.
+    /// The methods, one of which the request must have; any method when empty.
     pub methods: Vec<String>,
-    /// Tests of headers, by lower-case name.
+    /// The tests of headers; names are in lower case.
     pub headers: Vec<FieldTest>,
     /// The number of header tests that must pass.
     pub quorum: Quorum,
     /// The tested value of a repeated header.
     pub repeated: RepeatedHeader,
-    /// Tests of query parameters.
+    /// The tests of query parameters.
     pub query: Vec<FieldTest>,
-    /// Tests of cookies.
+    /// The tests of cookies.
     pub cookies: Vec<FieldTest>,
-    /// A regular expression for the path up to its last dot; the text is empty without a dot. If it does not
-    /// match, the rule's targets stay in the default set, too.
+    /// A regular expression for the stem of the path: the text before the last dot, which is empty without a dot. If
+    /// it does not match, the rule's targets also remain in the default set.
     pub stem: Option<String>,
 }
 
@@ -320,7 +323,7 @@ pub enum ValueTest {
     Text {
         /// The relation of the value to the operands.
         relation: TextRelation,
-        /// The operands: one, except for [`TextRelation::In`].
+        /// The operands: exactly one, except for [`TextRelation::In`].
         texts: Vec<String>,
         /// True for a case-insensitive comparison.
         ignore_case: bool,
@@ -348,18 +351,18 @@ pub enum TextRelation {
     /// The text equals one of the operands.
     In,
     /// The text is present and does not equal the operand.
-    Not,
+    NotEqual,
 }
 
 /// The relation of a number to the operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumberRelation {
     /// The number is greater than the operand.
-    Above,
+    GreaterThan,
     /// The number is greater than or equal to the operand.
     AtLeast,
     /// The number is less than the operand.
-    Below,
+    LessThan,
     /// The number is less than or equal to the operand.
     AtMost,
 }
@@ -371,11 +374,11 @@ pub struct CallerRule {
     pub origin: RuleOrigin,
     /// The callers that the rule applies to.
     pub from: CallerMatch,
-    /// The preferred sets of instances.
+    /// The sets of instances that the rule prefers.
     pub split: TagSplit,
-    /// The minimum share of preferred instances, in percent; below it the rule has no effect.
+    /// The minimum share of preferred instances, in percent. With a smaller share, the rule has no effect.
     pub min_percent: u32,
-    /// The minimum number of instances for `min_percent`; with fewer it is ignored.
+    /// The minimum total number of instances for `min_percent`. With fewer instances, `min_percent` is ignored.
     pub min_total: u32,
     /// True if the next rule is evaluated when this rule has no effect.
     pub continues: bool,
@@ -386,15 +389,15 @@ pub struct CallerRule {
 pub struct LaneRule {
     /// The origin of the rule.
     pub origin: RuleOrigin,
-    /// The priority, `precedence` in documents; rules with a greater one are evaluated first.
+    /// The priority (`precedence` in manifests). Rules with a greater priority are evaluated first.
     pub priority: i32,
     /// The conditions on the request.
     pub request_match: TagMatch,
-    /// The added marks, each for a percentage of requests; the rest is not marked.
+    /// The headers to add, each set for a percentage of requests. The remaining requests are not changed.
     pub marks: Vec<LaneMark>,
 }
 
-/// Headers for a percentage of requests.
+/// The headers that a lane adds to a percentage of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneMark {
     /// The percentage of requests that receive the headers.
@@ -403,20 +406,21 @@ pub struct LaneMark {
     pub headers: BTreeMap<String, String>,
 }
 
-/// The attributes of a sidecar's workload that tag rules use; empty if unused.
+/// The attributes of a sidecar's workload that tag rules of other services use; empty if no rule uses them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CallerAttributes {
-    /// The services that select it.
+    /// The services that select the workload.
     pub services: BTreeSet<ServiceName>,
-    /// The labels of it that rules use.
+    /// The labels of the workload that rules use.
     pub tags: BTreeMap<String, String>,
-    /// True if it has labels other than `version` and `zone`.
+    /// True if the workload has labels other than `version` and `zone`.
     pub has_parameters: bool,
 }
 
 impl TagRules {
-    /// Selects the rules of a service port, given the most specific first. Rules by request and rules by caller
-    /// are selected independently: each from the first entry that has some.
+    /// Selects the rules of a service port from the candidates, which are ordered by decreasing specificity. Rules
+    /// that match requests and rules that match callers are selected independently, each from the first candidate
+    /// that has rules of that kind.
     #[must_use]
     pub fn select_most_specific(candidates: impl IntoIterator<Item = Self>) -> Self {
         let mut selected_rules = Self::default();
@@ -432,8 +436,8 @@ impl TagRules {
         selected_rules
     }
 
-    /// Combines the rules of all `TagRoute`s for the same traffic; rules of the same precedence are ordered by
-    /// the age of their object, then by name. The strictest object decides about requests that match no rule.
+    /// Combines the rules of all `TagRoute`s for the same traffic. Rules of the same priority are ordered by the age
+    /// of their object, then by name. The strictest fallback policy applies to requests that match no rule.
     #[must_use]
     pub fn merge_routes<'a>(routes: impl IntoIterator<Item = &'a TagRoute>) -> Self {
         let mut merged_rules = Self::default();
@@ -459,7 +463,7 @@ impl TagRules {
         self.rules.is_empty() && self.caller_rules.is_empty()
     }
 
-    /// Returns the instance labels that the rules use.
+    /// Returns the names of the instance labels that the rules use, with duplicates.
     pub fn instance_tags(&self) -> impl Iterator<Item = &str> {
         let rules = self.rules.iter();
         let splits = rules.flat_map(|rule| [&rule.split, &rule.fallback]);
@@ -467,28 +471,28 @@ impl TagRules {
         splits.flat_map(|split| &split.targets).flat_map(|target| target.set.tag_names())
     }
 
-    /// Returns the caller labels that the rules use. The second value is true if they use any attribute of
-    /// callers.
+    /// Returns the names of the caller labels that the rules use. The second value is true if the rules use any
+    /// attribute of callers.
     #[must_use]
     pub fn caller_tags(&self) -> (BTreeSet<&str>, bool) {
-        let mut tags = BTreeSet::new();
+        let mut tag_names = BTreeSet::new();
         let mut uses_callers = !self.caller_rules.is_empty();
-        for from in self.rules.iter().map(|rule| &rule.from) {
-            uses_callers |= from.service.is_some() || !from.tags.is_empty();
-            tags.extend(from.tags.iter().map(|test| test.name.as_str()));
+        for caller_match in self.rules.iter().map(|rule| &rule.from) {
+            uses_callers |= caller_match.service.is_some() || !caller_match.tags.is_empty();
+            tag_names.extend(caller_match.tags.iter().map(|test| test.name.as_str()));
         }
         for rule in &self.caller_rules {
-            tags.extend(rule.from.tags.iter().map(|test| test.name.as_str()));
+            tag_names.extend(rule.from.tags.iter().map(|test| test.name.as_str()));
             for target in &rule.split.targets {
-                tags.extend(target.set.tag_names());
+                tag_names.extend(target.set.tag_names());
             }
         }
-        (tags, uses_callers)
+        (tag_names, uses_callers)
     }
 }
 
 impl TagSet {
-    /// Returns the names of its tags.
+    /// Returns the names of the set's tags.
     pub fn tag_names(&self) -> impl Iterator<Item = &str> {
         let tags = match self {
             Self::All(tags) | Self::Any(tags) => Some(tags),
@@ -498,8 +502,8 @@ impl TagSet {
     }
 }
 
-/// Returns the rank of a fallback policy: 0 is the strictest, which fails requests; then follow the default set
-/// and any instance.
+/// Returns the rank of a fallback policy, from 0 for the strictest: no fallback, then the default set only, then the
+/// default set before any instance, then any instance.
 fn leniency(fallback_policy: &[FallbackPolicy]) -> u8 {
     match fallback_policy {
         [] => 0,

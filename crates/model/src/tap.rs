@@ -1,24 +1,24 @@
-//! Taps: filters of live requests that an operator watches.
+//! Taps: filters of live requests that an operator watches with `leno tap`. Sidecars report the requests that match.
 
 use std::fmt;
 
 use crate::identity::ServiceAccount;
 use crate::name::ServiceName;
 
-/// A filter of live requests. All parts must hold.
+/// A filter of live requests; all conditions must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Tap {
     /// The ID of the tap at its control plane.
     pub id: u64,
     /// The destination service.
     pub service: ServiceName,
-    /// The reporting sidecars.
+    /// The sidecars that report the requests.
     pub side: TapSide,
-    /// The path prefix; empty for any.
+    /// The path prefix; any path when empty.
     pub path: String,
-    /// The method; empty for any.
+    /// The method; any method when empty.
     pub method: String,
-    /// The status range, inclusive; any when absent. 0 means no response.
+    /// The range of the response status; any status when absent. Status 0 means no response.
     pub status: Option<StatusRange>,
     /// The calling account; any when absent.
     pub from: Option<ServiceAccount>,
@@ -29,7 +29,7 @@ pub struct Tap {
 /// The sidecars that report a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TapSide {
-    /// The sidecars of client and server.
+    /// The client's and the server's sidecar.
     Both,
     /// The client's sidecar.
     Client,
@@ -38,7 +38,7 @@ pub enum TapSide {
 }
 
 impl TapSide {
-    /// All values, by name.
+    /// All values, by their names on the command line.
     pub const ALL: &'static [(&'static str, Self)] =
         &[("both", Self::Both), ("client", Self::Client), ("server", Self::Server)];
 }
@@ -73,7 +73,9 @@ pub struct TappedRequest<'a> {
 #[derive(Debug)]
 pub struct TapMatcher {
     tap: Tap,
+    /// The destination service as text, for comparisons.
     service: String,
+    /// The calling account as text, for comparisons; any when absent.
     from: Option<String>,
 }
 
@@ -119,14 +121,12 @@ impl StatusRange {
         self.from <= status && status <= self.to
     }
 
-    /// Parses `503`, `5xx` or `400-499`.
+    /// Parses `503`, `5xx`, `400-499`, or `000` for no response; `None` for any other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let parse_status = |text: &str| {
             let is_three_digits = text.len() == 3 && text.bytes().all(|byte| byte.is_ascii_digit());
-            text.parse()
-                .ok()
-                .filter(|parse_status| is_three_digits && (100..=599).contains(parse_status))
+            text.parse().ok().filter(|status| is_three_digits && (100..=599).contains(status))
         };
         if let Some(class) = text.strip_suffix("xx") {
             let class = parse_status(&format!("{class}00"))?;
@@ -151,7 +151,7 @@ impl fmt::Display for StatusRange {
     }
 }
 
-/// The maximum length of a tap's path or method.
+/// The maximum length of a tap's path or method in bytes.
 pub const MAX_TAP_TEXT_BYTES: usize = 1024;
 /// The maximum number of requests that one data thread reports per second.
 pub const MAX_TAP_PER_SECOND: u32 = 1000;
@@ -197,7 +197,7 @@ mod tests {
             tap_matcher(|_| {}).matches_request(&REQUEST)
                 && tap_matcher(set_all_conditions).matches_request(&REQUEST)
         );
-        for other in [
+        for other_request in [
             TappedRequest { is_inbound: false, ..REQUEST },
             TappedRequest { service: "shop/stocks", ..REQUEST },
             TappedRequest { from: "shop/webs", ..REQUEST },
@@ -205,7 +205,10 @@ mod tests {
             TappedRequest { method: "get", ..REQUEST },
             TappedRequest { status: 499, ..REQUEST },
         ] {
-            assert!(!tap_matcher(set_all_conditions).matches_request(&other), "{other:?}");
+            assert!(
+                !tap_matcher(set_all_conditions).matches_request(&other_request),
+                "{other_request:?}"
+            );
         }
         assert!(!tap_matcher(|tap| tap.side = TapSide::Client).matches_request(&REQUEST));
     }

@@ -1,4 +1,4 @@
-//! TCP routes: destinations of opaque connections.
+//! TCP routes: rules that forward opaque connections of a service to backends.
 
 use crate::action::RuleActions;
 use crate::name::RouteName;
@@ -7,7 +7,7 @@ use crate::route::{RequestMatch, RouteKind, RouteParent, RouteRule, WeightedBack
 /// A Gateway API `TCPRoute` attached to services; unrelated to SMI's `TCPRoute`, which describes ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayTcpRoute {
-    /// The services that it applies to, at least one.
+    /// The services that the route is attached to, at least one.
     pub parents: Vec<RouteParent>,
     /// The only rule of the route, which contains the route's name.
     pub rule: TcpRule,
@@ -15,22 +15,22 @@ pub struct GatewayTcpRoute {
     pub created: i64,
 }
 
-/// The destinations of the connections to a port, one random choice for each connection.
+/// The backends of the connections to a port. For each connection a backend is chosen at random, by weight.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TcpRule {
-    /// The object that contains the rule.
+    /// The name of the route or split that contains the rule.
     pub route: RouteName,
-    /// The kind of that object.
+    /// The kind of the route or split.
     pub kind: RouteKind,
     /// The weighted backends. If all weights are 0, connections are closed.
     pub backends: Vec<WeightedBackend>,
-    /// The weight of backends in other namespaces that no grant permits: their share of the connections is
-    /// closed.
+    /// The total weight of backends in other namespaces that no grant permits. Connections that this weight selects
+    /// are closed.
     pub ungranted_weight: u32,
 }
 
 impl TcpRule {
-    /// Returns the equivalent rule for requests, one random choice for each request.
+    /// Returns the equivalent rule for requests, with a random choice for each request.
     #[must_use]
     pub fn for_requests(&self) -> RouteRule {
         RouteRule {

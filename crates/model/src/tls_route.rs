@@ -1,4 +1,4 @@
-//! TLS passthrough routes: destinations of sessions that applications encrypt themselves, by server name.
+//! TLS passthrough routes: rules that forward TLS sessions of applications to backends by server name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use crate::route::{RouteParent, WeightedBackend};
 /// A Gateway API `TLSRoute` attached to services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsRoute {
-    /// The services that it applies to, at least one.
+    /// The services that the route is attached to, at least one.
     pub parents: Vec<RouteParent>,
     /// The only rule of the route, which contains the route's name.
     pub rule: TlsRule,
@@ -17,7 +17,7 @@ pub struct TlsRoute {
     pub created: i64,
 }
 
-/// The destinations of sessions for some server names.
+/// The backends of TLS sessions with some server names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TlsRule {
     /// The route that contains the rule.
@@ -26,16 +26,17 @@ pub struct TlsRule {
     pub hostnames: Vec<HostPattern>,
     /// The weighted backends. If all weights are 0, sessions are closed.
     pub backends: Vec<WeightedBackend>,
-    /// The weight of backends that do not exist or are not permitted: their share of the sessions is closed.
+    /// The total weight of backends that do not exist or that no grant permits. Sessions that this weight selects are
+    /// closed.
     pub ungranted_weight: u32,
 }
 
-/// A host name, or all names below one.
+/// A pattern that matches one host name, or all subdomains of a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
     /// Exactly this name.
     Exact(Name),
-    /// Every name with one or more labels before this one: `*.example.com`.
+    /// Every subdomain of this name, with one or more labels before it: `*.example.com`.
     Below(Name),
 }
 
@@ -52,7 +53,8 @@ impl HostPattern {
         }
     }
 
-    /// Returns the specificity: of two matching patterns the one with the greater value takes precedence.
+    /// Returns the specificity. Among matching patterns, the one with the greatest specificity takes precedence: an
+    /// exact name first, then the longest name.
     #[must_use]
     pub fn specificity(&self) -> (bool, usize) {
         match self {
@@ -76,7 +78,7 @@ impl FromStr for HostPattern {
 
     fn from_str(text: &str) -> Result<Self, InvalidHostPattern> {
         let invalid =
-            |_| InvalidHostPattern { text: text.chars().take(MAX_SHOWN_CHARACTERS).collect() };
+            |_| InvalidHostPattern { text: text.chars().take(MAX_ERROR_CHARACTERS).collect() };
         match text.strip_prefix("*.") {
             Some(name) => Name::new(name).map(Self::Below).map_err(invalid),
             None => Name::new(text).map(Self::Exact).map_err(invalid),
@@ -93,7 +95,7 @@ pub struct InvalidHostPattern {
 }
 
 /// The maximum number of characters of a text in an error.
-const MAX_SHOWN_CHARACTERS: usize = 253;
+const MAX_ERROR_CHARACTERS: usize = 253;
 
 #[cfg(test)]
 mod tests {

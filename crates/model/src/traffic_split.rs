@@ -3,17 +3,19 @@
 use crate::name::{RouteGroupName, RouteName, ServiceName};
 use crate::route::{RouteParent, WeightedBackend};
 
-/// An SMI `TrafficSplit`: it distributes the traffic of its root.
+/// An SMI `TrafficSplit`, which distributes the traffic of its root service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrafficSplit {
-    /// The name of the split; of several for one root the oldest takes precedence, then the first by name.
+    /// The name of the split. Among several splits of one root service, the oldest takes precedence, then the first
+    /// by name.
     pub name: RouteName,
-    /// The service that clients call, with all its ports; of the same namespace.
+    /// The root service, which clients call; in the same namespace, with all its ports.
     pub root: RouteParent,
-    /// The requests that it applies to: those that any match of these groups accepts. All traffic, including
-    /// opaque connections, when absent.
+    /// The route groups whose matches select the requests that the split applies to. When absent, the split applies
+    /// to all traffic, including opaque connections.
     pub groups: Option<Vec<RouteGroupName>>,
-    /// The weighted backends, at the port that was called. At least one weight is above 0.
+    /// The weighted backends. Traffic is forwarded to the same port number that the client called. At least one
+    /// weight is above 0.
     pub backends: Vec<SplitBackend>,
     /// The creation time in a cluster, in seconds; 0 in a file.
     pub created: i64,
@@ -26,21 +28,21 @@ impl TrafficSplit {
         (self.created, &self.name)
     }
 
-    /// Returns the backends for one port of the root.
+    /// Returns the backends for one port of the root service.
     #[must_use]
     pub fn backends_for(&self, port: u16) -> Vec<WeightedBackend> {
-        let backend = |backend: &SplitBackend| {
+        let at_port = |backend: &SplitBackend| {
             WeightedBackend::new(backend.service.clone(), port, backend.weight)
         };
-        self.backends.iter().map(backend).collect()
+        self.backends.iter().map(at_port).collect()
     }
 }
 
-/// A service that receives a share of a root's traffic.
+/// A service that receives a share of the root service's traffic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitBackend {
-    /// The service; the root itself means its own endpoints.
+    /// The name of the service. The root service itself stands for its own endpoints.
     pub service: ServiceName,
-    /// The share of the traffic, relative to the sum over the backends; 0 receives nothing.
+    /// The share of the traffic, relative to the sum of all weights. A backend of weight 0 receives no traffic.
     pub weight: u32,
 }

@@ -1,6 +1,7 @@
-//! Protocols that a connection may be upgraded to: WebSocket, and others if an option lists them.
+//! The protocols that HTTP connections may be upgraded to: WebSocket, and others that an option of the sidecar or
+//! gateway lists.
 //!
-//! After an upgrade a proxy sees opaque bytes, so request policies no longer apply.
+//! After an upgrade a proxy sees opaque bytes, so policies that match by request no longer apply.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +12,7 @@ pub enum Upgrades {
     /// WebSocket only.
     #[default]
     WebSocket,
-    /// WebSocket and these, in lower case.
+    /// WebSocket and the protocols of these lower-case names.
     Listed(Vec<String>),
     /// All protocols except HTTP/2, whose requests would bypass the proxy's policies.
     Any,
@@ -83,9 +84,9 @@ const WEBSOCKET: &str = "websocket";
 const HTTP2: [&str; 2] = ["h2", "h2c"];
 /// The text of [`Upgrades::Any`].
 const ANY: &str = "any";
-/// The maximum number of names; more than any application uses.
+/// The maximum number of listed names.
 const MAX_NAMES: usize = 16;
-/// The maximum length of a name.
+/// The maximum length of a name in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Workloads: running instances of applications, and their outbound listeners.
+//! Workloads: running instances of applications, with their ports, start commands and outbound listeners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,34 +17,34 @@ pub struct Workload {
     pub name: WorkloadName,
     /// The UID of the workload's pod; absent outside of Kubernetes.
     pub uid: Option<Uid>,
-    /// The labels that services select it by.
+    /// The labels by which services select the workload.
     pub labels: BTreeMap<String, String>,
-    /// The account that it runs under, in its own namespace.
+    /// The account that the workload runs under, in the workload's namespace.
     pub account: ServiceAccount,
-    /// The ports of the application; empty for a pure client.
+    /// The ports of the application; empty if it only calls other services.
     pub ports: Vec<WorkloadPort>,
     /// The address that the application listens on, as seen from its sidecar.
     pub address: IpAddr,
     /// Further addresses, such as those of the other IP family in dual-stack clusters.
     pub other_addresses: BTreeSet<IpAddr>,
-    /// The command that starts the application; empty if it is started otherwise.
+    /// The command with which `leno` starts the application, and its arguments; empty if another program starts it.
     pub run: Vec<String>,
-    /// Environment, directory, user and readiness check of `run`.
+    /// The environment, directory, user and readiness check of the `run` command.
     pub run_options: Box<RunOptions>,
-    /// Fixed outbound listeners.
+    /// The fixed outbound listeners of the workload's sidecar.
     pub outbound_listeners: Vec<OutboundListener>,
     /// The admission settings, which override those of the namespace and the mesh.
     pub admission: AdmissionSettings,
-    /// The weight among the endpoints of the workload's services.
+    /// The weight of the workload among the endpoints of a service.
     pub weight: Weight,
-    /// True if the workload is ready. A workload that is starting, terminating or reporting unready is no
-    /// endpoint of its services, except of those that include unready workloads.
+    /// True if the workload is ready. A workload that is starting, terminating or not ready is an endpoint only of
+    /// services that include unready workloads.
     pub ready: bool,
-    /// True while it terminates and still serves: it is an endpoint of its services while none of their
-    /// workloads is ready.
+    /// True if the workload is terminating and still serves. It is an endpoint of a service if no workload of the
+    /// service is ready.
     pub terminating: bool,
-    /// True if it has a sidecar. Without one it is not a member of the mesh; gateways and sidecars reach it in
-    /// plaintext.
+    /// True if the workload has a sidecar. A workload without a sidecar is not a member of the mesh; gateways and
+    /// sidecars call it in plaintext.
     pub sidecar: bool,
 }
 
@@ -53,11 +53,11 @@ pub struct Workload {
 pub struct RunOptions {
     /// Additional environment variables.
     pub env: BTreeMap<String, String>,
-    /// The working directory; that of the supervisor when absent.
+    /// The working directory; the supervisor's directory when absent.
     pub cwd: Option<String>,
-    /// The user that it runs as; that of the supervisor when absent.
+    /// The user that the command runs as; the supervisor's user when absent.
     pub user: Option<RunUser>,
-    /// The readiness request; an open port suffices when absent.
+    /// The readiness request. When absent, the application is ready once its port accepts connections.
     pub http_get: Option<HttpGet>,
 }
 
@@ -66,7 +66,7 @@ pub struct RunOptions {
 pub enum RunUser {
     /// The user of this name.
     Named(String),
-    /// The user of this UID, with the GID; the group of the user when absent.
+    /// The user with this UID, and the GID; the user's own group when absent.
     Numbered(u32, Option<u32>),
 }
 
@@ -80,7 +80,7 @@ pub struct HttpGet {
 }
 
 impl Workload {
-    /// Returns all of its addresses.
+    /// Returns all addresses of the workload, `address` first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.address).chain(self.other_addresses.iter().copied())
     }

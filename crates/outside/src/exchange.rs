@@ -1,4 +1,4 @@
-//! One HTTP exchange of a client, over a connection that is driven at the same time.
+//! One HTTP exchange (a request and its response) of a client, while its connection is polled concurrently.
 
 use std::pin::pin;
 
@@ -6,7 +6,7 @@ use std::pin::pin;
 /// converts an error of the connection.
 ///
 /// # Errors
-/// The error of the exchange, or that of the connection, converted by `convert_error`.
+/// Returns the error of the exchange, or the error of the connection, converted by `convert_error`.
 pub async fn drive_exchange<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,

@@ -17,7 +17,7 @@ use crate::{message, otlp, retry_info};
 /// An export request.
 #[derive(Debug)]
 pub struct ExportRequest {
-    /// The content type of the body, for HTTP.
+    /// The content type of the body over HTTP; gRPC requests have their own.
     pub content_type: &'static str,
     /// The encoded body.
     pub bytes: Vec<u8>,
@@ -57,9 +57,9 @@ pub enum ExportError {
     /// The collector uses another protocol than configured.
     #[error("the collector does not speak the protocol of `export` in the MeshConfig: {0}")]
     Protocol(String),
-    /// The connection broke.
+    /// The connection closed or failed before the response was complete.
     #[error("the connection to the collector broke: {0}")]
-    Broken(String),
+    ConnectionLost(String),
     /// The collector responded with this HTTP status, and optionally a retry delay.
     #[error("the collector responded with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
@@ -69,7 +69,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// Returns the retry delay that the collector requests.
+    /// Returns the retry delay that the collector requests, if any.
     pub(crate) fn retry_delay(&self) -> Option<Duration> {
         match self {
             Self::Status(_, _, retry_delay) | Self::Grpc(_, _, retry_delay) => *retry_delay,
@@ -93,7 +93,7 @@ impl ExportError {
     /// Returns true if a retry may succeed.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable(..) | Self::TimedOut | Self::Broken(_) => true,
+            Self::Unreachable(..) | Self::TimedOut | Self::ConnectionLost(_) => true,
             // OTLP specification, "Retryable Response Codes".
             Self::Status(status, ..) => matches!(status, 429 | 502 | 503 | 504),
             Self::Grpc(status, _, retry_delay) => match status.as_str() {
@@ -205,10 +205,14 @@ where
         stream
             .send_data(message::add_frame(message_content), true)
             .map_err(classify_http2_error)?;
-        let (head, mut body) = response.await.map_err(classify_http2_error)?.into_parts();
-        if !head.status.is_success() {
-            let retry_delay = head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
-            return Err(ExportError::Status(head.status.as_u16(), String::new(), retry_delay));
+        let (response_head, mut body) = response.await.map_err(classify_http2_error)?.into_parts();
+        if !response_head.status.is_success() {
+            let retry_delay = response_head.headers.get(RETRY_AFTER).and_then(parse_retry_after);
+            return Err(ExportError::Status(
+                response_head.status.as_u16(),
+                String::new(),
+                retry_delay,
+            ));
         }
         let mut message_bytes = BytesMut::new();
         while let Some(chunk) = body.data().await {
@@ -217,14 +221,18 @@ where
             message::append_part(&mut message_bytes, &chunk).map_err(protocol_error)?;
         }
         let trailers = body.trailers().await.map_err(classify_http2_error)?.unwrap_or_default();
-        let field =
-            |name: &str| header_text(&trailers, name).or_else(|| header_text(&head.headers, name));
+        let field = |name: &str| {
+            header_text(&trailers, name).or_else(|| header_text(&response_head.headers, name))
+        };
         match field("grpc-status").as_deref() {
             // Status OK counts as success even if the message is invalid.
-            Some("0") => Ok(message::single_message(message_bytes.freeze()).unwrap_or_default()),
+            Some("0") => {
+                Ok(message::parse_single_message(message_bytes.freeze()).unwrap_or_default())
+            }
             Some(status) => {
-                let details =
-                    trailers.get(STATUS_DETAILS).or_else(|| head.headers.get(STATUS_DETAILS));
+                let details = trailers
+                    .get(STATUS_DETAILS)
+                    .or_else(|| response_head.headers.get(STATUS_DETAILS));
                 let retry_delay =
                     details.and_then(|value| retry_info::parse_delay(value.as_bytes()));
                 let reason = field("grpc-message").unwrap_or_default();
@@ -259,18 +267,19 @@ pub(crate) fn sanitize_text(bytes: &[u8]) -> String {
     text.trim().replace(char::is_control, " ")
 }
 
-/// Classifies an error of HTTP/1.1: parse errors mean another protocol, all others a broken connection.
+/// Classifies an error of HTTP/1.1: a parse error means another protocol, all others a lost connection.
 fn classify_http1_error(error: hyper::Error) -> ExportError {
     match error.is_parse() {
         true => protocol_error(error),
-        false => ExportError::Broken(error.to_string()),
+        false => ExportError::ConnectionLost(error.to_string()),
     }
 }
 
-/// Classifies an error of HTTP/2.
+/// Classifies an error of HTTP/2: an I/O error or an error of the peer is a lost connection, all others mean
+/// another protocol.
 fn classify_http2_error(error: h2::Error) -> ExportError {
     match error.is_io() || error.is_remote() {
-        true => ExportError::Broken(error.to_string()),
+        true => ExportError::ConnectionLost(error.to_string()),
         false => protocol_error(error),
     }
 }

@@ -1,4 +1,5 @@
-//! Export results: each is counted, and failures are logged once per outage.
+//! Export results of one signal: items are counted as exported or rejected, and a failure is logged once per
+//! outage.
 
 use leno_model::Collector;
 
@@ -17,8 +18,9 @@ pub trait ExportCounts {
 pub struct ExportStatus<C> {
     signal: &'static str,
     counts: C,
+    /// False after an export that failed or was rejected in part, until the next complete one.
     is_healthy: bool,
-    /// The current collector.
+    /// The current collector; `None` before the first export, and while exporting is disabled.
     collector: Option<Collector>,
 }
 
@@ -34,7 +36,7 @@ impl<C: ExportCounts> ExportStatus<C> {
         self.is_healthy = true;
     }
 
-    /// Sets the collector: errors of another one are logged again.
+    /// Sets the collector. Errors of a new collector are logged even if the previous one failed.
     pub(crate) fn set_collector(&mut self, collector: &Collector) {
         if self.collector.as_ref() != Some(collector) {
             self.collector = Some(collector.clone());

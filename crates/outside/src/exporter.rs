@@ -12,21 +12,21 @@ use crate::servers::{Connector, TlsSessions};
 
 /// Sends export requests to collectors, with retries.
 #[derive(Debug)]
-pub struct Exporter<D> {
-    connector: D,
+pub struct Exporter<C> {
+    connector: C,
     sessions: TlsSessions,
 }
 
-impl<D: Connector> Exporter<D> {
-    /// Creates an exporter that connects with `connector`. `roots` is a PEM file with trust roots of
+impl<C: Connector> Exporter<C> {
+    /// Creates an exporter that connects with `connector`. `roots_file` is a PEM file with trust roots of
     /// collectors; the default is the system's roots.
-    pub fn new(connector: D, roots: Option<PathBuf>) -> Self {
-        Self { connector, sessions: TlsSessions::new(roots) }
+    pub fn new(connector: C, roots_file: Option<PathBuf>) -> Self {
+        Self { connector, sessions: TlsSessions::new(roots_file) }
     }
 
-    /// Sends OTLP requests in sequence. If one fails, the remaining ones are dropped, unless the error concerns
-    /// only this request. Returns the retry delay that the collector requested last, if any.
-    pub async fn deliver_all(
+    /// Sends OTLP requests in sequence. If a request fails, the remaining requests are dropped, unless the error
+    /// concerns only the failed request. Returns the retry delay of the last failed request, if it has one.
+    pub async fn send_all(
         &self,
         collector: &Collector,
         requests: Vec<(Vec<u8>, u64)>,
@@ -62,7 +62,7 @@ impl<D: Connector> Exporter<D> {
         export_status.record_result(export_request.count, &result);
     }
 
-    /// Sends a request, with retries; returns the items that the collector rejected.
+    /// Sends a request with up to [`MAX_ATTEMPTS`] attempts. Returns the items that the collector rejected.
     async fn send_with_retries(
         &self,
         collector: &Collector,
@@ -97,7 +97,7 @@ impl<D: Connector> Exporter<D> {
 
 /// The timeout of one attempt.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum number of attempts.
+/// The maximum number of attempts for one request.
 const MAX_ATTEMPTS: u32 = 3;
 /// The delay before the second attempt; it doubles for the third one.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(500);

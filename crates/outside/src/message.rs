@@ -1,4 +1,4 @@
-//! Length-prefixed messages of gRPC: frames of requests, and the single message of a response.
+//! Length-prefixed gRPC messages: the encoding of a request message, and the parsing of a unary response.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -15,8 +15,8 @@ pub fn add_frame(message: &[u8]) -> Bytes {
 /// Returns the single message of a response, without its prefix.
 ///
 /// # Errors
-/// [`MalformedMessage`].
-pub fn single_message(mut response: Bytes) -> Result<Bytes, MalformedMessage> {
+/// Returns [`MalformedMessage`] if the response is compressed, or is not exactly one message.
+pub fn parse_single_message(mut response: Bytes) -> Result<Bytes, MalformedMessage> {
     let malformed = |problem| Err(MalformedMessage(problem));
     let Some((&[flag, a, b, c, d], _)) = response.split_first_chunk::<FRAME_BYTES>() else {
         return malformed("it has no message");
@@ -34,7 +34,7 @@ pub fn single_message(mut response: Bytes) -> Result<Bytes, MalformedMessage> {
 /// Appends a part of a response, up to the size limit.
 ///
 /// # Errors
-/// [`MalformedMessage`] if the response is too long.
+/// Returns [`MalformedMessage`] if the response is too long.
 pub fn append_part(response: &mut BytesMut, part: &[u8]) -> Result<(), MalformedMessage> {
     if response.len() + part.len() > MAX_RESPONSE_BYTES {
         return Err(MalformedMessage("it is too long"));
@@ -59,11 +59,11 @@ mod tests {
 
     #[test]
     fn a_response_must_be_exactly_one_message() {
-        assert_eq!(single_message(add_frame(b"hello")).unwrap(), "hello");
-        assert_eq!(single_message(add_frame(b"")).unwrap(), "");
+        assert_eq!(parse_single_message(add_frame(b"hello")).unwrap(), "hello");
+        assert_eq!(parse_single_message(add_frame(b"")).unwrap(), "");
         for invalid in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\x01a", b"\0\0\0\0\x02a", b"\0\0\0\0\0a"]
         {
-            assert!(single_message(Bytes::copy_from_slice(invalid)).is_err(), "{invalid:?}");
+            assert!(parse_single_message(Bytes::copy_from_slice(invalid)).is_err(), "{invalid:?}");
         }
         let mut response = BytesMut::new();
         assert!(append_part(&mut response, &[0; MAX_RESPONSE_BYTES]).is_ok());

@@ -12,8 +12,11 @@ use crate::resource_identity::{AttributeValue, ResourceIdentity};
 /// Parses the partial success of a response. The responses of the three signals have the same form.
 pub(crate) fn parse_rejected(bytes: &[u8]) -> RejectedItems {
     let response = ExportResponse::decode(bytes).unwrap_or_default();
-    let partial = response.partial_success.unwrap_or_default();
-    RejectedItems { count: u64::try_from(partial.rejected).unwrap_or(0), reason: partial.message }
+    let partial_success = response.partial_success.unwrap_or_default();
+    RejectedItems {
+        count: u64::try_from(partial_success.rejected).unwrap_or(0),
+        reason: partial_success.message,
+    }
 }
 
 impl OtlpResource {
@@ -44,16 +47,16 @@ impl InstrumentationScope {
 pub fn key_value(key: &str, value: AttributeValue) -> KeyValue {
     let value = match value {
         AttributeValue::Text(text) => any_value::AnyValueKind::Text(text),
-        AttributeValue::Number(number) => any_value::AnyValueKind::Number(number),
-        AttributeValue::Fraction(fraction) => any_value::AnyValueKind::Fraction(fraction),
+        AttributeValue::Int(number) => any_value::AnyValueKind::Int(number),
+        AttributeValue::Double(fraction) => any_value::AnyValueKind::Double(fraction),
     };
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }) }
 }
 
 /// Converts a time to the form of OTLP: nanoseconds since 1970.
 #[must_use]
-pub fn unix_nanoseconds(at: SystemTime) -> u64 {
-    let since_epoch = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+pub fn unix_nanoseconds(time: SystemTime) -> u64 {
+    let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -107,15 +110,15 @@ pub mod any_value {
     /// The value of an `AnyValue`, by its type.
     #[derive(Clone, PartialEq, prost::Oneof)]
     pub enum AnyValueKind {
-        /// A text.
+        /// A string.
         #[prost(string, tag = "1")]
         Text(String),
         /// An integer.
         #[prost(int64, tag = "3")]
-        Number(i64),
+        Int(i64),
         /// A floating-point number.
         #[prost(double, tag = "4")]
-        Fraction(f64),
+        Double(f64),
     }
 }
 
@@ -133,7 +136,7 @@ pub struct PartialSuccess {
     /// The number of rejected spans, points or records.
     #[prost(int64, tag = "1")]
     pub rejected: i64,
-    /// The reason.
+    /// The collector's reason for the rejection.
     #[prost(string, tag = "2")]
     pub message: String,
 }

@@ -17,9 +17,9 @@ use crate::servers::Connector;
 
 /// The source of a process's metrics.
 pub trait MetricSource {
-    /// Returns the identity of the telemetry source. Called once: under another name the values would be new
-    /// series.
-    fn source(&self) -> ResourceIdentity;
+    /// Returns the identity of the telemetry source. Called once: with another identity the values would be
+    /// new series.
+    fn identity(&self) -> ResourceIdentity;
 
     /// Adds all metrics to `requests`. Returns `None` if the task that owns the metrics has ended.
     fn write_metrics(
@@ -34,8 +34,9 @@ pub trait MetricSource {
     ) -> impl Future<Output = Option<MetricRequests>>;
 }
 
-/// Exports metrics periodically until `stopped` completes, and then once more. `seed` determines the time of
-/// the first export within the interval.
+/// Exports metrics periodically until `stopped` completes, and then once more. Without `settings`, nothing is
+/// exported. `seed` determines the time of the first export within the interval. Returns after the final
+/// export, or when the sender of `settings` is dropped.
 pub async fn push_metrics(
     exporter: &Exporter<impl Connector>,
     export_status: &mut ExportStatus<impl ExportCounts>,
@@ -46,10 +47,10 @@ pub async fn push_metrics(
     stopped: impl Future<Output = ()>,
 ) {
     let mut stopped = pin!(stopped);
-    let mut source = None;
+    let mut identity = None;
     'settings: loop {
-        let push = settings.borrow_and_update().clone();
-        let Some(push) = push else {
+        let push_settings = settings.borrow_and_update().clone();
+        let Some(push_settings) = push_settings else {
             export_status.reset_state();
             tokio::select! {
                 biased;
@@ -61,15 +62,17 @@ pub async fn push_metrics(
                 },
             }
         };
-        let mut next_export = Instant::now() + interval_fraction(push.interval, seed);
+        let mut next_export = Instant::now() + interval_fraction(push_settings.interval, seed);
         loop {
-            let next = async {
+            let next_export_attempt = async {
                 sleep_until(next_export).await;
-                let source = &*source.get_or_insert_with(|| metrics.source());
+                let identity = &*identity.get_or_insert_with(|| metrics.identity());
                 let requests = metrics
-                    .write_metrics(MetricRequests::new(source, TimeRange::from_start(started)))
+                    .write_metrics(MetricRequests::new(identity, TimeRange::from_start(started)))
                     .await?;
-                exporter.deliver_all(&push.collector, requests.into_requests(), export_status).await
+                exporter
+                    .send_all(&push_settings.collector, requests.into_requests(), export_status)
+                    .await
             };
             tokio::select! {
                 biased;
@@ -79,11 +82,11 @@ pub async fn push_metrics(
                     Ok(()) => continue 'settings,
                     Err(_) => return,
                 },
-                requested_delay = next => {
+                requested_delay = next_export_attempt => {
                     // Wait longer if the export is slow or the collector requests it.
-                    let pause = push.interval.max(requested_delay.unwrap_or_default().min(MAX_RETRY_DELAY));
+                    let pause = push_settings.interval.max(requested_delay.unwrap_or_default().min(MAX_RETRY_DELAY));
                     let now = Instant::now();
-                    next_export += push.interval;
+                    next_export += push_settings.interval;
                     if next_export <= now || requested_delay.is_some() {
                         next_export = now + pause;
                     }
@@ -92,16 +95,18 @@ pub async fn push_metrics(
         }
         // The settings may have changed at the same time.
         let final_settings = settings.borrow().clone();
-        if let Some(push) = final_settings {
-            let source = source.unwrap_or_else(|| metrics.source());
+        if let Some(push_settings) = final_settings {
+            let identity = identity.unwrap_or_else(|| metrics.identity());
             let final_export = async {
                 let requests = metrics
                     .write_final_metrics(MetricRequests::new(
-                        &source,
+                        &identity,
                         TimeRange::from_start(started),
                     ))
                     .await?;
-                exporter.deliver_all(&push.collector, requests.into_requests(), export_status).await
+                exporter
+                    .send_all(&push_settings.collector, requests.into_requests(), export_status)
+                    .await
             };
             // There is no retry after the last export.
             timeout(FINAL_EXPORT_TIMEOUT, final_export).await.ok();

@@ -14,10 +14,10 @@ pub struct ResourceIdentity {
 /// The value of a telemetry attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttributeValue {
-    /// A text.
+    /// A string.
     Text(String),
     /// An integer.
-    Number(i64),
+    Int(i64),
     /// A floating-point number.
-    Fraction(f64),
+    Double(f64),
 }

@@ -11,8 +11,10 @@ use prost::Message;
 /// Returns the retry delay in a trailer's value; `None` if it is absent or invalid.
 pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
     let status = RpcStatus::decode(BINARY_HEADER.decode(value).ok()?.as_slice()).ok()?;
-    let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO_TYPE))?;
-    let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
+    let retry_detail =
+        status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO_TYPE))?;
+    let delay =
+        RetryInfo::decode(retry_detail.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }

@@ -18,7 +18,7 @@ pub trait Connector {
     /// Connects to an address.
     ///
     /// # Errors
-    /// If the connection fails or times out.
+    /// Returns an error if the connection fails or times out.
     fn dial(&self, address: SocketAddr) -> impl Future<Output = io::Result<TcpStream>> + Send;
 }
 
@@ -28,11 +28,12 @@ pub trait Connector {
 pub struct TlsSessions {
     /// A PEM file with the trust roots; the system's roots if absent.
     roots_file: Option<PathBuf>,
+    /// The loaded roots; `None` before the first use, and after a failed handshake.
     roots: Mutex<Option<ExternalServerRoots>>,
 }
 
 impl TlsSessions {
-    /// Creates sessions that trust the roots of a PEM file; without a file, those of the system.
+    /// Creates sessions that trust the roots of a PEM file, or the system's roots if `roots_file` is `None`.
     #[must_use]
     pub fn new(roots_file: Option<PathBuf>) -> Self {
         Self { roots_file, roots: Mutex::default() }
@@ -41,7 +42,7 @@ impl TlsSessions {
     /// Opens a TLS session, verifies the server's certificate for its name, and offers `protocol` by ALPN.
     ///
     /// # Errors
-    /// [`TlsSessionError`].
+    /// Returns [`TlsSessionError`] if the trust roots cannot be read or the handshake fails.
     pub async fn open_session(
         &self,
         server: &Server,
@@ -51,10 +52,10 @@ impl TlsSessions {
         let roots = self.load_roots().await?;
         let config = roots.client_config(protocol);
         let config = config.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
-        let name = ServerName::try_from(server.host.clone());
-        let name = name.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
-        let result = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-        result.map_err(|error| {
+        let server_name = ServerName::try_from(server.host.clone());
+        let server_name = server_name.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
+        let handshake_result = TlsConnector::from(Arc::new(config)).connect(server_name, tcp).await;
+        handshake_result.map_err(|error| {
             self.lock_roots().take();
             TlsSessionError::Tls(error.to_string())
         })
@@ -94,7 +95,7 @@ pub enum TlsSessionError {
 /// Connects to the first address of the server that accepts the connection.
 ///
 /// # Errors
-/// The error of the last address if none accepts the connection; an error of the kind
+/// Returns the error of the last address if none accepts the connection; an error of the kind
 /// [`io::ErrorKind::NotFound`] if the name has no address.
 pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::Result<TcpStream> {
     connect_permitted(server, connector, |_| true).await
@@ -104,7 +105,7 @@ pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::
 /// one, so that a changed DNS record cannot bypass the check.
 ///
 /// # Errors
-/// The errors of [`connect_server`]; of the kind [`io::ErrorKind::PermissionDenied`] if no address is
+/// Returns the errors of [`connect_server`]; of the kind [`io::ErrorKind::PermissionDenied`] if no address is
 /// permitted.
 pub async fn connect_permitted(
     server: &Server,

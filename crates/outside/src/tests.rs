@@ -1,4 +1,4 @@
-//! Export to collectors, and the loss of data when one is unavailable.
+//! Exports to collectors over HTTP and gRPC, and the loss of data when a collector is unavailable.
 
 mod called;
 mod pushed;

@@ -1,5 +1,5 @@
-//! Access log of requests: the control thread writes the entries of the data threads to standard output, or
-//! sends them to a collector.
+//! The access log: the control thread writes the entries of the data threads to standard output, or sends them
+//! to a collector.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,36 +18,38 @@ use crate::record::Hedge;
 use crate::request_trace::TraceEntry;
 
 /// Writes entries to standard output, or sends them to a collector, until all data threads have ended. If the
-/// reader is too slow, entries are dropped and counted; data threads never wait.
+/// reader of the output is too slow, data threads drop and count further entries instead of waiting.
 pub(crate) async fn write_entries(
     mut entries: mpsc::Receiver<Arc<TraceEntry>>,
     exporter: Rc<TelemetryExporter>,
 ) {
     let mut line_queue = None;
     let mut batch = Vec::new();
-    let mut text = String::new();
-    let mut export_status = exporter.line_export_status();
-    let mut log = AccessLog::json();
-    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
+    let mut lines = String::new();
+    let mut export_status = exporter.log_export_status();
+    let mut log_settings = AccessLog::json();
+    while entries.recv_many(&mut batch, MAX_BATCH_ENTRIES).await > 0 {
         // Entries recorded before the log is turned off use the previous destination.
-        if let Some(current_log) = exporter
+        if let Some(current_settings) = exporter
             .config_store()
             .observability
             .active_settings()
             .and_then(|settings| settings.access_log().cloned())
         {
-            log = current_log;
+            log_settings = current_settings;
         }
-        if let Some(collector) = &log.collector {
+        if let Some(collector) = &log_settings.collector {
             export::collect_batch(&mut entries, &mut batch, export::BATCH_DELAY).await;
-            exporter.export_log_entries(collector, &log.format, &batch, &mut export_status).await;
+            exporter
+                .export_log_entries(collector, &log_settings.format, &batch, &mut export_status)
+                .await;
             batch.clear();
             continue;
         }
         export::collect_batch(&mut entries, &mut batch, export::POLL_INTERVAL).await;
-        text.clear();
+        lines.clear();
         for trace_entry in batch.drain(..) {
-            append_log_line(&trace_entry, &log.format, &mut text);
+            append_log_line(&trace_entry, &log_settings.format, &mut lines);
         }
         let queue = match &mut line_queue {
             Some(queue) => queue,
@@ -56,7 +58,7 @@ pub(crate) async fn write_entries(
                 Err(error) => return tracing::error!(%error, "cannot write the access log"),
             },
         };
-        while queue.push(text.as_bytes()).is_err() {
+        while queue.push(lines.as_bytes()).is_err() {
             tokio::time::sleep(FULL_QUEUE_PAUSE).await;
         }
         if queue.is_closed() {
@@ -70,20 +72,20 @@ pub(crate) async fn write_entries(
 }
 
 /// Appends the log line of a request in this format, with a line break.
-pub(crate) fn append_log_line(trace_entry: &TraceEntry, format: &LogFormat, out: &mut String) {
+pub(crate) fn append_log_line(trace_entry: &TraceEntry, format: &LogFormat, output: &mut String) {
     with_log_entry(trace_entry, |entry| match format {
-        LogFormat::Json => write_json(entry, out),
+        LogFormat::Json => write_json(entry, output),
         LogFormat::Template(template) => {
             let parts = template.parts().iter().map(|part| match part {
                 LogPart::Text(text) => TemplatePart::Text(text),
                 LogPart::Field(name) => TemplatePart::Field(name),
             });
-            write_fields(entry, parts, out);
+            write_fields(entry, parts, output);
         }
     });
 }
 
-/// Calls `use_entry` with the log entry of a request, which borrows from local texts.
+/// Calls `use_entry` with the log entry of a request. The entry borrows texts that exist only during the call.
 pub(crate) fn with_log_entry<T>(
     trace_entry: &TraceEntry,
     use_entry: impl FnOnce(&AccessLogEntry<'_>) -> T,
@@ -127,7 +129,7 @@ pub(crate) fn with_log_entry<T>(
     })
 }
 
-/// The time between two attempts to add lines to a full queue.
+/// The pause between two attempts to add lines to a full queue.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
-/// The maximum number of entries written at once.
-const MAX_BATCH: usize = 256;
+/// The maximum number of entries that are written at once.
+const MAX_BATCH_ENTRIES: usize = 256;

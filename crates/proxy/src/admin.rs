@@ -37,19 +37,19 @@ mod page;
 pub(crate) struct Admin {
     pub(crate) config: Arc<Config>,
     /// The per-thread metrics of the control thread.
-    pub(crate) shard: MetricsShard,
-    pub(crate) scraping: ScrapeState,
+    pub(crate) metrics: MetricsShard,
+    pub(crate) scrape_state: ScrapeState,
     /// Limits `/connectivity` to one query at a time, since each opens connections.
     pub(crate) connectivity_permit: Semaphore,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) connections: Arc<Connections>,
-    pub(crate) ejected: Arc<EjectedEndpoints>,
+    pub(crate) ejected_endpoints: Arc<EjectedEndpoints>,
     pub(crate) open_listeners: OpenListeners,
     /// True if the proxy serves a gateway.
     pub(crate) is_gateway: bool,
-    /// True once the gateway's ports were open. Ports added later do not make it unready.
-    pub(crate) was_open: Cell<bool>,
+    /// True once the gateway's ports were open. Ports that are added later do not make the proxy unready.
+    pub(crate) were_ports_open: Cell<bool>,
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
@@ -59,8 +59,8 @@ pub(crate) struct ScrapeState {
     permits: Semaphore,
     /// True if the last scrape succeeded.
     is_healthy: Cell<bool>,
-    /// Limits the log lines of an endpoint that fails every other time.
-    logs: RefCell<LogLimit>,
+    /// Limits the log lines about failed scrapes.
+    log_limit: RefCell<LogLimit>,
 }
 
 impl Default for ScrapeState {
@@ -68,14 +68,14 @@ impl Default for ScrapeState {
         Self {
             permits: Semaphore::new(MAX_SCRAPES),
             is_healthy: Cell::new(true),
-            logs: RefCell::default(),
+            log_limit: RefCell::default(),
         }
     }
 }
 
 /// Serves requests until the proxy stops, then completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connection_permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     // All clients are on this machine and count as one source. A connection with a request counts as half-open
     // until its end, and must not evict others.
     let limits = HalfOpenLimits {
@@ -86,10 +86,10 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
         ConnectionAdmission::new(HalfOpenLimits { waiting_per_source: limits.waiting, ..limits });
     let mut page_listener = PageListener::new("admin", listener, admin.phase.clone());
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else {
+        let Ok(permit) = connection_permits.clone().acquire_owned().await else {
             return;
         };
-        let Some((tcp, peer)) = page_listener.next().await else {
+        let Some((tcp, peer)) = page_listener.accept().await else {
             break;
         };
         let (admin, half_open) = (admin.clone(), admission.admit(peer));
@@ -118,14 +118,14 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
             if let Ok(Err(error)) = pages::serve_page(&half_open, serving, phase).await {
                 tracing::debug!(%error, "admin connection failed");
             }
-            drop(slot);
+            drop(permit);
         });
     }
-    pages::wait_for_connections(&slots, MAX_CONNECTIONS).await;
+    pages::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
 }
 
-/// Answers queries of the control plane with admin endpoints, one query at a time: the control plane opens the
-/// next one after the deadline of the previous one.
+/// Answers queries of the control plane with admin pages, one at a time: the control plane sends the next query
+/// after the response or the deadline of the previous one.
 pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
     while let Some(Query { path, deadline, reply: mut response_sender, .. }) = queries.recv().await
     {
@@ -149,7 +149,7 @@ pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<
     }
 }
 
-/// Adds the workload name, by which tools distinguish this page from the response of another program.
+/// Adds a header with the workload name, so that tools can detect the response of another program.
 fn add_workload_header(
     admin: &Admin,
     mut response: Response<Full<Bytes>>,
@@ -160,7 +160,7 @@ fn add_workload_header(
     response
 }
 
-/// Rejects methods that are not read-only, and returns the page of the request.
+/// Returns the page of a request, or the rejection of a method that is not read-only.
 async fn handle_request(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text_response(
@@ -197,7 +197,8 @@ async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<By
     }
 }
 
-/// Returns the rejection of a request that a page of another site has caused; `None` for any other request.
+/// Returns the rejection of a request that a page of another site may have caused; `None` if the request is
+/// accepted.
 pub(crate) fn reject_cross_site(
     request: &Request<Incoming>,
     accepted_hosts: AcceptedHosts,
@@ -213,8 +214,8 @@ pub(crate) fn reject_cross_site(
         host.and_then(|host| check_origin(host, header_value, accepted_hosts, is_page)).err()?;
     let status = match rejection {
         CrossSiteRequest::MultipleHosts => StatusCode::BAD_REQUEST,
-        CrossSiteRequest::Host => StatusCode::MISDIRECTED_REQUEST,
-        CrossSiteRequest::Site => StatusCode::FORBIDDEN,
+        CrossSiteRequest::UntrustedHost => StatusCode::MISDIRECTED_REQUEST,
+        CrossSiteRequest::OtherOrigin => StatusCode::FORBIDDEN,
     };
     Some(text_response(status, format!("{rejection}\n")))
 }
@@ -248,24 +249,25 @@ pub(crate) async fn metrics_response<B>(
     build_response(StatusCode::OK, format.content_type(), text)
 }
 
-/// Returns the application's own metrics, if configured; an empty text if they cannot be read.
+/// Returns the application's own metrics; empty if they are not configured or cannot be read.
 async fn application_metrics(admin: &Admin) -> String {
-    let Some(metrics) = &admin.config.application_metrics else { return String::new() };
-    let page = match admin.scraping.permits.try_acquire() {
-        Ok(_permit) => metrics.scrape(&admin.config).await,
+    let Some(application_metrics) = &admin.config.application_metrics else { return String::new() };
+    let page = match admin.scrape_state.permits.try_acquire() {
+        Ok(_permit) => application_metrics.scrape(&admin.config).await,
         Err(_) => Err(ScrapeError::Busy),
     };
-    let was_healthy = admin.scraping.is_healthy.replace(page.is_ok());
+    let was_healthy = admin.scrape_state.is_healthy.replace(page.is_ok());
     match page {
         Ok(page) => {
-            admin.shard.add(Count::ApplicationScraped, 1);
+            admin.metrics.add(Count::ApplicationScraped, 1);
             page
         }
         Err(error) => {
-            admin.shard.add(Count::ApplicationScrapeFailed, 1);
+            admin.metrics.add(Count::ApplicationScrapeFailed, 1);
             // Logged once per outage: a metric counts the failures.
             if was_healthy
-                && let Some(line) = admin.scraping.logs.borrow_mut().permit_line(Instant::now())
+                && let Some(line) =
+                    admin.scrape_state.log_limit.borrow_mut().permit_line(Instant::now())
             {
                 let suppressed = line.suppressed;
                 tracing::warn!(%error, suppressed, "the application's metrics are omitted");
@@ -287,7 +289,7 @@ fn json_response(value: &serde_json::Value) -> Response<Full<Bytes>> {
     build_response(StatusCode::OK, "application/json", format!("{value:#}\n"))
 }
 
-/// Builds a response with a plain text.
+/// Builds a plain text response.
 pub(crate) fn text_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     build_response(status, "text/plain; charset=utf-8", body)
 }
@@ -308,13 +310,13 @@ fn build_response(
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
 /// The body for `/` and unknown paths: the list of pages.
 const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests /ejected /circuits /connectivity?service=NS/NAME\n";
-/// The maximum number of queued queries of the control plane: each stream has at most one, and those of ended
+/// The maximum number of queued queries of the control plane. Each stream has at most one; queries of ended
 /// streams are dropped.
 pub(crate) const MAX_QUEUED_QUERIES: usize = 4;
-/// The maximum number of concurrent scrapes of the application: more than any installation has scrapers.
+/// The maximum number of concurrent scrapes of the application; further scrapes omit its metrics.
 const MAX_SCRAPES: usize = 4;
-/// The maximum number of concurrent admin connections; further ones wait. At most half of them may be without a
-/// request.
+/// The maximum number of concurrent admin connections; further connections wait. At most half of them may be
+/// without a request.
 const MAX_CONNECTIONS: usize = 64;
 /// The time from the first byte of a request head to its last.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -1,4 +1,5 @@
-//! The application's own metrics: scraped on each request for the sidecar's metrics, and appended to them.
+//! Scraping of the application's own metrics: they are read with each request for the sidecar's metrics,
+//! validated, and appended to the response.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -43,10 +44,10 @@ impl FromStr for ApplicationMetrics {
 }
 
 impl ApplicationMetrics {
-    /// Scrapes the application's metrics, in a form that can be appended to ours.
+    /// Scrapes the application's metrics, in a form that can be appended to the sidecar's own metrics.
     ///
     /// # Errors
-    /// [`ScrapeError`], within [`SCRAPE_TIMEOUT`].
+    /// [`ScrapeError`] if the metrics are not read within [`SCRAPE_TIMEOUT`] or are not valid.
     pub(crate) async fn scrape(&self, config: &Config) -> Result<String, ScrapeError> {
         let address = SocketAddr::new(config.probed_at(), self.port);
         let fetch = self.fetch_metrics(address, config);
@@ -64,22 +65,22 @@ impl ApplicationMetrics {
         let tcp =
             dial_address(address, &config.interception).await.map_err(ScrapeError::Unreachable)?;
         let (mut sender, connection) =
-            http1::handshake(TokioIo::new(tcp)).await.map_err(broken_response)?;
+            http1::handshake(TokioIo::new(tcp)).await.map_err(unreadable_response)?;
         let request = Request::get(&self.path)
             .header(HOST, address.to_string())
             .header(ACCEPT, "text/plain;version=0.0.4")
             .header(CONNECTION, "close")
             .body(Empty::<Bytes>::new());
-        let request = request.map_err(broken_response)?;
+        let request = request.map_err(unreadable_response)?;
         let exchange = async {
-            let response = sender.send_request(request).await.map_err(broken_response)?;
+            let response = sender.send_request(request).await.map_err(unreadable_response)?;
             if response.status() != hyper::StatusCode::OK {
                 return Err(ScrapeError::Status(response.status().as_u16()));
             }
             let body = Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
-            Ok(body.map_err(|error| ScrapeError::Broken(error.to_string()))?.to_bytes())
+            Ok(body.map_err(|error| ScrapeError::Unreadable(error.to_string()))?.to_bytes())
         };
-        drive_exchange(connection, exchange, broken_response).await
+        drive_exchange(connection, exchange, unreadable_response).await
     }
 }
 
@@ -95,9 +96,9 @@ pub(crate) enum ScrapeError {
     /// Too many scrapes are in progress.
     #[error("too many concurrent scrapes")]
     Busy,
-    /// The response is not HTTP, or is too large.
+    /// The response is not HTTP, or is larger than [`MAX_PAGE_BYTES`].
     #[error("the response cannot be read: {0}")]
-    Broken(String),
+    Unreadable(String),
     /// The response has a status other than 200.
     #[error("the response has status {0}")]
     Status(u16),
@@ -109,13 +110,13 @@ pub(crate) enum ScrapeError {
     InvalidFormat(#[from] InvalidExposition),
 }
 
-fn broken_response(error: impl std::fmt::Display) -> ScrapeError {
-    ScrapeError::Broken(error.to_string())
+fn unreadable_response(error: impl std::fmt::Display) -> ScrapeError {
+    ScrapeError::Unreadable(error.to_string())
 }
 
 /// The time limit of a scrape: less than Prometheus's default scrape timeout of 10 s.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum size of a page in bytes: more than applications expose that are scraped every few seconds.
+/// The maximum size of the application's metrics in bytes.
 const MAX_PAGE_BYTES: usize = 8 << 20;
 /// The maximum length of the path in bytes.
 const MAX_PATH_BYTES: usize = 1024;

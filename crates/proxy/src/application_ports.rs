@@ -19,16 +19,17 @@ pub struct ApplicationPorts(Arc<SharedPorts>);
 #[derive(Debug)]
 struct SharedPorts {
     states: watch::Sender<Arc<PortStates>>,
-    /// True if a port may be closed: read for each new connection instead of the states.
+    /// True if a port may not be open. New connections read this flag first, since it costs less than the
+    /// states.
     may_be_closed: AtomicBool,
-    /// The number of requests and connections that wait for a port.
-    waiting: AtomicU64,
+    /// The number of requests and connections that wait until a port is open.
+    waiting_count: AtomicU64,
 }
 
 /// The states of all ports.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PortStates {
-    /// Ports with a state of their own; others have the state `otherwise`.
+    /// The states of individual ports; all other ports have the state `otherwise`.
     pub ports: BTreeMap<u16, PortState>,
     /// The state of all other ports.
     pub otherwise: PortState,
@@ -64,18 +65,18 @@ impl ApplicationPorts {
     pub fn new(otherwise: PortState) -> Self {
         let may_be_closed = AtomicBool::new(otherwise != PortState::Open);
         let states = PortStates { ports: BTreeMap::new(), otherwise };
-        let (states, waiting) = (watch::Sender::new(Arc::new(states)), AtomicU64::new(0));
-        Self(Arc::new(SharedPorts { states, may_be_closed, waiting }))
+        let (states, waiting_count) = (watch::Sender::new(Arc::new(states)), AtomicU64::new(0));
+        Self(Arc::new(SharedPorts { states, may_be_closed, waiting_count }))
     }
 
     /// Replaces the states.
     pub fn set_states(&self, states: PortStates) {
-        let all_open = states.otherwise == PortState::Open
+        let are_all_open = states.otherwise == PortState::Open
             && states.ports.values().all(|state| *state == PortState::Open);
         // Set before the states: a connection in between reads the states and does not wait longer than needed.
         self.0.may_be_closed.store(true, Ordering::Release);
         self.0.states.send_replace(Arc::new(states));
-        self.0.may_be_closed.store(!all_open, Ordering::Release);
+        self.0.may_be_closed.store(!are_all_open, Ordering::Release);
     }
 
     /// Returns the current states.
@@ -87,7 +88,7 @@ impl ApplicationPorts {
     /// Returns the number of requests and connections that wait for a port and have not reached the
     /// application.
     pub(crate) fn waiting_count(&self) -> u64 {
-        self.0.waiting.load(Ordering::Acquire)
+        self.0.waiting_count.load(Ordering::Acquire)
     }
 
     /// Subscribes to the states and their changes.
@@ -103,13 +104,13 @@ impl ApplicationPorts {
     /// Waits, at most for `max_wait`, until connections to a port are forwarded.
     ///
     /// # Errors
-    /// The reason why they are not.
+    /// The reason why connections to the port are not forwarded.
     pub(crate) async fn wait_for_port(&self, port: u16, max_wait: Duration) -> Result<(), Reason> {
-        let _waiting = WaitingGuard::new(&self.0.waiting);
+        let _waiting_guard = WaitingGuard::new(&self.0.waiting_count);
         let mut states = self.0.states.subscribe();
-        let no_longer_starting =
+        let wait_until_started =
             states.wait_for(|states| *states.state_for(port) != PortState::Starting);
-        let state = match timeout(max_wait, no_longer_starting).await {
+        let state = match timeout(max_wait, wait_until_started).await {
             Err(_) => return Err(Reason::ConnectTimeout),
             // Unreachable: the sender lives as long as `self`.
             Ok(Err(_)) => return Ok(()),
@@ -127,9 +128,9 @@ impl ApplicationPorts {
 struct WaitingGuard<'a>(&'a AtomicU64);
 
 impl<'a> WaitingGuard<'a> {
-    fn new(waiting: &'a AtomicU64) -> Self {
-        waiting.fetch_add(1, Ordering::AcqRel);
-        Self(waiting)
+    fn new(waiting_count: &'a AtomicU64) -> Self {
+        waiting_count.fetch_add(1, Ordering::AcqRel);
+        Self(waiting_count)
     }
 }
 
@@ -145,6 +146,7 @@ impl PortStates {
         *self.state_for(port) == PortState::Open
     }
 
+    /// Returns the state of a port.
     fn state_for(&self, port: u16) -> &PortState {
         self.ports.get(&port).unwrap_or(&self.otherwise)
     }

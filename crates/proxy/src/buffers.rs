@@ -1,5 +1,5 @@
-//! Pool of byte buffers for each thread. Idle connections hold no buffer; the pool keeps a few allocated, so
-//! that a request usually allocates none.
+//! A pool of byte buffers for each thread. Idle connections hold no buffer, and the pool keeps a few buffers
+//! allocated, so that a request usually allocates none.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -34,8 +34,7 @@ impl BufferSize {
         }
     }
 
-    /// Returns the sizes of the queues that may take back a buffer that had this size at first, in order of
-    /// preference.
+    /// Returns the sizes whose queues may store a returned buffer of this initial size, in order of preference.
     const fn candidate_sizes(self) -> &'static [Self] {
         match self {
             Self::Message | Self::Batch => &[Self::Batch, Self::Message],
@@ -43,15 +42,14 @@ impl BufferSize {
         }
     }
 
-    /// True if no slice of `buffer` is in use and its capacity suffices for this size.
+    /// True if no slice of `buffer` is in use, and its capacity is sufficient for this size.
     fn is_reusable(self, buffer: &mut BytesMut) -> bool {
         buffer.try_reclaim(self.initial_capacity())
     }
 
-    /// Returns the limits of the unused buffers: the use of one turn of the event loop, at most half a mebibyte
-    /// of each size. Link buffers are never reused for
-    /// reads: they are many times larger than a read needs, and a read may hold its buffer until a slow peer
-    /// has sent all bytes.
+    /// Returns the limits of the unused buffers of this size: enough for one turn of the event loop, and at
+    /// most half a mebibyte. Link buffers are never reused for reads: they are many times larger than a read
+    /// needs, and a read may hold its buffer until a slow peer has sent all bytes.
     const fn queue_limits(self) -> QueueLimits {
         match self {
             Self::Message => QueueLimits { max_capacity: 16 * 1024, max_count: 32 },
@@ -61,15 +59,16 @@ impl BufferSize {
     }
 }
 
-/// Allocates capacity for `buffer` from the pool if it has none.
+/// Replaces a `buffer` without capacity with a buffer of the pool, or with a new one.
 pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.capacity() == 0 {
-        *buffer = UNUSED_BUFFERS.with_borrow_mut(|unused| unused.queue_for(size).take(size));
+        *buffer = UNUSED_BUFFERS
+            .with_borrow_mut(|unused_buffers| unused_buffers.queue_for(size).take(size));
     }
 }
 
-/// Returns the allocation of an empty `buffer`, which had `size` at first, to the pool. A buffer with content
-/// keeps its allocation; one that is used nearly to its last byte is freed.
+/// Returns the allocation of an empty `buffer` with the initial size `size` to the pool. A buffer with
+/// content keeps its allocation; a buffer with little remaining capacity is freed.
 pub(crate) fn return_buffer(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         let mut buffer = std::mem::take(buffer);
@@ -80,7 +79,9 @@ pub(crate) fn return_buffer(buffer: &mut BytesMut, size: BufferSize) {
             None if buffer.capacity() >= size.initial_capacity() / 4 => size,
             None => return,
         };
-        UNUSED_BUFFERS.with_borrow_mut(|unused| unused.queue_for(size).put_back(buffer, size));
+        UNUSED_BUFFERS.with_borrow_mut(|unused_buffers| {
+            unused_buffers.queue_for(size).put_back(buffer, size)
+        });
     }
 }
 
@@ -113,10 +114,11 @@ impl UnusedBuffers {
     }
 }
 
-/// Buffers of one size, the one unused for longest in front.
+/// The unused buffers of one size; the buffer that has been unused longest is first.
 struct BufferQueue(VecDeque<BytesMut>);
 
 impl BufferQueue {
+    /// Returns a reusable buffer of the queue, or a new buffer.
     fn take(&mut self, size: BufferSize) -> BytesMut {
         for _ in 0..self.0.len().min(MAX_EXAMINED_BUFFERS) {
             let Some(mut buffer) = self.0.pop_front() else { break };
@@ -128,7 +130,7 @@ impl BufferQueue {
         BytesMut::with_capacity(size.initial_capacity())
     }
 
-    /// Keeps a buffer, in place of the one unused for longest if the pool is full.
+    /// Stores a buffer. A full queue drops the buffer that has been unused longest.
     fn put_back(&mut self, buffer: BytesMut, size: BufferSize) {
         let QueueLimits { max_capacity, max_count } = size.queue_limits();
         if buffer.capacity() > max_capacity {
@@ -141,7 +143,7 @@ impl BufferQueue {
     }
 }
 
-/// The maximum number of buffers examined before a new one is allocated.
+/// The maximum number of buffers that are examined before a new buffer is allocated.
 const MAX_EXAMINED_BUFFERS: usize = 4;
 
 #[cfg(test)]
@@ -212,14 +214,15 @@ mod tests {
 
     #[test]
     fn the_pool_keeps_few_buffers_and_no_large_one() {
-        let kept_count = || UNUSED_BUFFERS.with_borrow(|unused| unused.messages.0.len());
+        let unused_count =
+            || UNUSED_BUFFERS.with_borrow(|unused_buffers| unused_buffers.messages.0.len());
         let QueueLimits { max_capacity, .. } = BufferSize::Batch.queue_limits();
         return_buffer(&mut BytesMut::with_capacity(max_capacity + 1), BufferSize::Message);
-        assert_eq!(kept_count(), 0);
+        assert_eq!(unused_count(), 0);
         let QueueLimits { max_count, .. } = BufferSize::Message.queue_limits();
         let mut buffers: Vec<_> =
             (0..2 * max_count).map(|_| buffer_with_capacity(BufferSize::Message)).collect();
         buffers.iter_mut().for_each(|buffer| return_buffer(buffer, BufferSize::Message));
-        assert_eq!(kept_count(), max_count);
+        assert_eq!(unused_count(), max_count);
     }
 }

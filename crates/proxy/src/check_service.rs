@@ -1,5 +1,5 @@
-//! Clients of check services: external authorization and rate limit services. Each check of a request is one
-//! gRPC call, bounded in number, size and time.
+//! Clients of check services, which are external authorization and rate limit services. Each check of a request
+//! is one gRPC call; the calls are limited in number, size and time.
 
 mod inside;
 mod outside;
@@ -32,8 +32,8 @@ use crate::worker::Worker;
 pub(crate) struct CheckServices {
     states: RefCell<FxHashMap<CheckServiceAddress, Rc<ServiceState>>>,
     /// Opens TLS sessions to services outside the mesh.
-    sessions: TlsSessions,
-    /// Memory used by buffered body prefixes, on this thread.
+    tls_sessions: TlsSessions,
+    /// The memory that buffered body prefixes use on this thread.
     pub(crate) buffered_bodies: Rc<BufferMemory>,
 }
 
@@ -47,7 +47,7 @@ struct ServiceState {
     /// True if the last call succeeded; used to log a failure once.
     is_healthy: Cell<bool>,
     /// Limits the log lines about a service that fails intermittently.
-    logs: RefCell<LogLimit>,
+    log_limit: RefCell<LogLimit>,
 }
 
 /// The reason why a check request has no response.
@@ -59,7 +59,7 @@ pub(crate) enum CheckError {
     /// The service cannot be reached.
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
-    /// The mesh has no route to the service.
+    /// A request to a service inside the mesh failed for this reason.
     #[error("it cannot be reached: {}", .0.label())]
     Mesh(Reason),
     /// The service responded with this HTTP status.
@@ -83,20 +83,23 @@ impl From<MalformedMessage> for CheckError {
 }
 
 impl CheckServices {
+    /// Creates the state without services. `roots`: the file of CA certificates for services outside the mesh;
+    /// `None` uses the system's certificates.
     pub(crate) fn new(roots: Option<PathBuf>) -> Self {
         Self {
             states: RefCell::default(),
-            sessions: TlsSessions::new(roots),
+            tls_sessions: TlsSessions::new(roots),
             buffered_bodies: Rc::default(),
         }
     }
 
+    /// Returns the state of a service; creates it on the first call.
     fn service_state(&self, address: &CheckServiceAddress) -> Rc<ServiceState> {
         let mut states = self.states.borrow_mut();
         if let Some(state) = states.get(address) {
             return state.clone();
         }
-        // Entries of removed rules are dropped; those still in use are created again on the next call.
+        // Drops the entries of removed rules; entries in use are created again by the next call.
         if states.len() >= MAX_CHECK_SERVICES {
             states.clear();
         }
@@ -105,14 +108,15 @@ impl CheckServices {
             permits: Semaphore::new(MAX_CHECKS_IN_FLIGHT),
             connections: Rc::default(),
             is_healthy: Cell::new(true),
-            logs: RefCell::default(),
+            log_limit: RefCell::default(),
         });
         states.insert(address.clone(), state.clone());
         state
     }
 }
 
-/// Sends a check request to a service within its timeout. `parse_response` converts the response message.
+/// Sends a check request to a service, and waits for the response within the timeout of the service.
+/// `parse_response` converts the response message.
 pub(crate) async fn send_check<T>(
     worker: &Rc<Worker>,
     check_service: &CheckService,
@@ -169,12 +173,12 @@ impl CheckCall {
 }
 
 impl ServiceState {
-    /// Records whether the service responded, and logs changes.
+    /// Records whether the service responded; logs when it stops responding and when it responds again.
     fn record_response<T>(&self, response: &Result<T, CheckError>) {
         if self.is_healthy.replace(response.is_ok()) == response.is_ok() {
             return;
         }
-        let line = self.logs.borrow_mut().permit_line(Instant::now());
+        let line = self.log_limit.borrow_mut().permit_line(Instant::now());
         let Some(suppressed) = line.map(|line| line.suppressed) else { return };
         match response {
             Err(error) => {
@@ -187,8 +191,8 @@ impl ServiceState {
     }
 }
 
-/// The maximum number of check requests in flight from one data thread to one service. Others wait, within
-/// their timeout.
+/// The maximum number of check requests in flight from one data thread to one service. Further requests wait
+/// within their timeout.
 const MAX_CHECKS_IN_FLIGHT: usize = 256;
 /// The maximum number of cached services: more than the policies of a workload refer to.
 const MAX_CHECK_SERVICES: usize = 64;

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::rejected_clients::RejectedClients;
 
-/// The current conditions. The locks are off the request path: failures and recoveries write, readers poll.
+/// The current conditions. Requests do not take the locks: only failures, recoveries and readers do.
 #[derive(Debug, Default)]
 pub(crate) struct Conditions {
     /// The reasons of the conditions, by kind and subject.
@@ -38,9 +38,9 @@ pub(crate) struct OpenCircuit {
     pub(crate) trigger: Trigger,
     /// The time at which the circuit opened.
     pub(crate) since: Instant,
-    /// The time for which no request is sent, before the first probes.
+    /// The time for which the circuit rejects all requests, before it permits probes.
     pub(crate) open_for: Duration,
-    /// The status of rejected requests.
+    /// The HTTP status of the responses to rejected requests.
     pub(crate) status: u16,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct OpenCircuit {
 pub(crate) enum CircuitState {
     /// Requests are rejected.
     Open,
-    /// Probes are sent, if there are requests.
+    /// Some requests are sent as probes.
     HalfOpen,
 }
 
@@ -63,6 +63,7 @@ impl CircuitState {
 }
 
 impl OpenCircuit {
+    /// Returns the state of the circuit at `now`.
     pub(crate) fn state(&self, now: Instant) -> CircuitState {
         match now.saturating_duration_since(self.since) < self.open_for {
             true => CircuitState::Open,
@@ -70,18 +71,19 @@ impl OpenCircuit {
         }
     }
 
-    /// Returns the end of the condition: a circuit that stays half-open for longer has no requests that could
-    /// close it, and rejects none.
-    fn ends_at(&self) -> Instant {
+    /// Returns the time at which the condition ends. A circuit that stays half-open for longer has no requests
+    /// that could close it, and rejects no requests.
+    fn condition_end(&self) -> Instant {
         self.since + self.open_for + self.open_for.clamp(MIN_HALF_OPEN_TIME, MAX_HALF_OPEN_TIME)
     }
 
+    /// Returns the condition that reports the circuit.
     fn condition(&self) -> ProxyCondition {
         let Self { subject, policy, trigger, open_for, .. } = self;
         let cause = match trigger {
-            Trigger::Failed => "too many requests failed",
-            Trigger::Consecutive => "too many requests failed in a row",
-            Trigger::Slow => "too many requests were slow",
+            Trigger::FailureThreshold => "too many requests failed",
+            Trigger::ConsecutiveFailures => "too many requests failed in a row",
+            Trigger::SlowRequests => "too many requests were slow",
             Trigger::Probe => "a probe failed or was slow",
         };
         let reason = format!("{cause}; {policy} opens the circuit for {open_for:?}");
@@ -90,7 +92,7 @@ impl OpenCircuit {
 }
 
 impl Conditions {
-    /// Begins a condition, or replaces its reason.
+    /// Sets a condition, or replaces the reason of an active condition.
     pub(crate) fn set_condition(&self, kind: &'static str, subject: &str, reason: String) {
         let previous = lock(&self.reasons).insert((kind, subject.to_owned()), reason.clone());
         if previous.as_ref() != Some(&reason) {
@@ -98,7 +100,7 @@ impl Conditions {
         }
     }
 
-    /// Ends a condition, if it is active.
+    /// Clears a condition; does nothing if the condition is not active.
     pub(crate) fn clear(&self, kind: &'static str, subject: &str) {
         if lock(&self.reasons).remove(&(kind, subject.to_owned())).is_some() {
             self.changed.notify_one();
@@ -149,8 +151,8 @@ impl Conditions {
         }
     }
 
-    /// Returns the circuits that are not closed, one for each policy and port that it is attached to: each with
-    /// the number of threads that opened it, and the newest of them.
+    /// Returns the circuits that are not closed, one for each policy and port. Each is the newest circuit of
+    /// any thread, with the number of threads that opened one.
     pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
         let mut circuits: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
@@ -174,18 +176,22 @@ impl Conditions {
             })
             .collect();
         let circuits =
-            self.open_circuits().into_iter().filter(|(_, circuit)| circuit.ends_at() > now);
+            self.open_circuits().into_iter().filter(|(_, circuit)| circuit.condition_end() > now);
         conditions.extend(circuits.map(|(_, circuit)| circuit.condition()));
         conditions.extend(lock(&self.rejected_clients).conditions(now));
         conditions
     }
 
-    /// Waits until the conditions may have changed. Cancel-safe.
+    /// Waits until the conditions may have changed. The future is cancel-safe.
     pub(crate) async fn wait_for_change(&self) {
         let now = Instant::now();
+        let next_circuit_end = lock(&self.circuits)
+            .values()
+            .map(OpenCircuit::condition_end)
+            .filter(|end| *end > now)
+            .min();
         let next_end =
-            lock(&self.circuits).values().map(OpenCircuit::ends_at).filter(|end| *end > now).min();
-        let next_end = next_end.into_iter().chain(lock(&self.rejected_clients).next_end(now)).min();
+            next_circuit_end.into_iter().chain(lock(&self.rejected_clients).next_expiry(now)).min();
         tokio::select! {
             () = self.changed.notified() => {}
             () = sleep_until(next_end) => {}
@@ -193,6 +199,7 @@ impl Conditions {
     }
 }
 
+/// Sleeps until a deadline; forever without a deadline.
 async fn sleep_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
@@ -200,15 +207,15 @@ async fn sleep_until(deadline: Option<Instant>) {
     }
 }
 
-/// Locks a mutex, also after a panic of another thread: no update leaves a partial state.
+/// Locks a mutex, even if another thread panicked while holding the lock: no update leaves a partial state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The minimum time for which a circuit counts as open after probes are permitted: the next probe may open it
-/// again at once.
+/// The minimum time for which a half-open circuit is reported as a condition: the next probe may open it again
+/// at once.
 const MIN_HALF_OPEN_TIME: Duration = Duration::from_secs(10);
-/// The maximum time for which a circuit counts as open after probes are permitted.
+/// The maximum time for which a half-open circuit is reported as a condition.
 const MAX_HALF_OPEN_TIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -222,7 +229,7 @@ mod tests {
             subject: ServicePortId { service: ServiceName::new("shop", "api").unwrap(), port: 80 },
             policy: ServicePolicyName::new(ServicePolicyKind::CircuitBreaker, "shop", "limits")
                 .unwrap(),
-            trigger: Trigger::Failed,
+            trigger: Trigger::FailureThreshold,
             since,
             open_for: Duration::from_secs(5),
             status: 503,

@@ -30,7 +30,7 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// A token that the platform renews, used instead of a join bundle whenever there is no valid certificate.
     pub account_token: Option<AccountToken>,
-    /// The way by which the application's traffic reaches the proxy.
+    /// The way in which the application's traffic reaches the proxy.
     pub interception: Interception,
     /// The DNS server for redirected queries of the application; `None` if queries are not redirected.
     pub dns_proxy: Option<DnsProxy>,
@@ -42,17 +42,18 @@ pub struct Config {
     pub metrics_from: ClientRanges,
     /// The application probes that the proxy runs at the health address.
     pub probes: Probes,
-    /// The address of the application's own metrics, which are appended to ours.
+    /// The address of the application's own metrics, which are appended to the proxy's metrics.
     pub application_metrics: Option<ApplicationMetrics>,
-    /// CA certificates (PEM) that collectors are verified with; the system's if absent.
+    /// The file of CA certificates (PEM) with which collectors and check services are verified; `None` uses the
+    /// system's certificates.
     pub collector_ca: Option<PathBuf>,
     /// The number of data threads, each with its own single-threaded runtime.
     pub cores: usize,
-    /// The protocols that a connection may be upgraded to.
+    /// The protocols to which a connection may be upgraded.
     pub upgrades: Upgrades,
     /// The access log on standard output.
     pub access_log: AccessLogSource,
-    /// The behavior when the certificate expires because no control plane renewed it in time.
+    /// The behavior if the certificate expires because no control plane renewed it in time.
     pub on_expiry: OnExpiry,
     /// Limits and timeouts.
     pub limits: Limits,
@@ -76,7 +77,7 @@ pub enum TrustedRoots {
     File(PathBuf),
 }
 
-/// The way by which the application's traffic reaches the proxy.
+/// The way in which the application's traffic reaches the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interception {
     /// Through listeners: one for each configured service, and an HTTP proxy listener.
@@ -107,9 +108,10 @@ pub enum Interception {
         /// they are identified by the user ID of the proxy.
         mark: Option<u32>,
     },
-    /// None: the proxy has no application and serves the ports of a gateway.
+    /// No interception: the proxy has no application and serves the ports of a gateway.
     Gateway {
-        /// The address of all ports of the gateway; `::` stands for all addresses of both IP versions.
+        /// The address on which all ports of the gateway listen; `::` stands for all addresses of both IP
+        /// versions.
         bind: IpAddr,
     },
 }
@@ -235,12 +237,13 @@ pub enum AccessLogSource {
 /// Bounds on the resources that clients can make a proxy hold, and on the time that it waits for them.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Accepted connections per data thread, and connections to the application for them; further ones are
-    /// closed at once, or not opened.
-    pub connections_max: usize,
-    /// Clients per data thread that have not finished a TLS handshake or begun a request; at most half of them
-    /// from one IPv4 address or IPv6 /64. Beyond the limit the one that has waited longest is closed.
-    pub handshakes_max: usize,
+    /// The maximum number of accepted connections per data thread, and of connections to the application.
+    /// Further accepted connections are closed at once; further connections to the application are not opened.
+    pub max_connections: usize,
+    /// The maximum number of clients per data thread that have not finished a TLS handshake or begun a request;
+    /// at most half of them from one IPv4 address or IPv6 /64. Beyond the limit, the client that has waited
+    /// longest is disconnected.
+    pub max_handshakes: usize,
     /// The time from the first byte of a head to its last.
     pub head_timeout: Duration,
     /// The time for a TLS handshake, or for the first bytes of a connection if its protocol is detected.
@@ -269,14 +272,14 @@ pub struct Limits {
     pub drain_timeout: Duration,
     /// The time for a last request on a connection that is idle or new when the drain begins: more than the
     /// pause between two requests of a busy client. At most half of `drain_timeout`.
-    pub last_call: Duration,
+    pub last_request_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections_max: 20_000,
-            handshakes_max: 1024,
+            max_connections: 20_000,
+            max_handshakes: 1024,
             head_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
             detect_timeout: Duration::from_millis(500),
@@ -287,7 +290,7 @@ impl Default for Limits {
             idle_external_client: Duration::from_secs(75),
             rest_after: Duration::from_millis(100),
             body_stall_timeout: Duration::from_secs(60),
-            last_call: Duration::from_secs(1),
+            last_request_timeout: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(30),
         }
     }

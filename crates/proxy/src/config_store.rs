@@ -1,7 +1,7 @@
 //! Configuration store: one atomic pointer to the current snapshot, which the control thread replaces and all
 //! threads read, and a queue of requests for resources that the snapshot does not contain.
 
-mod known_answers;
+mod resource_usage;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use leno_traffic::{
 use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, watch};
 
-use self::known_answers::{ResourceUsage, answers_with_usage, eviction_priority, idle_keys};
+use self::resource_usage::{ResourceUsage, eviction_priority, idle_keys, resources_with_usage};
 use crate::application_ports::ApplicationPorts;
 use crate::conditions::Conditions;
 use crate::gateway_tls::{self, GatewayTlsConfigs};
@@ -33,12 +33,12 @@ use crate::virtual_addresses::VirtualAddresses;
 pub(crate) struct ConfigStore {
     config: ArcSwapOption<ConfigSnapshot>,
     credential: ArcSwapOption<Credential>,
-    /// The number of changes of the snapshot or the credential; subscribers wait for changes of it.
+    /// Incremented with each change of the snapshot or the credential; subscribers wait for the next increment.
     version: watch::Sender<u64>,
     /// Revoked accounts and workloads; notified only when they change.
-    revoked: watch::Sender<Revocations>,
+    revocations: watch::Sender<Revocations>,
     /// Notified when inbound authorization changes.
-    access: watch::Sender<()>,
+    access_changed: watch::Sender<()>,
     /// The egress default and rules; subscribers are notified only when they change.
     egress_settings: watch::Sender<EgressSettings>,
     resource_requests: mpsc::Sender<ResourceRequest>,
@@ -51,18 +51,18 @@ pub(crate) struct ConfigStore {
     /// Conditions that break traffic at this proxy.
     pub(crate) conditions: Conditions,
     /// The state of the application's ports.
-    pub(crate) application: ApplicationPorts,
+    pub(crate) application_ports: ApplicationPorts,
 }
 
 /// One configuration snapshot. A request holds one from its first stage to its last.
 pub(crate) struct ConfigSnapshot {
     pub(crate) compiled: CompiledSnapshot,
-    /// The services that were requested, also those that do not exist.
+    /// The services that were requested, including services that do not exist.
     services: BTreeMap<ServiceName, KnownService>,
-    /// The address entries that were requested.
-    addresses: FxHashMap<IpAddr, KnownAnswer<AddressEntry>>,
-    /// The DNS records that were requested.
-    names: FxHashMap<ServiceName, KnownAnswer<DnsRecord>>,
+    /// The address entries that were requested, by address.
+    address_entries: FxHashMap<IpAddr, KnownResource<AddressEntry>>,
+    /// The DNS records that were requested, by service name.
+    dns_records: FxHashMap<ServiceName, KnownResource<DnsRecord>>,
     /// TLS configurations of the gateway, by port; reused while their certificates are the same.
     pub(crate) gateway_tls: GatewayTlsConfigs,
     /// The number of this snapshot, which increases with each change of the store.
@@ -80,9 +80,9 @@ impl EgressSettings {
     /// True if the default is the same, and both share the compiled rules.
     fn is_same(&self, other: &Self) -> bool {
         let (rules, other_rules) = (self.egress_rules.as_ref(), other.egress_rules.as_ref());
-        let same_rules =
+        let shares_rules =
             rules.zip(other_rules).is_some_and(|(rules, other)| Arc::ptr_eq(rules, other));
-        self.egress == other.egress && same_rules
+        self.egress == other.egress && shares_rules
     }
 }
 
@@ -107,9 +107,9 @@ struct KnownService {
     usage: Arc<ResourceUsage>,
 }
 
-/// The control plane's answer for an address or a name.
-struct KnownAnswer<A> {
-    answer: Arc<A>,
+/// The current entry of an address, or the current record of a name, and its usage.
+struct KnownResource<R> {
+    resource: Arc<R>,
     usage: Arc<ResourceUsage>,
 }
 
@@ -125,7 +125,7 @@ impl ConfigStore {
 
     /// Creates an empty store. Resources that requests miss are sent to the returned queue.
     pub(crate) fn with_application(
-        application: ApplicationPorts,
+        application_ports: ApplicationPorts,
         virtual_addresses: VirtualAddresses,
         now: Instant,
     ) -> (Arc<Self>, mpsc::Receiver<ResourceRequest>) {
@@ -134,8 +134,8 @@ impl ConfigStore {
             config: ArcSwapOption::empty(),
             credential: ArcSwapOption::empty(),
             version: watch::channel(0).0,
-            revoked: watch::Sender::default(),
-            access: watch::channel(()).0,
+            revocations: watch::Sender::default(),
+            access_changed: watch::channel(()).0,
             egress_settings: watch::Sender::default(),
             resource_requests,
             virtual_addresses,
@@ -143,7 +143,7 @@ impl ConfigStore {
             started: now,
             observability: SharedObservability::default(),
             conditions: Conditions::default(),
-            application,
+            application_ports,
         };
         (Arc::new(config_store), request_receiver)
     }
@@ -173,8 +173,7 @@ impl ConfigStore {
         self.version.subscribe()
     }
 
-    /// Compiles an update and makes it the current snapshot. Requests in progress keep the one that they began
-    /// with.
+    /// Compiles an update and makes it the current snapshot. Requests in progress keep the previous snapshot.
     ///
     /// # Errors
     /// A pattern of the update cannot be compiled; the current snapshot remains.
@@ -194,14 +193,14 @@ impl ConfigStore {
         let services =
             compiled.snapshot.services.keys().chain(&update.absent).map(known_service).collect();
         let previous_config = previous.as_deref();
-        let addresses = answers_with_usage(
+        let address_entries = resources_with_usage(
             &compiled.snapshot.addresses,
-            previous_config.map(|config| &config.addresses),
+            previous_config.map(|config| &config.address_entries),
             now,
         );
-        let names = answers_with_usage(
+        let dns_records = resources_with_usage(
             &compiled.snapshot.names,
-            previous_config.map(|config| &config.names),
+            previous_config.map(|config| &config.dns_records),
             now,
         );
         let gateway_tls = gateway_tls::build_configs(
@@ -215,19 +214,19 @@ impl ConfigStore {
             egress: Some(workload_config.egress),
             egress_rules: Some(Arc::clone(&compiled.egress_rules)),
         };
-        let same_access =
+        let is_access_unchanged =
             previous.is_some_and(|previous| has_same_access(&previous.compiled, &compiled));
         self.config.store(Some(Arc::new(ConfigSnapshot {
             compiled,
             services,
-            addresses,
-            names,
+            address_entries,
+            dns_records,
             gateway_tls,
             version,
         })));
         self.observability.apply_settings(&workload_config.observability);
         self.version.send_replace(version);
-        self.revoked.send_if_modified(|current| {
+        self.revocations.send_if_modified(|current| {
             let has_changed = (&current.accounts, &current.workloads) != (accounts, workloads);
             if has_changed {
                 current.accounts.clone_from(accounts);
@@ -235,8 +234,8 @@ impl ConfigStore {
             }
             has_changed
         });
-        if !same_access {
-            self.access.send_replace(());
+        if !is_access_unchanged {
+            self.access_changed.send_replace(());
         }
         self.egress_settings.send_if_modified(|current| {
             let has_changed = !current.is_same(&egress_settings);
@@ -248,12 +247,12 @@ impl ConfigStore {
 
     /// Subscribes to changes of inbound authorization (see [`has_same_access`]).
     pub(crate) fn access_changes(&self) -> watch::Receiver<()> {
-        self.access.subscribe()
+        self.access_changed.subscribe()
     }
 
     /// True if the workload of a peer is revoked, independent of its account.
     pub(crate) fn revokes_workload(&self, peer: &VerifiedPeer) -> bool {
-        covers_workload(&self.revoked.borrow(), peer)
+        covers_workload(&self.revocations.borrow(), peer)
     }
 
     /// Resolves when a peer's account or workload is revoked.
@@ -261,7 +260,7 @@ impl ConfigStore {
         let covers = |revoked: &Revocations| {
             revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
         };
-        let mut revoked = self.revoked.subscribe();
+        let mut revoked = self.revocations.subscribe();
         // The configuration store outlives its subscribers.
         drop(revoked.wait_for(covers).await);
     }
@@ -307,25 +306,25 @@ impl ConfigStore {
             return result;
         }
         let mut changes = self.subscribe();
-        let wait_for_answer = async {
+        let wait_for_service = async {
             self.request_resource(ResourceRequest::Service(service.clone())).await;
             loop {
-                // Checked again before the first wait: the answer may have arrived between the check above and
-                // the subscription.
+                // Checked again before the first wait: the response may have arrived between the check above
+                // and the subscription.
                 if let Some(result) = self.lookup_service(service) {
                     return result;
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, wait_for_answer)
+        tokio::time::timeout(max_wait, wait_for_service)
             .await
             .unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
     /// Returns the entry at an address; requests it if necessary and waits at most `max_wait`.
     ///
-    /// Without an answer of the control plane the result is an error: a destination that may be a mesh member
+    /// Without a response of the control plane the result is an error: a destination that may be a mesh member
     /// must not be called in plaintext.
     pub(crate) async fn address_entry(
         &self,
@@ -336,28 +335,29 @@ impl ConfigStore {
             return Ok(address_entry);
         }
         let mut changes = self.subscribe();
-        let wait_for_answer = async {
+        let wait_for_entry = async {
             self.request_resource(ResourceRequest::Address(address)).await;
             loop {
-                // Checked again before the first wait, as for services.
+                // Checked again before the first wait, as in `with_service`.
                 if let Some(address_entry) = self.lookup_address(address) {
                     return Ok(address_entry);
                 }
                 changes.changed().await.map_err(|_| Reason::DiscoveryTimeout)?;
             }
         };
-        tokio::time::timeout(max_wait, wait_for_answer)
+        tokio::time::timeout(max_wait, wait_for_entry)
             .await
             .unwrap_or(Err(Reason::DiscoveryTimeout))
     }
 
-    /// Returns the protocol of a service port, if the current snapshot has it.
+    /// Returns the protocol of a service port; `None` if the current snapshot does not contain the port.
     pub(crate) fn declared_protocol(&self, service: &ServiceName, port: u16) -> Option<Protocol> {
         let config = self.current_config()?;
         config.compiled.service(service)?.ports.get(&port).map(|port| port.protocol)
     }
 
-    /// Returns the protocol at an address of a workload, if the current snapshot has it.
+    /// Returns the protocol of a workload port by its address; `None` if the current snapshot does not contain
+    /// the port.
     pub(crate) fn protocol_at(&self, address: SocketAddr) -> Option<Protocol> {
         match &*self.lookup_address(address.ip())? {
             AddressEntry::Workload { ports, .. } => {
@@ -367,7 +367,11 @@ impl ConfigStore {
         }
     }
 
-    /// Returns the endpoint of the application port at `address`, if it still belongs to the workload of `id`.
+    /// Returns the current snapshot and the endpoint of the application port at `address`.
+    ///
+    /// # Errors
+    /// `no-endpoint` if the address no longer belongs to the workload of `id`, or the reason why its entry is
+    /// not available within `max_wait`.
     pub(crate) async fn pinned_endpoint(
         &self,
         address: SocketAddr,
@@ -402,7 +406,7 @@ impl ConfigStore {
         self.own_listeners.store(listeners.map(Arc::new));
     }
 
-    /// True if the current snapshot has this endpoint at this address.
+    /// True if the current snapshot contains this endpoint with the same address.
     pub(crate) fn is_current(&self, endpoint: &Endpoint) -> bool {
         let Some(config) = self.current_config() else {
             return false;
@@ -431,7 +435,10 @@ impl ConfigStore {
     pub(crate) fn address_eviction_priority(&self) -> impl Fn(&IpAddr) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |address| {
-            eviction_priority(config.as_ref().and_then(|config| config.addresses.get(address)), now)
+            eviction_priority(
+                config.as_ref().and_then(|config| config.address_entries.get(address)),
+                now,
+            )
         }
     }
 
@@ -441,12 +448,12 @@ impl ConfigStore {
     ) -> impl Fn(&ServiceName) -> EvictionPriority + use<> {
         let (config, now) = (self.current_config(), self.elapsed_seconds());
         move |name| {
-            eviction_priority(config.as_ref().and_then(|config| config.names.get(name)), now)
+            eviction_priority(config.as_ref().and_then(|config| config.dns_records.get(name)), now)
         }
     }
 
-    /// Returns the services that were not used for `max_idle`. Uses are observed at each call, which must be
-    /// more frequent than `max_idle`.
+    /// Returns the services that were not used for `max_idle`. Each call also records the uses since the last
+    /// call, so the interval of calls must be shorter than `max_idle`.
     pub(crate) fn idle_services(&self, max_idle: Duration) -> Vec<ServiceName> {
         let Some(config) = self.current_config() else {
             return Vec::new();
@@ -463,7 +470,7 @@ impl ConfigStore {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.addresses, max_idle, self.elapsed_seconds())
+        idle_keys(&config.address_entries, max_idle, self.elapsed_seconds())
     }
 
     /// Returns the names that were not used for `max_idle`.
@@ -471,24 +478,27 @@ impl ConfigStore {
         let Some(config) = self.current_config() else {
             return Vec::new();
         };
-        idle_keys(&config.names, max_idle, self.elapsed_seconds())
+        idle_keys(&config.dns_records, max_idle, self.elapsed_seconds())
     }
 
-    /// Returns the DNS record of a name, if the control plane has sent one.
+    /// Returns the DNS record of a name; `None` if the control plane has not sent it.
     pub(crate) fn dns_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         let config = self.config.load();
-        let known_record = config.as_ref()?.names.get(name)?;
+        let known_record = config.as_ref()?.dns_records.get(name)?;
         known_record.usage.record_use();
-        Some(Arc::clone(&known_record.answer))
+        Some(Arc::clone(&known_record.resource))
     }
 
-    /// True if the entry of an address is known.
+    /// True if the current snapshot contains the entry of an address.
     pub(crate) fn knows_address(&self, address: IpAddr) -> bool {
-        self.config.load().as_ref().is_some_and(|config| config.addresses.contains_key(&address))
+        self.config
+            .load()
+            .as_ref()
+            .is_some_and(|config| config.address_entries.contains_key(&address))
     }
 
-    /// Requests a resource if the queue has room. The caller does not wait, and requests it again if it still
-    /// needs it.
+    /// Requests a resource without waiting. If the queue is full, the request is dropped; the caller repeats it
+    /// while it needs the resource.
     pub(crate) fn try_request_resource(&self, request: ResourceRequest) {
         self.resource_requests.try_send(request).ok();
     }
@@ -501,9 +511,9 @@ impl ConfigStore {
 
     fn lookup_address(&self, address: IpAddr) -> Option<Arc<AddressEntry>> {
         let config = self.config.load();
-        let known_entry = config.as_ref()?.addresses.get(&address)?;
+        let known_entry = config.as_ref()?.address_entries.get(&address)?;
         known_entry.usage.record_use();
-        Some(Arc::clone(&known_entry.answer))
+        Some(Arc::clone(&known_entry.resource))
     }
 
     fn lookup_service(&self, name: &ServiceName) -> Option<Result<SnapshotService, Reason>> {
@@ -522,13 +532,13 @@ impl ConfigStore {
 /// True if both configurations authorize inbound connections in the same way.
 fn has_same_access(previous: &CompiledSnapshot, current: &CompiledSnapshot) -> bool {
     let request_checks = (previous.request_checks.as_ref(), current.request_checks.as_ref());
-    let same_request_checks = match request_checks {
+    let has_same_checks = match request_checks {
         (None, None) => true,
         (Some(previous), Some(current)) => Arc::ptr_eq(previous, current),
         _ => false,
     };
     // Limits and ports also affect the authorization of bytes without parsed requests.
-    same_request_checks
+    has_same_checks
         && Arc::ptr_eq(&previous.access, &current.access)
         && Arc::ptr_eq(&previous.limits, &current.limits)
         && previous.snapshot.config.ports == current.snapshot.config.ports
@@ -543,7 +553,7 @@ fn covers_workload(revoked: &Revocations, peer: &VerifiedPeer) -> bool {
 impl ConfigSnapshot {
     /// Returns the endpoints of workloads that are reached by their own addresses.
     pub(crate) fn pinned_endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
-        let ports = self.addresses.values().flat_map(|known| match &*known.answer {
+        let ports = self.address_entries.values().flat_map(|known| match &*known.resource {
             AddressEntry::Workload { ports, .. } => Some(ports.values()),
             AddressEntry::Service(_) | AddressEntry::External => None,
         });

@@ -1,4 +1,5 @@
-//! One accepted connection: classified by listener kind, peer and protocol, and served until its end.
+//! Serves accepted connections: the entry point of the data path. A connection is classified by its listener
+//! kind, its peer and its protocol, and is then served until it closes.
 
 mod protocol;
 
@@ -46,37 +47,39 @@ use crate::worker::Worker;
 pub(crate) async fn serve_connection(
     worker: Rc<Worker>,
     listener_kind: ListenerKind,
-    tcp: TcpStream,
+    tcp_stream: TcpStream,
     peer: SocketAddr,
 ) {
-    let _open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Downstream);
+    let _open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Downstream);
     // Boxed here and below, so that each kind of connection holds only the memory that it needs, not that of
     // the largest kind: most connections are idle most of the time.
     match listener_kind {
-        ListenerKind::Inbound { port } => Box::pin(accept_inbound(&worker, port, tcp, peer)).await,
+        ListenerKind::Inbound { port } => {
+            Box::pin(accept_inbound(&worker, port, tcp_stream, peer)).await
+        }
         ListenerKind::HttpProxy => {
             let session = Session::new(worker, ListenerKind::HttpProxy, None, peer);
             let _listing = list_session(&session, "http", "HTTP proxy".to_owned());
-            Box::pin(serve_proxy_client(session, Io::new(ByteStream::Plain(tcp)))).await;
+            Box::pin(serve_proxy_client(session, Io::new(ByteStream::Plain(tcp_stream)))).await;
         }
         ListenerKind::Address(address) => {
-            Box::pin(serve_address_connection(&worker, address, tcp, peer)).await
+            Box::pin(serve_address_connection(&worker, address, tcp_stream, peer)).await
         }
         ListenerKind::Outbound { .. }
         | ListenerKind::Service { .. }
         | ListenerKind::Pinned { .. } => {
-            let io = Io::new(ByteStream::Plain(tcp));
+            let io = Io::new(ByteStream::Plain(tcp_stream));
             Box::pin(serve_service_connection(&worker, listener_kind, io, BytesMut::new(), peer))
                 .await;
         }
         ListenerKind::Gateway { port } => {
-            Box::pin(gateway::serve_connection(&worker, port, tcp, peer)).await
+            Box::pin(gateway::serve_connection(&worker, port, tcp_stream, peer)).await
         }
     }
 }
 
 /// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
-async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: SocketAddr) {
+async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, peer: SocketAddr) {
     let Some(config) = worker.config_store.current_config() else {
         return;
     };
@@ -92,14 +95,14 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     drop(config);
     let half_open = worker.half_open.admit(peer.ip());
     if let Some(declared) = declared {
-        let detection = plaintext::is_mutual_tls(worker, declared, &tcp);
+        let detection = plaintext::is_mutual_tls(worker, declared, &tcp_stream);
         match handshake::await_first_bytes(worker, &half_open, detection).await {
             Some(true) => {}
             Some(false) => {
-                let io = Io::new(ByteStream::Plain(tcp));
+                let io = Io::new(ByteStream::Plain(tcp_stream));
                 return serve_plaintext(worker, half_open, port, declared, io, peer).await;
             }
-            None => return leno_listen::reset_on_drop(&tcp),
+            None => return leno_listen::reset_on_drop(&tcp_stream),
         }
     }
     let Some(credential) = worker.config_store.credential() else {
@@ -107,12 +110,13 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp: TcpStream, peer: So
     };
     let handshake_steps = async {
         let client_hello =
-            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp)).await;
+            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp_stream))
+                .await;
         let client_hello = client_hello
-            .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)));
+            .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp_stream, Reason::HandshakeFailed)));
         client_hello
             .inspect_err(|reason| record_rejected_plaintext(worker, *reason, port, peer))?;
-        tls::accept_tls(worker, &half_open, &credential, clients, tcp).await
+        tls::accept_tls(worker, &half_open, &credential, clients, tcp_stream).await
     };
     let Some(accepted) = handshake::finish_handshake(worker, peer, handshake_steps).await else {
         return;
@@ -135,7 +139,7 @@ async fn serve_inside_tls(
             let suppressed = line.suppressed;
             tracing::info!(%peer, reason, suppressed, "connection rejected");
         }
-        worker.shard.count_rejected(reason);
+        worker.metrics.count_rejected(reason);
         return;
     }
     let (identity, external_principal, expires) = accepted.client.into_parts();
@@ -167,7 +171,7 @@ async fn serve_inside_tls(
             let (reason, suppressed) = (reason.label(), line.suppressed);
             tracing::info!(%peer, reason, suppressed, "connection closed: it is no longer permitted");
         }
-        worker.shard.count_rejected(reason.label());
+        worker.metrics.count_rejected(reason.label());
         record_rejected_plaintext(worker, reason, port, peer);
     }
 }
@@ -197,13 +201,14 @@ async fn serve_plaintext(
             let suppressed = line.suppressed;
             tracing::info!(%peer, suppressed, "connection without mutual TLS closed: plaintext is no longer permitted");
         }
-        worker.shard.count_rejected(Reason::PlaintextRejected.label());
+        worker.metrics.count_rejected(Reason::PlaintextRejected.label());
         record_rejected_plaintext(worker, Reason::PlaintextRejected, port, peer);
     }
 }
 
-/// Serves a connection until it ends, or until it is forbidden. Both futures are pinned by the caller: moving
-/// them in here would reserve the memory of a connection twice.
+/// Serves a connection until it ends, or until `revocation` resolves because the connection is no longer
+/// permitted. The caller pins both futures: moving them into this function would reserve the memory of a
+/// connection twice.
 pub(crate) async fn serve_until(
     mut serving: Pin<&mut impl Future<Output = ()>>,
     revocation: impl Future<Output = ()> + Unpin,
@@ -227,7 +232,7 @@ pub(crate) enum ConnectionResult {
     Aborted,
 }
 
-/// Serves a client without mutual TLS in the protocol of the application. An HTTP client is half-open until it
+/// Serves a client without mutual TLS, in the application's protocol. An HTTP client is half-open until it
 /// has sent the head of a request, or the HTTP/2 preface.
 async fn serve_plaintext_protocol(
     worker: &Rc<Worker>,
@@ -237,7 +242,7 @@ async fn serve_plaintext_protocol(
     io: Io,
     peer: SocketAddr,
 ) {
-    worker.shard.add(Count::DownstreamPlaintext, 1);
+    worker.metrics.add(Count::DownstreamPlaintext, 1);
     let mut early_bytes = BytesMut::new();
     let max_wait = worker.config.limits.idle_connection;
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
@@ -251,19 +256,19 @@ async fn serve_plaintext_protocol(
         return;
     };
     session.detected_http2 = is_detected_http2(declared, protocol);
-    let list = |name| list_session(&session, name, format!("application port {port}"));
+    let list_connection = |name| list_session(&session, name, format!("application port {port}"));
     match protocol {
         ConnectionProtocol::Http1 => {
-            let listing = list("http");
+            let listing = list_connection("http");
             Box::pin(serve_half_open_http1(session, half_open, listing, &io, early_bytes)).await;
         }
         ConnectionProtocol::Http2 => {
-            let _listing = list("http2");
+            let _listing = list_connection("http2");
             Box::pin(serve_half_open_http2(session, half_open, &io, early_bytes)).await;
         }
         ConnectionProtocol::Opaque => {
             drop(half_open);
-            let _listing = list("tcp");
+            let _listing = list_connection("tcp");
             Box::pin(tcp::forward_plaintext(&session, port, io, early_bytes)).await;
         }
     }
@@ -294,8 +299,9 @@ async fn read_first_head(
     let mut reader = MessageReader::new(io.clone());
     reader.buffer = early_bytes;
     let mut head = worker.request_heads.take_object();
-    let reading = wait_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
-    let outcome = handshake::await_first_bytes(worker, &half_open, reading).await;
+    let read_request =
+        wait_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
+    let outcome = handshake::await_first_bytes(worker, &half_open, read_request).await;
     drop(half_open);
     match outcome {
         Some(Some(())) => return Some(reader.buffer),
@@ -307,8 +313,8 @@ async fn read_first_head(
     None
 }
 
-/// Serves plaintext HTTP/2. The connection is half-open until its preface is complete; then it is idle while it
-/// has no request, and may be evicted as such.
+/// Serves plaintext HTTP/2. The connection is half-open until its preface is complete. Afterwards it is idle
+/// while it has no request, and an idle connection may be evicted.
 pub(crate) async fn serve_half_open_http2(
     session: Session,
     half_open: HalfOpen,
@@ -316,9 +322,9 @@ pub(crate) async fn serve_half_open_http2(
     mut early_bytes: BytesMut,
 ) {
     let worker = &session.worker;
-    let reading =
+    let read_preface_bytes =
         timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early_bytes));
-    let outcome = handshake::await_first_bytes(worker, &half_open, reading).await;
+    let outcome = handshake::await_first_bytes(worker, &half_open, read_preface_bytes).await;
     drop(half_open);
     match outcome {
         // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
@@ -355,30 +361,31 @@ async fn serve_tls_protocol(
     alpn: Option<Vec<u8>>,
 ) {
     session.is_dedicated = alpn.as_deref() == Some(ALPN_EXCLUSIVE) && session.identity.is_some();
-    let list = |protocol| list_session(&session, protocol, format!("application port {port}"));
+    let list_connection =
+        |protocol| list_session(&session, protocol, format!("application port {port}"));
     match (alpn.as_deref(), expires.filter(|_| session.identity.is_some())) {
         (Some(ALPN_LINK), Some(expires)) => {
-            let _listing = list("link");
+            let _listing = list_connection("link");
             Box::pin(serve_inbound_link(Rc::new(session), port, expires, io)).await;
         }
         // Links are for mesh members only.
         (Some(ALPN_LINK), None) => io.reset_on_drop(),
         (Some(ALPN_HTTP2), _) => {
-            let _listing = list("http2");
+            let _listing = list_connection("http2");
             Box::pin(http2::server::serve_connection(Rc::new(session), &io, BytesMut::new())).await;
         }
         (Some(_) | None, _) => {
-            let _listing = list("http");
+            let _listing = list_connection("http");
             serve_requests(&session, &io, BytesMut::new()).await;
         }
     }
 }
 
-/// Drives a link that another sidecar opened; each stream is a task of its own. No new streams are accepted
+/// Drives a link that another sidecar opened. Each stream has its own task. No new streams are accepted
 /// once the certificate of the peer has expired.
 async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
-    let _open_counter = OpenCounter::for_link(&worker.shard, ConnectionSide::Downstream);
+    let _open_counter = OpenCounter::for_link(&worker.metrics, ConnectionSide::Downstream);
     let (link, peer) = (LinkHandle::new(Role::Acceptor), session.peer);
     let mut phase = worker.phase.clone();
     let on_open = move |opened_stream: OpenedStream| {
@@ -407,7 +414,7 @@ async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, i
         }
     };
     if let Err(error) = outcome {
-        worker.log_misuse(peer, error);
+        worker.log_protocol_violation(peer, error);
     }
 }
 
@@ -459,20 +466,21 @@ async fn serve_proxy_client(session: Session, io: Io) {
     }
 }
 
-/// Serves a connection from the application to an address, by the address entry.
+/// Serves a connection from the application to an IP address: to the service or workload in the address entry,
+/// or directly to the external address.
 async fn serve_address_connection(
     worker: &Rc<Worker>,
     address: SocketAddr,
-    tcp: TcpStream,
+    tcp_stream: TcpStream,
     peer: SocketAddr,
 ) {
-    let io = Io::new(ByteStream::Plain(tcp));
+    let io = Io::new(ByteStream::Plain(tcp_stream));
     let max_wait = worker.config.limits.discovery_timeout;
     let address_entry = match worker.config_store.address_entry(address.ip(), max_wait).await {
         Ok(address_entry) => address_entry,
         Err(reason) => {
             tracing::debug!(address = %address, reason = reason.label(), "no configuration for this address");
-            worker.shard.count_rejected(reason.label());
+            worker.metrics.count_rejected(reason.label());
             return io.reset_on_drop();
         }
     };
@@ -535,18 +543,18 @@ async fn serve_service_connection(
     };
     let mut session = Session::new(worker.clone(), listener_kind, None, peer);
     session.detected_http2 = is_detected_http2(declared, protocol);
-    let list = |name| list_session(&session, name, format!("{service}:{port}"));
+    let list_connection = |name| list_session(&session, name, format!("{service}:{port}"));
     match protocol {
         ConnectionProtocol::Http1 => {
-            let listing = list("http");
+            let listing = list_connection("http");
             Box::pin(serve_http1(session, listing, &io, early_bytes)).await;
         }
         ConnectionProtocol::Http2 => {
-            let _listing = list("http2");
+            let _listing = list_connection("http2");
             Box::pin(http2::server::serve_connection(Rc::new(session), &io, early_bytes)).await;
         }
         ConnectionProtocol::Opaque => {
-            let _listing = list("tcp");
+            let _listing = list_connection("tcp");
             Box::pin(tcp::forward_to_service(&session, &service, port, io, early_bytes)).await;
         }
     }

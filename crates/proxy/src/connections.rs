@@ -1,4 +1,4 @@
-//! The open connections, for the admin endpoint and the connection limit.
+//! The list of open connections that the admin endpoint shows, and the counters of open connections and links.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub(crate) struct OpenConnection {
     /// The destination: an application port, `SERVICE:PORT`, an external address or `HTTP proxy`.
     pub(crate) target: String,
     /// The time when the connection was opened.
-    pub(crate) since: Instant,
+    pub(crate) opened_at: Instant,
 }
 
 impl Connections {
@@ -38,7 +38,7 @@ impl Connections {
         ConnectionListing { connections: self.clone(), key }
     }
 
-    /// Returns at most `limit` of the open connections, and their total number.
+    /// Returns the number of open connections, and at most `limit` of them.
     pub(crate) fn snapshot(&self, limit: usize) -> (usize, Vec<OpenConnection>) {
         let connections = self.lock();
         (
@@ -75,11 +75,11 @@ impl Drop for ConnectionListing {
 
 /// Counts a connection or link as open until it is dropped.
 pub(crate) struct OpenCounter {
-    shard: Rc<MetricsShard>,
+    metrics: Rc<MetricsShard>,
     resource: CountedResource,
 }
 
-/// The gauge that an [`OpenCounter`] lowers when it is dropped.
+/// The gauge that an [`OpenCounter`] decrements when it is dropped.
 enum CountedResource {
     Connection(ConnectionSide),
     Link(Gauge),
@@ -87,27 +87,27 @@ enum CountedResource {
 
 impl OpenCounter {
     /// Counts a connection opened on this side.
-    pub(crate) fn for_connection(shard: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
-        shard.connection_opened(side);
-        Self { shard: shard.clone(), resource: CountedResource::Connection(side) }
+    pub(crate) fn for_connection(metrics: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
+        metrics.connection_opened(side);
+        Self { metrics: metrics.clone(), resource: CountedResource::Connection(side) }
     }
 
     /// Counts a link opened on this side.
-    pub(crate) fn for_link(shard: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
+    pub(crate) fn for_link(metrics: &Rc<MetricsShard>, side: ConnectionSide) -> Self {
         let gauge = match side {
             ConnectionSide::Downstream => Gauge::LinksDownstream,
             ConnectionSide::Upstream => Gauge::LinksUpstream,
         };
-        shard.raise(gauge, 1);
-        Self { shard: shard.clone(), resource: CountedResource::Link(gauge) }
+        metrics.increment(gauge, 1);
+        Self { metrics: metrics.clone(), resource: CountedResource::Link(gauge) }
     }
 }
 
 impl Drop for OpenCounter {
     fn drop(&mut self) {
         match self.resource {
-            CountedResource::Connection(side) => self.shard.connection_closed(side),
-            CountedResource::Link(gauge) => self.shard.lower(gauge, 1),
+            CountedResource::Connection(side) => self.metrics.connection_closed(side),
+            CountedResource::Link(gauge) => self.metrics.decrement(gauge, 1),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Addresses of control planes: fixed ones, and names that are resolved at each connection. The last address at
-//! which a name was reached is stored, for times when DNS is not available.
+//! Addresses of control planes: fixed addresses, and names that are resolved for each connection. The last
+//! address at which a control plane was reached by name is stored, for times when DNS is not available.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::state::StateDir;
 pub enum ControlAddress {
     /// A fixed address.
     Address(SocketAddr),
-    /// A name that is resolved at each connection.
+    /// A name that is resolved for each connection.
     Name {
         /// A host name, resolved by the system.
         host: String,
@@ -56,11 +56,11 @@ impl ReachedAddresses {
         Self { state_dir, last_addresses: RefCell::default() }
     }
 
-    /// Returns the addresses of a control plane: the current ones of its name, or the last known one if the
-    /// name cannot be resolved in time.
+    /// Returns the addresses of a control plane: the current addresses of its name, or the last known address
+    /// if the name cannot be resolved within [`MAX_RESOLUTION_TIME`].
     ///
     /// # Errors
-    /// If the name cannot be resolved, and no control plane was ever reached by it.
+    /// If the name cannot be resolved, and no control plane was ever reached by this name.
     pub(crate) async fn find_addresses(
         &self,
         control: &ControlAddress,
@@ -91,6 +91,7 @@ impl ReachedAddresses {
         }
     }
 
+    /// Returns the address at which a control plane was last reached by name; `None` for fixed addresses.
     fn last_known_address(&self, control: &ControlAddress) -> Option<SocketAddr> {
         let ControlAddress::Name { .. } = control else { return None };
         let known_address = self.last_addresses.borrow().get(&control.to_string()).copied();
@@ -125,9 +126,9 @@ impl FromStr for ControlAddress {
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
         }
-        let invalid = || InvalidAddress(text.chars().take(MAX_NAME_BYTES).collect());
-        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
-        let port: u16 = port.parse().map_err(|_| invalid())?;
+        let invalid_error = || InvalidAddress(text.chars().take(MAX_NAME_BYTES).collect());
+        let (host, port) = text.rsplit_once(':').ok_or_else(invalid_error)?;
+        let port: u16 = port.parse().map_err(|_| invalid_error())?;
         let is_label = |label: &str| {
             let is_valid_byte =
                 |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -143,7 +144,7 @@ impl FromStr for ControlAddress {
             && !labels.rsplit('.').next().is_some_and(is_number);
         match is_valid {
             true => Ok(Self::Name { host: host.to_owned(), port }),
-            false => Err(invalid()),
+            false => Err(invalid_error()),
         }
     }
 }
@@ -180,10 +181,12 @@ mod tests {
             let is_address = matches!(parsed, ControlAddress::Address(_));
             assert_eq!(is_address, text.starts_with(['1', '[']), "{text}");
         }
-        let long = format!("{}:1", "a.".repeat(127));
-        let invalid =
+        let too_long_name = format!("{}:1", "a.".repeat(127));
+        let invalid_addresses =
             ["", "x", ":1", "x:", "x:0", "x:65536", "a b:1", "1.2.3:4", "::1:2", "a..b:1"];
-        for text in invalid.into_iter().chain([long.as_str(), "http://x:1", ".:1"]) {
+        for text in
+            invalid_addresses.into_iter().chain([too_long_name.as_str(), "http://x:1", ".:1"])
+        {
             assert!(text.parse::<ControlAddress>().is_err(), "{text}");
         }
     }
@@ -194,22 +197,23 @@ mod tests {
         let control: ControlAddress = "control.invalid:15010".parse().unwrap();
         let address = SocketAddr::from(([192, 0, 2, 7], 15_010));
         let addresses = {
-            let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
+            let reached_addresses =
+                ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
             assert!(
-                reached.find_addresses(&control).await.is_err(),
+                reached_addresses.find_addresses(&control).await.is_err(),
                 "a name that was never reached"
             );
-            reached.record_reached(&control, address);
-            reached.find_addresses(&control).await.unwrap()
+            reached_addresses.record_reached(&control, address);
+            reached_addresses.find_addresses(&control).await.unwrap()
         };
         assert_eq!(addresses, [address]);
-        let reached = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
-        assert_eq!(reached.find_addresses(&control).await.unwrap(), [address]);
+        let reached_addresses = ReachedAddresses::new(StateDir::open(directory.path()).unwrap());
+        assert_eq!(reached_addresses.find_addresses(&control).await.unwrap(), [address]);
         // A name that can be resolved uses its current addresses.
         let local: ControlAddress = "localhost:15010".parse().unwrap();
-        reached.record_reached(&local, address);
+        reached_addresses.record_reached(&local, address);
         assert!(
-            reached
+            reached_addresses
                 .find_addresses(&local)
                 .await
                 .unwrap()

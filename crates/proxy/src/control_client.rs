@@ -43,12 +43,12 @@ use crate::traffic_report::TrafficReporter;
 pub(crate) struct ControlClient {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
-    pub(crate) state: StateDir,
-    /// The last addresses at which control planes were reached.
-    pub(crate) reached: ReachedAddresses,
+    pub(crate) state_dir: StateDir,
+    /// The addresses at which each control plane was last reached.
+    pub(crate) reached_addresses: ReachedAddresses,
     pub(crate) snapshot_store: SnapshotStore,
     pub(crate) telemetry: Arc<Telemetry>,
-    pub(crate) shard: MetricsShard,
+    pub(crate) metrics: MetricsShard,
     /// The traffic counts reported to the control plane.
     pub(crate) traffic_reporter: RefCell<TrafficReporter>,
     /// The subscribed services: requested and not idle.
@@ -56,67 +56,67 @@ pub(crate) struct ControlClient {
     /// The subscribed address entries.
     pub(crate) subscribed_addresses: RefCell<Subscriptions<IpAddr>>,
     /// The subscribed DNS names.
-    pub(crate) dns_names: RefCell<Subscriptions<ServiceName>>,
+    pub(crate) subscribed_names: RefCell<Subscriptions<ServiceName>>,
     /// The tables in which entries were evicted since the last sweep.
     recently_evicted: RefCell<BTreeSet<SubscriptionTable>>,
-    /// True while a control plane is connected, which receives subscriptions and sends changes.
-    pub(crate) connected: Cell<bool>,
-    /// The current inbound listeners, for each hello.
-    pub(crate) listening: RefCell<Vec<InboundListener>>,
-    /// The addresses of listeners for tools or for the application, by name.
-    pub(crate) addresses: RefCell<BTreeMap<String, SocketAddr>>,
-    /// True once the proxy is leaving: listeners are no longer announced.
-    pub(crate) withdrawn: Cell<bool>,
+    /// True while the stream to a control plane is open.
+    pub(crate) is_connected: Cell<bool>,
+    /// The current inbound listeners; each hello and status report contains them.
+    pub(crate) inbound_listeners: RefCell<Vec<InboundListener>>,
+    /// The addresses of listeners for tools or for the whole application, by listener name.
+    pub(crate) reported_addresses: RefCell<BTreeMap<String, SocketAddr>>,
+    /// True once the proxy shuts down: it no longer reports its listeners.
+    pub(crate) is_withdrawn: Cell<bool>,
     /// The address of the admin endpoint.
-    pub(crate) admin: SocketAddr,
-    /// Forwards queries of operators to their task; `None` rejects them.
-    queries: Option<mpsc::Sender<Query>>,
-    /// The failures of control planes, for the log.
+    pub(crate) admin_address: SocketAddr,
+    /// The queue of operators' queries for the admin task; `None` if queries are not supported.
+    query_queue: Option<mpsc::Sender<Query>>,
+    /// The current failures of control planes; decides which of them are logged.
     pub(crate) outage: ControlOutage,
     /// The failure that ends the proxy, if there is one.
-    pub(crate) fatal: FatalFailure,
+    pub(crate) fatal_failure: FatalFailure,
     /// A random number for choices that must differ between proxies.
     pub(crate) seed: u64,
 }
 
 impl ControlClient {
-    /// Creates the state before the first configuration; `admin` is the address of the admin endpoint.
+    /// Creates the state before the first configuration; `admin_address` is the address of the admin endpoint.
     pub(crate) fn new(
         config: Arc<Config>,
         telemetry: Arc<Telemetry>,
         config_store: Arc<ConfigStore>,
-        state: StateDir,
-        admin: SocketAddr,
+        state_dir: StateDir,
+        admin_address: SocketAddr,
         seed: u64,
     ) -> Self {
         Self {
             outage: ControlOutage::new(config.control.len()),
             config,
             config_store,
-            reached: ReachedAddresses::new(state.clone()),
-            state,
+            reached_addresses: ReachedAddresses::new(state_dir.clone()),
+            state_dir,
             snapshot_store: SnapshotStore::default(),
-            shard: telemetry.new_shard(),
+            metrics: telemetry.new_shard(),
             traffic_reporter: RefCell::new(TrafficReporter::from_telemetry(telemetry.clone())),
             telemetry,
             subscribed_services: RefCell::default(),
             subscribed_addresses: RefCell::default(),
-            dns_names: RefCell::default(),
+            subscribed_names: RefCell::default(),
             recently_evicted: RefCell::default(),
-            connected: Cell::new(false),
-            listening: RefCell::default(),
-            addresses: RefCell::default(),
-            withdrawn: Cell::new(false),
-            admin,
-            queries: None,
-            fatal: FatalFailure::default(),
+            is_connected: Cell::new(false),
+            inbound_listeners: RefCell::default(),
+            reported_addresses: RefCell::default(),
+            is_withdrawn: Cell::new(false),
+            admin_address,
+            query_queue: None,
+            fatal_failure: FatalFailure::default(),
             seed,
         }
     }
 
     /// Sets the queue for queries of operators, which another task answers.
-    pub(crate) fn with_queries(mut self, queries: mpsc::Sender<Query>) -> Self {
-        self.queries = Some(queries);
+    pub(crate) fn with_queries(mut self, query_queue: mpsc::Sender<Query>) -> Self {
+        self.query_queue = Some(query_queue);
         self
     }
 
@@ -124,7 +124,7 @@ impl ControlClient {
     pub(crate) fn status_report(&self) -> ProxyReport {
         ProxyReport {
             conditions: self.current_conditions(),
-            addresses: self.addresses.borrow().clone(),
+            addresses: self.reported_addresses.borrow().clone(),
         }
     }
 
@@ -144,8 +144,8 @@ impl ControlClient {
         conditions
     }
 
-    /// Stores the addresses of the listeners for tools and for the application as a whole, without those of
-    /// single services or ports.
+    /// Stores the addresses of listeners for tools and for the whole application. Listeners of single services
+    /// or ports are not reported.
     pub(crate) fn set_reported_addresses(&self, open_listeners: &BTreeMap<String, SocketAddr>) {
         let is_reported = |name: &str| {
             !["listener-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
@@ -153,7 +153,7 @@ impl ControlClient {
         let addresses = open_listeners.iter().filter(|(name, _)| is_reported(name));
         let addresses = addresses.map(|(name, address)| (name.clone(), *address));
         let health = self.config.health.map(|address| ("health".to_owned(), address));
-        self.addresses.replace(addresses.chain(health).collect());
+        self.reported_addresses.replace(addresses.chain(health).collect());
     }
 
     /// Counts evictions, and reports the table as a condition until no entry was evicted between two sweeps.
@@ -161,7 +161,7 @@ impl ControlClient {
         if count == 0 {
             return;
         }
-        self.shard.add(table.eviction_counter(), count as u64);
+        self.metrics.add(table.eviction_counter(), count as u64);
         self.config_store.conditions.set_condition(
             kind::TABLE_FULL,
             table.subject(),
@@ -181,7 +181,7 @@ impl ControlClient {
         self.config_store.conditions.replace_kind(kind::TABLE_FULL, conditions);
     }
 
-    /// Reports dropped log lines as a condition; 0 clears it.
+    /// Reports the number of recently dropped log lines as a condition; 0 clears the condition.
     pub(crate) fn report_dropped_lines(&self, lines: u64) {
         let (kind, subject) = (kind::LOG_LINES_DROPPED, "log");
         match lines {
@@ -193,15 +193,16 @@ impl ControlClient {
         }
     }
 
-    /// Reports a state directory that cannot be written as a condition, which `None` clears. Also retries to
-    /// write a certificate that is not on disk.
+    /// Reports `problem`, the last error of the state directory, as a condition; `None` clears the condition.
+    /// Also retries to write a certificate that is not on disk.
     pub(crate) fn report_state_problem(&self, problem: Option<String>) {
-        if self.state.lacks_certificate()
+        if self.state_dir.lacks_certificate()
             && let Some(credential) = self.config_store.credential()
         {
-            self.state.note_certificate(&credential.save(self.state.path()));
+            self.state_dir.record_certificate_write(&credential.save(self.state_dir.path()));
         }
-        let (kind, directory) = (kind::STATE_UNWRITABLE, self.state.path().display().to_string());
+        let (kind, directory) =
+            (kind::STATE_UNWRITABLE, self.state_dir.path().display().to_string());
         match problem {
             Some(problem) => self.config_store.conditions.set_condition(kind, &directory, problem),
             None => self.config_store.conditions.clear(kind, &directory),
@@ -209,15 +210,16 @@ impl ControlClient {
     }
 }
 
-/// Follows one control plane after another for as long as the proxy lives.
+/// Follows one control plane after another until the proxy ends. Returns early if no control plane is
+/// configured, or after a fatal failure.
 pub(crate) async fn follow_control(
     control_client: Rc<ControlClient>,
     mut requests: mpsc::Receiver<ProxyRequest>,
 ) {
     let mut subscriber = stored_config(&control_client);
-    let mut failures = 0_u32;
-    // Sidecars spread over the control planes: each begins at another one, and stays connected to it while it
-    // is available.
+    let mut failed_attempts = 0_u32;
+    // Sidecars spread over the control planes: each starts with a random control plane, and stays connected to
+    // it while it is available.
     let mut control_planes = control_client.config.control.clone();
     let first_position =
         usize::try_from(control_client.seed % control_planes.len().max(1) as u64).unwrap_or(0);
@@ -227,27 +229,29 @@ pub(crate) async fn follow_control(
             let started = Instant::now();
             let error =
                 follow_stream(&control_client, address, &mut subscriber, &mut requests).await;
-            control_client.connected.set(false);
+            control_client.is_connected.set(false);
             control_client.telemetry.set_level(Level::ControlConnected, 0);
             let was_stable =
-                matches!(error, StreamError::Stream(_)) && started.elapsed() > STABLE_AGE;
+                matches!(error, ControlError::Stream(_)) && started.elapsed() > STABLE_AGE;
             if was_stable {
                 control_client.outage.record_stable();
             }
             let serving = match control_client.config_store.current_config() {
                 Some(_) => Serving::Configuration,
-                None => Serving::Nothing,
+                None => Serving::NoConfiguration,
             };
             if control_client.outage.record_failure(position, address, &error, serving) {
-                return control_client.fatal.report_cause(StartError::Rejected(error.into()));
+                return control_client
+                    .fatal_failure
+                    .report_cause(StartError::Rejected(error.into()));
             }
-            failures = if was_stable { 0 } else { failures.saturating_add(1) };
+            failed_attempts = if was_stable { 0 } else { failed_attempts.saturating_add(1) };
             let lost_connection =
                 if was_stable { LostConnection::Stream } else { LostConnection::Attempt };
-            let random = control_client.seed.rotate_left(failures);
+            let random = control_client.seed.rotate_left(failed_attempts);
             tokio::time::sleep(retry_delay(
                 lost_connection,
-                failures,
+                failed_attempts,
                 control_planes.len(),
                 random,
             ))
@@ -263,7 +267,7 @@ pub(crate) async fn follow_control(
 
 /// Applies the snapshot stored by the previous run, until a newer one arrives.
 fn stored_config(control_client: &ControlClient) -> Subscriber {
-    let subscriber = control_client.state.stored_subscriber();
+    let subscriber = control_client.state_dir.stored_subscriber();
     let Some(update) = subscriber.current_update() else { return subscriber };
     if update.snapshot.config.workload != control_client.config.workload {
         tracing::warn!("the stored configuration is of another workload; waiting for a new one");
@@ -274,8 +278,8 @@ fn stored_config(control_client: &ControlClient) -> Subscriber {
         return Subscriber::new();
     }
     control_client.snapshot_store.set_stored(update.clone());
-    // Services that were used before are likely to be used again; the others become idle and are dropped. Names
-    // without a service are dropped: most are mistyped, and a new request queries them again.
+    // Services that were used before are likely to be used again; unused ones become idle and are dropped.
+    // Names without a service are not subscribed: most are mistyped, and a new query requests them again.
     control_client
         .subscribed_services
         .borrow_mut()
@@ -284,17 +288,17 @@ fn stored_config(control_client: &ControlClient) -> Subscriber {
         .subscribed_addresses
         .borrow_mut()
         .extend(update.snapshot.addresses.keys().copied());
-    control_client.dns_names.borrow_mut().extend(update.snapshot.names.keys().cloned());
+    control_client.subscribed_names.borrow_mut().extend(update.snapshot.names.keys().cloned());
     subscriber
 }
 
-/// Connects to a control plane, and serves the stream until it ends. Returns the cause of its end.
+/// Connects to a control plane, and serves the stream until it ends. Returns the cause of the end.
 async fn follow_stream(
     control_client: &Rc<ControlClient>,
     control: &ControlAddress,
     subscriber: &mut Subscriber,
     requests: &mut mpsc::Receiver<ProxyRequest>,
-) -> StreamError {
+) -> ControlError {
     let credential = match ensure_credential(control_client, control).await {
         Ok(credential) => credential,
         Err(error) => return error,
@@ -303,24 +307,24 @@ async fn follow_stream(
         Ok(stream) => stream,
         Err(error) => return error,
     };
-    control_client.connected.set(true);
+    control_client.is_connected.set(true);
     control_client.outage.record_connected(control);
     control_client.telemetry.set_level(Level::ControlConnected, 1);
-    control_client.shard.add(Count::ControlConnects, 1);
+    control_client.metrics.add(Count::ControlConnects, 1);
     let hello = Hello {
         workload: control_client.config.workload.clone(),
-        listeners: control_client.listening.borrow().clone(),
-        admin: Some(control_client.admin),
+        listeners: control_client.inbound_listeners.borrow().clone(),
+        admin: Some(control_client.admin_address),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         services: control_client.subscribed_services.borrow().keys().cloned().collect(),
         addresses: control_client.subscribed_addresses.borrow().keys().copied().collect(),
-        dns_names: control_client.dns_names.borrow().keys().cloned().collect(),
+        dns_names: control_client.subscribed_names.borrow().keys().cloned().collect(),
         session: session_number(SystemTime::now()),
         ca_generation: credential.ca_generation(),
         process: control_client.seed,
         report: control_client.status_report(),
-        answers_queries: control_client.queries.is_some(),
+        answers_queries: control_client.query_queue.is_some(),
     };
     let mut handler = StreamHandler { control_client };
     control_client.traffic_reporter.borrow_mut().start_stream(Instant::now());
@@ -329,7 +333,7 @@ async fn follow_stream(
     let error = stream_end.await;
     // Taps end with the stream; those still active are requested again.
     control_client.config_store.observability.replace_taps(&[]);
-    StreamError::Stream(error)
+    ControlError::Stream(error)
 }
 
 /// The handler of one stream: receives configuration, sends traffic counts and tapped requests.
@@ -352,7 +356,7 @@ impl leno_discovery::UpdateHandler for StreamHandler<'_> {
 
     fn handle_query(&mut self, query: Query) {
         let path = query.path.clone();
-        let queued = self.control_client.queries.as_ref().map(|queries| queries.try_send(query));
+        let queued = self.control_client.query_queue.as_ref().map(|queue| queue.try_send(query));
         if !matches!(queued, Some(Ok(()))) {
             tracing::debug!(path, "dropping a query of the control plane");
         }
@@ -364,7 +368,7 @@ async fn connect_control(
     control_client: &ControlClient,
     control: &ControlAddress,
     credential: &Credential,
-) -> Result<TlsStream<TcpStream>, StreamError> {
+) -> Result<TlsStream<TcpStream>, ControlError> {
     let expected_id = control_id(&control_client.config.trust_domain);
     let config = client_config(credential, &expected_id, &[leno_discovery::ALPN])?;
     connect_tls(control_client, control, config).await
@@ -375,28 +379,28 @@ async fn connect_tls(
     control_client: &ControlClient,
     control: &ControlAddress,
     config: Arc<ClientConfig>,
-) -> Result<TlsStream<TcpStream>, StreamError> {
+) -> Result<TlsStream<TcpStream>, ControlError> {
     let connect = async {
         let tcp = connect_tcp(control_client, control).await?;
         let address = tcp.peer_addr()?;
         let name = ServerName::IpAddress(address.ip().into());
         let tls = TlsConnector::from(config).connect(name, tcp).await?;
         // The certificate proves that this is a control plane.
-        control_client.reached.record_reached(control, address);
+        control_client.reached_addresses.record_reached(control, address);
         Ok::<_, std::io::Error>(tls)
     };
     let max_wait = control_client.config.limits.handshake_timeout;
-    Ok(tokio::time::timeout(max_wait, connect).await.map_err(|_| StreamError::Timeout)??)
+    Ok(tokio::time::timeout(max_wait, connect).await.map_err(|_| ControlError::Timeout)??)
 }
 
-/// Connects to a control plane, at the first of its addresses that accepts.
+/// Connects over TCP to the first address of a control plane that accepts.
 async fn connect_tcp(
     control_client: &ControlClient,
     control: &ControlAddress,
 ) -> std::io::Result<TcpStream> {
     let mut last_error =
         std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for address in control_client.reached.find_addresses(control).await? {
+    for address in control_client.reached_addresses.find_addresses(control).await? {
         let dialing = dial_address(address, &control_client.config.interception);
         match tokio::time::timeout(control_client.config.limits.connect_timeout, dialing).await {
             Ok(Ok(tcp)) => return Ok(tcp),
@@ -407,11 +411,11 @@ async fn connect_tcp(
     Err(last_error)
 }
 
-/// Returns the current certificate; without a valid one the proxy joins with its token.
+/// Returns the current credential. Without a valid certificate, the proxy first joins the mesh with its token.
 pub(crate) async fn ensure_credential(
     control_client: &ControlClient,
     control: &ControlAddress,
-) -> Result<Arc<Credential>, StreamError> {
+) -> Result<Arc<Credential>, ControlError> {
     let now = SystemTime::now();
     if let Some(credential) =
         control_client.config_store.credential().filter(|credential| !credential.is_expired(now))
@@ -443,10 +447,10 @@ fn apply_update(
     update: ConfigUpdate,
 ) -> Result<(), Vec<ResourceRejection>> {
     if let Err(error) = control_client.config_store.apply_update(&update) {
-        control_client.shard.add(Count::ConfigUpdatesRejected, 1);
+        control_client.metrics.add(Count::ConfigUpdatesRejected, 1);
         return Err(rejected_resources(&update, &error));
     }
-    control_client.shard.add(Count::ConfigUpdatesApplied, 1);
+    control_client.metrics.add(Count::ConfigUpdatesApplied, 1);
     control_client
         .telemetry
         .set_level(Level::ConfigServices, update.snapshot.services.len() as u64);
@@ -473,20 +477,20 @@ fn rejected_resources(update: &ConfigUpdate, error: &InvalidPattern) -> Vec<Reso
         .collect()
 }
 
-/// Returns the number of a stream: microseconds since the epoch. It increases with each stream, also over
-/// restarts, unless the clock is set back.
+/// Returns the session number of a stream: microseconds since the Unix epoch. The number increases with each
+/// stream, also over restarts, unless the clock is set back.
 fn session_number(now: SystemTime) -> u64 {
     let elapsed = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns the pause before the next attempt. All configured control planes are tried soon, and each with
-/// increasing backoff. Proxies that lost their streams at the same time spread over [`RECONNECT_SPREAD`]; they
-/// serve their current configuration meanwhile.
+/// Returns the pause before the next attempt. The backoff increases once all configured control planes have
+/// failed. Proxies that lost their streams at the same time spread their attempts over [`RECONNECT_SPREAD`];
+/// they serve their current configuration meanwhile.
 fn retry_delay(
     lost_connection: LostConnection,
-    failures: u32,
-    control_planes: usize,
+    failed_attempts: u32,
+    control_plane_count: usize,
     random: u64,
 ) -> Duration {
     match lost_connection {
@@ -495,8 +499,8 @@ fn retry_delay(
             Duration::from_nanos(u64::try_from(delay_ns).unwrap_or(u64::MAX))
         }
         LostConnection::Attempt => {
-            let control_planes = u32::try_from(control_planes.max(1)).unwrap_or(u32::MAX);
-            let completed_rounds = failures.saturating_sub(1) / control_planes;
+            let control_plane_count = u32::try_from(control_plane_count.max(1)).unwrap_or(u32::MAX);
+            let completed_rounds = failed_attempts.saturating_sub(1) / control_plane_count;
             backoff::backoff_delay(completed_rounds + 1, random).min(MAX_RECONNECT_DELAY)
         }
     }
@@ -513,7 +517,7 @@ enum LostConnection {
 
 /// The cause of the end of a stream, or of a failed attempt.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StreamError {
+pub(crate) enum ControlError {
     #[error("it cannot be reached: {0}")]
     Io(#[from] std::io::Error),
     #[error(
@@ -552,10 +556,14 @@ mod tests {
 
     #[test]
     fn all_control_planes_are_tried_before_backoff_increases() {
-        let max_delay = |failures, control_planes| {
-            retry_delay(LostConnection::Attempt, failures, control_planes, u64::MAX)
+        let max_delay = |failed_attempts, control_planes| {
+            retry_delay(LostConnection::Attempt, failed_attempts, control_planes, u64::MAX)
         };
-        assert!([1, 2, 3].iter().all(|failures| max_delay(*failures, 3) <= backoff::MIN_DELAY));
+        assert!(
+            [1, 2, 3]
+                .iter()
+                .all(|failed_attempts| max_delay(*failed_attempts, 3) <= backoff::MIN_DELAY)
+        );
         assert!(max_delay(4, 3) > backoff::MIN_DELAY && max_delay(2, 1) > backoff::MIN_DELAY);
         assert!(max_delay(30_000, 3) <= MAX_RECONNECT_DELAY);
     }

@@ -1,5 +1,5 @@
-//! Loops of the control thread: one subscribes to the resources that requests need and evicts unused ones, the
-//! other reconciles the listeners with the configuration.
+//! Two loops of the control thread. One subscribes to the resources that requests need, and unsubscribes unused
+//! resources. The other reconciles the listeners with the configuration.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,27 +19,28 @@ use crate::listeners::{ListenError, Listeners};
 use crate::open_listeners::OpenListeners;
 use crate::subscriptions::{EvictionPriority, SubscriptionTable, Subscriptions};
 
-/// Subscribes on first use, and unsubscribes entries that are idle.
+/// Subscribes to resources on their first use, and unsubscribes them when they are idle. Returns when the queue
+/// of resource requests is closed.
 pub(crate) async fn run_subscriptions(
     control_client: Rc<ControlClient>,
     mut resource_requests: mpsc::Receiver<ResourceRequest>,
     requests: mpsc::Sender<ProxyRequest>,
 ) {
-    let idle_time = control_client.config.limits.idle_subscription;
-    let mut sweep = tokio::time::interval(idle_time / 4);
-    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut batch = Vec::new();
+    let idle_timeout = control_client.config.limits.idle_subscription;
+    let mut sweep_interval = tokio::time::interval(idle_timeout / 4);
+    sweep_interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut request_batch = Vec::new();
     loop {
         let changes = tokio::select! {
-            count = resource_requests.recv_many(&mut batch, MAX_BATCHED_REQUESTS) => {
+            count = resource_requests.recv_many(&mut request_batch, MAX_BATCHED_REQUESTS) => {
                 if count == 0 {
                     return;
                 }
-                subscribe_batch(&control_client, &mut batch)
+                subscribe_batch(&control_client, &mut request_batch)
             }
-            _ = sweep.tick() => {
+            _ = sweep_interval.tick() => {
                 control_client.clear_eviction_conditions();
-                unsubscribe_idle(&control_client, idle_time)
+                unsubscribe_idle(&control_client, idle_timeout)
             }
         };
         for request in changes.into_iter().flatten() {
@@ -50,28 +51,32 @@ pub(crate) async fn run_subscriptions(
     }
 }
 
-/// At most two requests for each of services, addresses and names: new entries may evict others.
+/// At most two control plane requests for each of services, addresses and names: to subscribe to new entries,
+/// and to unsubscribe the entries that they evict.
 type SubscriptionChanges = [Option<ProxyRequest>; 6];
 
 /// Subscribes to the requested resources, and evicts other entries if a table is full.
 fn subscribe_batch(
     control_client: &ControlClient,
-    batch: &mut Vec<ResourceRequest>,
+    request_batch: &mut Vec<ResourceRequest>,
 ) -> SubscriptionChanges {
     let is_crowded = control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
     let mut evicted_addresses = if is_crowded {
-        remove_idle_addresses(control_client, CROWDED_IDLE_TIME)
+        remove_idle_addresses(control_client, CROWDED_IDLE_TIMEOUT)
     } else {
         Vec::new()
     };
-    let is_crowded = control_client.dns_names.borrow().len() > MAX_NAMES / 4 * 3;
-    let mut evicted_names =
-        if is_crowded { remove_idle_names(control_client, CROWDED_IDLE_TIME) } else { Vec::new() };
+    let is_crowded = control_client.subscribed_names.borrow().len() > MAX_NAMES / 4 * 3;
+    let mut evicted_names = if is_crowded {
+        remove_idle_names(control_client, CROWDED_IDLE_TIMEOUT)
+    } else {
+        Vec::new()
+    };
     let mut subscribed_services = control_client.subscribed_services.borrow_mut();
     let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
-    let mut dns_names = control_client.dns_names.borrow_mut();
+    let mut subscribed_names = control_client.subscribed_names.borrow_mut();
     let (mut new_services, mut new_addresses, mut new_names) = (Vec::new(), Vec::new(), Vec::new());
-    for request in batch.drain(..) {
+    for request in request_batch.drain(..) {
         match request {
             ResourceRequest::Service(service) if subscribed_services.insert(service.clone()) => {
                 new_services.push(service)
@@ -79,37 +84,39 @@ fn subscribe_batch(
             ResourceRequest::Address(address) if subscribed_addresses.insert(address) => {
                 new_addresses.push(address)
             }
-            ResourceRequest::Name(name) if dns_names.insert(name.clone()) => new_names.push(name),
+            ResourceRequest::Name(name) if subscribed_names.insert(name.clone()) => {
+                new_names.push(name)
+            }
             ResourceRequest::Service(_)
             | ResourceRequest::Address(_)
             | ResourceRequest::Name(_) => {}
         }
     }
-    // The batch is pending and newer than all other entries, so none of it is evicted.
+    // The entries of the batch are pending and newer than all others, so they are not evicted.
     let mut evicted_services = evict_unknown_services(control_client, &mut subscribed_services);
-    let priority = control_client.config_store.service_eviction_priority();
+    let priority_of = control_client.config_store.service_eviction_priority();
     evicted_services.extend(evict_excess(
         control_client,
         &mut subscribed_services,
         MAX_SUBSCRIPTIONS,
         SubscriptionTable::Services,
-        priority,
+        priority_of,
     ));
-    let priority = control_client.config_store.address_eviction_priority();
+    let priority_of = control_client.config_store.address_eviction_priority();
     evicted_addresses.extend(evict_excess(
         control_client,
         &mut subscribed_addresses,
         MAX_ADDRESSES,
         SubscriptionTable::Addresses,
-        priority,
+        priority_of,
     ));
-    let priority = control_client.config_store.name_eviction_priority();
+    let priority_of = control_client.config_store.name_eviction_priority();
     evicted_names.extend(evict_excess(
         control_client,
-        &mut dns_names,
+        &mut subscribed_names,
         MAX_NAMES,
         SubscriptionTable::Names,
-        priority,
+        priority_of,
     ));
     [
         (!evicted_services.is_empty()).then_some(ProxyRequest::Unsubscribe(evicted_services)),
@@ -122,8 +129,8 @@ fn subscribe_batch(
     ]
 }
 
-/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN_SERVICES`], so that an application that invents names
-/// leaves the table to existing services.
+/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN_SERVICES`], so that an application that
+/// invents names leaves the table to existing services.
 fn evict_unknown_services(
     control_client: &ControlClient,
     subscribed_services: &mut Subscriptions<ServiceName>,
@@ -146,8 +153,8 @@ fn evict_unknown_services(
     evicted
 }
 
-/// Evicts the entries beyond `max_len` from a table, and [`MAX_BATCHED_REQUESTS`] more as room for the next
-/// ones.
+/// Evicts the entries beyond `max_len` from a table, and [`MAX_BATCHED_REQUESTS`] more, as room for the next
+/// batch.
 fn evict_excess<K: Ord + Clone>(
     control_client: &ControlClient,
     subscriptions: &mut Subscriptions<K>,
@@ -166,30 +173,30 @@ fn evict_excess<K: Ord + Clone>(
     evicted
 }
 
-/// Reverts a request that did not fit into the queue; later requests repeat it.
+/// Reverts the subscriptions of a request that did not fit into the queue, so that later uses repeat it.
 fn revert_request(control_client: &ControlClient, request: ProxyRequest) {
     let mut subscribed_services = control_client.subscribed_services.borrow_mut();
     let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
-    let mut dns_names = control_client.dns_names.borrow_mut();
+    let mut subscribed_names = control_client.subscribed_names.borrow_mut();
     match request {
         ProxyRequest::SubscribeAddresses(addresses) => subscribed_addresses.remove_all(&addresses),
         ProxyRequest::UnsubscribeAddresses(addresses) => subscribed_addresses.extend(addresses),
-        ProxyRequest::SubscribeNames(names) => dns_names.remove_all(&names),
-        ProxyRequest::UnsubscribeNames(names) => dns_names.extend(names),
+        ProxyRequest::SubscribeNames(names) => subscribed_names.remove_all(&names),
+        ProxyRequest::UnsubscribeNames(names) => subscribed_names.extend(names),
         ProxyRequest::Subscribe(services) => subscribed_services.remove_all(&services),
         ProxyRequest::Unsubscribe(services) => subscribed_services.extend(services),
         ProxyRequest::Listeners(..) | ProxyRequest::Renew { .. } | ProxyRequest::Tapped { .. } => {}
     }
 }
 
-/// Unsubscribes the services, addresses and names without a use for `idle_time`.
-fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> SubscriptionChanges {
+/// Unsubscribes the services, addresses and names that were not used for `idle_timeout`.
+fn unsubscribe_idle(control_client: &ControlClient, idle_timeout: Duration) -> SubscriptionChanges {
     let mut subscribed_services = control_client.subscribed_services.borrow_mut();
-    let mut idle_services = control_client.config_store.idle_services(idle_time);
+    let mut idle_services = control_client.config_store.idle_services(idle_timeout);
     idle_services.retain(|service| subscribed_services.remove(service));
     let (addresses, names) = (
-        remove_idle_addresses(control_client, idle_time),
-        remove_idle_names(control_client, idle_time),
+        remove_idle_addresses(control_client, idle_timeout),
+        remove_idle_names(control_client, idle_timeout),
     );
     [
         (!idle_services.is_empty()).then_some(ProxyRequest::Unsubscribe(idle_services)),
@@ -201,25 +208,25 @@ fn unsubscribe_idle(control_client: &ControlClient, idle_time: Duration) -> Subs
     ]
 }
 
-/// Removes and returns the addresses without a connection for `idle_time`.
-fn remove_idle_addresses(control_client: &ControlClient, idle_time: Duration) -> Vec<IpAddr> {
+/// Removes and returns the addresses without a connection for `idle_timeout`.
+fn remove_idle_addresses(control_client: &ControlClient, idle_timeout: Duration) -> Vec<IpAddr> {
     let mut subscribed_addresses = control_client.subscribed_addresses.borrow_mut();
-    let mut idle_addresses = control_client.config_store.idle_addresses(idle_time);
+    let mut idle_addresses = control_client.config_store.idle_addresses(idle_timeout);
     idle_addresses.retain(|address| subscribed_addresses.remove(address));
     idle_addresses
 }
 
-/// Removes and returns the names without a query for `idle_time`.
-fn remove_idle_names(control_client: &ControlClient, idle_time: Duration) -> Vec<ServiceName> {
-    let mut dns_names = control_client.dns_names.borrow_mut();
-    let mut idle_names = control_client.config_store.idle_names(idle_time);
-    idle_names.retain(|name| dns_names.remove(name));
+/// Removes and returns the names without a query for `idle_timeout`.
+fn remove_idle_names(control_client: &ControlClient, idle_timeout: Duration) -> Vec<ServiceName> {
+    let mut subscribed_names = control_client.subscribed_names.borrow_mut();
+    let mut idle_names = control_client.config_store.idle_names(idle_timeout);
+    idle_names.retain(|name| subscribed_names.remove(name));
     idle_names
 }
 
 /// Reconciles the listeners with the configuration, and reports their addresses to the control plane. A
-/// listener that cannot bind its address, perhaps since a predecessor still holds it, is retried until it
-/// opens.
+/// listener that cannot bind its address is retried until it opens: the previous process may still hold the
+/// address.
 pub(crate) async fn reconcile_listeners(
     control_client: Rc<ControlClient>,
     mut listeners: Listeners,
@@ -227,19 +234,20 @@ pub(crate) async fn reconcile_listeners(
     open_listeners: OpenListeners,
 ) {
     let mut changes = control_client.config_store.subscribe();
-    let mut failures = 0_u32;
-    let mut is_unreported = false;
+    let mut failed_attempts = 0_u32;
+    let mut must_report = false;
     let (mut reported_at, mut last_report) = (Instant::now(), ProxyReport::default());
     loop {
         if let Some(config) = control_client.config_store.current_config()
             && control_client.config_store.credential().is_some()
-            && !control_client.withdrawn.get()
+            && !control_client.is_withdrawn.get()
         {
             let workload_config = &config.compiled.snapshot.config;
             let listen_errors = listeners.reconcile(&control_client.config, workload_config).await;
-            failures = if listen_errors.is_empty() { 0 } else { failures.saturating_add(1) };
+            failed_attempts =
+                if listen_errors.is_empty() { 0 } else { failed_attempts.saturating_add(1) };
             for problem in &listen_errors {
-                tracing::error!(%problem, failures, "cannot open a listener; retrying");
+                tracing::error!(%problem, failures = failed_attempts, "cannot open a listener; retrying");
             }
             let closed_listeners: BTreeMap<String, String> =
                 listen_errors.iter().map(closed_listener).collect();
@@ -252,57 +260,61 @@ pub(crate) async fn reconcile_listeners(
             control_client.config_store.set_own_listeners(listeners.application_listeners());
             let inbound_listeners =
                 listeners.inbound_listeners(&control_client.config, workload_config);
-            if *control_client.listening.borrow() != inbound_listeners {
-                control_client.listening.replace(inbound_listeners);
-                is_unreported = true;
+            if *control_client.inbound_listeners.borrow() != inbound_listeners {
+                control_client.inbound_listeners.replace(inbound_listeners);
+                must_report = true;
             }
         }
         // Before the first configuration there are no listeners to report, and an empty list would withdraw
         // them.
         let has_changed = open_listeners.current_states().is_some()
             && control_client.status_report() != last_report;
-        let retry_pause =
-            backoff::backoff_delay(failures, control_client.seed.rotate_left(failures))
-                .min(MAX_LISTENER_RETRY);
+        let retry_pause = backoff::backoff_delay(
+            failed_attempts,
+            control_client.seed.rotate_left(failed_attempts),
+        )
+        .min(MAX_LISTENER_RETRY);
         tokio::select! {
             // Waits while there is no stream; the hello of the next stream contains the listeners as well.
-            slot = requests.reserve(), if is_unreported => {
-                is_unreported = false;
+            slot = requests.reserve(), if must_report => {
+                must_report = false;
                 reported_at = Instant::now();
                 last_report = control_client.status_report();
-                if let Ok(slot) = slot && !control_client.withdrawn.get() {
-                    let listening = control_client.listening.borrow().clone();
-                    slot.send(ProxyRequest::Listeners(listening, last_report.clone()));
+                if let Ok(slot) = slot && !control_client.is_withdrawn.get() {
+                    let inbound_listeners = control_client.inbound_listeners.borrow().clone();
+                    let request =
+                        ProxyRequest::Listeners(inbound_listeners, last_report.clone());
+                    slot.send(request);
                 }
             }
             () = control_client.config_store.conditions.wait_for_change() => {}
             () = sleep_until((reported_at + REPORT_INTERVAL).into()), if has_changed => {
-                is_unreported = true;
+                must_report = true;
             }
             changed = changes.changed() => {
                 if changed.is_err() {
                     return;
                 }
             }
-            () = tokio::time::sleep(retry_pause), if failures > 0 => {}
+            () = tokio::time::sleep(retry_pause), if failed_attempts > 0 => {}
         }
     }
 }
 
 /// Returns the name of a listener that is not open, and the condition text: its address and the cause.
-fn closed_listener(problem: &ListenError) -> (String, String) {
-    (problem.name.clone(), format!("{}: {}", problem.address, problem.cause))
+fn closed_listener(listen_error: &ListenError) -> (String, String) {
+    (listen_error.name.clone(), format!("{}: {}", listen_error.address, listen_error.cause))
 }
 
-/// The idle time after which addresses are removed from a crowded table: an application with very many
-/// connections soon queries them again.
-const CROWDED_IDLE_TIME: Duration = Duration::from_secs(20);
+/// The time without use after which addresses and names are removed from a crowded table: an application with
+/// very many connections soon requests them again.
+const CROWDED_IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause between two reports of conditions: circuits may open and close many times in a second.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum number of subscribed names of services that do not exist, so that a service is found as soon as
 /// it is created: as many as an application with a long list of wrong names uses.
 const MAX_UNKNOWN_SERVICES: usize = 1024;
-/// The number of unknown names kept after an eviction, so that not every new name causes one.
+/// The number of unknown names that remain after an eviction, so that not every new name causes an eviction.
 const RETAINED_UNKNOWN_SERVICES: usize = MAX_UNKNOWN_SERVICES / 4 * 3;
 /// The maximum number of requests for services, addresses and names that are processed at once.
 const MAX_BATCHED_REQUESTS: usize = 64;

@@ -1,5 +1,5 @@
-//! Failed connections to control planes: each reason is logged once, and a proxy without configuration ends if
-//! no control plane can accept it.
+//! Failed connections to control planes. Repeated failures are logged once, and a proxy without configuration
+//! ends if no control plane can accept it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 
 use crate::StartError;
 use crate::control_address::ControlAddress;
-use crate::control_client::StreamError;
+use crate::control_client::ControlError;
 
 /// The failures since the last stable connection.
 #[derive(Debug)]
 pub(crate) struct ControlOutage {
     /// The number of configured control planes.
-    control_planes: usize,
+    control_plane_count: usize,
     /// The last failure of each configured control plane, by its position in the configuration.
     failures: RefCell<BTreeMap<usize, ControlFailure>>,
-    /// True if a connection was logged since the last failure.
+    /// True if a connection was logged since the last stable connection.
     is_connected_logged: Cell<bool>,
 }
 
@@ -27,55 +27,56 @@ pub(crate) struct ControlOutage {
 #[derive(Debug, PartialEq, Eq)]
 struct ControlFailure {
     /// The summary and the detail, as logged.
-    line: String,
-    /// True if the same attempt cannot succeed later.
+    log_line: String,
+    /// True if a repeated attempt cannot succeed.
     is_final: bool,
 }
 
 impl ControlOutage {
-    /// Creates the state without failures, for the given number of control planes.
-    pub(crate) fn new(control_planes: usize) -> Self {
+    /// Creates the state without failures, for this number of configured control planes.
+    pub(crate) fn new(control_plane_count: usize) -> Self {
         let is_connected_logged = Cell::new(false);
-        Self { control_planes, failures: RefCell::default(), is_connected_logged }
+        Self { control_plane_count, failures: RefCell::default(), is_connected_logged }
     }
 
     /// Records a failure. Returns true if the proxy must end with it: there is no configuration to serve, and
-    /// no control plane left to try. Otherwise the failure is logged, at debug level if it repeats the previous
-    /// one of this control plane.
+    /// the last failure of every control plane was final. Otherwise the failure is logged, at debug level if it
+    /// repeats the previous failure of this control plane.
     #[must_use]
     pub(crate) fn record_failure(
         &self,
         position: usize,
         control: &ControlAddress,
-        error: &StreamError,
+        error: &ControlError,
         serving: Serving,
     ) -> bool {
         let (summary, reason) = (error.failure_summary(), error.failure_detail());
         let failure =
-            ControlFailure { line: format!("{summary}: {reason}"), is_final: error.is_final() };
+            ControlFailure { log_line: format!("{summary}: {reason}"), is_final: error.is_final() };
         let serving_text = match serving {
             Serving::Configuration => "serving the last configuration",
-            Serving::Nothing => "no configuration to serve yet",
+            Serving::NoConfiguration => "no configuration to serve yet",
         };
         let previous = self.failures.borrow_mut().insert(position, failure);
-        if serving == Serving::Nothing && self.have_all_failed_finally() {
+        if serving == Serving::NoConfiguration && self.have_all_failed_finally() {
             return true;
         }
-        match previous.is_some_and(|previous| previous.line == format!("{summary}: {reason}")) {
+        match previous.is_some_and(|previous| previous.log_line == format!("{summary}: {reason}")) {
             true => tracing::debug!(%control, %reason, "{summary}; {serving_text}"),
             false => tracing::warn!(%control, %reason, "{summary}; {serving_text}"),
         }
         false
     }
 
-    /// Logs a connection after a failure, once until the next stable connection ends.
+    /// Logs the first connection after a failure; further connections are not logged until a stable one has
+    /// ended.
     pub(crate) fn record_connected(&self, control: &ControlAddress) {
         if !self.failures.borrow().is_empty() && !self.is_connected_logged.replace(true) {
             tracing::info!(%control, "connected to the control plane");
         }
     }
 
-    /// Records a stable connection: the next failure is logged, whatever its reason.
+    /// Records that a stable connection has ended: the next failure is logged, even if its reason repeats.
     pub(crate) fn record_stable(&self) {
         self.failures.borrow_mut().clear();
         self.is_connected_logged.set(false);
@@ -84,7 +85,8 @@ impl ControlOutage {
     /// True if the last failure of every control plane was final.
     fn have_all_failed_finally(&self) -> bool {
         let failures = self.failures.borrow();
-        failures.len() == self.control_planes && failures.values().all(|failure| failure.is_final)
+        failures.len() == self.control_plane_count
+            && failures.values().all(|failure| failure.is_final)
     }
 }
 
@@ -94,21 +96,21 @@ pub(crate) enum Serving {
     /// The proxy serves the last configuration.
     Configuration,
     /// There is no configuration, so the proxy serves no requests.
-    Nothing,
+    NoConfiguration,
 }
 
 /// The failure that ends the proxy.
 #[derive(Debug, Default)]
 pub(crate) struct FatalFailure {
     cause: RefCell<Option<StartError>>,
-    notify: Notify,
+    notified: Notify,
 }
 
 impl FatalFailure {
     /// Ends the proxy with this cause, unless another one was reported before.
     pub(crate) fn report_cause(&self, cause: StartError) {
         self.cause.borrow_mut().get_or_insert(cause);
-        self.notify.notify_one();
+        self.notified.notify_one();
     }
 
     /// Waits for a fatal failure.
@@ -117,12 +119,12 @@ impl FatalFailure {
             if let Some(cause) = self.cause.borrow_mut().take() {
                 return cause;
             }
-            self.notify.notified().await;
+            self.notified.notified().await;
         }
     }
 }
 
-impl StreamError {
+impl ControlError {
     /// Returns a short description of the failure, for the start of a log line.
     fn failure_summary(&self) -> &'static str {
         match self {
@@ -146,7 +148,7 @@ impl StreamError {
             | Self::Stream(DiscoveryError::Goodbye(reason)) => reason.clone(),
             Self::Tls(error) => error.to_string(),
             Self::Certificate(error) => error.to_string(),
-            other => other.to_string(),
+            error => error.to_string(),
         }
     }
 
@@ -157,11 +159,11 @@ impl StreamError {
             Self::Io(cause) if is_untrusted(&cause) => {
                 Self::Untrusted { cause, is_final: is_one_time }
             }
-            other => other,
+            error => error,
         }
     }
 
-    /// True if the same attempt cannot succeed later: it needs another token, or another control plane.
+    /// True if a repeated attempt cannot succeed without another token or another control plane.
     fn is_final(&self) -> bool {
         match self {
             Self::Join(JoinError::Rejected { is_final, .. }) => *is_final,
@@ -174,27 +176,27 @@ impl StreamError {
 
 /// True if TLS rejected the certificate of the server.
 fn is_untrusted(error: &std::io::Error) -> bool {
-    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
-    matches!(tls, Some(TlsFailure::InvalidCertificate(_)))
+    let tls_error = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(tls_error, Some(TlsFailure::InvalidCertificate(_)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rejected_join(is_final: bool) -> StreamError {
-        StreamError::Join(JoinError::Rejected { reason: "used".to_owned(), is_final })
+    fn rejected_join(is_final: bool) -> ControlError {
+        ControlError::Join(JoinError::Rejected { reason: "used".to_owned(), is_final })
     }
 
     #[test]
     fn the_proxy_ends_after_final_failures_of_all_control_planes() {
         let control = ControlAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 15010)));
         let outage = ControlOutage::new(2);
-        let ends_proxy = |position, error: &StreamError| {
-            outage.record_failure(position, &control, error, Serving::Nothing)
+        let ends_proxy = |position, error: &ControlError| {
+            outage.record_failure(position, &control, error, Serving::NoConfiguration)
         };
         assert!(!ends_proxy(0, &rejected_join(true)), "another control plane may accept it");
-        assert!(!ends_proxy(1, &StreamError::Timeout));
+        assert!(!ends_proxy(1, &ControlError::Timeout));
         assert!(ends_proxy(1, &rejected_join(true)));
         assert!(!outage.record_failure(1, &control, &rejected_join(true), Serving::Configuration));
         assert!(!ends_proxy(0, &rejected_join(false)), "the rejection may be temporary");
@@ -202,16 +204,16 @@ mod tests {
             0,
             &control,
             &rejected_join(true),
-            Serving::Nothing
+            Serving::NoConfiguration
         ));
     }
 
     #[test]
     fn a_failure_has_a_summary_and_a_detail_without_repetition() {
-        let unreachable = StreamError::Io(std::io::ErrorKind::ConnectionRefused.into());
-        let goodbye = StreamError::Stream(DiscoveryError::Goodbye("another proxy".to_owned()));
+        let unreachable = ControlError::Io(std::io::ErrorKind::ConnectionRefused.into());
+        let goodbye = ControlError::Stream(DiscoveryError::Goodbye("another proxy".to_owned()));
         let untrusted = TlsFailure::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let untrusted_error = || StreamError::Io(std::io::Error::other(untrusted.clone()));
+        let untrusted_error = || ControlError::Io(std::io::Error::other(untrusted.clone()));
         assert!(
             untrusted_error().into_join_error(true).is_final()
                 && !untrusted_error().into_join_error(false).is_final()

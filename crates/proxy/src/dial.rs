@@ -1,4 +1,4 @@
-//! Opening of TCP connections: with the sidecar's socket options, and with a firewall mark if the kernel would
+//! Opening of TCP connections with the proxy's socket options, and with a firewall mark if the kernel would
 //! otherwise redirect them to the sidecar.
 
 use std::io;
@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::config::Interception;
 
-/// Opens a TCP connection to `address`. There is no timeout.
+/// Opens a TCP connection to `address`, without a timeout.
 pub(crate) async fn dial_address(
     address: SocketAddr,
     interception: &Interception,
@@ -44,7 +44,8 @@ impl Connector for Interception {
     }
 }
 
-/// Sets the socket options of every connection; accepted ones inherit them from their listener (tcp(7)).
+/// Sets the options of a socket: no delay, and keepalive. Accepted connections inherit the options of their
+/// listener (tcp(7)).
 pub(crate) fn set_options(socket: SockRef<'_>) -> io::Result<()> {
     // Complete batches are written at once; delaying them for more data has no benefit.
     socket.set_tcp_nodelay(true)?;

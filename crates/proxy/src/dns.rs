@@ -1,4 +1,4 @@
-//! DNS server in the network namespace of a workload without Kubernetes (`leno up --netns`): it resolves
+//! DNS server in the network namespace of a workload without Kubernetes (`leno up --netns`). It resolves
 //! services to their virtual addresses, and no other names.
 
 use std::io;
@@ -27,7 +27,7 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
     })
     .await;
     let socket = Rc::new(socket);
-    let slots = std::sync::Arc::new(Semaphore::new(MAX_CONCURRENT_QUERIES));
+    let query_permits = std::sync::Arc::new(Semaphore::new(MAX_CONCURRENT_QUERIES));
     let mut packet = [0_u8; MAX_PACKET_BYTES];
     loop {
         let Ok((length, client)) = socket.recv_from(&mut packet).await else { continue };
@@ -36,9 +36,9 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
         if query.metadata.message_type != MessageType::Query {
             continue;
         }
-        // An application that sends more queries than the control plane answers loses some, and retries them.
-        let Ok(slot) = slots.clone().try_acquire_owned() else {
-            control_client.shard.add(Count::DnsQueriesFailed, 1);
+        // Queries beyond the limit are dropped; the application retries them.
+        let Ok(permit) = query_permits.clone().try_acquire_owned() else {
+            control_client.metrics.add(Count::DnsQueriesFailed, 1);
             continue;
         };
         let (control_client, socket) = (control_client.clone(), socket.clone());
@@ -46,7 +46,7 @@ pub(crate) async fn serve(control_client: Rc<ControlClient>, address: SocketAddr
             if let Err(error) = respond_to_query(&control_client, &socket, &query, client).await {
                 tracing::debug!(%error, "DNS response not sent");
             }
-            drop(slot);
+            drop(permit);
         });
     }
 }
@@ -72,8 +72,8 @@ async fn respond_to_query(
                         RecordType::AAAA => RData::AAAA(AAAA(to_v6(address))),
                         _ => RData::A(A(address)),
                     };
-                    let name = question.name().clone();
-                    response.add_answer(Record::from_rdata(name, TTL_SECONDS, data));
+                    let question_name = question.name().clone();
+                    response.add_answer(Record::from_rdata(question_name, TTL_SECONDS, data));
                 }
                 Ok(None) => {}
                 Err(code) => {
@@ -90,11 +90,11 @@ async fn respond_to_query(
     Ok(())
 }
 
-/// Returns the virtual address of the service that a query names, or `Ok(None)` if it has no record of this
-/// type.
+/// Returns the virtual address of the service that a query names; `Ok(None)` if the service has no record of
+/// the requested type.
 ///
 /// # Errors
-/// The response code.
+/// The response code: NXDOMAIN if there is no such service, SERVFAIL if this is unknown or no address is free.
 async fn resolve_service(
     control_client: &ControlClient,
     question: &Query,
@@ -103,8 +103,8 @@ async fn resolve_service(
         return Err(ResponseCode::NotImp);
     }
     let namespace = &control_client.config.workload.namespace;
-    let name = question.name().to_utf8();
-    let service = host::service_of(&name, namespace).ok_or(ResponseCode::NXDomain)?;
+    let question_name = question.name().to_utf8();
+    let service = host::service_of(&question_name, namespace).ok_or(ResponseCode::NXDomain)?;
     let max_wait = control_client.config.limits.discovery_timeout;
     match control_client.config_store.with_service(&service, max_wait).await {
         Ok(_) => {}
@@ -112,13 +112,13 @@ async fn resolve_service(
         // Without a response of the control plane, existence is unknown: SERVFAIL, not NXDOMAIN.
         Err(_) => return Err(ResponseCode::ServFail),
     }
-    let has_v6 = matches!(
+    let supports_v6 = matches!(
         control_client.config.interception,
         Interception::Redirect { outbound_v6: Some(_), .. }
     );
     match question.query_type() {
         RecordType::A => {}
-        RecordType::AAAA if has_v6 => {}
+        RecordType::AAAA if supports_v6 => {}
         _ => return Ok(None),
     }
     let virtual_addresses = control_client.config_store.virtual_addresses();
@@ -128,14 +128,15 @@ async fn resolve_service(
         control_client.record_evictions(SubscriptionTable::ServiceAddresses, 1);
     }
     if assignment != AddressAssignment::Existing {
-        control_client.state.store_names(&virtual_addresses.to_text());
+        control_client.state_dir.store_virtual_addresses(&virtual_addresses.to_text());
     }
     Ok(Some(address))
 }
 
-/// The TTL of address records. The addresses stay valid much longer.
+/// The TTL of address records in seconds. The addresses stay valid much longer.
 const TTL_SECONDS: u32 = 30;
-/// The maximum size of a query: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients send a little more.
+/// The maximum size of a query in bytes: RFC 1035 §2.3.4 allows 512 bytes over UDP, and EDNS clients send a
+/// little more.
 const MAX_PACKET_BYTES: usize = 1232;
-/// The maximum number of concurrent DNS queries.
+/// The maximum number of concurrent DNS queries; further queries are dropped.
 const MAX_CONCURRENT_QUERIES: usize = 256;

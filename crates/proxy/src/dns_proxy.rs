@@ -41,20 +41,20 @@ pub(crate) enum DnsTransport {
     Tcp,
 }
 
-/// The replies to one packet, as computed without sockets.
+/// The responses to one packet, computed without sockets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DnsReplies {
-    /// The service in the query for addresses; no other packet has replies.
+    /// The service in the address query of the packet; `None` for any other packet.
     pub service: Option<ServiceName>,
-    /// The reply over UDP.
+    /// The response over UDP; `None` if the packet queries no service.
     pub udp: Option<Vec<u8>>,
-    /// The reply over TCP.
+    /// The response over TCP; `None` if the packet queries no service.
     pub tcp: Option<Vec<u8>>,
-    /// The reply when no resolver responds.
+    /// The SERVFAIL response if no resolver responds; `None` for a malformed packet.
     pub failure: Option<Vec<u8>>,
 }
 
-/// Returns the replies to a packet over both transports, as if each service had this record.
+/// Returns the responses to a packet over both transports, as if each service had this record.
 pub(crate) fn build_replies(
     packet: &[u8],
     domain: &ClusterDomain,
@@ -79,10 +79,10 @@ pub(crate) fn serve(tasks: &LocalSet, control_client: &Rc<ControlClient>, dns_pr
     let resolvers = Resolvers::new(dns_proxy.resolvers.clone(), RESOLVER_PORT, is_in_pod);
     let handler = DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
     let handler = Rc::new(handler);
-    let permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
+    let connection_permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
     for address in &dns_proxy.at {
         tasks.spawn_local(handler.clone().serve_udp(*address));
-        tasks.spawn_local(handler.clone().serve_tcp(*address, permits.clone()));
+        tasks.spawn_local(handler.clone().serve_tcp(*address, connection_permits.clone()));
     }
 }
 
@@ -107,7 +107,8 @@ struct DnsQueryHandler {
     control_client: Rc<ControlClient>,
     domain: ClusterDomain,
     resolvers: Resolvers,
-    /// Set after the control plane left a query unanswered: until then queries do not wait for it.
+    /// The time until which queries do not wait for the control plane, because it left a query unanswered;
+    /// `None` if it has answered all queries.
     control_silent_until: Cell<Option<Instant>>,
     /// The budget of control plane queries for new names.
     query_budget: RefCell<QueryBudget>,
@@ -117,10 +118,10 @@ struct DnsQueryHandler {
 
 /// The next step of a DNS query.
 enum QueryStep {
-    /// The query is complete, with this reply; `None`: a malformed query gets no reply.
-    Reply(Option<Vec<u8>>),
-    /// The query is forwarded while this permit is held: to the control plane first, if it is for a service
-    /// without a known record.
+    /// Sends this response; `None` drops a malformed query without a response.
+    Respond(Option<Vec<u8>>),
+    /// Forwards the query while the permit is held: to the control plane first if it is for a service without a
+    /// known record, then to the resolvers.
     Forward(Option<Box<ServiceQuery>>, OwnedSemaphorePermit),
 }
 
@@ -160,34 +161,34 @@ impl DnsQueryHandler {
             }
             let query = packet.get(..length).unwrap_or_default();
             let (service_query, permit) = match self.handle_immediately(query, DnsTransport::Udp) {
-                QueryStep::Reply(None) => continue,
-                QueryStep::Reply(Some(reply)) => {
-                    socket.send_to(&reply, client).await.ok();
+                QueryStep::Respond(None) => continue,
+                QueryStep::Respond(Some(response)) => {
+                    socket.send_to(&response, client).await.ok();
                     continue;
                 }
                 QueryStep::Forward(service_query, permit) => (service_query, permit),
             };
             let (handler, socket, query) = (self.clone(), socket.clone(), query.to_vec());
             tokio::task::spawn_local(async move {
-                if let Some(reply) =
+                if let Some(response) =
                     handler.resolve_query(service_query, &query, DnsTransport::Udp).await
                 {
-                    socket.send_to(&reply, client).await.ok();
+                    socket.send_to(&response, client).await.ok();
                 }
                 drop(permit);
             });
         }
     }
 
-    /// Serves queries over TCP; `permits` limit the connections of all listeners.
-    async fn serve_tcp(self: Rc<Self>, address: SocketAddr, permits: Arc<Semaphore>) {
+    /// Serves queries over TCP; `connection_permits` limits the connections of all listeners together.
+    async fn serve_tcp(self: Rc<Self>, address: SocketAddr, connection_permits: Arc<Semaphore>) {
         let listener = bind_when_free(self.conditions(), address, DnsTransport::Tcp, async || {
             TcpListener::bind(address).await
         })
         .await;
         let mut listener = Listener::new("DNS", listener);
         loop {
-            let Ok(permit) = permits.clone().acquire_owned().await else {
+            let Ok(permit) = connection_permits.clone().acquire_owned().await else {
                 return;
             };
             let (tcp, _) = listener.accept().await;
@@ -212,10 +213,10 @@ impl DnsQueryHandler {
                 tcp.read_exact(&mut query).await.map(|_| query)
             };
             let query = timeout(IDLE_TIMEOUT, read_query).await.map_err(io::Error::from)??;
-            let reply = self.handle_query(&query, DnsTransport::Tcp).await;
-            let reply = reply.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+            let response = self.handle_query(&query, DnsTransport::Tcp).await;
+            let response = response.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
             let write_response = async {
-                tcp.write_all(&resolvers::frame_message(&reply)).await?;
+                tcp.write_all(&resolvers::frame_message(&response)).await?;
                 tcp.flush().await
             };
             timeout(IDLE_TIMEOUT, write_response).await.map_err(io::Error::from)??;
@@ -225,27 +226,27 @@ impl DnsQueryHandler {
     /// Returns the response to a query; `None` if it is malformed.
     async fn handle_query(&self, query: &[u8], transport: DnsTransport) -> Option<Vec<u8>> {
         match self.handle_immediately(query, transport) {
-            QueryStep::Reply(reply) => reply,
+            QueryStep::Respond(response) => response,
             QueryStep::Forward(service_query, _permit) => {
                 self.resolve_query(service_query, query, transport).await
             }
         }
     }
 
-    /// Handles a query as far as possible without waiting: known names are resolved regardless of the number of
-    /// pending queries.
+    /// Handles a query as far as possible without waiting, so that known names are resolved even if too many
+    /// queries are pending.
     fn handle_immediately(&self, query: &[u8], transport: DnsTransport) -> QueryStep {
         let service_query = match parse_query(query, &self.domain) {
             ParsedQuery::Invalid => {
                 self.count(Count::DnsQueriesFailed);
-                return QueryStep::Reply(None);
+                return QueryStep::Respond(None);
             }
             ParsedQuery::OutsideMesh => None,
             ParsedQuery::Service(service_query) => {
                 match self.known_record(&service_query.service) {
                     None => Some(service_query),
                     Some(record) => match self.mesh_response(&service_query, &record, transport) {
-                        Some(reply) => return QueryStep::Reply(Some(reply)),
+                        Some(response) => return QueryStep::Respond(Some(response)),
                         None => None,
                     },
                 }
@@ -253,7 +254,7 @@ impl DnsQueryHandler {
         };
         match self.pending_queries.clone().try_acquire_owned() {
             Ok(permit) => QueryStep::Forward(service_query, permit),
-            Err(_) => QueryStep::Reply(self.server_failure(query)),
+            Err(_) => QueryStep::Respond(self.server_failure(query)),
         }
     }
 
@@ -266,13 +267,13 @@ impl DnsQueryHandler {
     ) -> Option<Vec<u8>> {
         if let Some(service_query) = service_query
             && let Some(record) = self.request_record(&service_query.service).await
-            && let Some(reply) = self.mesh_response(&service_query, &record, transport)
+            && let Some(response) = self.mesh_response(&service_query, &record, transport)
         {
-            return Some(reply);
+            return Some(response);
         }
-        if let Some(reply) = self.resolvers.forward_query(query, transport).await {
+        if let Some(response) = self.resolvers.forward_query(query, transport).await {
             self.count(Count::DnsQueriesForwarded);
-            return Some(reply);
+            return Some(response);
         }
         self.server_failure(query)
     }
@@ -284,11 +285,11 @@ impl DnsQueryHandler {
         record: &DnsRecord,
         transport: DnsTransport,
     ) -> Option<Vec<u8>> {
-        let reply =
+        let response =
             service_query.build_response(record, transport).filter(|_| !record.is_forwarded())?;
         self.request_address_entries(service_query, record);
         self.count(Count::DnsQueriesAnswered);
-        Some(reply)
+        Some(response)
     }
 
     /// Counts a failed query, and returns its SERVFAIL response.
@@ -297,22 +298,23 @@ impl DnsQueryHandler {
         server_failure(query)
     }
 
-    /// Returns the record of a name, if it is known and current.
+    /// Returns the record of a name; `None` if the record is unknown or may be outdated.
     fn known_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
         // Without a connection to the control plane, records may be outdated.
-        let is_connected = self.control_client.connected.get();
+        let is_connected = self.control_client.is_connected.get();
         is_connected.then(|| self.control_client.config_store.dns_record(name)).flatten()
     }
 
-    /// Requests the record of a name from the control plane. The wait is short: the resolvers have an equally
-    /// valid response.
+    /// Requests the record of a name from the control plane, and waits at most [`MAX_CONTROL_WAIT`]. Returns
+    /// `None` without a record; the query is then forwarded to the resolvers.
     async fn request_record(&self, name: &ServiceName) -> Option<Arc<DnsRecord>> {
-        let ControlClient { config_store, connected, dns_names, .. } = &*self.control_client;
-        if !connected.get() {
+        let ControlClient { config_store, is_connected, subscribed_names, .. } =
+            &*self.control_client;
+        if !is_connected.get() {
             return None;
         }
         let now = Instant::now();
-        let is_new = !dns_names.borrow().contains(name);
+        let is_new = !subscribed_names.borrow().contains(name);
         if is_new && !self.query_budget.borrow_mut().try_withdraw(name, now) {
             return None;
         }
@@ -355,7 +357,7 @@ impl DnsQueryHandler {
     }
 
     fn count(&self, count: Count) {
-        self.control_client.shard.add(count, 1);
+        self.control_client.metrics.add(count, 1);
     }
 }
 
@@ -400,9 +402,9 @@ const MAX_TCP_CONNECTIONS: usize = 64;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum lifetime of a TCP connection.
 const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);
-/// The time limit for the control plane's response.
+/// The maximum wait of a query for the control plane's response.
 const MAX_CONTROL_WAIT: Duration = Duration::from_millis(250);
-/// The time after [`MAX_CONTROL_WAIT`] has passed in which queries do not wait for the control plane.
+/// The time for which queries do not wait for the control plane after it left a query unanswered.
 const CONTROL_SILENCE: Duration = Duration::from_secs(10);
 /// The maximum number of addresses for which entries are requested; with more, the client's choice is
 /// unpredictable.

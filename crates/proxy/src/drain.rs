@@ -1,4 +1,4 @@
-//! Phases of a proxy: serving, leaving, draining, stopped.
+//! The phases of a proxy from its start to its end, and the time for last requests when the drain begins.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ use crate::config::Limits;
 /// The phase of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Accepts connections and requests.
+    /// The proxy accepts connections and requests.
     Serving,
-    /// Serves as before, but is not ready and closes connections after the next response: load balancers stop
-    /// sending connections here, and HTTP/1.1 clients leave before idle connections are closed.
+    /// The drain delay: the proxy still serves, but is not ready and closes connections after the next
+    /// response. Load balancers stop sending connections, and HTTP/1.1 clients leave before idle connections
+    /// are closed.
     Leaving,
-    /// Accepts no new connections; requests in progress finish.
+    /// The proxy accepts no new connections; requests in progress finish.
     Draining,
     /// The data threads have ended. The admin and health pages complete their responses.
     Stopped,
@@ -21,6 +22,6 @@ pub(crate) enum Phase {
 /// Returns the time for which an idle or new connection may send a last request after the drain has begun. A
 /// request that crosses the close of its connection is lost (RFC 9112 §9.5), so busy clients get a response
 /// with `Connection: close` instead.
-pub(crate) fn last_call(limits: &Limits) -> Duration {
-    limits.last_call.min(limits.drain_timeout / 2)
+pub(crate) fn last_request_timeout(limits: &Limits) -> Duration {
+    limits.last_request_timeout.min(limits.drain_timeout / 2)
 }

@@ -1,4 +1,5 @@
-//! The endpoints that outlier detection has ejected, over all threads, for the admin endpoint.
+//! The registry of endpoints that outlier detection has ejected, over all data threads. The admin endpoint
+//! shows it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +9,8 @@ use std::time::Instant;
 use leno_model::{Endpoint, ServicePolicyName};
 use leno_traffic::outlier::EjectionCause;
 
-/// The endpoints that are currently ejected. Requests do not access it, only ejections, unejections and the
-/// admin endpoint.
+/// The endpoints that are currently ejected. Requests do not access the registry; only ejections, unejections
+/// and the admin endpoint do.
 #[derive(Default)]
 pub(crate) struct EjectedEndpoints {
     /// The ejected endpoints of each cluster state, by its number.
@@ -33,7 +34,7 @@ impl EjectedEndpoints {
         self.next_cluster_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Replaces the ejected endpoints of one cluster state.
+    /// Replaces the ejected endpoints of one cluster state; an empty list removes the cluster state.
     pub(crate) fn set_entries(&self, cluster: u64, entries: Vec<EjectionRecord>) {
         match entries.is_empty() {
             true => self.lock().remove(&cluster),
@@ -46,24 +47,26 @@ impl EjectedEndpoints {
         self.lock().get(&cluster).map_or(0, Vec::len)
     }
 
-    /// Returns each ejected endpoint with the number of threads that ejected it, and the entry of the first of
-    /// them.
+    /// Returns each ejected endpoint once, with the number of threads that ejected it, and the record of one of
+    /// these threads.
     pub(crate) fn snapshot(&self) -> Vec<(usize, EjectionRecord)> {
-        let mut endpoints: Vec<(usize, EjectionRecord)> = Vec::new();
+        let mut ejected_endpoints: Vec<(usize, EjectionRecord)> = Vec::new();
         for entry in self.lock().values().flatten() {
-            match endpoints
+            match ejected_endpoints
                 .iter_mut()
                 .find(|(_, existing)| existing.endpoint.id == entry.endpoint.id)
             {
-                Some((threads, _)) => *threads += 1,
-                None => endpoints.push((1, entry.clone())),
+                Some((thread_count, _)) => *thread_count += 1,
+                None => ejected_endpoints.push((1, entry.clone())),
             }
         }
-        endpoints.sort_by(|(_, first), (_, second)| first.endpoint.id.cmp(&second.endpoint.id));
-        endpoints
+        ejected_endpoints
+            .sort_by(|(_, first), (_, second)| first.endpoint.id.cmp(&second.endpoint.id));
+        ejected_endpoints
     }
 
-    /// Locks the table, also after a panic of another thread: no update leaves a partial state.
+    /// Locks the table, even if another thread panicked while holding the lock: no update leaves a partial
+    /// state.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<EjectionRecord>>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! Waiting of requests for an endpoint: a request without an endpoint is routed again if a newer configuration
-//! has one, for example while a workload restarts.
+//! Requests that wait for an endpoint: a request that found no endpoint is routed again if a newer
+//! configuration contains an endpoint, for example after a workload has restarted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +13,18 @@ use crate::drain::Phase;
 use crate::upstream::priorities::Priorities;
 use crate::worker::Worker;
 
-/// The configuration version with which a request failed. The request may be routed again with a newer one.
+/// The configuration version with which a request failed. The request may be routed again with a newer version.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outdated {
     version: u64,
-    /// True if the configuration is current, and the sidecar of the endpoint has a newer one without the port.
+    /// True if this is the current configuration, but the endpoint's sidecar already has a newer configuration
+    /// without the port.
     is_behind: bool,
 }
 
 impl Outdated {
-    /// Returns the version with which the request may be routed again; `None` if one of these endpoints is
-    /// current and its workload still has the port.
+    /// Returns the version of `config` if the request may be routed again with a newer version. Returns `None`
+    /// if one of the endpoints is current, unless its workload has lost the port (`has_lost_port`).
     #[cold]
     pub(crate) fn detect(
         config_store: &ConfigStore,
@@ -71,9 +72,10 @@ impl Worker {
 }
 
 impl ConfigStore {
-    /// Returns the outlook of a request that found no endpoint of a service in a configuration version.
-    fn endpoint_outlook(&self, service: &ServiceName, version: u64) -> EndpointOutlook {
-        let Some(config) = self.current_config() else { return EndpointOutlook::None };
+    /// Returns whether a request that found no endpoint of a service in a configuration version can expect an
+    /// endpoint.
+    fn endpoint_expectation(&self, service: &ServiceName, version: u64) -> EndpointExpectation {
+        let Some(config) = self.current_config() else { return EndpointExpectation::None };
         let compiled_service = config.compiled.service(service);
         let awaited_service = compiled_service.filter(|service| service.config.awaited);
         let is_empty = |service: &Arc<CompiledService>| {
@@ -81,18 +83,18 @@ impl ConfigStore {
         };
         match awaited_service {
             Some(service) if is_empty(service) || config.version == version => {
-                EndpointOutlook::Awaited
+                EndpointExpectation::Awaited
             }
-            _ if config.version != version => EndpointOutlook::Newer,
-            _ => EndpointOutlook::None,
+            _ if config.version != version => EndpointExpectation::Newer,
+            _ => EndpointExpectation::None,
         }
     }
 }
 
-/// The outlook of a request without an endpoint.
+/// Whether a request without an endpoint can expect an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EndpointOutlook {
-    /// A newer configuration exists: the request may be routed by it.
+enum EndpointExpectation {
+    /// A newer configuration exists: the request is routed again.
     Newer,
     /// An endpoint is expected.
     Awaited,
@@ -100,8 +102,8 @@ enum EndpointOutlook {
     None,
 }
 
-/// Waits for a later configuration in which a request for a service may succeed. Returns false if none is
-/// expected.
+/// Waits for a later configuration in which a request for a service may succeed. Returns false if no endpoint
+/// is expected.
 async fn wait_for_newer_config(
     config_store: &ConfigStore,
     service: &ServiceName,
@@ -109,10 +111,10 @@ async fn wait_for_newer_config(
 ) -> bool {
     let mut changes = config_store.subscribe();
     loop {
-        match config_store.endpoint_outlook(service, version) {
-            EndpointOutlook::Newer => return true,
-            EndpointOutlook::None => return false,
-            EndpointOutlook::Awaited => {}
+        match config_store.endpoint_expectation(service, version) {
+            EndpointExpectation::Newer => return true,
+            EndpointExpectation::None => return false,
+            EndpointExpectation::Awaited => {}
         }
         // The configuration store outlives its requests.
         if changes.changed().await.is_err() {

@@ -11,19 +11,19 @@ use leno_wire::link::ResetCode;
 
 use crate::http::grpc;
 use crate::http::message::ReadError;
-use crate::link::StreamLoss;
+use crate::link::StreamError;
 
 /// The failure of a request or connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
-    /// The policy that decided the failure.
+    /// The policy that caused the failure; `None` if no policy did.
     pub(crate) policy: Option<PolicyDecision>,
-    /// The response, if a policy sets another one than the reason does.
+    /// The response that a policy sets; `None` for the default response of the reason.
     pub(crate) response: Option<Arc<FixedResponse>>,
-    /// The value of `Retry-After`, in seconds.
+    /// The value of `Retry-After`, in seconds; `None` omits the header.
     pub(crate) retry_after: Option<u64>,
-    /// The gRPC status, if a policy sets another one than the reason does.
+    /// The gRPC status that a policy sets; `None` for the default status of the reason.
     pub(crate) grpc: Option<GrpcStatus>,
     /// The HTTP/2 error code with which the upstream reset its stream.
     pub(crate) reset: Option<ResetCode>,
@@ -36,7 +36,7 @@ impl Failure {
         policy_status.unwrap_or(self.reason.status())
     }
 
-    /// Returns the gRPC status of the response to a call.
+    /// Returns the status of the response to a gRPC call.
     pub(crate) fn grpc_status(&self) -> GrpcStatus {
         let reset_status = || self.reset.and_then(grpc::status_of_reset);
         self.grpc.or_else(reset_status).unwrap_or_else(|| grpc::status_for(self.reason))
@@ -115,12 +115,12 @@ pub(crate) fn upstream_reason(error: &ReadError) -> Reason {
     }
 }
 
-/// Returns the reason for a stream to an endpoint that ended early.
-pub(crate) fn lost_reason(loss: StreamLoss) -> Reason {
-    match loss {
-        StreamLoss::Refused => Reason::UpstreamRefused,
-        StreamLoss::Unreachable => Reason::ConnectFailed,
-        StreamLoss::Denied => Reason::Denied,
-        StreamLoss::Broken | StreamLoss::Http2(_) => Reason::UpstreamReset,
+/// Returns the reason for a failure of a stream to an endpoint.
+pub(crate) fn stream_error_reason(error: StreamError) -> Reason {
+    match error {
+        StreamError::Refused => Reason::UpstreamRefused,
+        StreamError::Unreachable => Reason::ConnectFailed,
+        StreamError::Denied => Reason::Denied,
+        StreamError::Broken | StreamError::Http2(_) => Reason::UpstreamReset,
     }
 }

@@ -1,8 +1,8 @@
-//! Export of spans, metrics and access log entries to collectors, by the control thread.
+//! Export of spans, metrics and access log entries to collectors. It runs on the control thread.
 //!
-//! All parts are bounded: queues ([`crate::request_trace::MAX_QUEUED_SPANS`], [`crate::request_trace::MAX_QUEUED_LOG_LINES`]),
-//! batch sizes, and the duration and number of attempts. Entries beyond the bounds are dropped and counted; no
-//! data thread waits.
+//! Queues ([`crate::request_trace::MAX_QUEUED_SPANS`], [`crate::request_trace::MAX_QUEUED_LOG_LINES`]), batch
+//! sizes, and the duration and number of attempts are bounded. Entries beyond the bounds are dropped and
+//! counted; data threads never wait.
 
 mod otlp;
 pub(crate) mod source;
@@ -34,7 +34,7 @@ use crate::request_trace::TraceEntry;
 pub(crate) struct TelemetryExporter {
     config: Arc<Config>,
     config_store: Arc<ConfigStore>,
-    shard: Rc<MetricsShard>,
+    metrics: Rc<MetricsShard>,
     client: Exporter<Interception>,
 }
 
@@ -42,10 +42,10 @@ impl TelemetryExporter {
     pub(crate) fn new(
         config: Arc<Config>,
         config_store: Arc<ConfigStore>,
-        shard: MetricsShard,
+        metrics: MetricsShard,
     ) -> Self {
         let client = Exporter::new(config.interception.clone(), config.collector_ca.clone());
-        Self { config, config_store, shard: Rc::new(shard), client }
+        Self { config, config_store, metrics: Rc::new(metrics), client }
     }
 
     /// Returns the configuration store, which has the observability settings.
@@ -62,11 +62,11 @@ impl TelemetryExporter {
         export_status: &mut ExportStatus<ExportCounter>,
     ) {
         let export_requests = records::encode_requests(&self.source(), batch, format);
-        self.client.deliver_all(collector, export_requests, export_status).await;
+        self.client.send_all(collector, export_requests, export_status).await;
     }
 
-    /// Creates the status of exporting access log entries: its counters and its log lines.
-    pub(crate) fn line_export_status(&self) -> ExportStatus<ExportCounter> {
+    /// Creates the export status of access log entries.
+    pub(crate) fn log_export_status(&self) -> ExportStatus<ExportCounter> {
         self.export_status(
             "lines of the access log",
             Count::RecordsExported,
@@ -84,16 +84,20 @@ impl TelemetryExporter {
         self.export_status("metrics", Count::PointsExported, Count::PointsRejected)
     }
 
+    /// Creates an export status: its counters, and the `kind` that log lines name.
     fn export_status(
         &self,
         kind: &'static str,
-        exported: Count,
-        rejected: Count,
+        exported_counter: Count,
+        rejected_counter: Count,
     ) -> ExportStatus<ExportCounter> {
-        ExportStatus::new(kind, ExportCounter { shard: self.shard.clone(), exported, rejected })
+        ExportStatus::new(
+            kind,
+            ExportCounter { metrics: self.metrics.clone(), exported_counter, rejected_counter },
+        )
     }
 
-    /// Returns the resource that all exported telemetry is attributed to.
+    /// Returns the resource identity in all exported telemetry.
     fn source(&self) -> ResourceIdentity {
         source::resource_identity(
             &self.config.workload,
@@ -104,55 +108,54 @@ impl TelemetryExporter {
 
 /// Counts exported and rejected spans, log entries or data points.
 pub(crate) struct ExportCounter {
-    shard: Rc<MetricsShard>,
-    exported: Count,
-    rejected: Count,
+    metrics: Rc<MetricsShard>,
+    exported_counter: Count,
+    rejected_counter: Count,
 }
 
 impl ExportCounts for ExportCounter {
     fn add_exported(&self, count: u64) {
-        self.shard.add(self.exported, count);
+        self.metrics.add(self.exported_counter, count);
     }
 
     fn add_rejected(&self, count: u64) {
-        self.shard.add(self.rejected, count);
+        self.metrics.add(self.rejected_counter, count);
     }
 }
 
-/// Pushes metrics periodically until `end` resolves, which is after the data threads have ended, and then once
-/// more.
+/// Pushes metrics periodically until `end` resolves after the data threads have ended, and then once more.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
     started: SystemTime,
     seed: u64,
-    end: oneshot::Receiver<()>,
+    end_signal: oneshot::Receiver<()>,
 ) {
     let (settings, mut export_status) =
         (exporter.config_store.observability.subscribe_metrics(), exporter.metric_export_status());
-    let end = async { drop(end.await) };
-    let metrics = MetricsView(&exporter);
+    let end_signal = async { drop(end_signal.await) };
+    let metric_source = MetricsView(&exporter);
     leno_outside::push_metrics(
         &exporter.client,
         &mut export_status,
-        metrics,
+        metric_source,
         settings,
         started,
         seed,
-        end,
+        end_signal,
     )
     .await;
 }
 
-/// All metrics of this sidecar.
+/// The source of all metrics of this sidecar.
 struct MetricsView<'a>(&'a TelemetryExporter);
 
 impl MetricSource for MetricsView<'_> {
-    fn source(&self) -> ResourceIdentity {
+    fn identity(&self) -> ResourceIdentity {
         self.0.source()
     }
 
     async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
-        self.0.shard.telemetry().read(&mut requests);
+        self.0.metrics.telemetry().read(&mut requests);
         Some(requests)
     }
 
@@ -161,8 +164,8 @@ impl MetricSource for MetricsView<'_> {
     }
 }
 
-/// Collects more entries into `batch` for at most `max_delay`. It polls periodically: waking this thread for
-/// each entry cost this thread, and the threads that woke it, more time than the whole export.
+/// Collects further entries into `batch` for at most `max_delay`. The queue is polled periodically, because
+/// waking this thread for each entry costs all threads more time than the export itself.
 pub(crate) async fn collect_batch(
     entries: &mut mpsc::Receiver<Arc<TraceEntry>>,
     batch: &mut Vec<Arc<TraceEntry>>,
@@ -170,7 +173,7 @@ pub(crate) async fn collect_batch(
 ) {
     let deadline = Instant::now() + max_delay;
     loop {
-        while batch.len() < MAX_BATCH {
+        while batch.len() < MAX_BATCH_ENTRIES {
             match entries.try_recv() {
                 Ok(trace_entry) => batch.push(trace_entry),
                 Err(TryRecvError::Empty) => break,
@@ -178,7 +181,7 @@ pub(crate) async fn collect_batch(
             }
         }
         let now = Instant::now();
-        if batch.len() >= MAX_BATCH || now >= deadline {
+        if batch.len() >= MAX_BATCH_ENTRIES || now >= deadline {
             return;
         }
         sleep_until(deadline.min(now + POLL_INTERVAL)).await;
@@ -186,10 +189,10 @@ pub(crate) async fn collect_batch(
 }
 
 /// The maximum number of spans or log entries per request: a few hundred KiB.
-const MAX_BATCH: usize = 512;
+const MAX_BATCH_ENTRIES: usize = 512;
 /// The time for which a span or log entry waits to be batched.
 pub(crate) const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// The polling period of the queue: long enough to cost nothing, short enough that the queue does not fill.
+/// The polling period of the queue: long enough to cost little, and short enough that the queue does not fill.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

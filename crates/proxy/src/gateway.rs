@@ -1,4 +1,4 @@
-//! Connections of external clients at the ports of a gateway: HTTP, HTTPS, TLS passthrough and TCP.
+//! Connections of external clients to the ports of a gateway: HTTP, HTTPS, TLS passthrough and TCP.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ pub(crate) async fn serve_connection(
     // A dual-stack listener reports IPv4 addresses as IPv4-mapped IPv6 addresses.
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let Some(gateway_port) = port_config(worker, port) else {
-        return worker.shard.count_rejected(Reason::NoRoute.label());
+        return worker.metrics.count_rejected(Reason::NoRoute.label());
     };
     let gateway_connection = GatewayConnection { port, scheme: Scheme::Http, server_name: None };
     let half_open = worker.half_open.admit(peer.ip());
@@ -63,14 +63,14 @@ pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<CompiledGate
 
 /// Serves HTTP/1.1, or HTTP/2 with prior knowledge, on a connection without TLS.
 async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
-    let mut early = BytesMut::new();
+    let mut early_bytes = BytesMut::new();
     // External clients send first, so a protocol in which clients send requests is assumed.
     let detection = detect_protocol(
         &session.worker,
         Protocol::Http2,
         session.worker.config.limits.head_timeout,
         &io,
-        &mut early,
+        &mut early_bytes,
     );
     let Some(protocol) = handshake::await_first_bytes(&session.worker, &half_open, detection).await
     else {
@@ -80,11 +80,11 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         None => {}
         Some(ConnectionProtocol::Http1) => {
             let list_entry = list_session(&session, "http", describe_session_port(&session));
-            Box::pin(serve_half_open_http1(session, half_open, list_entry, &io, early)).await;
+            Box::pin(serve_half_open_http1(session, half_open, list_entry, &io, early_bytes)).await;
         }
         Some(ConnectionProtocol::Http2) => {
             let _list_entry = list_session(&session, "http2", describe_session_port(&session));
-            Box::pin(serve_half_open_http2(session, half_open, &io, early)).await;
+            Box::pin(serve_half_open_http2(session, half_open, &io, early_bytes)).await;
         }
         // Neither HTTP/1.1 nor HTTP/2, for example TLS.
         Some(ConnectionProtocol::Opaque) => {
@@ -94,7 +94,8 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
     }
 }
 
-/// Terminates TLS, and serves the HTTP version that the client has negotiated.
+/// Terminates TLS, and serves the HTTP version that the client has negotiated. Rejects the connection if the
+/// port has no usable certificate.
 async fn serve_https(
     worker: &Rc<Worker>,
     half_open: HalfOpen,
@@ -102,21 +103,21 @@ async fn serve_https(
     tcp: TcpStream,
     peer: SocketAddr,
 ) {
-    let config = worker
+    let tls_config = worker
         .config_store
         .current_config()
         .and_then(|config| config.gateway_tls.get(&gateway_connection.port)?.clone());
-    let Some(config) = config else {
-        return worker.shard.count_rejected(Reason::HandshakeFailed.label());
+    let Some(tls_config) = tls_config else {
+        return worker.metrics.count_rejected(Reason::HandshakeFailed.label());
     };
-    let accept = async {
+    let handshake_future = async {
         let client_hello =
             handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp)).await;
         client_hello
             .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)))?;
-        tls::accept_external_client(worker, &half_open, config, tcp).await
+        tls::accept_external_client(worker, &half_open, tls_config, tcp).await
     };
-    let Some(tls) = handshake::finish_handshake(worker, peer, accept).await else {
+    let Some(tls) = handshake::finish_handshake(worker, peer, handshake_future).await else {
         return;
     };
     drop(half_open);
@@ -146,6 +147,7 @@ fn describe_session_port(session: &Session) -> String {
     )
 }
 
+/// Describes a gateway port for the list of open connections.
 fn describe_port(port: u16) -> String {
     format!("gateway port {port}")
 }

@@ -13,8 +13,8 @@ use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 /// A configuration for each port that terminates TLS; `None` if its certificates cannot be used.
 pub(crate) type GatewayTlsConfigs = BTreeMap<u16, Option<Arc<ServerConfig>>>;
 
-/// Builds the configurations of a snapshot. Those of the previous one are reused while their certificates are
-/// the same, so that sessions can be resumed. Unusable certificates are logged once.
+/// Builds the TLS configurations of a snapshot. The configuration of a port is reused from `previous` while its
+/// certificates are the same, so that sessions can be resumed. Unusable certificates are logged once.
 pub(crate) fn build_configs(
     compiled: &CompiledSnapshot,
     previous: Option<(&CompiledSnapshot, &GatewayTlsConfigs)>,
@@ -45,7 +45,7 @@ pub(crate) fn build_configs(
     configs.collect()
 }
 
-/// Returns the previous configuration of a port, if its certificates are the same.
+/// Returns the previous configuration of a port; the outer `None` if its certificates have changed.
 fn reuse_config(
     previous: &CompiledSnapshot,
     configs: &GatewayTlsConfigs,
@@ -73,8 +73,8 @@ fn build_config(
     listeners: &[GatewayListener],
 ) -> Option<Arc<ServerConfig>> {
     match gateway_server_config(listeners, &[ALPN_HTTP2, ALPN_HTTP1]) {
-        Ok((config, unusable)) => {
-            for certificate in unusable {
+        Ok((config, unusable_certificates)) => {
+            for certificate in unusable_certificates {
                 tracing::error!(gateway = %gateway.name, port, reason = %certificate, "gateway listener certificate is not \
                     usable");
             }

@@ -1,4 +1,4 @@
-//! Handshakes with clients: the timeout, the limit of half-open connections, and the counters of the results.
+//! Handshakes with clients: applies the timeout and the limit of half-open connections, and counts the results.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,42 +11,44 @@ use tokio::time::timeout;
 
 use crate::worker::Worker;
 
-/// Runs a handshake within its timeout. Returns `None` for a failure, which is counted and logged here.
+/// Runs a handshake within its timeout, and counts the result. Returns `None` after a failure, which is also
+/// logged at debug level.
 pub(crate) async fn finish_handshake<T>(
     worker: &Worker,
     peer: SocketAddr,
-    accept: impl Future<Output = Result<T, Reason>>,
+    handshake: impl Future<Output = Result<T, Reason>>,
 ) -> Option<T> {
-    let result = timeout(worker.config.limits.handshake_timeout, accept).await;
+    let result = timeout(worker.config.limits.handshake_timeout, handshake).await;
     match result.unwrap_or(Err(Reason::HandshakeFailed)) {
         Ok(connection) => {
-            worker.shard.add(Count::DownstreamHandshake, 1);
+            worker.metrics.add(Count::DownstreamHandshake, 1);
             Some(connection)
         }
         Err(reason) => {
             tracing::debug!(%peer, reason = reason.label(), "connection rejected");
-            worker.shard.add(Count::DownstreamHandshakeFailed, 1);
-            worker.shard.count_rejected(reason.label());
+            worker.metrics.add(Count::DownstreamHandshakeFailed, 1);
+            worker.metrics.count_rejected(reason.label());
             None
         }
     }
 }
 
-/// Awaits the first bytes of a client with `first_bytes`. Returns `None` if the connection was evicted in favor
-/// of others, which is counted here.
+/// Awaits `first_bytes`, which reads the first bytes of a client. Returns `None`, and counts the eviction, if
+/// the half-open connection was evicted for newer ones.
 pub(crate) async fn await_first_bytes<F: Future>(
     worker: &Worker,
     half_open: &HalfOpen,
     first_bytes: F,
 ) -> Option<F::Output> {
     let result = half_open.await_peer(first_bytes).await;
-    result.inspect_err(|_| worker.shard.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
+    result.inspect_err(|_| worker.metrics.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
 }
 
-/// Returns the reason for a failed handshake, and counts it if the connection was evicted in favor of others.
+/// Returns the reason for a failed handshake. Counts the eviction if the half-open connection was evicted for
+/// newer ones.
 pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
-        worker.shard.add(Count::HalfOpenConnectionsEvicted, 1);
+        worker.metrics.add(Count::HalfOpenConnectionsEvicted, 1);
     }
     handshake_failure_reason(error, FailureSide::Downstream)
 }

@@ -38,7 +38,8 @@ impl Health {
 
     /// Serves requests until the proxy stops, then completes the responses in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let (health, permits) = (Rc::new(self), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
+        let (health, connection_permits) =
+            (Rc::new(self), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
         // A connection with a request counts as half-open until its end, and must not evict others.
         let limits = HalfOpenLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS);
         let admission =
@@ -46,10 +47,10 @@ impl Health {
         let phase = health.admin.phase.clone();
         let mut page_listener = PageListener::new("health", listener, phase.clone());
         loop {
-            let Ok(permit) = permits.clone().acquire_owned().await else {
+            let Ok(permit) = connection_permits.clone().acquire_owned().await else {
                 return;
             };
-            let Some((tcp, client)) = page_listener.next().await else {
+            let Some((tcp, client)) = page_listener.accept().await else {
                 break;
             };
             let phase = phase.clone();
@@ -80,9 +81,10 @@ impl Health {
                 drop(permit);
             });
         }
-        pages::wait_for_connections(&permits, MAX_CONNECTIONS).await;
+        pages::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
     }
 
+    /// Returns the response to a request: a page, the result of a probe, or a rejection.
     async fn handle_request(
         &self,
         request: &Request<Incoming>,
@@ -103,7 +105,7 @@ impl Health {
         let response = match request.uri().path() {
             "/readyz" => admin::readiness_response(&self.admin),
             path => match path.strip_prefix("/probe/") {
-                Some(probe) => self.run_probe(probe).await,
+                Some(probe_path) => self.run_probe(probe_path).await,
                 None => text_response(StatusCode::NOT_FOUND, INDEX.into()),
             },
         };
@@ -114,7 +116,7 @@ impl Health {
         }
     }
 
-    /// Returns the metrics, for the permitted clients: they contain names of peers, and the application's own
+    /// Returns the metrics to permitted clients only: they contain names of peers and the application's own
     /// metrics.
     async fn metrics_response(
         &self,
@@ -122,7 +124,7 @@ impl Health {
         client: IpAddr,
     ) -> Response<Full<Bytes>> {
         if !self.config.metrics_from.contains(client) {
-            return text_response(StatusCode::FORBIDDEN, NO_METRICS.into());
+            return text_response(StatusCode::FORBIDDEN, METRICS_DENIED.into());
         }
         // Prometheus may address the pod by the name of a Service.
         match admin::reject_cross_site(request, AcceptedHosts::Cluster, false) {
@@ -140,7 +142,7 @@ impl Health {
             Ok(Ok(_permit)) => {
                 probe.run_probe(self.config.probed_at(), &self.config.interception).await
             }
-            // More probes than a kubelet sends.
+            // A kubelet sends fewer probes at the same time.
             _ => Err(ProbeFailure::Busy),
         };
         match result {
@@ -154,18 +156,18 @@ impl Health {
 }
 
 /// The response to a client that may not read metrics.
-const NO_METRICS: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
+const METRICS_DENIED: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
                           annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
 /// The body for unknown paths: the list of pages.
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
-/// The maximum number of concurrent connections; further ones wait. At most half of them may be without a
-/// request, and at most a quarter may be such connections of a single source.
+/// The maximum number of concurrent connections; further connections wait. At most half of them may be without
+/// a request, and at most a quarter may be connections of a single source without a request.
 const MAX_CONNECTIONS: usize = 64;
 /// The maximum number of concurrent probes: more than a pod has.
 const MAX_PROBES: usize = 32;
 /// The maximum time for which a probe waits for a permit.
 const PROBE_PERMIT_WAIT: Duration = Duration::from_secs(1);
-/// The time from the first byte of a head to its last, and for the wait for the first one.
+/// The maximum time to wait for a request head, and to receive it.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum lifetime of a connection: Prometheus and the kubelet open another one.
+/// The maximum lifetime of a connection: Prometheus and the kubelet then open another connection.
 const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);

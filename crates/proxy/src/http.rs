@@ -1,8 +1,8 @@
-//! HTTP/1.1 on sockets and on links, by the same code.
+//! The request pipeline (routing, policies, attempts, responses), and HTTP/1.1 on sockets and on links.
+//! Requests over HTTP/2 pass the same pipeline.
 
 pub(crate) mod body;
 pub(crate) mod buffered_body;
-pub(crate) mod claims;
 pub(crate) mod date;
 pub(crate) mod error_response;
 pub(crate) mod exchange;
@@ -14,6 +14,7 @@ pub(crate) mod message;
 pub(crate) mod mirror;
 pub(crate) mod object_pool;
 pub(crate) mod outside;
+pub(crate) mod proxy_headers;
 pub(crate) mod replay;
 pub(crate) mod request;
 pub(crate) mod respond;

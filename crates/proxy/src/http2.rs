@@ -4,9 +4,9 @@
 pub(crate) mod cancel;
 pub(crate) mod client;
 pub(crate) mod connect;
+pub(crate) mod h2c_upgrade;
 mod half_close;
 pub(crate) mod head;
-pub(crate) mod offer;
 pub(crate) mod server;
 pub(crate) mod stream;
 mod transport;
@@ -18,9 +18,9 @@ const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 256 * STREAM_WINDOW_BYTES;
 /// The cost that the codec charges for an almost empty frame that has not been read.
 const SMALL_FRAME_COST: usize = 256;
-/// The maximum size of a header list that the codec accepts and announces. The limit of a head applies to its
-/// HTTP/1.1 form; a longer list is read so that the client gets a response with the reason and the request is
-/// counted.
+/// The maximum size of a header list that the codec accepts and advertises in SETTINGS. The limit of a head
+/// applies to its HTTP/1.1 form; a longer list is read so that the client gets a response with the reason and
+/// the request is counted.
 const MAX_HEADER_LIST_BYTES: u32 = 256 * 1024;
 /// The maximum size of a header list from clients of a gateway, which are not trusted.
 const MAX_GATEWAY_HEADER_LIST_BYTES: u32 = 128 * 1024;

@@ -10,22 +10,23 @@ use tokio::sync::Notify;
 /// The connections of external clients to one thread that have no request in progress.
 #[derive(Default)]
 pub(crate) struct IdleClients {
-    /// The notification that closes each idle connection, by registration number.
+    /// The notification that closes each idle connection, by registration number: the lowest number has been
+    /// idle longest.
     evictions: RefCell<BTreeMap<u64, Rc<Notify>>>,
-    next_number: Cell<u64>,
+    next_registration: Cell<u64>,
 }
 
 impl IdleClients {
     /// Registers a connection as idle until the future is dropped. Resolves when the connection must be closed.
     pub(crate) async fn wait_for_eviction(&self) {
-        let guard = IdleGuard { clients: self, number: self.next_number.get() };
-        self.next_number.set(guard.number + 1);
+        let guard = IdleGuard { idle_clients: self, registration: self.next_registration.get() };
+        self.next_registration.set(guard.registration + 1);
         let eviction = Rc::new(Notify::new());
-        self.evictions.borrow_mut().insert(guard.number, eviction.clone());
+        self.evictions.borrow_mut().insert(guard.registration, eviction.clone());
         eviction.notified().await;
     }
 
-    /// Evicts the connection that has been idle longest. Returns false if there is none.
+    /// Evicts the connection that has been idle longest. Returns false if no connection is idle.
     pub(crate) fn evict_oldest(&self) -> bool {
         let oldest = self.evictions.borrow_mut().pop_first();
         oldest.is_some_and(|(_, eviction)| {
@@ -35,15 +36,15 @@ impl IdleClients {
     }
 }
 
-/// Removes a connection from the idle ones when dropped.
+/// Ends the registration of an idle connection when dropped.
 struct IdleGuard<'a> {
-    clients: &'a IdleClients,
-    number: u64,
+    idle_clients: &'a IdleClients,
+    registration: u64,
 }
 
 impl Drop for IdleGuard<'_> {
     fn drop(&mut self) {
-        self.clients.evictions.borrow_mut().remove(&self.number);
+        self.idle_clients.evictions.borrow_mut().remove(&self.registration);
     }
 }
 

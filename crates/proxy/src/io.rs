@@ -1,4 +1,5 @@
-//! A byte stream over TCP, TLS or memory, shared by the readers and writers of one task.
+//! Byte streams over TCP, TLS or memory, shared by the readers and writers of one task. All connections of the
+//! data path use them.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::future::{Future, poll_fn};
@@ -27,8 +28,8 @@ struct SharedStream {
     is_unflushed: Cell<bool>,
     /// True if the last read filled its buffer: more bytes are likely to be available.
     read_filled_buffer: Cell<bool>,
-    /// The timer of the next check of a peer that has half-closed.
-    next_check: RefCell<Option<Pin<Box<Sleep>>>>,
+    /// The timer of the checks of a peer that has half-closed; `None` before the first check.
+    peer_check_timer: RefCell<Option<Pin<Box<Sleep>>>>,
 }
 
 /// The transport of a byte stream.
@@ -49,7 +50,7 @@ impl Io {
             stream: RefCell::new(stream),
             is_unflushed: Cell::new(false),
             read_filled_buffer: Cell::new(false),
-            next_check: RefCell::new(None),
+            peer_check_timer: RefCell::new(None),
         }))
     }
 
@@ -98,12 +99,12 @@ impl Io {
     ) -> Poll<io::Result<()>> {
         let mut stream = self.0.stream.borrow_mut();
         while !buffer.is_empty() {
-            let written = ready!(Pin::new(&mut *stream).poll_write(cx, buffer))?;
-            if written == 0 {
+            let written_bytes = ready!(Pin::new(&mut *stream).poll_write(cx, buffer))?;
+            if written_bytes == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             self.0.is_unflushed.set(true);
-            buffer.advance(written);
+            buffer.advance(written_bytes);
         }
         if self.0.is_unflushed.get() {
             ready!(Pin::new(&mut *stream).poll_flush(cx))?;
@@ -112,7 +113,7 @@ impl Io {
         Poll::Ready(Ok(()))
     }
 
-    /// True if written bytes have yet to reach the kernel.
+    /// True if written bytes may not have reached the kernel yet.
     pub(crate) fn is_unflushed(&self) -> bool {
         self.0.is_unflushed.get()
     }
@@ -129,8 +130,9 @@ impl Io {
         drop(timeout(MAX_CLOSE_TIME, poll_fn(|cx| self.poll_shutdown(cx))).await);
     }
 
-    /// Closes a connection with a peer that may still be sending. Closing it with unread bytes would reset it,
-    /// and the peer would lose the response: unread bytes are read and dropped for a short time.
+    /// Closes a connection with a peer that may still be sending. A close with unread bytes would reset the
+    /// connection, and the peer would lose the response. Therefore received bytes are read and dropped, for at
+    /// most `MAX_CLOSE_TIME` and [`MAX_LINGER_BYTES`].
     pub(crate) async fn close_lingering(&self) {
         let drain = async {
             poll_fn(|cx| self.poll_shutdown(cx)).await?;
@@ -154,7 +156,7 @@ impl Io {
         matches!(&*self.0.stream.borrow(), ByteStream::Plain(_))
     }
 
-    /// Waits until the stream is readable.
+    /// Polls until the stream may be readable; always ready for TLS and memory.
     pub(crate) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &*self.0.stream.borrow() {
             ByteStream::Plain(tcp) => tcp.poll_read_ready(cx),
@@ -185,8 +187,8 @@ impl Io {
     #[cold]
     pub(crate) fn poll_gone_after_end(&self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(tcp) = self.tcp_stream() else { return Poll::Pending };
-        let mut next_check = self.0.next_check.borrow_mut();
-        let check_timer = next_check.get_or_insert_with(|| {
+        let mut check_timer_slot = self.0.peer_check_timer.borrow_mut();
+        let check_timer = check_timer_slot.get_or_insert_with(|| {
             let keepalive = TcpKeepalive::new()
                 .with_time(KEEPALIVE_INTERVAL)
                 .with_interval(KEEPALIVE_INTERVAL)
@@ -204,7 +206,7 @@ impl Io {
         }
     }
 
-    /// True if an idle connection is still open and silent, and may take another request.
+    /// True if an idle connection is still open and has received no bytes, so that it may take another request.
     pub(crate) fn is_quiet(&self) -> bool {
         // A peek distinguishes end and data from silence and consumes neither; without an event in the event
         // loop it costs no system call.
@@ -230,7 +232,7 @@ impl Io {
         }
     }
 
-    /// Passes the stream to a codec that reads and writes it directly.
+    /// Calls `poll` with the stream, for a codec that reads and writes it directly.
     pub(crate) fn with_stream<T>(&self, poll: impl FnOnce(Pin<&mut ByteStream>) -> T) -> T {
         poll(Pin::new(&mut *self.0.stream.borrow_mut()))
     }
@@ -295,9 +297,9 @@ impl AsyncWrite for ByteStream {
     }
 }
 
-/// The size of one read: a TLS record.
+/// The size in bytes of one read: a TLS record.
 const READ_BYTES: usize = 16 * 1024;
-/// A buffer with less free capacity grows before the next read.
+/// The free capacity in bytes below which a buffer grows before the next read.
 const MIN_READ_BYTES: usize = 1024;
 /// The maximum duration of closing a connection, including reads of remaining bytes.
 const MAX_CLOSE_TIME: Duration = Duration::from_secs(2);

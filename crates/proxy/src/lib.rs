@@ -1,7 +1,7 @@
 //! The data plane: the sidecar and gateway proxy.
 //!
-//! This file only assembles the parts. The path of a request is `listen` → `connection` → `tls` →
-//! `http::server` → `http::exchange` → `upstream`.
+//! This file defines [`Proxy`], which assembles the modules and starts the threads. The path of a request is
+//! `listen` → `connection` → `tls` → `http::server` → `http::exchange` → `upstream`.
 
 mod access_log;
 mod admin;
@@ -109,14 +109,14 @@ use crate::request_trace::{TraceEntry, TraceQueues, TraceReceivers};
 use crate::state::StateDir;
 use crate::worker::{Worker, WorkerParts};
 
-/// A proxy with its addresses bound; [`Proxy::run`] serves.
+/// A proxy with bound admin and health addresses; [`Proxy::run`] serves requests.
 pub struct Proxy {
     config: Arc<Config>,
-    admin: TcpListener,
-    health: Option<TcpListener>,
-    state: StateDir,
+    admin_listener: TcpListener,
+    health_listener: Option<TcpListener>,
+    state_dir: StateDir,
     open_listeners: OpenListeners,
-    application: ApplicationPorts,
+    application_ports: ApplicationPorts,
     telemetry: Arc<Telemetry>,
     phase: watch::Sender<Phase>,
 }
@@ -166,14 +166,14 @@ impl Proxy {
     /// Locks the state directory, and binds the admin and health addresses.
     ///
     /// # Errors
-    /// [`StartError`] with the resource that is in use or unusable.
+    /// [`StartError`] if the state directory or an address is in use or cannot be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let state = StateDir::open(&config.state)
+        let state_dir = StateDir::open(&config.state)
             .map_err(|cause| StartError::State { path: config.state.clone(), cause })?;
-        let admin = bind_admin(config.admin, &state)
+        let admin_listener = bind_admin(config.admin, &state_dir)
             .await
             .map_err(|cause| StartError::Admin { address: config.admin, cause })?;
-        let health = match config.health {
+        let health_listener = match config.health {
             Some(address) => {
                 let bound = TcpListener::bind(address).await;
                 Some(bound.map_err(|cause| StartError::Health { address, cause })?)
@@ -182,18 +182,18 @@ impl Proxy {
         };
         Ok(Self {
             config: Arc::new(config),
-            admin,
-            health,
-            state,
+            admin_listener,
+            health_listener,
+            state_dir,
             open_listeners: OpenListeners::new(),
-            application: ApplicationPorts::default(),
+            application_ports: ApplicationPorts::default(),
             telemetry: Telemetry::new(),
             phase: watch::Sender::new(Phase::Serving),
         })
     }
 
-    /// Returns a function that begins the drain delay: the proxy continues to serve, but is not ready, and
-    /// HTTP/1.1 clients get `Connection: close` with their next response.
+    /// Returns a function that starts the drain delay. During the delay the proxy continues to serve, but is
+    /// not ready, and HTTP/1.1 clients receive `Connection: close` with their next response.
     pub fn drain_starter(&self) -> impl Fn() + use<> {
         let phase = self.phase.clone();
         move || {
@@ -212,16 +212,16 @@ impl Proxy {
     /// # Errors
     /// If the kernel does not return the socket's address.
     pub fn admin_address(&self) -> std::io::Result<SocketAddr> {
-        self.admin.local_addr()
+        self.admin_listener.local_addr()
     }
 
     /// Returns the bound health address; `None` if no health address is configured.
     #[must_use]
     pub fn health_address(&self) -> Option<SocketAddr> {
-        self.health.as_ref()?.local_addr().ok()
+        self.health_listener.as_ref()?.local_addr().ok()
     }
 
-    /// Returns the states of the listeners, once the first configuration is applied.
+    /// Subscribes to the states of the listeners; `None` until the first configuration is applied.
     #[must_use]
     pub fn open_listeners(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.open_listeners.subscribe()
@@ -230,18 +230,19 @@ impl Proxy {
     /// Sets the states of the application's ports, as a supervisor reports them. Without them all ports are
     /// open.
     #[must_use]
-    pub fn with_application(mut self, application: ApplicationPorts) -> Self {
-        self.application = application;
+    pub fn with_application(mut self, application_ports: ApplicationPorts) -> Self {
+        self.application_ports = application_ports;
         self
     }
 
-    /// Returns a function that counts the requests in progress, without those that wait for the application to
-    /// listen.
+    /// Returns a function that counts the requests in progress, without the requests that wait until the
+    /// application listens.
     pub fn requests_in_flight(&self) -> impl Fn() -> u64 + use<> {
-        let (telemetry, application) = (Arc::clone(&self.telemetry), self.application.clone());
+        let (telemetry, application_ports) =
+            (Arc::clone(&self.telemetry), self.application_ports.clone());
         move || {
-            // In this order, a request that begins to wait in between counts as in progress.
-            let waiting = application.waiting_count();
+            // In this order, a request that starts to wait between the two reads counts as in progress.
+            let waiting = application_ports.waiting_count();
             telemetry.gauge(Gauge::RequestsInFlight).saturating_sub(waiting)
         }
     }
@@ -254,64 +255,63 @@ impl Proxy {
     /// configured to exit then.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
         let telemetry = Arc::clone(&self.telemetry);
-        let (config_store, resources) = self.create_config_store();
+        let (config_store, resource_requests) = self.create_config_store();
         let connections = Arc::new(Connections::default());
-        let ejected = Arc::new(EjectedEndpoints::default());
+        let ejected_endpoints = Arc::new(EjectedEndpoints::default());
         let phase = self.phase.clone();
         let (trace_queues, trace_receivers) = TraceQueues::new();
         let (workers, threads) = spawn_threads(self.config.cores.max(1), |core| WorkerParts {
             config: self.config.clone(),
             config_store: config_store.clone(),
             connections: connections.clone(),
-            ejected: ejected.clone(),
+            ejected_endpoints: ejected_endpoints.clone(),
             phase: phase.subscribe(),
             trace_queues: trace_queues.clone(),
-            shard: telemetry.new_shard(),
+            metrics: telemetry.new_shard(),
             seed: random_seed(core),
         })?;
         drop(trace_queues);
         let admin = Admin {
             config: self.config.clone(),
-            shard: telemetry.new_shard(),
-            scraping: ScrapeState::default(),
+            metrics: telemetry.new_shard(),
+            scrape_state: ScrapeState::default(),
             connectivity_permit: tokio::sync::Semaphore::new(1),
             telemetry: telemetry.clone(),
             config_store: config_store.clone(),
             connections,
-            ejected,
+            ejected_endpoints,
             open_listeners: self.open_listeners.clone(),
             is_gateway: matches!(self.config.interception, Interception::Gateway { .. }),
-            was_open: false.into(),
+            were_ports_open: false.into(),
             phase: phase.subscribe(),
         };
-        let (config, shard) = (self.config.clone(), telemetry.new_shard());
-        let exporter = TelemetryExporter::new(config, config_store.clone(), shard);
-        let page = self.admin.local_addr().map_err(StartError::Thread)?;
-        let (config, state) = (self.config.clone(), self.state.clone());
-        let state_dir = state.clone();
+        let (config, metrics) = (self.config.clone(), telemetry.new_shard());
+        let exporter = TelemetryExporter::new(config, config_store.clone(), metrics);
+        let admin_address = self.admin_address().map_err(StartError::Thread)?;
+        let (config, dir, seed) = (self.config.clone(), self.state_dir.clone(), random_seed(0));
         let control_client =
-            ControlClient::new(config, telemetry, config_store, state_dir, page, random_seed(0));
+            ControlClient::new(config, telemetry, config_store, dir, admin_address, seed);
         let (queries, query_receiver) = mpsc::channel(admin::MAX_QUEUED_QUERIES);
         let control_client = control_client.with_queries(queries);
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         tasks.spawn_local(admin::serve_queries(query_receiver, admin.clone()));
-        let pages = serve_pages(&tasks, self.admin, self.health, admin);
+        let pages = serve_pages(&tasks, self.admin_listener, self.health_listener, admin);
         let TraceReceivers { log, spans, taps } = trace_receivers;
         let (end_metrics, exporters) = start_telemetry(&tasks, exporter, log, spans);
         let control_client = Rc::new(control_client);
         let snapshot_task = tasks.spawn_local(run_snapshot_store(control_client.clone()));
         tasks.spawn_local(watch_log(control_client.clone()));
-        let (listeners, dir) = (self.open_listeners, self.state);
-        let requests =
-            start_control(&tasks, control_client.clone(), resources, workers, listeners, dir);
+        let (listeners, dir) = (self.open_listeners, self.state_dir.clone());
+        let control = control_client.clone();
+        let requests = start_control(&tasks, control, resource_requests, workers, listeners, dir);
         tasks.spawn_local(live_requests::send_entries(taps, requests.clone()));
-        let failure = tasks.run_until(wait_for_stop(stop, &control_client.fatal)).await;
+        let failure = tasks.run_until(wait_for_stop(stop, &control_client.fatal_failure)).await;
         tracing::info!("draining");
         // A successor may read the stored files as soon as it gets the directory.
         control_client.snapshot_store.finish();
         match tasks.run_until(tokio::time::timeout(MAX_SNAPSHOT_WRITE, snapshot_task)).await {
-            Ok(_) => state.release(),
+            Ok(_) => self.state_dir.release(),
             Err(_) => tracing::warn!("{SLOW_DISK}"),
         }
         tasks.run_until(withdraw_listeners(&control_client, &requests)).await;
@@ -331,8 +331,8 @@ impl Proxy {
     /// log of the start options, but no configuration. Requests for resources arrive at the returned queue.
     fn create_config_store(&self) -> (Arc<ConfigStore>, mpsc::Receiver<ResourceRequest>) {
         let (config_store, resource_requests) = ConfigStore::with_application(
-            self.application.clone(),
-            self.state.stored_names(),
+            self.application_ports.clone(),
+            self.state_dir.stored_virtual_addresses(),
             Instant::now(),
         );
         if let AccessLogSource::Own(log) = &self.config.access_log {
@@ -344,8 +344,8 @@ impl Proxy {
 
 /// Binds the admin endpoint. With port 0 the address of the previous run is tried first: scrapers may be
 /// configured with it.
-async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<TcpListener> {
-    let previous = state
+async fn bind_admin(address: SocketAddr, state_dir: &StateDir) -> std::io::Result<TcpListener> {
+    let previous = state_dir
         .listener_address(ADMIN_LISTENER)
         .filter(|previous| address.port() == 0 && previous.ip() == address.ip());
     if let Some(previous) = previous {
@@ -359,7 +359,7 @@ async fn bind_admin(address: SocketAddr, state: &StateDir) -> std::io::Result<Tc
     }
     let listener = TcpListener::bind(address).await?;
     if address.port() == 0 {
-        state.store_address(ADMIN_LISTENER, listener.local_addr()?);
+        state_dir.store_address(ADMIN_LISTENER, listener.local_addr()?);
     }
     Ok(listener)
 }
@@ -372,8 +372,8 @@ async fn wait_for_stop(stop: impl Future<Output = ()>, fatal: &FatalFailure) -> 
     }
 }
 
-/// Starts the tasks of the access log, of spans and of metrics, and returns their handles. The first two end
-/// with the data threads; the metrics exporter ends when the returned sender is dropped.
+/// Starts the export tasks of the access log, spans and metrics, and returns their handles. The tasks of the
+/// access log and spans end with the data threads; the metrics task ends when the returned sender is dropped.
 fn start_telemetry(
     tasks: &LocalSet,
     exporter: TelemetryExporter,
@@ -426,22 +426,23 @@ async fn join_threads(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-/// Starts the control thread's tasks: the stream, subscriptions, listeners, certificates.
+/// Starts the control thread's tasks: control stream, subscriptions, listeners, certificate renewal and DNS.
+/// Returns the queue of requests to the control plane.
 fn start_control(
     tasks: &LocalSet,
     control_client: Rc<ControlClient>,
     resource_requests: mpsc::Receiver<ResourceRequest>,
     workers: Vec<mpsc::Sender<ListenerCommand>>,
     open_listeners: OpenListeners,
-    state: StateDir,
+    state_dir: StateDir,
 ) -> mpsc::Sender<ProxyRequest> {
     if let Some(credential) =
-        state.stored_credential(&control_client.config.workload, SystemTime::now())
+        state_dir.stored_credential(&control_client.config.workload, SystemTime::now())
     {
         renew::replace_credential(&control_client, credential);
     }
     let (requests, request_receiver) = mpsc::channel(MAX_QUEUED_REQUESTS);
-    let listeners = Listeners::new(workers, state);
+    let listeners = Listeners::new(workers, state_dir);
     if let Interception::Redirect { dns: Some(dns_address), .. } =
         control_client.config.interception
     {
@@ -479,14 +480,14 @@ async fn watch_log(control_client: Rc<ControlClient>) {
 /// Writes snapshots to the state directory, and reports write errors as a condition.
 async fn run_snapshot_store(control_client: Rc<ControlClient>) {
     let report_problem = |problem| control_client.report_state_problem(problem);
-    control_client.snapshot_store.run(control_client.state.clone(), report_problem).await;
+    control_client.snapshot_store.run(control_client.state_dir.clone(), report_problem).await;
 }
 
 /// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
 /// are still served. Later hellos withdraw them as well.
 async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sender<ProxyRequest>) {
-    control_client.withdrawn.set(true);
-    control_client.listening.borrow_mut().clear();
+    control_client.is_withdrawn.set(true);
+    control_client.inbound_listeners.borrow_mut().clear();
     let send_report = async {
         let report = control_client.status_report();
         requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
@@ -503,17 +504,18 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
 /// The command queue of each data thread, and the threads.
 type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
-/// Starts `count` data threads; `parts` builds the parts of the worker with the given number.
+/// Starts `count` data threads; `build_parts` builds the parts of the worker with the given number.
 fn spawn_threads(
     count: usize,
-    parts: impl Fn(usize) -> WorkerParts,
+    build_parts: impl Fn(usize) -> WorkerParts,
 ) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
         let (commands, command_receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         workers.push(commands);
-        threads
-            .push(start_worker(core, parts(core), command_receiver).map_err(StartError::Thread)?);
+        threads.push(
+            start_worker(core, build_parts(core), command_receiver).map_err(StartError::Thread)?,
+        );
     }
     Ok((workers, threads))
 }
@@ -552,7 +554,7 @@ const MAX_FINAL_EXPORT: std::time::Duration = std::time::Duration::from_secs(2);
 const MAX_WITHDRAWAL: std::time::Duration = std::time::Duration::from_millis(250);
 /// The polling period of the counters of dropped log lines.
 const DROPPED_LINES_POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(2);
-/// The maximum number of queued commands for a data thread; the sender waits for room.
+/// The maximum number of queued commands for a data thread; further commands wait.
 const MAX_QUEUED_COMMANDS: usize = 256;
 /// The maximum number of queued requests for the control plane.
 const MAX_QUEUED_REQUESTS: usize = 64;

@@ -25,7 +25,7 @@ pub(crate) mod stream;
 use crate::buffers::{self, BufferSize};
 pub(crate) use rejection::{REJECTED_OPTION, ReceivedHead, rejection_over_http1};
 use slot::StreamSlot;
-pub(crate) use slot::{Incoming, StreamLoss};
+pub(crate) use slot::{Incoming, StreamError};
 pub(crate) use stream::LinkStream;
 
 /// A handle to a link. The driver task ends with the connection.
@@ -36,7 +36,7 @@ pub(crate) struct LinkHandle(Rc<SharedLink>);
 struct SharedLink {
     state: RefCell<LinkState>,
     /// Called when the peer stops responding, and when it responds again.
-    on_silence: RefCell<Option<Box<SilenceObserver>>>,
+    silence_observer: RefCell<Option<Box<SilenceObserver>>>,
     /// Notified when the link is ready, when its output is drained, and when it is broken.
     changed: Notify,
 }
@@ -52,9 +52,9 @@ struct LinkState {
     /// Queues of ended streams, for reuse.
     spare_queues: Vec<VecDeque<Incoming>>,
     /// Wakes the driver when output is pending.
-    driver: Option<Waker>,
+    driver_waker: Option<Waker>,
     /// Streams that wait for the output to drain.
-    congested: Vec<StreamId>,
+    congested_streams: Vec<StreamId>,
     /// True if the connection is gone.
     is_broken: bool,
     /// True if the peer accepts no new streams, or this side will open none.
@@ -66,7 +66,7 @@ struct LinkState {
     /// True if the peer has left a ping unanswered for about 2 s: new requests avoid the link.
     is_silent: bool,
     /// True if the peer's limits are known; before that only few streams are permitted.
-    peer_limits_known: bool,
+    has_peer_limits: bool,
 }
 
 /// A stream opened by the peer.
@@ -75,7 +75,7 @@ pub(crate) struct OpenedStream {
     pub(crate) kind: StreamKind,
     pub(crate) head: Bytes,
     /// True if the head ends the stream.
-    pub(crate) end: bool,
+    pub(crate) end_stream: bool,
 }
 
 impl LinkHandle {
@@ -85,17 +85,21 @@ impl LinkHandle {
             link: Link::new(role, LinkLimits::default()),
             slots: HashMap::default(),
             spare_queues: Vec::new(),
-            driver: None,
-            congested: Vec::new(),
+            driver_waker: None,
+            congested_streams: Vec::new(),
             is_broken: false,
             is_retired: false,
             is_last_stream_known: false,
             was_used: false,
             is_silent: false,
-            peer_limits_known: false,
+            has_peer_limits: false,
         };
-        let on_silence = RefCell::default();
-        Self(Rc::new(SharedLink { state: RefCell::new(state), on_silence, changed: Notify::new() }))
+        let silence_observer = RefCell::default();
+        Self(Rc::new(SharedLink {
+            state: RefCell::new(state),
+            silence_observer,
+            changed: Notify::new(),
+        }))
     }
 
     /// Opens a stream with the head that `write_head` writes; `end`: the head ends it.
@@ -132,20 +136,20 @@ impl LinkHandle {
         self.0.state.borrow().is_broken
     }
 
-    /// Calls `observe` with true if the peer leaves a ping unanswered, long before the streams of the link are
-    /// lost, and with false when it responds again.
+    /// Calls `observe` with true when the peer leaves a ping unanswered, long before the streams of the link
+    /// are lost, and with false when the peer responds again.
     pub(crate) fn on_silence(&self, observe: impl Fn(&Self, bool) + 'static) {
-        *self.0.on_silence.borrow_mut() = Some(Box::new(observe));
+        *self.0.silence_observer.borrow_mut() = Some(Box::new(observe));
     }
 
-    /// True if both are handles to the same link.
+    /// True if `other` is a handle to the same link.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
     fn set_silent(&self, is_silent: bool) {
         self.0.state.borrow_mut().is_silent = is_silent;
-        if let Some(observe) = &*self.0.on_silence.borrow() {
+        if let Some(observe) = &*self.0.silence_observer.borrow() {
             observe(self, is_silent);
         }
     }
@@ -176,15 +180,16 @@ impl LinkHandle {
     }
 
     /// Resolves when the peer's limits are known, so that all permitted streams can be opened.
-    pub(crate) async fn wait_ready(&self) -> Result<(), StreamLoss> {
-        self.wait_for_state(|state| state.peer_limits_known).await
+    pub(crate) async fn wait_ready(&self) -> Result<(), StreamError> {
+        self.wait_for_state(|state| state.has_peer_limits).await
     }
 
-    /// Resolves when the output of the link is no longer congested; `None` if it still is after `max_wait`.
+    /// Resolves when the output of the link is no longer congested. Returns `None` if the output is still
+    /// congested after `max_wait`.
     pub(crate) async fn wait_uncongested(
         &self,
         max_wait: Duration,
-    ) -> Option<Result<(), StreamLoss>> {
+    ) -> Option<Result<(), StreamError>> {
         let is_met = |state: &LinkState| !state.link.is_congested();
         match self.check_state(is_met) {
             Some(result) => Some(result),
@@ -193,7 +198,7 @@ impl LinkHandle {
         }
     }
 
-    async fn wait_for_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Result<(), StreamLoss> {
+    async fn wait_for_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Result<(), StreamError> {
         loop {
             let notified = self.0.changed.notified();
             if let Some(result) = self.check_state(&is_met) {
@@ -203,11 +208,12 @@ impl LinkHandle {
         }
     }
 
-    /// Returns `Ok` if the condition holds, an error if it never will, and `None` if it does not hold yet.
-    fn check_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamLoss>> {
+    /// Returns `Ok` if the condition holds, an error if the link is broken, and `None` if the condition does
+    /// not hold yet.
+    fn check_state(&self, is_met: impl Fn(&LinkState) -> bool) -> Option<Result<(), StreamError>> {
         let state = self.0.state.borrow();
         if state.is_broken {
-            return Some(Err(StreamLoss::Refused));
+            return Some(Err(StreamError::Refused));
         }
         is_met(&state).then_some(Ok(()))
     }
@@ -215,33 +221,36 @@ impl LinkHandle {
     fn dispatch_event(&self, event: LinkEvent, on_open: &mut impl FnMut(OpenedStream)) {
         let mut state = self.0.state.borrow_mut();
         match event {
-            LinkEvent::Opened { stream, kind, head, end } => {
-                state.add_slot(stream).remote_ended = end;
+            LinkEvent::Opened { stream, kind, head, end_stream } => {
+                state.add_slot(stream).remote_ended = end_stream;
                 state.was_used = true;
                 drop(state);
                 let stream = LinkStream::new(self.0.clone(), stream);
-                on_open(OpenedStream { stream, kind, head, end });
+                on_open(OpenedStream { stream, kind, head, end_stream });
             }
-            LinkEvent::Head { stream, head, interim, rejected, end } => {
-                state.deliver_item(stream, Incoming::Head { head, interim, rejected, end });
+            LinkEvent::Head { stream, head, interim, rejected, end_stream } => {
+                state.deliver_item(
+                    stream,
+                    Incoming::Head { head, interim, rejected, end: end_stream },
+                );
             }
-            LinkEvent::Data { stream, data, end } => {
-                state.deliver_item(stream, Incoming::Data { data, end });
+            LinkEvent::Data { stream, data, end_stream } => {
+                state.deliver_item(stream, Incoming::Data { data, end: end_stream });
             }
             LinkEvent::Trailers { stream, trailers } => {
                 state.deliver_item(stream, Incoming::Trailers(trailers));
             }
             LinkEvent::Reset { stream, code, reason } => {
                 state.record_reason(stream, &reason);
-                state.lose_stream(stream, StreamLoss::from(code));
+                state.lose_stream(stream, StreamError::from(code));
             }
             LinkEvent::Credit { stream } => state.resume_writer(stream),
-            LinkEvent::GoAway { last, .. } => state.handle_go_away(last),
+            LinkEvent::GoAway { last_stream, .. } => state.handle_go_away(last_stream),
             LinkEvent::Ready => {
-                state.peer_limits_known = true;
+                state.has_peer_limits = true;
                 self.0.changed.notify_waiters();
             }
-            LinkEvent::Pong if state.is_retired => state.announce_last_stream(),
+            LinkEvent::Pong if state.is_retired => state.send_go_away(),
             LinkEvent::Pong => {}
         }
     }
@@ -250,9 +259,9 @@ impl LinkHandle {
     fn fail_all_streams(&self) {
         let mut state = self.0.state.borrow_mut();
         state.is_broken = true;
-        state.congested.clear();
+        state.congested_streams.clear();
         for slot in state.slots.values_mut() {
-            slot.end_early(StreamLoss::Broken);
+            slot.end_early(StreamError::Broken);
         }
         self.0.changed.notify_waiters();
     }
@@ -260,12 +269,12 @@ impl LinkHandle {
 
 impl LinkState {
     fn wake_driver(&self) {
-        if let Some(waker) = &self.driver {
+        if let Some(waker) = &self.driver_waker {
             waker.wake_by_ref();
         }
     }
 
-    /// Returns the state machine, with a buffer for its output.
+    /// Returns the protocol state machine, after allocating a buffer for its output.
     fn link_with_buffer(&mut self) -> &mut Link {
         buffers::ensure_capacity(self.link.output(), BufferSize::Turn);
         &mut self.link
@@ -277,7 +286,7 @@ impl LinkState {
     }
 
     /// Removes a stream, and keeps its receive queue for reuse.
-    fn remove(&mut self, id: StreamId) -> RemovedStream {
+    fn remove_stream(&mut self, id: StreamId) -> RemovedStream {
         let Some(slot) = self.slots.remove(&id) else {
             return RemovedStream { is_congested: false, is_complete: false };
         };
@@ -290,7 +299,7 @@ impl LinkState {
         RemovedStream { is_congested, is_complete }
     }
 
-    /// True if the link closes after its last stream: the driver may be waiting for it.
+    /// True if the link closes after its last stream, which the driver may be waiting for.
     fn is_closing(&self) -> bool {
         self.is_retired || self.is_broken || self.link.is_going_away()
     }
@@ -302,13 +311,13 @@ impl LinkState {
         }
     }
 
-    fn lose_stream(&mut self, id: StreamId, loss: StreamLoss) {
+    fn lose_stream(&mut self, id: StreamId, error: StreamError) {
         if let Some(slot) = self.slots.get_mut(&id) {
-            slot.end_early(loss);
+            slot.end_early(error);
         }
     }
 
-    /// Records the reason of a reset, if this release knows it.
+    /// Records the reason of a reset. Reasons that this release does not know are ignored.
     fn record_reason(&mut self, id: StreamId, reason: &[u8]) {
         let reason = std::str::from_utf8(reason).ok().and_then(Reason::from_label);
         if let (Some(reason), Some(slot)) = (reason, self.slots.get_mut(&id)) {
@@ -317,14 +326,14 @@ impl LinkState {
     }
 
     fn resume_writer(&mut self, id: StreamId) {
-        if let Some(waker) = self.slots.get_mut(&id).and_then(|slot| slot.writer.take()) {
+        if let Some(waker) = self.slots.get_mut(&id).and_then(|slot| slot.writer_waker.take()) {
             waker.wake();
         }
     }
 
     /// Wakes the streams that waited for the output to drain.
     fn resume_congested(&mut self) {
-        for id in std::mem::take(&mut self.congested) {
+        for id in std::mem::take(&mut self.congested_streams) {
             if let Some(slot) = self.slots.get_mut(&id) {
                 slot.is_congested = false;
             }
@@ -339,19 +348,19 @@ impl LinkState {
         // An opener's GOAWAY does not refer to our streams: those that it opened continue.
         if self.role == Role::Opener {
             for (_, slot) in self.slots.iter_mut().filter(|(id, _)| **id > last) {
-                slot.end_early(StreamLoss::Refused);
+                slot.end_early(StreamError::Refused);
             }
         }
     }
 
-    /// Announces the last stream that is served, with GOAWAY.
-    fn announce_last_stream(&mut self) {
+    /// Sends GOAWAY with the last stream that is served.
+    fn send_go_away(&mut self) {
         self.link.go_away(GoAwayCode::Drain);
         self.is_last_stream_known = true;
         self.wake_driver();
     }
 
-    /// True if no stream is open and none will be: both ends know the last one.
+    /// True if no stream is open and none will be opened: both ends know the last stream.
     fn is_finished(&self) -> bool {
         // An opener may have sent GOAWAY by itself, after using all streams or resets that one link permits.
         let is_last_stream_known =
@@ -362,13 +371,13 @@ impl LinkState {
 
 /// The state of a stream when it was removed from its link.
 struct RemovedStream {
-    /// True if it waited for the output to drain.
+    /// True if the stream waited for the output to drain.
     is_congested: bool,
     /// True if both directions had ended.
     is_complete: bool,
 }
 
-impl From<ResetCode> for StreamLoss {
+impl From<ResetCode> for StreamError {
     fn from(code: ResetCode) -> Self {
         match code {
             ResetCode::Unreachable => Self::Unreachable,

@@ -1,5 +1,5 @@
-//! The listeners of one data thread: they accept connections up to the limit, and close without losing a
-//! connection that the kernel has accepted. The thread ends when its requests have completed.
+//! The main loop and the listeners of one data thread. Listeners accept connections up to the limit, and close
+//! without losing a connection that the kernel has accepted. The thread ends when its requests have completed.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -35,8 +35,8 @@ pub(crate) enum ListenerCommand {
 /// Runs a data thread until the proxy drains or every sender of commands is dropped, then waits for its
 /// requests.
 pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<ListenerCommand>) {
-    let counts = Rc::new(ListenerCounts::default());
-    // A listener closes when its sender is dropped, or sends a value to drop after the close.
+    let listener_counts = Rc::new(ListenerCounts::default());
+    // A listener closes when its sender is dropped or used. The sent value is dropped after the close.
     let mut open_listeners: HashMap<
         ConnectionClassifier,
         oneshot::Sender<mpsc::Sender<Infallible>>,
@@ -46,8 +46,8 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Listene
     tasks
         .run_until(async {
             let port_worker = Rc::clone(&worker);
-            let port_updates =
-                tokio::task::spawn_local(async move { port_worker.follow_ports().await });
+            let port_task =
+                tokio::task::spawn_local(async move { port_worker.follow_port_states().await });
             loop {
                 let command = tokio::select! {
                     command = commands.recv() => command,
@@ -55,34 +55,34 @@ pub(crate) async fn run(worker: Rc<Worker>, mut commands: mpsc::Receiver<Listene
                 };
                 match command {
                     Some(ListenerCommand::Open { classifier, listener }) => {
-                        let (close, closing) = oneshot::channel();
+                        let (close_sender, close_request) = oneshot::channel();
                         let accept = accept_connections(
                             worker.clone(),
                             classifier.clone(),
                             listener,
-                            counts.clone(),
-                            closing,
+                            listener_counts.clone(),
+                            close_request,
                         );
                         tokio::task::spawn_local(accept);
-                        open_listeners.insert(classifier, close);
+                        open_listeners.insert(classifier, close_sender);
                     }
                     Some(ListenerCommand::Close { classifier, closed }) => {
-                        if let Some(close) = open_listeners.remove(&classifier) {
+                        if let Some(close_sender) = open_listeners.remove(&classifier) {
                             // An error means that the listener has already failed.
-                            drop(close.send(closed));
+                            drop(close_sender.send(closed));
                         }
                     }
                     None => break,
                 }
             }
             drop(open_listeners);
-            wait_for_requests(&worker, &counts).await;
-            port_updates.abort();
+            wait_for_requests(&worker, &listener_counts).await;
+            port_task.abort();
         })
         .await;
 }
 
-/// Waits, for a bounded time, until requests in progress have finished.
+/// Waits until the requests in progress have finished, at most for the drain timeout.
 async fn wait_for_requests(
     worker: &Rc<Worker>,
     ListenerCounts { open_listeners, open_connections }: &ListenerCounts,
@@ -92,7 +92,11 @@ async fn wait_for_requests(
         wait_until_zero(open_listeners).await;
         // Requests on connections that are idle now still need the upstreams.
         drop(
-            tokio::time::timeout(drain::last_call(limits), wait_until_zero(open_connections)).await,
+            tokio::time::timeout(
+                drain::last_request_timeout(limits),
+                wait_until_zero(open_connections),
+            )
+            .await,
         );
         worker.wait_until_idle().await;
         worker.retire_upstreams();
@@ -114,16 +118,17 @@ async fn wait_until_zero(count: &Cell<usize>) {
     }
 }
 
-/// Accepts connections until `close_request` resolves, then the connections that are already in the kernel's
-/// queue.
+/// Accepts connections until `close_request` resolves, and finally the connections that are already in the
+/// kernel's queue.
 async fn accept_connections(
     worker: Rc<Worker>,
     classifier: ConnectionClassifier,
     listener: std::net::TcpListener,
-    counts: Rc<ListenerCounts>,
+    listener_counts: Rc<ListenerCounts>,
     mut close_request: oneshot::Receiver<mpsc::Sender<Infallible>>,
 ) {
-    let _listener_guard = CountGuard::new(&counts, |counts| &counts.open_listeners);
+    let _listener_guard =
+        CountGuard::new(&listener_counts, |listener_counts| &listener_counts.open_listeners);
     let mut listener = match TcpListener::from_std(listener) {
         Ok(listener) => Listener::new("proxy", listener),
         Err(error) => {
@@ -144,26 +149,27 @@ async fn accept_connections(
         let (tcp, peer) = match accept_event {
             AcceptEvent::Accepted(tcp, peer) => (tcp, peer),
             AcceptEvent::Paused => {
-                worker.shard.add(Count::AcceptPauses, 1);
+                worker.metrics.add(Count::AcceptPauses, 1);
                 continue;
             }
             AcceptEvent::Closed => break,
         };
-        let max_connections = worker.config.limits.connections_max;
+        let max_connections = worker.config.limits.max_connections;
         // An evicted connection takes a moment to close.
-        let makes_room = || {
-            counts.open_connections.get() < max_connections + max_connections / 8
-                && worker.idle.evict_oldest()
+        let evict_idle = || {
+            listener_counts.open_connections.get() < max_connections + max_connections / 8
+                && worker.idle_clients.evict_oldest()
         };
-        if counts.open_connections.get() >= max_connections && !makes_room() {
-            worker.shard.count_rejected(Reason::TooManyConnections.label());
+        if listener_counts.open_connections.get() >= max_connections && !evict_idle() {
+            worker.metrics.count_rejected(Reason::TooManyConnections.label());
             continue;
         }
-        let guard = CountGuard::new(&counts, |counts| &counts.open_connections);
+        let connection_guard =
+            CountGuard::new(&listener_counts, |listener_counts| &listener_counts.open_connections);
         let listener_kind = match classifier.listener_kind(&worker, &tcp) {
             Ok(listener_kind) => listener_kind,
             Err(reason) => {
-                worker.shard.count_rejected(reason.label());
+                worker.metrics.count_rejected(reason.label());
                 // An error means that the client has already closed.
                 drop(tcp.set_zero_linger());
                 continue;
@@ -172,7 +178,7 @@ async fn accept_connections(
         let worker = worker.clone();
         tokio::task::spawn_local(async move {
             connection::serve_connection(worker, listener_kind, tcp, peer).await;
-            drop(guard);
+            drop(connection_guard);
         });
     }
     // The socket is closed before the close is reported.
@@ -189,20 +195,23 @@ struct ListenerCounts {
 
 /// Counts a listener or a connection while it lives.
 struct CountGuard {
-    counts: Rc<ListenerCounts>,
+    listener_counts: Rc<ListenerCounts>,
     counter: fn(&ListenerCounts) -> &Cell<usize>,
 }
 
 impl CountGuard {
-    fn new(counts: &Rc<ListenerCounts>, counter: fn(&ListenerCounts) -> &Cell<usize>) -> Self {
-        counter(counts).set(counter(counts).get() + 1);
-        Self { counts: counts.clone(), counter }
+    fn new(
+        listener_counts: &Rc<ListenerCounts>,
+        counter: fn(&ListenerCounts) -> &Cell<usize>,
+    ) -> Self {
+        counter(listener_counts).set(counter(listener_counts).get() + 1);
+        Self { listener_counts: listener_counts.clone(), counter }
     }
 }
 
 impl Drop for CountGuard {
     fn drop(&mut self) {
-        let count = (self.counter)(&self.counts);
+        let count = (self.counter)(&self.listener_counts);
         count.set(count.get() - 1);
     }
 }

@@ -1,5 +1,5 @@
-//! The listeners of a proxy. The control thread opens and closes them as configured; all data threads accept
-//! from each.
+//! The listeners of a proxy. The control thread opens and closes them according to the configuration; all data
+//! threads accept connections from each listener.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,13 +23,13 @@ use crate::state::StateDir;
 /// The open listeners, and the data threads that accept from them.
 pub(crate) struct Listeners {
     workers: Vec<mpsc::Sender<ListenerCommand>>,
-    /// Stores the addresses of listeners without a configured port.
-    state: StateDir,
+    /// Stores the addresses of listeners with a port that the kernel selected.
+    state_dir: StateDir,
     /// The open listeners by name.
-    open: BTreeMap<String, OpenListener>,
+    open_listeners: BTreeMap<String, OpenListener>,
 }
 
-/// An open listener: its configured address, which may have port 0, and its actual one.
+/// An open listener, with its configured address, which may have port 0, and its actual address.
 struct OpenListener {
     classifier: ConnectionClassifier,
     configured_address: SocketAddr,
@@ -37,34 +37,34 @@ struct OpenListener {
 }
 
 impl Listeners {
-    pub(crate) fn new(workers: Vec<mpsc::Sender<ListenerCommand>>, state: StateDir) -> Self {
-        Self { workers, state, open: BTreeMap::new() }
+    pub(crate) fn new(workers: Vec<mpsc::Sender<ListenerCommand>>, state_dir: StateDir) -> Self {
+        Self { workers, state_dir, open_listeners: BTreeMap::new() }
     }
 
-    /// Opens configured listeners that are not open, and closes those that are no longer configured. Returns
-    /// the failures; a failure does not keep others from opening.
+    /// Opens configured listeners that are not open, and closes open listeners that are no longer configured.
+    /// Returns the listeners that could not be opened; the other listeners are opened nevertheless.
     pub(crate) async fn reconcile(
         &mut self,
         config: &Config,
         workload_config: &WorkloadConfig,
     ) -> Vec<ListenError> {
-        let configured = configured_listeners(config, workload_config);
+        let configured_listeners = list_configured(config, workload_config);
         let stale_names: Vec<String> = self
-            .open
+            .open_listeners
             .iter()
-            .filter(|(name, open)| {
-                configured.get(*name).is_none_or(|(classifier, address)| {
-                    *classifier != open.classifier || *address != open.configured_address
+            .filter(|(name, listener)| {
+                configured_listeners.get(*name).is_none_or(|(classifier, address)| {
+                    *classifier != listener.classifier || *address != listener.configured_address
                 })
             })
             .map(|(name, _)| name.clone())
             .collect();
-        let (closed, mut sockets_closed) = mpsc::channel(1);
+        let (closed, mut close_receiver) = mpsc::channel(1);
         let has_stale = !stale_names.is_empty();
         for name in stale_names {
-            if let Some(open) = self.open.remove(&name) {
+            if let Some(listener) = self.open_listeners.remove(&name) {
                 let close = || ListenerCommand::Close {
-                    classifier: open.classifier.clone(),
+                    classifier: listener.classifier.clone(),
                     closed: closed.clone(),
                 };
                 self.send_to_all(close).await;
@@ -73,17 +73,17 @@ impl Listeners {
         drop(closed);
         if has_stale {
             // New listeners may need the same address. A draining thread does not respond.
-            drop(timeout(CLOSE_TIMEOUT, sockets_closed.recv()).await);
+            drop(timeout(CLOSE_TIMEOUT, close_receiver.recv()).await);
         }
-        let mut errors = Vec::new();
-        for (name, (classifier, address)) in configured {
-            if !self.open.contains_key(&name)
+        let mut listen_errors = Vec::new();
+        for (name, (classifier, address)) in configured_listeners {
+            if !self.open_listeners.contains_key(&name)
                 && let Err(cause) = self.open_listener(&name, classifier, address).await
             {
-                errors.push(ListenError { name, address, cause });
+                listen_errors.push(ListenError { name, address, cause });
             }
         }
-        errors
+        listen_errors
     }
 
     /// Returns the listeners of the application's ports for other sidecars.
@@ -92,9 +92,9 @@ impl Listeners {
         config: &Config,
         workload_config: &WorkloadConfig,
     ) -> Vec<InboundListener> {
-        let inbound = |open: &OpenListener| match open.classifier {
+        let to_inbound = |listener: &OpenListener| match listener.classifier {
             ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
-                Some(InboundListener { port, address: open.address })
+                Some(InboundListener { port, address: listener.address })
             }
             ConnectionClassifier::Fixed(
                 ListenerKind::Outbound { .. }
@@ -110,13 +110,15 @@ impl Listeners {
             | ConnectionClassifier::OutboundV6 => None,
         };
         match &config.interception {
-            Interception::Listeners { .. } => self.open.values().filter_map(inbound).collect(),
+            Interception::Listeners { .. } => {
+                self.open_listeners.values().filter_map(to_inbound).collect()
+            }
             // No mesh member connects to a gateway.
             Interception::Gateway { .. } => Vec::new(),
             // The application's own ports; the kernel redirects them to the sidecar.
             Interception::Redirect { .. }
                 if !self
-                    .open
+                    .open_listeners
                     .values()
                     .any(|listener| listener.classifier == ConnectionClassifier::Inbound) =>
             {
@@ -135,11 +137,11 @@ impl Listeners {
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
         let application_listeners =
-            self.open.iter().filter(|(name, _)| name.starts_with(OWN_LISTENER_PREFIX));
+            self.open_listeners.iter().filter(|(name, _)| name.starts_with(OWN_LISTENER_PREFIX));
         let application_listeners =
-            application_listeners.filter_map(|(_, open)| match open.classifier {
+            application_listeners.filter_map(|(_, listener)| match listener.classifier {
                 ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
-                    Some((port, open.address))
+                    Some((port, listener.address))
                 }
                 ConnectionClassifier::Fixed(_)
                 | ConnectionClassifier::Inbound
@@ -152,9 +154,14 @@ impl Listeners {
 
     /// Returns the addresses of all open listeners by name.
     pub(crate) fn addresses(&self) -> BTreeMap<String, SocketAddr> {
-        self.open.iter().map(|(name, open)| (name.clone(), open.address)).collect()
+        self.open_listeners
+            .iter()
+            .map(|(name, listener)| (name.clone(), listener.address))
+            .collect()
     }
 
+    /// Binds a listener, and lets all data threads accept from it. Stores an address whose port the kernel
+    /// selected.
     async fn open_listener(
         &mut self,
         name: &str,
@@ -175,8 +182,8 @@ impl Listeners {
             | ConnectionClassifier::OutboundV6 => self.bind_listener(name, configured_address)?,
         };
         let address = socket.local_addr()?;
-        // One socket for all threads: with one each (`SO_REUSEPORT`) the kernel would permit another sidecar of
-        // the same user to share the address, and so receive connections of this one.
+        // All threads share one socket. With one socket per thread (`SO_REUSEPORT`) the kernel would permit
+        // another sidecar of the same user to bind the same address and receive connections of this sidecar.
         let mut sockets = Vec::new();
         for _ in 1..self.workers.len() {
             sockets.push(socket.try_clone()?);
@@ -187,9 +194,10 @@ impl Listeners {
             worker.send(command).await.map_err(io::Error::other)?;
         }
         if configured_address.port() == 0 {
-            self.state.store_address(name, address);
+            self.state_dir.store_address(name, address);
         }
-        self.open.insert(name.to_owned(), OpenListener { classifier, configured_address, address });
+        self.open_listeners
+            .insert(name.to_owned(), OpenListener { classifier, configured_address, address });
         Ok(())
     }
 
@@ -201,7 +209,7 @@ impl Listeners {
         configured_address: SocketAddr,
     ) -> io::Result<std::net::TcpListener> {
         let previous_address = self
-            .state
+            .state_dir
             .listener_address(name)
             .filter(|previous_address| previous_address.ip() == configured_address.ip());
         match previous_address.filter(|_| configured_address.port() == 0).map(bind_address) {
@@ -228,8 +236,8 @@ pub(crate) struct ListenError {
     pub(crate) cause: io::Error,
 }
 
-/// Returns the listeners of a configuration by name.
-fn configured_listeners(
+/// Returns the classifier and address of each listener of a configuration, by name.
+fn list_configured(
     config: &Config,
     workload_config: &WorkloadConfig,
 ) -> BTreeMap<String, (ConnectionClassifier, SocketAddr)> {
@@ -297,13 +305,16 @@ fn bind_address(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     bind_with_versions(address, true)
 }
 
-/// Binds a listener. With `one_version`, an IPv6 address accepts IPv6 only.
-fn bind_with_versions(address: SocketAddr, one_version: bool) -> io::Result<std::net::TcpListener> {
+/// Binds a listener. With `single_version`, an IPv6 address accepts only IPv6 connections.
+fn bind_with_versions(
+    address: SocketAddr,
+    single_version: bool,
+) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     set_options(SockRef::from(&socket))?;
     if matches!(address.ip(), IpAddr::V6(_)) {
-        socket.set_only_v6(one_version)?;
+        socket.set_only_v6(single_version)?;
     }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG.cast_signed())?;

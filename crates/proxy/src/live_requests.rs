@@ -19,8 +19,8 @@ use crate::request_trace::TraceEntry;
 #[derive(Debug)]
 pub(crate) struct OpenTap {
     pub(crate) matcher: TapMatcher,
-    /// Requests that were dropped because of a limit.
-    dropped: AtomicU64,
+    /// The number of requests that were dropped because of a limit and are not reported yet.
+    dropped_count: AtomicU64,
 }
 
 /// A request that matches a tap.
@@ -35,25 +35,25 @@ pub(crate) struct ThreadObservability {
     pub(crate) settings: CurrentObservability,
     /// The account of the workload: the caller of outbound requests.
     pub(crate) caller: String,
-    /// The remaining rate limit of each tap.
-    budgets: Box<[Cell<TapBudget>]>,
+    /// The remaining rate limit of each tap on this thread.
+    tap_budgets: Box<[Cell<TapBudget>]>,
 }
 
-/// The taps that receive a request: one bit each.
+/// The taps that receive a request, as a bit mask of their positions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TapSet(u32);
 
 impl ThreadObservability {
     pub(crate) fn new(settings: CurrentObservability, caller: String) -> Self {
         let now = Instant::now();
-        let budgets = settings.taps().iter().map(|_| Cell::new(TapBudget::new(now))).collect();
-        Self { settings, caller, budgets }
+        let tap_budgets = settings.taps().iter().map(|_| Cell::new(TapBudget::new(now))).collect();
+        Self { settings, caller, tap_budgets }
     }
 
-    /// Returns the taps that receive a request; taps at their rate limit count it as dropped.
+    /// Returns the taps that receive a request. Taps at their rate limit count the request as dropped.
     pub(crate) fn select_taps(&self, request: &TappedRequest<'_>) -> TapSet {
         let mut bits = 0;
-        let taps = self.settings.taps().iter().zip(&self.budgets);
+        let taps = self.settings.taps().iter().zip(&self.tap_budgets);
         for (index, (tap, budget_cell)) in taps.enumerate() {
             if !tap.matcher.matches_request(request) {
                 continue;
@@ -68,16 +68,16 @@ impl ThreadObservability {
         TapSet(bits)
     }
 
-    /// Queues a request for the control thread, once for each selected tap. Requests that do not fit are
-    /// counted as dropped.
+    /// Queues a request for the control thread, once for each selected tap. If the queue is full, the request
+    /// is counted as dropped.
     pub(crate) fn queue_entry(
         &self,
-        selected: TapSet,
+        selected_taps: TapSet,
         trace_entry: &Arc<TraceEntry>,
         queue: &mpsc::Sender<MatchedRequest>,
     ) {
         for (index, tap) in self.settings.taps().iter().enumerate() {
-            if selected.0 & 1 << index != 0
+            if selected_taps.0 & 1 << index != 0
                 && queue
                     .try_send(MatchedRequest { tap: tap.clone(), trace_entry: trace_entry.clone() })
                     .is_err()
@@ -97,7 +97,7 @@ pub(crate) struct TapBudget {
 
 impl OpenTap {
     pub(crate) fn new(tap: &Tap) -> Self {
-        Self { matcher: TapMatcher::new(tap), dropped: AtomicU64::new(0) }
+        Self { matcher: TapMatcher::new(tap), dropped_count: AtomicU64::new(0) }
     }
 
     /// True if the tap is for the service `namespace/name`.
@@ -109,7 +109,7 @@ impl OpenTap {
 
     /// Counts a dropped request.
     pub(crate) fn count_dropped(&self) {
-        self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.dropped_count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn id(&self) -> u64 {
@@ -122,7 +122,8 @@ impl TapBudget {
         Self { resets_at: now, remaining: 0 }
     }
 
-    /// Returns true and counts a request if the rate limit permits one more.
+    /// Takes one request from the budget. Returns false if the rate limit permits no further request in this
+    /// second.
     pub(crate) fn try_take(&mut self, per_second: u32, now: Instant) -> bool {
         if self.resets_at <= now {
             *self = Self { resets_at: now + BUDGET_PERIOD, remaining: per_second };
@@ -133,22 +134,24 @@ impl TapBudget {
     }
 }
 
-/// Sends tapped requests to the control plane until all data threads have ended. Requests that do not fit into
-/// the stream are dropped and counted: other messages of this sidecar have priority.
+/// Sends tapped requests to the control plane until all data threads have ended. If the queue of the control
+/// stream is half full, requests are dropped and counted: other messages of this sidecar have priority.
 pub(crate) async fn send_entries(
     mut matched_requests: mpsc::Receiver<MatchedRequest>,
     requests: mpsc::Sender<ProxyRequest>,
 ) {
-    while let Some(first) = matched_requests.recv().await {
+    while let Some(first_request) = matched_requests.recv().await {
         let deadline = Instant::now() + BATCH_DELAY;
-        let mut batches = vec![TapBatch::from_request(first)];
+        let mut batches = vec![TapBatch::from_request(first_request)];
         let mut count = 1;
         while count < MAX_BATCH_RECORDS {
-            let Ok(Some(next)) = timeout_at(deadline, matched_requests.recv()).await else { break };
+            let Ok(Some(next_request)) = timeout_at(deadline, matched_requests.recv()).await else {
+                break;
+            };
             count += 1;
-            match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next.tap)) {
-                Some(batch) => batch.add(&next.trace_entry),
-                None => batches.push(TapBatch::from_request(next)),
+            match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next_request.tap)) {
+                Some(batch) => batch.add_entry(&next_request.trace_entry),
+                None => batches.push(TapBatch::from_request(next_request)),
             }
         }
         for batch in batches {
@@ -161,35 +164,37 @@ pub(crate) async fn send_entries(
 struct TapBatch {
     tap: Arc<OpenTap>,
     records: Vec<String>,
-    bytes: usize,
+    record_bytes: usize,
 }
 
 impl TapBatch {
     fn from_request(MatchedRequest { tap, trace_entry }: MatchedRequest) -> Self {
-        let mut batch = Self { tap, records: Vec::new(), bytes: 0 };
-        batch.add(&trace_entry);
+        let mut batch = Self { tap, records: Vec::new(), record_bytes: 0 };
+        batch.add_entry(&trace_entry);
         batch
     }
 
-    fn add(&mut self, trace_entry: &TraceEntry) {
+    /// Adds the log line of a request, or counts the request as dropped if the batch is full.
+    fn add_entry(&mut self, trace_entry: &TraceEntry) {
         let mut line = String::new();
         access_log::append_log_line(trace_entry, &LogFormat::Json, &mut line);
         line.truncate(line.trim_end().len());
-        if self.bytes + line.len() > MAX_BATCH_BYTES {
+        if self.record_bytes + line.len() > MAX_BATCH_BYTES {
             return self.tap.count_dropped();
         }
-        self.bytes += line.len();
+        self.record_bytes += line.len();
         self.records.push(line);
     }
 
+    /// Sends the batch to the control plane, or counts its requests as dropped if the queue is too full.
     fn send(self, requests: &mpsc::Sender<ProxyRequest>) {
         let count = self.records.len() as u64;
-        let dropped = self.tap.dropped.swap(0, Ordering::Relaxed);
+        let dropped = self.tap.dropped_count.swap(0, Ordering::Relaxed);
         let request = ProxyRequest::Tapped { tap: self.tap.id(), records: self.records, dropped };
         // Half of the queue is reserved for the sidecar's own requests.
         let has_room = requests.capacity() > requests.max_capacity() / 2;
         if !has_room || requests.try_send(request).is_err() {
-            self.tap.dropped.fetch_add(count + dropped, Ordering::Relaxed);
+            self.tap.dropped_count.fetch_add(count + dropped, Ordering::Relaxed);
         }
     }
 }
@@ -198,7 +203,7 @@ impl TapBatch {
 const BATCH_DELAY: Duration = Duration::from_millis(100);
 /// The maximum number of requests per message.
 const MAX_BATCH_RECORDS: usize = 256;
-/// The maximum number of bytes of one tap per message: well below the message limit.
+/// The maximum number of bytes of one tap per message: well below the size limit of messages.
 const MAX_BATCH_BYTES: usize = 512 << 10;
 /// The period of a tap's rate limit.
 const BUDGET_PERIOD: Duration = Duration::from_secs(1);

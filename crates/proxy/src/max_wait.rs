@@ -1,4 +1,4 @@
-//! Timeouts that create no timer for futures that are ready at once.
+//! Timeouts that create no timer for futures that are ready at once, and the idle timeout of byte streams.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -8,31 +8,35 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-/// Polls `poll` for at most `limit`; returns `None` after the limit.
+/// Polls `poll` for at most `max_wait`. Returns `None` if it is still pending then.
 pub(crate) async fn poll_within<T>(
-    limit: Duration,
+    max_wait: Duration,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Option<T> {
     match poll_fn(|cx| Poll::Ready(poll(cx))).await {
         Poll::Ready(output) => Some(output),
         // Boxed: an inline timer would enlarge every future that may have to wait.
-        Poll::Pending => Box::pin(timeout(limit, poll_fn(poll))).await.ok(),
+        Poll::Pending => Box::pin(timeout(max_wait, poll_fn(poll))).await.ok(),
     }
 }
 
-/// Awaits `future` for at most `limit`; returns `None` after the limit.
-pub(crate) async fn wait_within<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+/// Awaits `future` for at most `max_wait`. Returns `None` if it is still pending then.
+pub(crate) async fn wait_within<F: Future>(max_wait: Duration, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
-    poll_within(limit, |cx| future.as_mut().poll(cx)).await
+    poll_within(max_wait, |cx| future.as_mut().poll(cx)).await
 }
 
-/// Resolves when neither byte counter has changed for `max_wait`. It samples the counters once per `max_wait`,
-/// so it may resolve up to `max_wait` late.
-pub(crate) async fn wait_for_silence(max_wait: Duration, sent: &Cell<u64>, received: &Cell<u64>) {
-    let mut previous = None;
+/// Resolves when neither byte counter has changed for `max_wait`. The counters are sampled once per `max_wait`,
+/// so the future may resolve up to `max_wait` late.
+pub(crate) async fn wait_for_silence(
+    max_wait: Duration,
+    sent_bytes: &Cell<u64>,
+    received_bytes: &Cell<u64>,
+) {
+    let mut previous_counts = None;
     loop {
-        let current = Some((sent.get(), received.get()));
-        if std::mem::replace(&mut previous, current) == current {
+        let current_counts = Some((sent_bytes.get(), received_bytes.get()));
+        if std::mem::replace(&mut previous_counts, current_counts) == current_counts {
             return;
         }
         tokio::time::sleep(max_wait).await;

@@ -13,11 +13,11 @@ use crate::live_requests::OpenTap;
 /// The observability configuration, shared by all threads of a proxy.
 #[derive(Debug, Default)]
 pub(crate) struct SharedObservability {
-    current: ArcSwap<CurrentObservability>,
-    /// The number of changes: threads cache the configuration until it increases.
+    current_config: ArcSwap<CurrentObservability>,
+    /// Incremented with each change: threads cache the configuration until the version increases.
     version: AtomicU64,
     /// The settings of the metrics push, which data threads do not need.
-    metrics: watch::Sender<Option<Box<MetricsPush>>>,
+    metrics_push: watch::Sender<Option<Box<MetricsPush>>>,
 }
 
 /// The current observability configuration.
@@ -32,12 +32,12 @@ pub(crate) struct CurrentObservability {
 }
 
 impl CurrentObservability {
-    /// Returns the tracing settings.
+    /// Returns the tracing settings; `None` if tracing is off.
     pub(crate) fn tracing_settings(&self) -> Option<&Tracing> {
         self.settings.tracing.as_ref()
     }
 
-    /// Returns the access log settings.
+    /// Returns the access log settings; `None` if the access log is off.
     pub(crate) fn access_log(&self) -> Option<&AccessLog> {
         self.log_override.as_ref().unwrap_or(&self.settings.access_log).as_ref()
     }
@@ -61,58 +61,58 @@ impl SharedObservability {
 
     /// Returns the current configuration; `None` if no observability is active.
     pub(crate) fn active_settings(&self) -> Option<CurrentObservability> {
-        let current = self.current.load();
+        let current = self.current_config.load();
         (!current.is_inactive()).then(|| CurrentObservability::clone(&current))
     }
 
     /// Subscribes to the settings of the metrics push.
     pub(crate) fn subscribe_metrics(&self) -> watch::Receiver<Option<Box<MetricsPush>>> {
-        self.metrics.subscribe()
+        self.metrics_push.subscribe()
     }
 
     /// Applies the settings of the control plane.
     pub(crate) fn apply_settings(&self, settings: &Observability) {
-        self.metrics.send_if_modified(|metrics| {
-            let has_changed = *metrics != settings.metrics;
-            metrics.clone_from(&settings.metrics);
+        self.metrics_push.send_if_modified(|metrics_push| {
+            let has_changed = *metrics_push != settings.metrics;
+            metrics_push.clone_from(&settings.metrics);
             has_changed
         });
-        let current = self.current.load();
+        let current = self.current_config.load();
         if current.settings != *settings {
-            self.update_settings(&current, |updated| updated.settings.clone_from(settings));
+            self.update_config(&current, |updated| updated.settings.clone_from(settings));
         }
     }
 
-    /// Sets the access log of the start options.
+    /// Sets the access log of the start options; `None` disables the access log.
     pub(crate) fn set_log_override(&self, log: Option<AccessLog>) {
-        let current = self.current.load();
-        self.update_settings(&current, |updated| updated.log_override = Some(log));
+        let current = self.current_config.load();
+        self.update_config(&current, |updated| updated.log_override = Some(log));
     }
 
-    /// Replaces the active taps. A tap that stays active keeps its count of dropped requests.
+    /// Replaces the active taps. A tap that stays active keeps its count of dropped requests, which is reported
+    /// later.
     pub(crate) fn replace_taps(&self, taps: &[Tap]) {
-        let current = self.current.load();
+        let current = self.current_config.load();
         if current.taps.is_empty() && taps.is_empty() {
             return;
         }
-        // The count of dropped requests is yet to be reported.
-        let open = |tap: &Tap| {
-            let existing = current.taps.iter().find(|open_tap| open_tap.matcher.tap() == tap);
+        let open_tap = |tap: &Tap| {
+            let existing = current.taps.iter().find(|existing| existing.matcher.tap() == tap);
             existing.cloned().unwrap_or_else(|| Arc::new(OpenTap::new(tap)))
         };
-        let taps = taps.iter().map(open).collect();
-        self.update_settings(&current, |updated| updated.taps = taps);
+        let taps = taps.iter().map(open_tap).collect();
+        self.update_config(&current, |updated| updated.taps = taps);
     }
 
     /// Stores a changed configuration. Only the control thread calls this, so that no change is lost.
-    fn update_settings(
+    fn update_config(
         &self,
         current: &CurrentObservability,
         change: impl FnOnce(&mut CurrentObservability),
     ) {
         let mut updated = current.clone();
         change(&mut updated);
-        self.current.store(updated.into());
+        self.current_config.store(updated.into());
         self.version.fetch_add(1, Ordering::Release);
     }
 }

@@ -13,7 +13,8 @@ pub(crate) struct OpenListeners(watch::Sender<Option<Arc<ListenerStates>>>);
 /// The states of a proxy's listeners: each is open or closed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListenerStates {
-    /// The addresses of the open listeners by name: `inbound-PORT`, `listener-ADDRESS`, `http-proxy`.
+    /// The addresses of the open listeners by name, for example `inbound-PORT`, `listener-ADDRESS` or
+    /// `http-proxy`.
     pub open: BTreeMap<String, SocketAddr>,
     /// The errors of the closed listeners by name.
     pub closed: BTreeMap<String, String>,
@@ -24,7 +25,7 @@ impl OpenListeners {
         Self(watch::channel(None).0)
     }
 
-    /// Publishes the states, if they have changed.
+    /// Publishes the states. Subscribers are notified only if the states have changed.
     pub(crate) fn publish(
         &self,
         open: BTreeMap<String, SocketAddr>,
@@ -38,11 +39,12 @@ impl OpenListeners {
         });
     }
 
+    /// Subscribes to the states; `None` before the first attempt to open the listeners.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Arc<ListenerStates>>> {
         self.0.subscribe()
     }
 
-    /// Returns the current states; `None` before the first configuration.
+    /// Returns the current states; `None` before the first attempt to open the listeners.
     pub(crate) fn current_states(&self) -> Option<Arc<ListenerStates>> {
         self.0.borrow().clone()
     }

@@ -1,5 +1,5 @@
-//! Forwarding of connections to destinations outside the mesh, if egress is allowed. If the egress default is
-//! deny, egress rules decide by address, server name or request.
+//! Forwarding of the application's connections to destinations outside the mesh, if egress is allowed. If the
+//! egress default is deny, egress rules decide by address, server name or request.
 
 use std::net::SocketAddr;
 
@@ -25,17 +25,19 @@ use crate::splice::copy_bytes;
 use crate::worker::Worker;
 
 /// Forwards the application's connection to its original destination. The first bytes are awaited only if the
-/// address alone does not decide: in some protocols the server sends first. `early`: the bytes already read.
+/// address alone does not decide: in some protocols the server sends first. `early_bytes`: the bytes that were
+/// already read.
 pub(crate) async fn serve_connection(
     session: &Session,
     address: SocketAddr,
     io: Io,
-    mut early: BytesMut,
+    mut early_bytes: BytesMut,
 ) {
-    let destination = match detect_destination(session, address, &io, &mut early).await {
+    let destination = match detect_destination(session, address, &io, &mut early_bytes).await {
         Ok(DestinationIdentifier::Requests) => {
             // Each request is allowed or rejected individually.
-            let mut serving = Box::pin(async { drop(serve_requests(session, &io, early).await) });
+            let mut serving =
+                Box::pin(async { drop(serve_requests(session, &io, early_bytes).await) });
             let config_store = &session.worker.config_store;
             let denial = Box::pin(wait_until_denied(
                 config_store,
@@ -43,16 +45,18 @@ pub(crate) async fn serve_connection(
                 &DestinationIdentifier::Requests,
             ));
             if serve_until(serving.as_mut(), denial, &io).await == ConnectionResult::Aborted {
-                session.worker.shard.count_rejected(Reason::EgressDenied.label());
+                session.worker.metrics.count_rejected(Reason::EgressDenied.label());
             }
             return;
         }
         Ok(destination) => Ok(destination),
         Err(reason) => Err(reason),
     };
-    let mut record = ExchangeRecord::open(session, PROTOCOL);
+    let mut record = ExchangeRecord::open(session, PROTOCOL_LABEL);
     let outcome = match destination {
-        Ok(destination) => forward_bytes(session, address, &destination, &io, early, &record).await,
+        Ok(destination) => {
+            forward_bytes(session, address, &destination, &io, early_bytes, &record).await
+        }
         Err(reason) => {
             record.count_opened();
             Err(reason)
@@ -68,13 +72,13 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// The part of a connection that identifies its destination.
+/// The part of a connection by which egress rules identify its destination.
 enum DestinationIdentifier {
     /// The address alone.
     Address,
     /// The server name of a TLS client.
     ServerName(String),
-    /// Each request.
+    /// Each request individually.
     Requests,
 }
 
@@ -93,7 +97,7 @@ impl DestinationIdentifier {
                 compiled.egress_rules.permission_for(address) == EgressDecision::Allowed
                     || compiled.egress_rules.policy_for_server_name(address, name).is_some()
             }
-            // Allowed if some requests may be; each is checked individually.
+            // The connection is allowed if some requests may be: each request is checked individually.
             Self::Requests => match compiled.egress_rules.permission_for(address) {
                 EgressDecision::Allowed => true,
                 EgressDecision::Inspected { by_request, .. } => by_request,
@@ -108,7 +112,7 @@ async fn detect_destination(
     session: &Session,
     address: SocketAddr,
     io: &Io,
-    early: &mut BytesMut,
+    early_bytes: &mut BytesMut,
 ) -> Result<DestinationIdentifier, Reason> {
     let worker = &session.worker;
     let config = worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
@@ -123,14 +127,16 @@ async fn detect_destination(
     };
     drop(config);
     let max_wait = worker.config.limits.head_timeout;
-    let protocol =
-        timeout(max_wait, sniff_connection(io, early)).await.map_err(|_| Reason::HeadTimeout)?;
+    let protocol = timeout(max_wait, sniff_connection(io, early_bytes))
+        .await
+        .map_err(|_| Reason::HeadTimeout)?;
     match protocol {
         DetectedProtocol::Http1 if by_request => Ok(DestinationIdentifier::Requests),
         DetectedProtocol::Tls if by_server_name => {
-            let name = timeout(max_wait, read_server_name(io, early)).await;
-            let name = name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
-            Ok(DestinationIdentifier::ServerName(name))
+            let server_name = timeout(max_wait, read_server_name(io, early_bytes)).await;
+            let server_name =
+                server_name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
+            Ok(DestinationIdentifier::ServerName(server_name))
         }
         DetectedProtocol::Http1
         | DetectedProtocol::Http2
@@ -146,20 +152,20 @@ async fn forward_bytes(
     address: SocketAddr,
     destination: &DestinationIdentifier,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
     record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let worker = &session.worker;
     let connection = connect_outside(worker, address, destination).await;
     record.count_opened();
     let tcp = connection?;
-    let _open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let _open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.idle_connection;
     let halves =
         |io: &Io| (MessageReader::new(io.clone()), MessageWriter::new(io.clone(), max_wait));
     let server = Io::new(ByteStream::Plain(tcp));
     let mut client = halves(io);
-    client.0.buffer = early;
+    client.0.buffer = early_bytes;
     tokio::select! {
         result = copy_bytes(client, halves(&server), max_wait, record, None) => result,
         () = wait_until_denied(&worker.config_store, address, destination) => {
@@ -181,11 +187,11 @@ async fn connect_outside(
     }
     drop(config);
     let dialing = dial_address(address, &worker.config.interception);
-    let dialing = timeout(worker.config.limits.connect_timeout, dialing).await;
-    dialing.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
+    let connection = timeout(worker.config.limits.connect_timeout, dialing).await;
+    connection.map_err(|_| Reason::ConnectTimeout)?.map_err(|error| dial_reason(&error))
 }
 
-/// Resolves when egress of a connection is no longer allowed.
+/// Resolves when the egress rules no longer allow the connection.
 async fn wait_until_denied(
     config_store: &ConfigStore,
     address: SocketAddr,
@@ -206,5 +212,6 @@ async fn wait_until_denied(
     }
 }
 
-/// The protocol label. The service and port are not recorded: the application chooses them freely.
-const PROTOCOL: &str = "outside";
+/// The protocol label in metrics. The service and port are not recorded, because the application chooses them
+/// freely.
+const PROTOCOL_LABEL: &str = "outside";

@@ -1,4 +1,5 @@
-//! Connections of the admin and health servers, and their shutdown: responses in progress are completed.
+//! Listener, connections and shutdown of the admin and health servers. At shutdown, responses in progress are
+//! completed.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -32,8 +33,8 @@ impl PageListener {
         Self { listener: Listener::new(server, listener), phase }
     }
 
-    /// Accepts the next connection; `None` if the proxy has stopped and no connection waits.
-    pub(crate) async fn next(&mut self) -> Option<(TcpStream, SocketAddr)> {
+    /// Accepts the next connection; `None` if the proxy has stopped and no connection is waiting.
+    pub(crate) async fn accept(&mut self) -> Option<(TcpStream, SocketAddr)> {
         let stopped = async { drop(self.phase.wait_for(|phase| *phase == Phase::Stopped).await) };
         self.listener.next_until(stopped).await
     }
@@ -60,8 +61,8 @@ where
     Ok(connection.await)
 }
 
-/// Runs `serving`, which ends after the last response, but at most `MAX_FINAL_RESPONSE_TIME` after the proxy
-/// has stopped.
+/// Runs `serving`, which ends after the last response, until at most [`MAX_FINAL_RESPONSE_TIME`] after the
+/// proxy has stopped.
 pub(crate) async fn run_bounded(
     mut phase: watch::Receiver<Phase>,
     serving: impl Future<Output = ()>,

@@ -1,5 +1,4 @@
-//! Distinguishes mutual TLS of mesh members from other bytes, at ports that also accept clients without mutual
-//! TLS.
+//! Detection of mutual TLS of mesh members at ports that also accept clients without mutual TLS.
 
 use std::io;
 
@@ -16,8 +15,8 @@ use crate::worker::Worker;
 /// True if a client begins mutual TLS of the mesh; its bytes are peeked, not consumed.
 ///
 /// If the application itself may use TLS, only clients that offer the link protocol count as mesh members. If
-/// the port may have a protocol in which the server sends first, a silent client counts as one of that
-/// protocol.
+/// the protocol of the port may be one in which the server sends first, a silent client does not count as a
+/// mesh member.
 pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &TcpStream) -> bool {
     let limits = &worker.config.limits;
     let (may_be_opaque, max_wait) = match declared {
@@ -34,8 +33,8 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &Tcp
     !may_be_opaque || timeout(limits.handshake_timeout, offers_link(tcp)).await.unwrap_or(true)
 }
 
-/// True if the ClientHello offers the link protocol. An incomplete ClientHello counts as mutual TLS: its reader
-/// reports the error.
+/// True if the ClientHello offers the link protocol. Also true if the ClientHello remains incomplete: the TLS
+/// reader then reports the error.
 async fn offers_link(tcp: &TcpStream) -> bool {
     let mut client_hello = vec![0; MAX_CLIENT_HELLO_BYTES];
     let mut peeked_len = 0;

@@ -1,4 +1,4 @@
-//! Probes of the application on behalf of the kubelet, whose own probes would be rejected by the sidecar.
+//! Probes of the application on behalf of the kubelet: the sidecar would reject the kubelet's own probes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,18 +47,18 @@ enum ProbeAction {
 }
 
 impl Probes {
-    /// Parses `{"CONTAINER": {"readiness": {"httpGet": {…}}, …}, …}`, in the terms of Kubernetes.
+    /// Parses `{"CONTAINER": {"readiness": {"httpGet": {…}}, …}, …}`, with the probe fields of Kubernetes.
     ///
     /// # Errors
-    /// [`ProbesError`] that names the probe.
+    /// [`ProbesError`] if the text is not valid, or if a probe does not have exactly one action.
     pub fn from_json(text: &str) -> Result<Self, ProbesError> {
         let raw_probes: BTreeMap<String, BTreeMap<ProbeKind, RawProbe>> =
             serde_json::from_str(text)?;
         let mut probes = BTreeMap::new();
-        for (container, kinds) in raw_probes {
+        for (container, container_probes) in raw_probes {
             let mut probes_by_kind = BTreeMap::new();
-            for (kind, raw_probes) in kinds {
-                let probe = Probe::from_raw(raw_probes);
+            for (kind, raw_probe) in container_probes {
+                let probe = Probe::from_raw(raw_probe);
                 let probe = probe.ok_or_else(|| {
                     let (container, kind) = (container.clone(), format!("{kind:?}").to_lowercase());
                     ProbesError::Action { container, kind }
@@ -70,7 +70,7 @@ impl Probes {
         Ok(Self(probes))
     }
 
-    /// Returns the probe for the path `CONTAINER/KIND`.
+    /// Returns the probe for the path `CONTAINER/KIND`; `None` if the pod has no such probe.
     pub(crate) fn find_probe(&self, path: &str) -> Option<&Probe> {
         let (container, kind) = path.split_once('/')?;
         let kind = match kind {
@@ -97,7 +97,7 @@ pub enum ProbesError {
     /// The text is not JSON of the form that [`Probes::from_json`] describes.
     #[error("invalid probes: {0}")]
     Json(#[from] serde_json::Error),
-    /// A probe has no action, or two.
+    /// A probe has no action, or more than one.
     #[error(
         "the {kind} probe of container `{container}` needs one of `httpGet`, `tcpSocket` and `grpc`"
     )]
@@ -110,14 +110,15 @@ pub enum ProbesError {
 }
 
 impl Probe {
-    fn from_raw(raw: RawProbe) -> Option<Self> {
-        let action = match (raw.http_get, raw.tcp_socket, raw.grpc) {
+    /// Validates a probe; `None` unless it has exactly one action. The default timeout is 1 s.
+    fn from_raw(raw_probe: RawProbe) -> Option<Self> {
+        let action = match (raw_probe.http_get, raw_probe.tcp_socket, raw_probe.grpc) {
             (Some(get), None, None) => ProbeAction::Http(get),
             (None, Some(socket), None) => ProbeAction::Tcp(socket.port),
             (None, None, Some(check)) => ProbeAction::Grpc(check),
             _ => return None,
         };
-        let seconds = raw.timeout_seconds.map_or(1, NonZeroU32::get);
+        let seconds = raw_probe.timeout_seconds.map_or(1, NonZeroU32::get);
         let timeout = Duration::from_secs(seconds.into()).min(MAX_PROBE_TIMEOUT);
         Some(Self { action, timeout })
     }
@@ -128,15 +129,17 @@ impl Probe {
         address: IpAddr,
         interception: &Interception,
     ) -> Result<(), ProbeFailure> {
-        let address_of = |port: NonZeroU16| SocketAddr::new(address, port.get());
+        let socket_address = |port: NonZeroU16| SocketAddr::new(address, port.get());
         let check = async {
             match &self.action {
-                ProbeAction::Http(get) => get.run_check(address_of(get.port), interception).await,
+                ProbeAction::Http(get) => {
+                    get.run_check(socket_address(get.port), interception).await
+                }
                 ProbeAction::Tcp(port) => {
-                    dial_application(address_of(*port), interception).await.map(drop)
+                    dial_application(socket_address(*port), interception).await.map(drop)
                 }
                 ProbeAction::Grpc(check) => {
-                    check.run_check(address_of(check.port), interception).await
+                    check.run_check(socket_address(check.port), interception).await
                 }
             }
         };
@@ -164,11 +167,11 @@ pub(crate) enum ProbeFailure {
     /// The sidecar has too many probes in progress.
     Busy,
     /// The response is not in the protocol of the probe.
-    Broken,
+    InvalidResponse,
     /// The application returned an HTTP error status.
     Status(u16),
     /// The application returned a gRPC error status.
-    Grpc,
+    GrpcStatus,
     /// The gRPC health service is not serving.
     NotServing,
 }
@@ -182,9 +185,9 @@ impl ProbeFailure {
             Self::Status(status) if status >= 400 => {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
             }
-            Self::Status(_) | Self::Connect(..) | Self::Broken => StatusCode::BAD_GATEWAY,
+            Self::Status(_) | Self::Connect(..) | Self::InvalidResponse => StatusCode::BAD_GATEWAY,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Busy | Self::Grpc | Self::NotServing => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy | Self::GrpcStatus | Self::NotServing => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -197,9 +200,9 @@ impl fmt::Display for ProbeFailure {
             }
             Self::Timeout => f.write_str("the application did not respond in time"),
             Self::Busy => f.write_str("the sidecar runs too many probes at the same time"),
-            Self::Broken => f.write_str("the application sent no valid response"),
+            Self::InvalidResponse => f.write_str("the application sent no valid response"),
             Self::Status(status) => write!(f, "the application responded with status {status}"),
-            Self::Grpc => f.write_str("the application's health service rejected the check"),
+            Self::GrpcStatus => f.write_str("the application's health service rejected the check"),
             Self::NotServing => {
                 f.write_str("the application's health service reports that it is not serving")
             }

@@ -1,4 +1,5 @@
-//! The record of one exchange: filled during processing, emitted once on drop.
+//! The record of one exchange: a request, or a byte stream. It is filled during processing, and counted, logged
+//! and traced once on drop.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,7 +14,7 @@ use crate::rule_matches;
 use crate::session::{ListenerKind, Session};
 use crate::worker::ExchangeGuard;
 
-/// The record of one exchange. Dropping it counts the exchange, even if its client has vanished.
+/// The record of one exchange. Dropping the record counts the exchange, even if the client has vanished.
 pub(crate) struct ExchangeRecord<'a> {
     session: &'a Session,
     _exchange_guard: ExchangeGuard,
@@ -22,9 +23,10 @@ pub(crate) struct ExchangeRecord<'a> {
     pub(crate) subject: MetricsSubject,
     /// The final head of the response.
     pub(crate) head: FinalHead,
-    /// The reason of a failure; `None` after success.
+    /// The reason of a failure; `None` after success. Initially `downstream-closed`, for exchanges that are
+    /// dropped.
     pub(crate) reason: Option<Reason>,
-    /// The gRPC status of the response to a call.
+    /// The gRPC status of the response; `None` if the exchange is no gRPC call.
     pub(crate) grpc: Cell<Option<GrpcStatus>>,
     /// The size of the request's body, in bytes.
     pub(crate) bytes_in: Cell<u64>,
@@ -32,19 +34,20 @@ pub(crate) struct ExchangeRecord<'a> {
     pub(crate) bytes_out: Cell<u64>,
     /// The number of retries, including a second attempt of a hedge.
     pub(crate) retries: u32,
-    /// The result of a hedge.
+    /// The result of a hedge; `None` if no second attempt was sent.
     pub(crate) hedge: Option<Hedge>,
-    /// The reason for which enforced policies would have denied it.
+    /// The reason for which the exchange would have been denied if policies were enforced.
     dry_run_reason: Option<Reason>,
-    /// True if the exchange is already counted as a stream.
-    has_stream: Cell<bool>,
+    /// True if the exchange has been counted as a stream.
+    is_stream_counted: Cell<bool>,
     /// The data for the access log, tracing and taps; `None` if all of them are disabled.
     pub(crate) trace: Option<RequestTrace<'a>>,
 }
 
-/// The head of the response that the client got.
+/// The head of the response that the client received.
 #[derive(Debug, Default)]
 pub(crate) struct FinalHead {
+    /// The HTTP status; 0 if the client received no response.
     pub(crate) status: Cell<u16>,
     /// The rejection reason of another sidecar, if that sidecar wrote the head.
     pub(crate) rejection: Cell<Option<Reason>>,
@@ -60,12 +63,12 @@ pub(crate) struct MetricsSubject {
     pub(crate) route: Option<RouteName>,
 }
 
-/// The result of a hedge.
+/// The result of a hedge, the second attempt of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hedge {
-    /// Its response went to the client.
+    /// The response of the second attempt was sent to the client.
     Won,
-    /// The first attempt ended, or both failed.
+    /// The first attempt ended the exchange, or both attempts failed.
     Lost,
 }
 
@@ -79,7 +82,7 @@ impl Hedge {
     }
 }
 
-/// The series of one subject of one session.
+/// The metric series of one subject of one session.
 pub(crate) struct ExchangeSeries {
     pub(crate) subject: MetricsSubject,
     pub(crate) labels: RequestLabels,
@@ -87,7 +90,7 @@ pub(crate) struct ExchangeSeries {
 }
 
 impl<'a> ExchangeRecord<'a> {
-    /// Opens a record for an exchange in `protocol`. Inlined, so that it is built in its final place.
+    /// Opens a record for an exchange in `protocol`. Inlined, so that the record is not moved.
     #[inline(always)]
     pub(crate) fn open(session: &'a Session, protocol: &'static str) -> Self {
         let worker = &session.worker;
@@ -104,14 +107,14 @@ impl<'a> ExchangeRecord<'a> {
             retries: 0,
             hedge: None,
             dry_run_reason: None,
-            has_stream: Cell::new(false),
+            is_stream_counted: Cell::new(false),
             trace: worker.observability_config().map(RequestTrace::new),
         }
     }
 
     /// Opens the record of a request that cannot be parsed and is rejected for this reason.
     #[cold]
-    pub(crate) fn unreadable(session: &'a Session, reason: Reason) -> Self {
+    pub(crate) fn open_unreadable(session: &'a Session, reason: Reason) -> Self {
         let mut record = Self::open(session, "http");
         record.reason = Some(reason);
         record.head.status.set(reason.status());
@@ -122,8 +125,7 @@ impl<'a> ExchangeRecord<'a> {
         record
     }
 
-    /// Records that the client's sidecar abandoned the attempt while the client still waits and has not gone
-    /// away.
+    /// Records that the client's sidecar abandoned the attempt while its client still waits.
     #[cold]
     pub(crate) fn mark_abandoned(&mut self) {
         if self.reason == Some(Reason::DownstreamClosed) {
@@ -158,7 +160,7 @@ impl<'a> ExchangeRecord<'a> {
         self.subject.port = port;
     }
 
-    /// Records a failure, and a match of the policy that decided it, if any.
+    /// Records a failure, and counts a match of the policy that caused it, if there is one.
     pub(crate) fn record_failure(&mut self, failure: &Failure) {
         self.reason = Some(failure.reason);
         if self.subject.port == 0 {
@@ -178,26 +180,26 @@ impl<'a> ExchangeRecord<'a> {
                     | Reason::RateLimitUnavailable
             )
         {
-            rule_matches::count_policy(&self.session.worker.shard, decision);
+            rule_matches::count_policy(&self.session.worker.metrics, decision);
         }
         if let Some(trace) = &mut self.trace {
             trace.policy.clone_from(&failure.policy);
         }
     }
 
-    /// Counts a byte stream that was opened or rejected: long ones are reported before they end.
+    /// Counts a byte stream that was opened or rejected, so that long streams are reported before they end.
     pub(crate) fn count_opened(&self) {
         let series = self.session.series_for(&self.subject);
-        self.session.worker.shard.count_opened(series.id);
+        self.session.worker.metrics.count_opened(series.id);
     }
 
-    /// Counts a new stream: requests with long streams are reported before they end.
+    /// Counts a request with a long-lived stream once, so that it is reported before it ends.
     #[cold]
     #[inline(never)]
     pub(crate) fn count_stream(&self) {
-        if !self.has_stream.replace(true) {
+        if !self.is_stream_counted.replace(true) {
             let series = self.session.series_for(&self.subject);
-            self.session.worker.shard.count_stream_opened(series.id);
+            self.session.worker.metrics.count_stream_opened(series.id);
         }
     }
 
@@ -208,7 +210,7 @@ impl<'a> ExchangeRecord<'a> {
             // A policy that allows only other clients has not matched.
             && permit.would_deny().is_none_or(|reason| reason == Reason::DeniedByPolicy)
         {
-            rule_matches::count_policy(&self.session.worker.shard, decision);
+            rule_matches::count_policy(&self.session.worker.metrics, decision);
         }
         if let Some(reason) = permit.would_deny() {
             self.dry_run_reason = Some(reason);
@@ -236,16 +238,16 @@ impl Drop for ExchangeRecord<'_> {
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
         };
-        worker.shard.record_request(series.id, &outcome);
-        if self.has_stream.get() {
-            worker.shard.count_stream_ended(series.id);
+        worker.metrics.record_request(series.id, &outcome);
+        if self.is_stream_counted.get() {
+            worker.metrics.count_stream_ended(series.id);
         }
         if let Some(reason) = self.dry_run_reason {
-            worker.shard.count_dry_run_denial(series.id, reason.label());
+            worker.metrics.count_dry_run_denial(series.id, reason.label());
         }
         if let Some(trace) = &self.trace {
             if let Some(span) = trace.span.filter(|span| span.is_sampled) {
-                worker.shard.store_exemplar(
+                worker.metrics.store_exemplar(
                     series.id,
                     span.trace,
                     span.id,

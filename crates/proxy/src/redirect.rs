@@ -1,4 +1,4 @@
-//! Classification of accepted connections, for redirected ones by their original destinations.
+//! Classification of accepted connections. Redirected connections are classified by their original destination.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ pub(crate) enum ConnectionClassifier {
 }
 
 impl ConnectionClassifier {
-    /// Returns the kind of a connection.
+    /// Returns the listener kind of a connection.
     ///
     /// # Errors
     /// `unknown-service` if the destination is unknown, not in the mesh, or the sidecar itself;
@@ -43,8 +43,9 @@ impl ConnectionClassifier {
                 if worker.config.interception.is_by_address() {
                     let destination =
                         SocketAddr::new(destination.ip().to_canonical(), destination.port());
-                    let is_own = is_own_listener(&worker.config.interception, destination);
-                    let listener_kind = (!is_own).then_some(ListenerKind::Address(destination));
+                    let is_own_address = is_own_listener(&worker.config.interception, destination);
+                    let listener_kind =
+                        (!is_own_address).then_some(ListenerKind::Address(destination));
                     return listener_kind.ok_or(Reason::UnknownService);
                 }
                 let service = worker.config_store.virtual_addresses().service_at(destination.ip());
@@ -56,16 +57,17 @@ impl ConnectionClassifier {
                 let config =
                     worker.config_store.current_config().ok_or(Reason::DiscoveryTimeout)?;
                 let ports = &config.compiled.snapshot.config.ports;
-                // A service may declare any port; the sidecar's own ports would loop.
-                let is_own = is_sidecar_port(&worker.config, port);
-                let is_declared = !is_own && ports.iter().any(|declared| declared.port == port);
+                // A service may declare any port, but connections to the sidecar's own ports would loop.
+                let is_own_port = is_sidecar_port(&worker.config, port);
+                let is_declared =
+                    !is_own_port && ports.iter().any(|declared| declared.port == port);
                 is_declared.then_some(ListenerKind::Inbound { port }).ok_or(Reason::UnknownService)
             }
         }
     }
 }
 
-/// True if a port of the namespace is one of the sidecar's own.
+/// True if the sidecar itself listens on this port of the namespace.
 fn is_sidecar_port(config: &Config, port: u16) -> bool {
     let Interception::Redirect { outbound, inbound, .. } = &config.interception else {
         return false;
@@ -75,7 +77,8 @@ fn is_sidecar_port(config: &Config, port: u16) -> bool {
     own_ports.contains(&Some(port))
 }
 
-/// True if a connection came to a listener of the sidecar directly, without redirection: it would loop.
+/// True if the destination is a listener of the sidecar itself: the connection was not redirected, and would
+/// loop.
 fn is_own_listener(interception: &Interception, destination: SocketAddr) -> bool {
     let Interception::Redirect { address, outbound, inbound, .. } = interception else {
         return false;

@@ -1,5 +1,5 @@
-//! Clients without mutual TLS that were rejected recently: a bounded table of their addresses by port, reported
-//! as conditions.
+//! A bounded table of the clients without mutual TLS that were recently rejected, by application port. The
+//! clients are reported as conditions.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use leno_discovery::ProxyCondition;
 use leno_telemetry::RecentTable;
 
-/// The clients of the last [`REPORT_DURATION`], by the application port that they connected to.
+/// The clients that were rejected in the last [`REPORT_DURATION`], by application port.
 #[derive(Debug, Default)]
 pub(crate) struct RejectedClients {
     ports: RecentTable<u16, PortClients, MAX_PORTS>,
-    /// The time at which an eviction last changed the conditions.
+    /// The time at which an eviction last changed the conditions; `None` if no eviction did.
     conditions_changed_at: Option<Instant>,
 }
 
@@ -25,8 +25,8 @@ struct PortClients {
 }
 
 impl RejectedClients {
-    /// Records a rejected connection. Returns true if the conditions change and the change is to be reported
-    /// now.
+    /// Records a rejected connection. Returns true if the conditions have changed and the change must be
+    /// reported now; changes by evictions are reported at most once per [`CHANGE_INTERVAL`].
     pub(crate) fn record(&mut self, port: u16, client: IpAddr, now: Instant) -> bool {
         self.ports.retain(|_, port_clients| port_clients.retain_recent(now));
         let (port_clients, evicted_port) = self.ports.entry(port, PortClients::default);
@@ -39,7 +39,8 @@ impl RejectedClients {
         if evicted_port.is_none() && evicted_client.is_none() {
             return is_new;
         }
-        let is_due = self.conditions_changed_at.is_none_or(|last| now >= last + CHANGE_INTERVAL);
+        let is_due =
+            self.conditions_changed_at.is_none_or(|changed_at| now >= changed_at + CHANGE_INTERVAL);
         if is_due {
             self.conditions_changed_at = Some(now);
         }
@@ -49,46 +50,50 @@ impl RejectedClients {
     /// Returns a condition for each port with recently rejected clients.
     pub(crate) fn conditions(&self, now: Instant) -> Vec<ProxyCondition> {
         let conditions = self.ports.iter().filter_map(|(port, port_clients)| {
-            let recent = port_clients.clients.iter().filter(|(_, last)| is_recent(**last, now));
-            let addresses: Vec<IpAddr> = recent.map(|(client, _)| *client).collect();
-            let has_evicted = port_clients.evicted_at.is_some_and(|last| is_recent(last, now));
+            let recent_clients = port_clients
+                .clients
+                .iter()
+                .filter(|(_, rejected_at)| is_recent(**rejected_at, now));
+            let addresses: Vec<IpAddr> = recent_clients.map(|(client, _)| *client).collect();
+            let has_evicted =
+                port_clients.evicted_at.is_some_and(|evicted_at| is_recent(evicted_at, now));
             let has_clients = !addresses.is_empty() || has_evicted;
             has_clients.then(|| ProxyCondition::plaintext_rejected(*port, &addresses, has_evicted))
         });
         conditions.collect()
     }
 
-    /// Returns the next time at which the conditions change without a connection.
-    pub(crate) fn next_end(&self, now: Instant) -> Option<Instant> {
-        let times = self.ports.iter().flat_map(|(_, port)| {
-            port.clients.iter().map(|(_, last)| *last).chain(port.evicted_at)
+    /// Returns the next time at which a client expires, which changes the conditions; `None` without clients.
+    pub(crate) fn next_expiry(&self, now: Instant) -> Option<Instant> {
+        let event_times = self.ports.iter().flat_map(|(_, port)| {
+            port.clients.iter().map(|(_, rejected_at)| *rejected_at).chain(port.evicted_at)
         });
-        times.map(|last| last + REPORT_DURATION).filter(|end| *end > now).min()
+        event_times.map(|time| time + REPORT_DURATION).filter(|expiry| *expiry > now).min()
     }
 }
 
 impl PortClients {
-    /// Removes expired clients. Returns false if none is left.
+    /// Removes expired clients and evictions. Returns false if nothing is left to report.
     fn retain_recent(&mut self, now: Instant) -> bool {
-        self.clients.retain(|_, last| is_recent(*last, now));
-        self.evicted_at = self.evicted_at.filter(|last| is_recent(*last, now));
+        self.clients.retain(|_, rejected_at| is_recent(*rejected_at, now));
+        self.evicted_at = self.evicted_at.filter(|evicted_at| is_recent(*evicted_at, now));
         !self.clients.is_empty() || self.evicted_at.is_some()
     }
 }
 
-/// True if a client is still reported.
-fn is_recent(last: Instant, now: Instant) -> bool {
-    now.saturating_duration_since(last) < REPORT_DURATION
+/// True if a client that was rejected or evicted at `time` is still reported.
+fn is_recent(time: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(time) < REPORT_DURATION
 }
 
 /// The time for which a client is reported after its last connection: longer than the interval of slow retries
 /// and scrapes.
 const REPORT_DURATION: Duration = Duration::from_secs(600);
-/// The minimum time between changes of the conditions by clients that evict each other.
+/// The minimum interval of changes of the conditions by clients that evict each other.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of ports with recorded clients.
 const MAX_PORTS: usize = 16;
-/// The maximum number of recorded clients per port: their addresses fit into the longest reason of a condition.
+/// The maximum number of recorded clients per port: their addresses fit into the reason of one condition.
 const MAX_CLIENTS: usize = 8;
 
 #[cfg(test)]
@@ -119,11 +124,11 @@ mod tests {
         assert!(table.record(80, client_address(2), second_record_at));
         let expected_both = [("port 80".to_owned(), "10.0.0.1, 10.0.0.2".to_owned())];
         assert_eq!(reported(&table, second_record_at), expected_both);
-        assert_eq!(table.next_end(second_record_at), Some(start + REPORT_DURATION));
+        assert_eq!(table.next_expiry(second_record_at), Some(start + REPORT_DURATION));
         let expected = [("port 80".to_owned(), "10.0.0.2".to_owned())];
         assert_eq!(reported(&table, start + REPORT_DURATION), expected);
         assert_eq!(reported(&table, second_record_at + REPORT_DURATION), []);
-        assert_eq!(table.next_end(second_record_at + REPORT_DURATION), None);
+        assert_eq!(table.next_expiry(second_record_at + REPORT_DURATION), None);
     }
 
     #[test]

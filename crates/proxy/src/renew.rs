@@ -1,5 +1,5 @@
-//! Renewal of the workload certificate: at half of its lifetime the proxy requests a certificate for a new key.
-//! Open connections continue.
+//! Renewal of the workload certificate: at half of its lifetime, and when the CA changes, the proxy requests a
+//! certificate for a new key. Open connections continue.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use crate::StartError;
 use crate::config::OnExpiry;
 use crate::control_client::ControlClient;
 
-/// Verifies an issued certificate, stores it on disk and makes it current.
+/// Checks that an issued certificate is for this workload, stores it on disk and makes it current.
 pub(crate) fn accept_issued(
     control_client: &ControlClient,
     key: PrivateKey,
-    issued: IssuedCertificate,
+    issued_certificate: IssuedCertificate,
 ) -> Result<Arc<Credential>, RenewalError> {
-    let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
-    let chain = issued.chain.into_iter().map(Into::into).collect();
+    let roots = Roots::new(issued_certificate.roots.into_iter().map(Into::into).collect())?;
+    let chain = issued_certificate.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, CertificateBundle::new(chain, roots)?)?;
     if credential.workload() != Some(&control_client.config.workload) {
         return Err(RenewalError::OtherWorkload);
     }
-    let result = credential.save(control_client.state.path());
-    control_client.state.note_certificate(&result);
-    if let Err(error) = result {
-        // The proxy continues; the certificate is only missing after a restart without a control plane.
+    let save_result = credential.save(control_client.state_dir.path());
+    control_client.state_dir.record_certificate_write(&save_result);
+    if let Err(error) = save_result {
+        // The proxy continues: it lacks the certificate only after a restart without a control plane.
         tracing::warn!(%error, "cannot write the certificate to disk");
     }
     Ok(replace_credential(control_client, credential))
 }
 
-/// Makes a credential current, and exposes the times of its certificate as metrics.
+/// Makes a credential current, and sets the certificate's issue and expiry times in the metrics.
 pub(crate) fn replace_credential(
     control_client: &ControlClient,
     credential: Credential,
@@ -52,8 +52,8 @@ pub(crate) fn replace_credential(
     control_client.config_store.replace_credential(credential)
 }
 
-/// Renews the certificate at half of its lifetime or when the CA changes, and retries soon after a failure.
-/// Returns when the proxy ends.
+/// Renews the certificate at half of its lifetime or when the CA changes, and retries after a failure. Returns
+/// when the proxy ends.
 pub(crate) async fn run_renewal(
     control_client: Rc<ControlClient>,
     requests: mpsc::Sender<ProxyRequest>,
@@ -86,15 +86,15 @@ pub(crate) async fn run_renewal(
         } else {
             Count::CertificateRenewalFailed
         };
-        control_client.shard.add(counter, 1);
+        control_client.metrics.add(counter, 1);
         if result.is_ok() {
-            // A control plane that issues another CA generation than the configured one is not queried
-            // repeatedly.
+            // A control plane that issues certificates of another CA generation than the configured one is not
+            // queried repeatedly.
             attempted_generation = configured_generation;
         }
         if let Err(reason) = result {
             if credential.is_expired(SystemTime::now()) {
-                handle_expiry(&control_client);
+                report_expiry(&control_client);
                 // No control plane accepts an expired certificate for a renewal.
                 tokio::time::sleep(MAX_RETRY_PAUSE).await;
                 continue;
@@ -107,8 +107,9 @@ pub(crate) async fn run_renewal(
     }
 }
 
-/// Handles an expired certificate: peers reject it from now on.
-fn handle_expiry(control_client: &ControlClient) {
+/// Logs that the certificate has expired and that peers reject it. Ends the proxy if it is configured to exit
+/// then.
+fn report_expiry(control_client: &ControlClient) {
     match control_client.config.on_expiry {
         OnExpiry::Continue if control_client.config.account_token.is_some() => {
             tracing::error!("the certificate has expired: joining again as soon as possible");
@@ -121,7 +122,7 @@ fn handle_expiry(control_client: &ControlClient) {
             tracing::error!(
                 "the certificate has expired: this sidecar exits because of --on-expiry fail"
             );
-            control_client.fatal.report_cause(StartError::Expired);
+            control_client.fatal_failure.report_cause(StartError::Expired);
         }
     }
 }
@@ -134,7 +135,8 @@ fn current_generation(control_client: &ControlClient) -> u64 {
         .map_or(0, |config| config.compiled.snapshot.config.ca_generation)
 }
 
-/// Waits until the next check; returns true if this certificate is due for renewal.
+/// Waits until this certificate is due for renewal, then returns true. Returns false if the clock or the
+/// configuration must be checked again first.
 async fn wait_until_due(
     control_client: &ControlClient,
     credential: &Credential,
@@ -142,7 +144,7 @@ async fn wait_until_due(
     changes: &mut watch::Receiver<u64>,
 ) -> bool {
     if needs_reissue {
-        // All sidecars learn of a new CA at once; renewals are spread since none is urgent.
+        // All sidecars receive a new CA at once; their renewals are not urgent, so they are spread over time.
         let lifetime = credential.not_after().duration_since(credential.not_before());
         let spread = (lifetime.unwrap_or_default() / 20).min(MAX_REISSUE_SPREAD);
         tokio::time::sleep(spread.mul_f64(control_client.seed as f64 / u64::MAX as f64)).await;
@@ -160,7 +162,7 @@ async fn wait_until_due(
     }
 }
 
-/// Requests a certificate for a new key over the stream, and makes it current.
+/// Requests a certificate for a new key over the control stream, and makes the certificate current.
 async fn renew_certificate(
     control_client: &ControlClient,
     requests: &mpsc::Sender<ProxyRequest>,
@@ -174,13 +176,14 @@ async fn renew_certificate(
         response_receiver.await.ok()
     };
     let response = tokio::time::timeout(max_wait, exchange).await;
-    let issued = response.ok().flatten().ok_or(RenewalError::NoResponse)?;
-    let issued = issued.map_err(|rejection| RenewalError::Rejected(rejection.reason))?;
-    accept_issued(control_client, key, issued)?;
+    let issued_certificate = response.ok().flatten().ok_or(RenewalError::NoResponse)?;
+    let issued_certificate =
+        issued_certificate.map_err(|rejection| RenewalError::Rejected(rejection.reason))?;
+    accept_issued(control_client, key, issued_certificate)?;
     Ok(())
 }
 
-/// The reason why there is no new certificate.
+/// The reason why a certificate was not renewed or not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RenewalError {
     #[error(transparent)]

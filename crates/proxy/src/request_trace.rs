@@ -23,22 +23,25 @@ pub(crate) struct RequestTrace<'a> {
     observability: Rc<ThreadObservability>,
     /// The parsed request; `None` for a byte stream or an unreadable request.
     request: Option<&'a Request<'a>>,
-    /// The span of the request.
+    /// The span of the request; `None` if tracing is off.
     pub(crate) span: Option<TraceSpan>,
-    /// The address of the endpoint or application that was tried last.
+    /// The address of the endpoint or application that was tried last; `None` if none was tried.
     pub(crate) upstream: Option<SocketAddr>,
-    /// The policy that decided the request. In dry-run mode, it may be a policy that allows only other clients.
+    /// The policy that allowed or denied the request. In dry-run mode, it may be a policy that allows only
+    /// other clients.
     pub(crate) policy: Option<PolicyDecision>,
 }
 
 /// The trace and log entry of a request that has ended.
 #[derive(Debug)]
 pub(crate) struct TraceEntry {
+    /// The end of the request.
     pub(crate) ended: SystemTime,
     pub(crate) labels: RequestLabels,
     pub(crate) outcome: RequestRecord,
     pub(crate) retries: u8,
     pub(crate) hedge: Option<Hedge>,
+    /// Empty for a byte stream or an unreadable request, like the following texts of the request head.
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) authority: String,
@@ -64,7 +67,7 @@ pub(crate) struct RequestEnd<'a> {
 }
 
 /// The senders of the bounded queues for request traces. Data threads never wait for room: if a queue is full,
-/// its entry is dropped and counted.
+/// the new entry is dropped and counted.
 #[derive(Debug, Clone)]
 pub(crate) struct TraceQueues {
     /// The queue of the access log.
@@ -75,7 +78,7 @@ pub(crate) struct TraceQueues {
     pub(crate) taps: mpsc::Sender<MatchedRequest>,
 }
 
-/// The receivers of the queues.
+/// The receivers of the queues, for the control thread.
 pub(crate) struct TraceReceivers {
     pub(crate) log: mpsc::Receiver<Arc<TraceEntry>>,
     pub(crate) spans: mpsc::Receiver<Arc<TraceEntry>>,
@@ -138,37 +141,38 @@ impl<'a> RequestTrace<'a> {
         ));
     }
 
-    /// Queues the entry for the access log, the span exporter and taps, and copies data only if one of them
+    /// Queues the entry for the access log, the span exporter and taps. Creates the entry only if one of them
     /// needs it.
     pub(crate) fn publish(&self, worker: &Worker, request_end: &RequestEnd<'_>) {
         let observability = &self.observability;
-        let config = &observability.settings;
+        let settings = &observability.settings;
         let is_failure = request_end.outcome.is_failure();
-        let is_logged = config.access_log().is_some_and(|log| {
+        let is_logged = settings.access_log().is_some_and(|log| {
             (is_failure && log.errors) || log.sampling.is_sampled(worker.random_number())
         });
-        let traces_errors = config.tracing_settings().is_some_and(|tracing| tracing.errors);
+        let traces_errors = settings.tracing_settings().is_some_and(|tracing| tracing.errors);
         let is_traced =
             self.span.is_some_and(|span| span.is_sampled || (is_failure && traces_errors));
-        let matching_taps = match config.taps() {
+        let matching_taps = match settings.taps() {
             [] => TapSet::default(),
             _ => self.matching_taps(observability, request_end),
         };
         if !is_logged && !is_traced && matching_taps == TapSet::default() {
             return;
         }
-        let TraceQueues { log, spans, taps } = &worker.trace_queues;
+        let TraceQueues { log: log_queue, spans: span_queue, taps: tap_queue } =
+            &worker.trace_queues;
         let trace_entry = Arc::new(self.to_entry(request_end));
-        observability.queue_entry(matching_taps, &trace_entry, taps);
-        if is_logged && log.try_send(trace_entry.clone()).is_err() {
-            worker.shard.add(Count::AccessLogLinesDropped, 1);
+        observability.queue_entry(matching_taps, &trace_entry, tap_queue);
+        if is_logged && log_queue.try_send(trace_entry.clone()).is_err() {
+            worker.metrics.add(Count::AccessLogLinesDropped, 1);
         }
-        if is_traced && spans.try_send(trace_entry).is_err() {
-            worker.shard.add(Count::SpansOverflowed, 1);
+        if is_traced && span_queue.try_send(trace_entry).is_err() {
+            worker.metrics.add(Count::SpansOverflowed, 1);
         }
     }
 
-    /// Returns the taps that match and have not reached their rate limit.
+    /// Returns the taps that match the request and have not reached their rate limit.
     fn matching_taps(
         &self,
         observability: &ThreadObservability,
@@ -192,14 +196,15 @@ impl<'a> RequestTrace<'a> {
         })
     }
 
+    /// Copies the collected data into an entry.
     fn to_entry(&self, request_end: &RequestEnd<'_>) -> TraceEntry {
         let request = self.request;
-        let header = |name: &str| {
+        let header_text = |name: &str| {
             let value = request.and_then(|request| request.head.find(&request.bytes, name).next());
             String::from_utf8_lossy(truncate_text(value.unwrap_or_default())).into_owned()
         };
         let request_target = request.and_then(|request| request.parse_target_any_scheme().ok());
-        let truncated = |text: Option<&str>| {
+        let truncate = |text: Option<&str>| {
             String::from_utf8_lossy(truncate_text(text.unwrap_or_default().as_bytes())).into_owned()
         };
         TraceEntry {
@@ -208,17 +213,17 @@ impl<'a> RequestTrace<'a> {
             outcome: request_end.outcome,
             retries: u8::try_from(request_end.retries).unwrap_or(u8::MAX),
             hedge: request_end.hedge,
-            method: truncated(request.map(Request::method)),
-            path: truncated(request_target.as_ref().map(|request_target| request_target.path)),
+            method: truncate(request.map(Request::method)),
+            path: truncate(request_target.as_ref().map(|request_target| request_target.path)),
             // User information is removed before the cut, which could remove the `@` after a password.
-            authority: truncated(
+            authority: truncate(
                 request_target
                     .as_ref()
                     .map(|request_target| strip_user_info(request_target.authority)),
             ),
-            user_agent: header("user-agent"),
-            request_id: header("x-request-id"),
-            forwarded_for: header("x-forwarded-for"),
+            user_agent: header_text("user-agent"),
+            request_id: header_text("x-request-id"),
+            forwarded_for: header_text("x-forwarded-for"),
             downstream: request_end.downstream,
             upstream: self.upstream,
             policy: self.policy.clone(),
@@ -229,12 +234,13 @@ impl<'a> RequestTrace<'a> {
 }
 
 impl TraceEntry {
-    /// Returns the start time.
+    /// Returns the start time of the request.
     pub(crate) fn started_at(&self) -> SystemTime {
         self.ended.checked_sub(self.outcome.duration).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
+/// Converts the configured format.
 fn propagation_formats(format: PropagationFormat) -> PropagationFormats {
     let no_formats = PropagationFormats::default();
     match format {
@@ -244,14 +250,14 @@ fn propagation_formats(format: PropagationFormat) -> PropagationFormats {
     }
 }
 
-/// Truncates text that clients choose: queue entries must stay small.
+/// Truncates a text that clients choose, so that queue entries stay small.
 fn truncate_text(text: &[u8]) -> &[u8] {
     text.get(..leno_telemetry::access_log::MAX_TEXT_BYTES).unwrap_or(text)
 }
 
-/// The maximum number of queued access log entries.
+/// The maximum number of queued access log entries; further entries are dropped.
 pub(crate) const MAX_QUEUED_LOG_LINES: usize = 4096;
-/// The maximum number of queued requests for taps.
+/// The maximum number of queued requests for taps; further requests are dropped.
 pub(crate) const MAX_QUEUED_TAPPED_REQUESTS: usize = 1024;
-/// The maximum number of queued spans for the exporter.
+/// The maximum number of queued spans for the exporter; further spans are dropped.
 pub(crate) const MAX_QUEUED_SPANS: usize = 2048;

@@ -1,30 +1,30 @@
-//! Counts of rule matches, by the data thread that applied the rule.
+//! Functions that count rule matches in the metrics of the data thread that applied the rule.
 
 use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
 use leno_telemetry::{MetricsShard, RuleLabels, RuleNumber};
 use leno_traffic::{CompiledRouteRule, MatchSlot, PolicyDecision};
 
 /// Counts a match of a route rule.
-pub(crate) fn count_route(shard: &MetricsShard, rule: &CompiledRouteRule) {
-    count_match(shard, &rule.match_slot, || {
+pub(crate) fn count_route(metrics: &MetricsShard, rule: &CompiledRouteRule) {
+    count_match(metrics, &rule.match_slot, || {
         route_labels(rule.kind.as_str(), &rule.route, rule.number)
     });
 }
 
-/// Counts a match of a rule for connections without parsed requests. These rules have no slot that caches their
-/// series: a connection looks it up anyway.
-pub(crate) fn count_connection_rule(shard: &MetricsShard, kind: &'static str, route: &RouteName) {
-    shard.count_match(shard.rule_number(&route_labels(kind, route, 0)));
+/// Counts a match of a rule for connections without parsed requests. The number of the rule is looked up each
+/// time, since these rules have no slot that caches it.
+pub(crate) fn count_connection_rule(metrics: &MetricsShard, kind: &'static str, route: &RouteName) {
+    metrics.count_match(metrics.rule_number(&route_labels(kind, route, 0)));
 }
 
-/// Counts a match of a rule of this kind of route, for connections without parsed requests.
-pub(crate) fn count_route_kind(shard: &MetricsShard, kind: RouteKind, route: &RouteName) {
-    count_connection_rule(shard, kind.as_str(), route);
+/// Counts a match of a rule of a route of this kind, for connections without parsed requests.
+pub(crate) fn count_route_kind(metrics: &MetricsShard, kind: RouteKind, route: &RouteName) {
+    count_connection_rule(metrics, kind.as_str(), route);
 }
 
 /// Counts a match of an authorization rule.
-pub(crate) fn count_policy(shard: &MetricsShard, decision: &PolicyDecision) {
-    count_match(shard, decision.match_slot(), || RuleLabels {
+pub(crate) fn count_policy(metrics: &MetricsShard, decision: &PolicyDecision) {
+    count_match(metrics, decision.match_slot(), || RuleLabels {
         kind: decision.policy_kind(),
         namespace: decision.policy.namespace.to_string(),
         name: decision.policy.name.to_string(),
@@ -33,8 +33,8 @@ pub(crate) fn count_policy(shard: &MetricsShard, decision: &PolicyDecision) {
 }
 
 /// Counts a match of a tag or lane rule.
-pub(crate) fn count_tags(shard: &MetricsShard, origin: &RuleOrigin, slot: &MatchSlot) {
-    count_match(shard, slot, || RuleLabels {
+pub(crate) fn count_tags(metrics: &MetricsShard, origin: &RuleOrigin, match_slot: &MatchSlot) {
+    count_match(metrics, match_slot, || RuleLabels {
         kind: origin.dialect.as_str(),
         namespace: origin.name.namespace.to_string(),
         name: origin.name.name.to_string(),
@@ -44,11 +44,11 @@ pub(crate) fn count_tags(shard: &MetricsShard, origin: &RuleOrigin, slot: &Match
 
 /// Counts a match of a policy as a whole, or of its only rule.
 pub(crate) fn count_whole_policy(
-    shard: &MetricsShard,
+    metrics: &MetricsShard,
     policy: &ServicePolicyName,
-    slot: &MatchSlot,
+    match_slot: &MatchSlot,
 ) {
-    count_match(shard, slot, || RuleLabels {
+    count_match(metrics, match_slot, || RuleLabels {
         kind: policy.kind.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -57,8 +57,8 @@ pub(crate) fn count_whole_policy(
 }
 
 /// Counts a retry by a retry policy.
-pub(crate) fn count_retry(shard: &MetricsShard, policy: &PolicyName, slot: &MatchSlot) {
-    count_match(shard, slot, || RuleLabels {
+pub(crate) fn count_retry(metrics: &MetricsShard, policy: &PolicyName, match_slot: &MatchSlot) {
+    count_match(metrics, match_slot, || RuleLabels {
         kind: RuleKind::Retry.as_str(),
         namespace: policy.namespace.to_string(),
         name: policy.name.to_string(),
@@ -75,9 +75,14 @@ fn route_labels(kind: &'static str, route: &RouteName, rule_index: usize) -> Rul
     }
 }
 
-fn count_match(shard: &MetricsShard, slot: &MatchSlot, labels: impl FnOnce() -> RuleLabels) {
-    let rule_number = slot.index_or_find(|| shard.rule_number(&labels()).get());
+/// Counts a match of a rule. `match_slot` caches the rule's number. `labels` is called on the first match.
+fn count_match(
+    metrics: &MetricsShard,
+    match_slot: &MatchSlot,
+    labels: impl FnOnce() -> RuleLabels,
+) {
+    let rule_number = match_slot.index_or_find(|| metrics.rule_number(&labels()).get());
     if let Some(rule) = RuleNumber::new(rule_number) {
-        shard.count_match(rule);
+        metrics.count_match(rule);
     }
 }

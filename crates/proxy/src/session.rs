@@ -49,7 +49,8 @@ pub(crate) struct Session {
     pub(crate) listener_kind: ListenerKind,
     /// The verified identity of the peer; `None` on the application's own connections.
     pub(crate) identity: Option<Rc<SpiffeId>>,
-    /// The expiry of that identity: no new requests are accepted from the peer after it.
+    /// The expiry of the peer's certificate: later requests of the peer are rejected. `None` without a
+    /// certificate.
     pub(crate) expires: Option<Instant>,
     /// The address of the peer.
     pub(crate) peer: SocketAddr,
@@ -61,21 +62,21 @@ pub(crate) struct Session {
     pub(crate) host: Option<Rc<str>>,
     /// The gateway connection of an external client.
     pub(crate) gateway_connection: Option<Box<GatewayConnection>>,
-    /// The external server of the last request.
+    /// The server outside the mesh that received the last request.
     pub(crate) external_server: RefCell<Option<Rc<Application>>>,
-    /// True if one client uses this connection alone: its requests come one after another over HTTP/1.1.
+    /// True if one client uses this connection alone and sends its requests in sequence over HTTP/1.1.
     pub(crate) is_exclusive: Cell<bool>,
     /// True if another sidecar opened the connection for the requests of one client.
     pub(crate) is_dedicated: bool,
     /// True if the connection was read as HTTP but its port now carries TCP: no further request is accepted.
     pub(crate) is_outdated: Cell<bool>,
-    /// Connections that serve this client alone, since their servers authenticate them.
+    /// Upstream connections that serve only this client, because their servers authenticate the connection.
     pub(crate) pinned: PinnedConnections,
-    /// A cache of the series of its exchanges.
+    /// The metric series of the session's exchanges; at most [`MAX_CACHED_SERIES`].
     cached_series: RefCell<Vec<Rc<ExchangeSeries>>>,
-    /// The allow decision by the access rules of one configuration; evaluated again when they change.
+    /// The last allow decision for the peer; evaluated again when the access rules change.
     cached_permit: RefCell<Option<ConnectionPermit>>,
-    /// The reasons of logged denials that were not enforced.
+    /// The reasons of dry-run denials that were already logged.
     logged_denials: RefCell<Vec<Reason>>,
 }
 
@@ -135,8 +136,8 @@ impl Session {
         }
     }
 
-    /// Creates a session for the same peer, for a part of its connection in which HTTP was detected. `http2`:
-    /// the version is HTTP/2.
+    /// Creates a session for the same peer after HTTP was detected on its connection. `http2`: the detected
+    /// version is HTTP/2.
     pub(crate) fn for_detected_http(&self, http2: bool) -> Self {
         let (worker, listener_kind) = (self.worker.clone(), self.listener_kind.clone());
         let (expires, transport) = (self.expires, self.transport.clone());
@@ -162,7 +163,7 @@ impl Session {
     pub(crate) async fn wait_for_eviction(&self) {
         match self.gateway_connection.is_some() || (self.is_inbound() && self.identity.is_none()) {
             // Boxed, so that other connections need no memory for it.
-            true => Box::pin(self.worker.idle.wait_for_eviction()).await,
+            true => Box::pin(self.worker.idle_clients.wait_for_eviction()).await,
             false => std::future::pending().await,
         }
     }
@@ -195,7 +196,7 @@ impl Session {
     }
 
     /// Returns the authorization decision of `config` for the peer, cached per connection and configuration,
-    /// for a request that began at `started`.
+    /// for a request that began at `started`. A peer whose certificate has expired is denied.
     pub(crate) fn authorize_peer(
         &self,
         config: &ConfigSnapshot,
@@ -232,14 +233,14 @@ impl Session {
             true => self.peer.ip().to_string(),
             false => identity.clone(),
         };
-        let line = self.worker.logs.permit_line(source, Instant::now());
+        let line = self.worker.log_limits.permit_line(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
                 "dry run: allowed; default policy deny would reject it");
         }
     }
 
-    /// Returns the series of `subject`, from the cache if possible.
+    /// Returns the metric series of `subject`; creates and caches it if necessary.
     #[inline]
     pub(crate) fn series_for(&self, subject: &MetricsSubject) -> Rc<ExchangeSeries> {
         let mut cached_series = self.cached_series.borrow_mut();
@@ -257,7 +258,7 @@ impl Session {
     #[cold]
     fn new_series(&self, subject: &MetricsSubject) -> ExchangeSeries {
         let labels = self.request_labels(subject);
-        let id = self.worker.shard.series_id(&labels);
+        let id = self.worker.metrics.series_id(&labels);
         ExchangeSeries { subject: subject.clone(), labels, id }
     }
 

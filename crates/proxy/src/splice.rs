@@ -1,4 +1,5 @@
-//! Copying of bytes between two connections. Each direction ends on its own (half-close).
+//! Copying of opaque bytes between two connections: of a client and of a server or application. Each direction
+//! ends on its own (half-close).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -15,8 +16,7 @@ use crate::record::ExchangeRecord;
 use crate::tcp::RequestDetector;
 
 /// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
-/// for `max_wait`. `detector`: checks whether the client's
-/// first bytes are a request.
+/// for `max_wait`. `detector`: checks whether the client's first bytes are a request.
 pub(crate) async fn copy_bytes(
     client: (MessageReader, MessageWriter),
     server: (MessageReader, MessageWriter),
@@ -24,24 +24,25 @@ pub(crate) async fn copy_bytes(
     record: &ExchangeRecord<'_>,
     detector: Option<&RequestDetector<'_>>,
 ) -> Result<(), Reason> {
-    let ((mut client, mut to_client), (mut server, mut to_server)) = (client, server);
-    let ios = (to_client.io.clone(), to_server.io.clone());
+    let ((mut client_reader, mut client_writer), (mut server_reader, mut server_writer)) =
+        (client, server);
+    let (client_io, server_io) = (client_writer.io.clone(), server_writer.io.clone());
     let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
     let recorder = |bytes| BodyRecorder::for_response(bytes, None);
     let send = async {
-        let mut source = BodySource::from_http1(&mut client, BodyLength::UntilClose);
-        let mut sink = BodySink::Http1 { writer: &mut to_server, chunked: false };
+        let mut source = BodySource::from_http1(&mut client_reader, BodyLength::UntilClose);
+        let mut sink = BodySink::Http1 { writer: &mut server_writer, is_chunked: false };
         if let Some(detector) = detector {
             detector.forward_inspected(&mut source, &mut sink, bytes_in).await?;
         }
         forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &recorder(bytes_in)).await?;
-        end_direction(&ios.1).await
+        end_direction(&server_io).await
     };
     let receive = async {
-        let mut source = BodySource::from_http1(&mut server, BodyLength::UntilClose);
-        let mut sink = BodySink::Http1 { writer: &mut to_client, chunked: false };
+        let mut source = BodySource::from_http1(&mut server_reader, BodyLength::UntilClose);
+        let mut sink = BodySink::Http1 { writer: &mut client_writer, is_chunked: false };
         forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &recorder(bytes_out)).await?;
-        end_direction(&ios.0).await
+        end_direction(&client_io).await
     };
     let send = async { send.await.map_err(|error| request_failure_reason(&error)) };
     let receive = async { receive.await.map_err(|error| response_failure_reason(&error)) };
@@ -52,13 +53,13 @@ pub(crate) async fn copy_bytes(
     };
     if result.is_err() {
         // Resets both connections, so that neither peer mistakes the failure for an orderly end.
-        ios.0.reset_on_drop();
-        ios.1.reset_on_drop();
+        client_io.reset_on_drop();
+        server_io.reset_on_drop();
     }
     result
 }
 
-/// Half-closes a connection.
+/// Half-closes a connection: no more bytes are sent on it.
 async fn end_direction(io: &Io) -> Result<(), PumpError> {
     poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
 }

@@ -24,7 +24,7 @@ use crate::virtual_addresses::VirtualAddresses;
 pub(crate) struct StateDir {
     path: PathBuf,
     directory_lock: Arc<Mutex<DirectoryLock>>,
-    /// The content of the small files that were written, to restore a file that is removed.
+    /// The content of the small files that were written, by name, to restore files that are removed.
     written_files: Arc<Mutex<BTreeMap<String, Vec<u8>>>>,
     /// The files that could not be written, with the last error.
     unwritten_files: Arc<Mutex<UnwrittenFiles>>,
@@ -37,7 +37,7 @@ pub(crate) struct StateDir {
 enum DirectoryLock {
     /// Held while the proxy serves.
     Held(File),
-    /// The lock file could not be created, because the disk is full, for example.
+    /// The lock file could not be created, for example on a full disk.
     Absent,
     /// Released: another process may use the directory.
     Released,
@@ -88,8 +88,8 @@ impl StateDir {
         &self.path
     }
 
-    /// Releases the directory to the next process of this workload; this one only completes requests in
-    /// progress.
+    /// Releases the directory to the next process of this workload. Afterwards this process only completes the
+    /// requests in progress.
     pub(crate) fn release(&self) {
         let lock = std::mem::replace(&mut *self.lock(), DirectoryLock::Released);
         if let DirectoryLock::Held(file) = lock
@@ -99,8 +99,8 @@ impl StateDir {
         }
     }
 
-    /// True if the directory, the snapshot or another file of this proxy is absent although it was written
-    /// before. `has_config`: a snapshot was written.
+    /// True if the directory or a file that this proxy wrote is absent. `has_config`: the proxy has written a
+    /// snapshot.
     pub(crate) fn is_damaged(&self, has_config: bool) -> bool {
         let lock_is_gone = match &*self.lock() {
             DirectoryLock::Held(file) => {
@@ -116,8 +116,8 @@ impl StateDir {
             || (has_config && is_missing(CONFIG_FILE))
     }
 
-    /// Recreates a directory that was removed, and writes the absent files. The certificate is written by its
-    /// owner.
+    /// Recreates a directory that was removed, and writes the absent files. `config`: the encoded snapshot. The
+    /// certificate is not written here: `ControlClient::report_state_problem` retries it.
     pub(crate) fn restore_files(&self, config: Option<&[u8]>) {
         if let Err(error) = self.restore_lock() {
             if self.unwritten_files().record_failed(LOCK_FILE, b"", &error) {
@@ -156,7 +156,8 @@ impl StateDir {
         lock_mutex(&self.directory_lock)
     }
 
-    /// Returns the certificate of `workload`, if there is a valid one.
+    /// Returns the stored certificate; `None` if it is absent, expired, or issued to another workload than
+    /// `workload`.
     pub(crate) fn stored_credential(
         &self,
         workload: &WorkloadName,
@@ -173,9 +174,10 @@ impl StateDir {
         is_valid.then_some(credential)
     }
 
-    /// Returns the stored snapshot, if there is one.
+    /// Returns a subscriber with the stored snapshot. The subscriber is empty if no snapshot is stored or the
+    /// stored one cannot be read.
     pub(crate) fn stored_subscriber(&self) -> Subscriber {
-        let Some(bytes) = self.read(CONFIG_FILE) else {
+        let Some(bytes) = self.read_file(CONFIG_FILE) else {
             return Subscriber::new();
         };
         Subscriber::from_bytes(&bytes).unwrap_or_else(|error| {
@@ -184,28 +186,31 @@ impl StateDir {
         })
     }
 
+    /// Stores the encoded snapshot for the next start.
     pub(crate) fn store_config(&self, bytes: &[u8]) {
         self.write_file(CONFIG_FILE, bytes);
     }
 
-    /// Returns the previous address of a listener, so that peers find it at the address they know.
+    /// Returns the previous address of a listener, so that its clients find it at the same address.
     pub(crate) fn listener_address(&self, listener: &str) -> Option<SocketAddr> {
-        let address = String::from_utf8(self.read(&address_file(listener))?).ok()?;
+        let address = String::from_utf8(self.read_file(&address_file(listener))?).ok()?;
         address.trim().parse().ok()
     }
 
+    /// Stores the address of a listener for the next start.
     pub(crate) fn store_address(&self, listener: &str, address: SocketAddr) {
         self.store_small_file(&address_file(listener), address.to_string().as_bytes());
     }
 
-    /// Returns the stored virtual addresses of services.
-    pub(crate) fn stored_names(&self) -> VirtualAddresses {
-        let names = self.read(NAMES_FILE).unwrap_or_default();
-        VirtualAddresses::from_text(&String::from_utf8_lossy(&names))
+    /// Returns the stored virtual addresses of services; empty if none are stored.
+    pub(crate) fn stored_virtual_addresses(&self) -> VirtualAddresses {
+        let text = self.read_file(NAMES_FILE).unwrap_or_default();
+        VirtualAddresses::from_text(&String::from_utf8_lossy(&text))
     }
 
-    pub(crate) fn store_names(&self, names: &str) {
-        self.store_small_file(NAMES_FILE, names.as_bytes());
+    /// Stores the text form of the virtual addresses of services.
+    pub(crate) fn store_virtual_addresses(&self, text: &str) {
+        self.store_small_file(NAMES_FILE, text.as_bytes());
     }
 
     fn store_small_file(&self, name: &str, bytes: &[u8]) {
@@ -213,7 +218,8 @@ impl StateDir {
         self.write_file(name, bytes);
     }
 
-    fn read(&self, name: &str) -> Option<Vec<u8>> {
+    /// Returns the content of a file; `None` if the file does not exist or cannot be read.
+    fn read_file(&self, name: &str) -> Option<Vec<u8>> {
         match read_regular(&self.path.join(name), FileOrigin::Leno, MAX_FILE_BYTES) {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -238,8 +244,9 @@ impl StateDir {
         }
     }
 
-    /// Records the result of a write of the certificate, which its owner retries.
-    pub(crate) fn note_certificate(&self, result: &io::Result<()>) {
+    /// Records the result of writing the certificate. `ControlClient::report_state_problem` retries failed
+    /// writes.
+    pub(crate) fn record_certificate_write(&self, result: &io::Result<()>) {
         match result {
             Ok(()) => self.unwritten_files().record_written(CERTIFICATE),
             Err(error) => {
@@ -249,16 +256,16 @@ impl StateDir {
         }
     }
 
-    /// Retries all failed writes.
+    /// Retries all failed writes except those of the certificate and the lock file.
     pub(crate) fn retry_writes(&self) {
         let files = self.unwritten_files().files.clone();
-        let is_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
-        for (name, bytes) in files.into_iter().filter(|(name, _)| is_content(name)) {
+        let has_content = |name: &str| ![CERTIFICATE, LOCK_FILE].contains(&name);
+        for (name, bytes) in files.into_iter().filter(|(name, _)| has_content(name)) {
             self.write_file(&name, &bytes);
         }
     }
 
-    /// Returns the error of the last failed write while any file is unwritten.
+    /// Returns the error of the last failed write; `None` if all files are written.
     pub(crate) fn last_write_error(&self) -> Option<String> {
         self.unwritten_files().last_error.clone()
     }
@@ -272,7 +279,7 @@ impl StateDir {
     }
 
     /// Resolves after a write has failed.
-    pub(crate) async fn wait_for_failure(&self) {
+    pub(crate) async fn wait_for_write_failure(&self) {
         self.write_failed.notified().await;
     }
 
@@ -373,7 +380,7 @@ mod tests {
         let state = StateDir::open(&path).unwrap();
         state.store_config(b"snapshot");
         state.store_address("admin", "127.0.0.1:7".parse().unwrap());
-        state.store_names("names");
+        state.store_virtual_addresses("names");
         assert!(!state.is_damaged(true));
         for removed in [scratch.path().join("of"), path.join(NAMES_FILE), path.join(LOCK_FILE)] {
             match removed.is_dir() {
@@ -439,7 +446,7 @@ mod tests {
         let reader = state.clone();
         std::thread::spawn(move || {
             reader.stored_subscriber();
-            reader.stored_names();
+            reader.stored_virtual_addresses();
             let workload = "shop/web-1".parse().unwrap();
             let has_credential =
                 reader.stored_credential(&workload, SystemTime::UNIX_EPOCH).is_some();

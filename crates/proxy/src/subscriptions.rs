@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use leno_telemetry::Count;
 
-/// The subscribed keys, in the order of their subscription.
+/// The subscribed keys of one resource type, and the order of their subscription.
 #[derive(Debug)]
 pub(crate) struct Subscriptions<K> {
-    /// The number of each subscription, in the order of their insertion.
-    numbers: BTreeMap<K, u64>,
-    next_number: u64,
+    /// The insertion number of each key: the lowest number is the oldest subscription.
+    insertion_numbers: BTreeMap<K, u64>,
+    last_number: u64,
 }
 
-/// The eviction priority of an entry: smaller ones are evicted first.
+/// The eviction priority of an entry: entries with a smaller priority are evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EvictionPriority {
-    /// The service does not exist; it was last used at this time, in seconds since the start.
+    /// The service does not exist. It was last requested at this time, in seconds since the start of the proxy.
     Absent(u64),
-    /// The entry was last used at this time, in seconds since the start.
+    /// The entry was last used at this time, in seconds since the start of the proxy.
     Used(u64),
     /// The control plane has not answered yet: a request may wait for it.
     Pending,
@@ -82,24 +82,24 @@ impl SubscriptionTable {
 
 impl<K> Default for Subscriptions<K> {
     fn default() -> Self {
-        Self { numbers: BTreeMap::new(), next_number: 0 }
+        Self { insertion_numbers: BTreeMap::new(), last_number: 0 }
     }
 }
 
 impl<K: Ord + Clone> Subscriptions<K> {
-    /// Adds a key; returns false if it is present already.
+    /// Adds a key; returns false if the key is already present.
     pub(crate) fn insert(&mut self, key: K) -> bool {
-        let is_new = !self.numbers.contains_key(&key);
+        let is_new = !self.insertion_numbers.contains_key(&key);
         if is_new {
-            self.next_number += 1;
-            self.numbers.insert(key, self.next_number);
+            self.last_number += 1;
+            self.insertion_numbers.insert(key, self.last_number);
         }
         is_new
     }
 
-    /// Removes a key; returns false if it was absent.
+    /// Removes a key; returns false if the key was absent.
     pub(crate) fn remove(&mut self, key: &K) -> bool {
-        self.numbers.remove(key).is_some()
+        self.insertion_numbers.remove(key).is_some()
     }
 
     pub(crate) fn remove_all(&mut self, keys: &[K]) {
@@ -109,16 +109,16 @@ impl<K: Ord + Clone> Subscriptions<K> {
     }
 
     pub(crate) fn contains(&self, key: &K) -> bool {
-        self.numbers.contains_key(key)
+        self.insertion_numbers.contains_key(key)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.numbers.len()
+        self.insertion_numbers.len()
     }
 
     /// Returns all keys in key order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.numbers.keys()
+        self.insertion_numbers.keys()
     }
 
     pub(crate) fn extend(&mut self, keys: impl IntoIterator<Item = K>) {
@@ -127,15 +127,15 @@ impl<K: Ord + Clone> Subscriptions<K> {
         }
     }
 
-    /// Evicts up to `count` of the entries with a priority: the smallest priority first, and the oldest entry
-    /// among equal ones.
+    /// Evicts up to `count` entries, and returns their keys. Entries with the smallest priority are evicted
+    /// first, and the oldest of equal priority. Entries with the priority `None` are retained.
     pub(crate) fn evict_smallest(
         &mut self,
         count: usize,
         priority: impl Fn(&K) -> Option<EvictionPriority>,
     ) -> Vec<K> {
         let candidate = |(key, number): (&K, &u64)| Some((priority(key)?, *number, key.clone()));
-        let mut candidates: Vec<_> = self.numbers.iter().filter_map(candidate).collect();
+        let mut candidates: Vec<_> = self.insertion_numbers.iter().filter_map(candidate).collect();
         candidates.sort_unstable_by_key(|(priority, number, _)| (*priority, *number));
         candidates.truncate(count);
         let evicted: Vec<K> = candidates.into_iter().map(|(_, _, key)| key).collect();
@@ -150,9 +150,9 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_entry_is_evicted() {
-        let mut table = Subscriptions::default();
-        assert!((0..6).all(|key| table.insert(key)));
-        assert!(!table.insert(3));
+        let mut subscriptions = Subscriptions::default();
+        assert!((0..6).all(|key| subscriptions.insert(key)));
+        assert!(!subscriptions.insert(3));
         let priority = |key: &i32| match key {
             0 => Some(EvictionPriority::Used(1)),
             1 => Some(EvictionPriority::Absent(9)),
@@ -161,13 +161,17 @@ mod tests {
             4 => Some(EvictionPriority::Absent(9)),
             _ => None,
         };
-        assert_eq!(table.evict_smallest(0, priority), Vec::<i32>::new());
-        assert_eq!(table.evict_smallest(3, priority), [1, 4, 3]);
-        assert_eq!(table.evict_smallest(9, priority), [0, 2], "an entry without a priority stays");
-        assert_eq!(table.keys().collect::<Vec<_>>(), [&5]);
-        assert!(table.insert(1) && table.insert(0));
+        assert_eq!(subscriptions.evict_smallest(0, priority), Vec::<i32>::new());
+        assert_eq!(subscriptions.evict_smallest(3, priority), [1, 4, 3]);
         assert_eq!(
-            table.evict_smallest(1, |_| Some(EvictionPriority::Pending)),
+            subscriptions.evict_smallest(9, priority),
+            [0, 2],
+            "an entry without a priority stays"
+        );
+        assert_eq!(subscriptions.keys().collect::<Vec<_>>(), [&5]);
+        assert!(subscriptions.insert(1) && subscriptions.insert(0));
+        assert_eq!(
+            subscriptions.evict_smallest(1, |_| Some(EvictionPriority::Pending)),
             [5],
             "the oldest of equal ones"
         );

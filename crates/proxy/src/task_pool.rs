@@ -1,5 +1,5 @@
-//! Pool of tasks that serve link streams. Spawning and freeing a task for each stream would cost more than
-//! parsing its request.
+//! Pool of tasks that serve the HTTP streams of links. Spawning and freeing a task for each stream would cost
+//! more than parsing its request.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -14,10 +14,10 @@ use crate::session::Session;
 #[derive(Default)]
 pub(crate) struct TaskPool(RefCell<Vec<Rc<IdleTask>>>);
 
-/// A stream, and the session of its link.
+/// A stream to serve, and the session of its link.
 struct StreamJob {
     session: Rc<Session>,
-    opened: OpenedStream,
+    opened_stream: OpenedStream,
 }
 
 /// The slot in which an idle task receives its next job.
@@ -28,9 +28,9 @@ struct IdleTask {
 }
 
 impl TaskPool {
-    /// Serves an HTTP stream in a pooled task: the one that was busy last, or a new one.
-    pub(crate) fn serve_stream(session: Rc<Session>, opened: OpenedStream) {
-        let job = StreamJob { session, opened };
+    /// Serves an HTTP stream in the idle task that was busy last, or in a new task.
+    pub(crate) fn serve_stream(session: Rc<Session>, opened_stream: OpenedStream) {
+        let job = StreamJob { session, opened_stream };
         let available_task = job.session.worker.task_pool.0.borrow_mut().pop();
         match available_task {
             Some(idle_task) => {
@@ -43,7 +43,7 @@ impl TaskPool {
         }
     }
 
-    /// Adds a task to the idle ones. Returns false if the pool is full: then the task ends.
+    /// Adds a task to the idle tasks. Returns false if the pool is full; the task must then end.
     fn add_idle(&self, idle_task: &Rc<IdleTask>) -> bool {
         let mut idle_tasks = self.0.borrow_mut();
         let has_room = idle_tasks.len() < MAX_IDLE_TASKS;
@@ -54,23 +54,24 @@ impl TaskPool {
     }
 }
 
-/// Runs jobs: after each, the task waits in the pool for the next one, or ends if the pool is full.
+/// Runs jobs: after each job, the task waits in the pool for the next job, or ends if the pool is full.
 async fn run_jobs(first_job: StreamJob) {
     let worker = first_job.session.worker.clone();
     let idle_task = Rc::new(IdleTask::default());
     let mut next_job = Some(first_job);
-    while let Some(StreamJob { session, opened }) = next_job {
-        serve_stream(&session, &opened).await;
-        drop((session, opened));
+    while let Some(StreamJob { session, opened_stream }) = next_job {
+        serve_stream(&session, &opened_stream).await;
+        drop((session, opened_stream));
         next_job = match worker.task_pool.add_idle(&idle_task) {
-            true => Some(idle_task.next().await),
+            true => Some(idle_task.next_job().await),
             false => None,
         };
     }
 }
 
 impl IdleTask {
-    async fn next(&self) -> StreamJob {
+    /// Waits for the next job.
+    async fn next_job(&self) -> StreamJob {
         poll_fn(|cx| match self.job.take() {
             Some(job) => Poll::Ready(job),
             None => {

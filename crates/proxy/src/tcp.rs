@@ -1,5 +1,6 @@
 //! Forwarding of opaque TCP connections: from the application to a service, from an external client through a
-//! gateway, and from a peer to the application. The stages are those of a request without the HTTP ones.
+//! gateway, and from a peer to the application. The stages are the same as for a request, without those that
+//! need HTTP.
 
 mod inbound;
 mod pump;
@@ -28,7 +29,7 @@ use tokio::time::timeout;
 use crate::application_ports::MAX_START_WAIT;
 use crate::config_store::ConfigSnapshot;
 use crate::endpoint_wait::Outdated;
-use crate::error::lost_reason;
+use crate::error::stream_error_reason;
 use crate::first_bytes::{read_server_name, sniff_connection};
 use crate::handshake;
 use crate::http::gateway_request;
@@ -54,29 +55,32 @@ pub(crate) use inbound::{forward_plaintext, forward_to_application, needs_reques
 pub(crate) use request_detection::RequestDetector;
 pub(crate) use server_first::injects_faults;
 
-/// Forwards the application's connection to a service. `early`: the bytes already read.
+/// Forwards the application's connection to a service. `early_bytes`: the bytes that were read to detect the
+/// protocol.
 pub(crate) async fn forward_to_service(
     session: &Session,
     service: &ServiceName,
     port: u16,
     io: Io,
-    mut early: BytesMut,
+    mut early_bytes: BytesMut,
 ) {
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.service = Some(service.clone());
     record.subject.port = port;
-    let mut upstream = open_upstream(session, service, port, &io, &mut early, &mut record).await;
+    let mut upstream =
+        open_upstream(session, service, port, &io, &mut early_bytes, &mut record).await;
     while let Err(error) = &upstream
         && let Some(outdated) = error.outdated
         && Box::pin(wait_for_endpoint(session, outdated, &record)).await
     {
-        upstream = open_upstream(session, service, port, &io, &mut early, &mut record).await;
+        upstream = open_upstream(session, service, port, &io, &mut early_bytes, &mut record).await;
     }
     record.count_opened();
-    forward_connection(session, upstream, &io, early, record).await;
+    forward_connection(session, upstream, &io, early_bytes, record).await;
 }
 
-/// Waits for a newer configuration with other endpoints. Returns false if no endpoint is expected.
+/// Waits for a newer configuration with other endpoints. Returns false if no endpoint is expected, or if the
+/// maximum wait has passed.
 #[cold]
 async fn wait_for_endpoint(
     session: &Session,
@@ -99,11 +103,12 @@ pub(crate) async fn forward_through_gateway(
 ) {
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.port = port;
-    let mut early = BytesMut::new();
+    let mut early_bytes = BytesMut::new();
     let upstream =
-        open_gateway_upstream(session, half_open, gateway_port, &io, &mut early, &mut record).await;
+        open_gateway_upstream(session, half_open, gateway_port, &io, &mut early_bytes, &mut record)
+            .await;
     record.count_opened();
-    forward_connection(session, upstream, &io, early, record).await;
+    forward_connection(session, upstream, &io, early_bytes, record).await;
 }
 
 /// Forwards bytes in both directions, once the upstream is open.
@@ -111,25 +116,30 @@ async fn forward_connection(
     session: &Session,
     upstream: Result<OpenedUpstream, TcpOpenError>,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
     mut record: ExchangeRecord<'_>,
 ) {
     let max_wait = session.worker.config.limits.idle_connection;
-    let client = |early| {
+    let client = |early_bytes| {
         let mut reader = MessageReader::new(io.clone());
-        reader.buffer = early;
+        reader.buffer = early_bytes;
         (reader, MessageWriter::new(io.clone(), max_wait))
     };
     let outcome = match upstream {
         Ok((upstream_stream, _guards))
-            if early.is_empty() && server_first::has_detected_protocol(session, &record) =>
+            if early_bytes.is_empty() && server_first::has_detected_protocol(session, &record) =>
         {
-            Box::pin(server_first::forward_bytes(session, upstream_stream, client(early), &record))
-                .await
+            Box::pin(server_first::forward_bytes(
+                session,
+                upstream_stream,
+                client(early_bytes),
+                &record,
+            ))
+            .await
         }
         Ok((UpstreamStream::Link(stream), _guards)) => {
             let outcome = forward_streams(
-                &mut client(early),
+                &mut client(early_bytes),
                 &stream,
                 PumpDirection::Link,
                 max_wait,
@@ -141,7 +151,7 @@ async fn forward_connection(
         Ok((UpstreamStream::Plain(connection), _guards)) => {
             let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
             let server = (connection.reader, server);
-            Box::pin(copy_bytes(client(early), server, max_wait, &record, None)).await
+            Box::pin(copy_bytes(client(early_bytes), server, max_wait, &record, None)).await
         }
         Err(error) => Err(error.counted_reason()),
     };
@@ -158,7 +168,7 @@ async fn forward_connection(
 /// An opened upstream, and its load guards.
 type OpenedUpstream = (UpstreamStream, LoadGuards);
 
-/// Counts a connection in the load of its endpoint, and holds its permit of the circuit breaker, if any.
+/// Counts a connection in the load of its endpoint, and holds the circuit breaker's permit, if there is one.
 type LoadGuards = (InFlight, Option<LimitPermit>);
 
 /// The reason why no upstream was opened.
@@ -209,14 +219,14 @@ enum UpstreamStream {
     Plain(Box<Http1Upstream>),
 }
 
-/// The payload of the OPEN frame for a client that starts with HTTP/2. A sidecar with policies that decide by
-/// request then serves the requests.
+/// The payload of the OPEN frame for a client that starts with HTTP/2: a receiving sidecar whose policies apply
+/// to requests then serves them as HTTP/2.
 const OPEN_PAYLOAD_HTTP2: &[u8] = b"h2";
 
-/// The buffer size between a stream and its codec.
+/// The size in bytes of the in-memory buffer between a link stream and the HTTP codec.
 const TUNNEL_BUFFER_BYTES: usize = 16 * 1024;
 
-/// The kind of routes for TLS sessions that applications terminate.
+/// The route kind of TLS sessions that applications terminate.
 const TLS_ROUTE: &str = "TLSRoute";
 
 /// Opens the upstream of a connection to a service or to a pinned endpoint.
@@ -225,13 +235,13 @@ async fn open_upstream(
     service: &ServiceName,
     port: u16,
     io: &Io,
-    early: &mut BytesMut,
+    early_bytes: &mut BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
-    if let ListenerKind::Pinned { address: at, id } = &session.listener_kind {
-        let protocol = sniff_protocol(early);
-        let (stream, guards) = open_pinned(session, *at, id, protocol, record).await?;
+    if let ListenerKind::Pinned { address, id } = &session.listener_kind {
+        let protocol = sniff_protocol(early_bytes);
+        let (stream, guards) = open_pinned(session, *address, id, protocol, record).await?;
         return Ok((UpstreamStream::Link(stream), guards));
     }
     let max_wait = worker.config.limits.discovery_timeout;
@@ -241,11 +251,11 @@ async fn open_upstream(
         return Err(Reason::DeniedOutbound.into());
     }
     let called_port = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
-    let chosen = match called_port.tls_routes.is_trivial() {
+    let chosen_port = match called_port.tls_routes.is_trivial() {
         true => port_by_weight(worker, &config, called_port, record)?,
-        false => port_by_server_name(worker, &config, called_port, io, early, record).await?,
+        false => port_by_server_name(worker, &config, called_port, io, early_bytes, record).await?,
     };
-    open_at_any_endpoint(worker, &config, chosen, sniff_protocol(early), record).await
+    open_at_any_endpoint(worker, &config, chosen_port, sniff_protocol(early_bytes), record).await
 }
 
 /// Opens the upstream of a connection to a gateway port without HTTP.
@@ -254,7 +264,7 @@ async fn open_gateway_upstream(
     half_open: HalfOpen,
     gateway_port: &CompiledGatewayPort,
     io: &Io,
-    early: &mut BytesMut,
+    early_bytes: &mut BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
     let worker = &session.worker;
@@ -263,8 +273,8 @@ async fn open_gateway_upstream(
         CompiledGatewayPort::Passthrough(routes) => {
             // TLS routes apply to no other protocol.
             let read_name = async {
-                match sniff_connection(io, early).await {
-                    DetectedProtocol::Tls => Ok(read_server_name(io, early).await),
+                match sniff_connection(io, early_bytes).await {
+                    DetectedProtocol::Tls => Ok(read_server_name(io, early_bytes).await),
                     _ => Err(Reason::NoRoute),
                 }
             };
@@ -277,12 +287,12 @@ async fn open_gateway_upstream(
                     TlsChoice::InvalidBackend { rule } => (&rule.route, None),
                     TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
                 };
-            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, route);
+            rule_matches::count_connection_rule(&worker.metrics, TLS_ROUTE, route);
             record.subject.route = Some(route.clone());
             backend
         }
         CompiledGatewayPort::Tcp(rule) => {
-            rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
+            rule_matches::count_route_kind(&worker.metrics, rule.kind, &rule.route);
             record.subject.route = Some(rule.route.clone());
             select_tcp_backend(rule, worker.random_number())
         }
@@ -300,7 +310,7 @@ async fn open_gateway_upstream(
         worker,
         &config,
         ChosenPort::from_called(port),
-        sniff_protocol(early),
+        sniff_protocol(early_bytes),
         record,
     )
     .await
@@ -310,7 +320,7 @@ async fn open_gateway_upstream(
 #[derive(Clone, Copy)]
 struct ChosenPort<'a> {
     /// The port that the client called.
-    called: &'a CompiledPort,
+    called_port: &'a CompiledPort,
     /// The port that receives the connection, which may be the same.
     port: &'a CompiledPort,
     policies: EffectivePolicies<'a>,
@@ -318,15 +328,15 @@ struct ChosenPort<'a> {
 
 impl<'a> ChosenPort<'a> {
     fn from_called(port: &'a CompiledPort) -> Self {
-        Self { called: port, port, policies: port.own_policies() }
+        Self { called_port: port, port, policies: port.own_policies() }
     }
 
     /// True if fault injection rejects the connection: it needs requests, which are not visible here. Ports
     /// with a declared TCP protocol are exempt.
     fn is_rejected_by_faults(&self) -> bool {
         let called_has_faults =
-            self.called.traffic_policy.as_ref().is_some_and(|policy| policy.faults.is_some());
-        let faulty_port = if called_has_faults { self.called } else { self.port };
+            self.called_port.traffic_policy.as_ref().is_some_and(|policy| policy.faults.is_some());
+        let faulty_port = if called_has_faults { self.called_port } else { self.port };
         let has_faults = self.policies.0.is_some_and(|policy| policy.faults.is_some());
         has_faults && PortFaults::REQUEST_NEED.rejects_bytes(faulty_port.protocol)
     }
@@ -336,14 +346,14 @@ impl<'a> ChosenPort<'a> {
 async fn open_at_any_endpoint(
     worker: &Rc<Worker>,
     config: &ConfigSnapshot,
-    chosen: ChosenPort<'_>,
+    chosen_port: ChosenPort<'_>,
     protocol: DetectedProtocol,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<OpenedUpstream, TcpOpenError> {
-    if chosen.is_rejected_by_faults() {
+    if chosen_port.is_rejected_by_faults() {
         return Err(Reason::DeniedByPolicy.into());
     }
-    let ChosenPort { port, policies, .. } = chosen;
+    let ChosenPort { port, policies, .. } = chosen_port;
     let cluster = worker.cluster_for(policies.0, port, config.version);
     let priorities = route::permitted_endpoints(worker, port, None)?;
     let mut limit_permit = match &cluster {
@@ -351,19 +361,19 @@ async fn open_at_any_endpoint(
         Some(cluster) => cluster.acquire_slot(|in_progress| &in_progress.connections)?,
     };
     let hash_selection = route::request_hash(config, port, policies, None);
-    let mut tried = None;
+    let mut tried_endpoint = None;
     loop {
         let upstream = pick_endpoint(
             worker,
             &priorities,
             cluster.as_deref(),
             hash_selection.as_ref(),
-            tried.as_ref(),
+            tried_endpoint.as_ref(),
         );
         let upstream = upstream.map_err(|reason| {
             TcpOpenError::from(reason).with_outdated(worker, config, &priorities)
         })?;
-        tried = Some(upstream.endpoint.id.clone());
+        tried_endpoint = Some(upstream.endpoint.id.clone());
         let in_flight = upstream.start_request();
         let outcome_guard = match &cluster {
             None => None,
@@ -381,7 +391,7 @@ async fn open_at_any_endpoint(
             .record_outcome(worker, result.as_ref().map(|_| ()).map_err(|error| error.reason));
         let result = result.map(|stream| (stream, (in_flight, limit_permit.take())));
         let attempt = FailedAttempt {
-            sent: SentPart::Nothing,
+            sent: SentPart::None,
             idempotent: false,
             body_replayable: true,
             response_started: false,
@@ -412,11 +422,11 @@ async fn open_pinned(
     worker.retire_removed_endpoints(&config);
     let upstream = worker.upstream_for(&endpoint);
     let in_flight = upstream.start_request();
-    let mut result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
+    let mut result = open_stream(&upstream, worker, protocol, ConnectWait::Full).await;
     // The link may have closed while it was selected.
     if result.as_ref().is_err_and(|error| error.reason == Reason::UpstreamRefused) {
         record.retries += 1;
-        result = open_stream(&upstream, worker, protocol, ConnectWait::Whole).await;
+        result = open_stream(&upstream, worker, protocol, ConnectWait::Full).await;
     }
     AttemptTarget::Upstream(upstream)
         .record_outcome(worker, result.as_ref().map(|_| ()).map_err(|error| error.reason));
@@ -430,27 +440,27 @@ async fn port_by_server_name<'a>(
     config: &'a ConfigSnapshot,
     port: &'a CompiledPort,
     io: &Io,
-    early: &mut BytesMut,
+    early_bytes: &mut BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
     // Silence indicates a protocol in which the server sends first.
-    match timeout(limits.detect_timeout, sniff_connection(io, early)).await {
+    match timeout(limits.detect_timeout, sniff_connection(io, early_bytes)).await {
         Ok(DetectedProtocol::Tls) => {}
         Ok(_) | Err(_) => return port_by_weight(worker, config, port, record),
     }
-    let name = timeout(limits.head_timeout, read_server_name(io, early)).await;
+    let name = timeout(limits.head_timeout, read_server_name(io, early_bytes)).await;
     let name = name.map_err(|_| Reason::HeadTimeout)?;
     match port.tls_routes.choose_backend(name.as_deref(), worker.random_number()) {
         TlsChoice::Direct => Ok(ChosenPort::from_called(port)),
         TlsChoice::To { rule, backend } => {
-            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
+            rule_matches::count_connection_rule(&worker.metrics, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             backend_port(config, port, backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
-            rule_matches::count_connection_rule(&worker.shard, TLS_ROUTE, &rule.route);
+            rule_matches::count_connection_rule(&worker.metrics, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend)
         }
@@ -467,7 +477,7 @@ fn port_by_weight<'a>(
     let Some(rule) = &port.tcp_rule else {
         return Ok(ChosenPort::from_called(port));
     };
-    rule_matches::count_route_kind(&worker.shard, rule.kind, &rule.route);
+    rule_matches::count_route_kind(&worker.metrics, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = select_tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
     backend_port(config, port, backend, record)
@@ -476,7 +486,7 @@ fn port_by_weight<'a>(
 /// Returns the port of a rule's backend.
 fn backend_port<'a>(
     config: &'a ConfigSnapshot,
-    called: &'a CompiledPort,
+    called_port: &'a CompiledPort,
     backend: &WeightedBackend,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
@@ -484,19 +494,19 @@ fn backend_port<'a>(
     let port = service.and_then(|service| service.ports.get(&backend.port));
     let port = port.ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
-    let policies = called.policies_to(&backend.service, backend.port, port);
-    Ok(ChosenPort { called, port, policies })
+    let policies = called_port.policies_to(&backend.service, backend.port, port);
+    Ok(ChosenPort { called_port, port, policies })
 }
 
-/// Connects to the application at one endpoint. It has accepted the connection when this returns: before that
-/// no bytes of the client are sent, and another endpoint may be tried.
+/// Connects to the application at one endpoint, and returns once the application has accepted the connection.
+/// No bytes of the client are sent before that, so another endpoint may be tried after an error.
 async fn open_at_endpoint(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     protocol: DetectedProtocol,
     wait: ConnectWait,
 ) -> Result<UpstreamStream, TcpOpenError> {
-    if upstream.is_plain() {
+    if upstream.is_unmeshed() {
         let connection = Box::pin(connect_opaque(upstream, worker, wait)).await?;
         return Ok(UpstreamStream::Plain(Box::new(connection)));
     }
@@ -536,17 +546,17 @@ async fn open_stream_on_link(
     let max_wait = worker.config.limits.connect_timeout + MAX_START_WAIT;
     let accepted = timeout(max_wait, stream.wait_for_item()).await;
     let accepted = accepted.map_err(|_| Reason::ConnectTimeout)?;
-    accepted.map_err(|lost| TcpOpenError {
+    accepted.map_err(|error| TcpOpenError {
         rejection: stream.rejection_reason(),
-        ..TcpOpenError::from(lost_reason(lost))
+        ..TcpOpenError::from(stream_error_reason(error))
     })?;
     Ok(stream)
 }
 
-/// Tunnels HTTP/2 through a link as opaque bytes, to a sidecar of an earlier release that does not support the
-/// mark on requests of HTTP/2 clients. It forwards the bytes to its application, or serves the requests in
-/// them.
-pub(crate) async fn http2_tunnel(
+/// Opens an HTTP/2 connection that is tunneled through a link as opaque bytes, to a sidecar of an earlier
+/// release that does not support the mark on requests of HTTP/2 clients. That sidecar forwards the bytes to its
+/// application, or serves the requests in them.
+pub(crate) async fn open_http2_tunnel(
     link: &LinkHandle,
     worker: &Rc<Worker>,
 ) -> Result<Http2Checkout, Reason> {
@@ -559,10 +569,16 @@ pub(crate) async fn http2_tunnel(
     tokio::task::spawn_local(async move {
         let mut client =
             (MessageReader::new(tunnel_end.clone()), MessageWriter::new(tunnel_end, max_wait));
-        let (sent, received) = (Cell::new(0), Cell::new(0));
-        let outcome =
-            forward_counted(&mut client, &stream, PumpDirection::Link, max_wait, &sent, &received)
-                .await;
+        let (sent_bytes, received_bytes) = (Cell::new(0), Cell::new(0));
+        let outcome = forward_counted(
+            &mut client,
+            &stream,
+            PumpDirection::Link,
+            max_wait,
+            &sent_bytes,
+            &received_bytes,
+        )
+        .await;
         if let Err(reason) = outcome {
             tracing::debug!(reason = reason.label(), "HTTP/2 tunnel failed");
         }

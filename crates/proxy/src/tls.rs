@@ -40,13 +40,13 @@ pub(crate) struct TlsConfigs(RefCell<CachedTlsConfigs>);
 struct CachedTlsConfigs {
     credential: Option<Arc<Credential>>,
     /// The server configuration for ports that accept mesh members only.
-    server: Option<Arc<ServerConfig>>,
+    members: Option<Arc<ServerConfig>>,
     /// The server configuration for ports that also accept external principals.
     external_principals: Option<Arc<ServerConfig>>,
     /// The server configuration for ports that also accept clients without a certificate.
-    any_client: Option<Arc<ServerConfig>>,
+    permissive: Option<Arc<ServerConfig>>,
     /// The client configurations, by expected peer and offered protocols.
-    clients: HashMap<(SpiffeId, AlpnOffer), Arc<ClientConfig>>,
+    client_configs: HashMap<(SpiffeId, AlpnOffer), Arc<ClientConfig>>,
 }
 
 /// The TLS clients that a port accepts.
@@ -82,46 +82,46 @@ impl AlpnOffer {
 }
 
 impl TlsConfigs {
-    /// Returns the client configuration that accepts only the peer `expected`.
+    /// Returns the client configuration that accepts only `expected_peer`.
     pub(crate) fn client_config(
         &self,
         credential: &Arc<Credential>,
-        expected: SpiffeId,
+        expected_peer: SpiffeId,
         offer: AlpnOffer,
     ) -> Result<Arc<ClientConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let key = (expected, offer);
-        if let Some(config) = cached.clients.get(&key) {
+        let key = (expected_peer, offer);
+        if let Some(config) = cached.client_configs.get(&key) {
             return Ok(config.clone());
         }
         let config = client_config(credential, &key.0, offer.alpn_protocols())
             .map_err(|_| Reason::UpstreamHandshakeFailed)?;
-        if cached.clients.len() >= MAX_CLIENT_CONFIGS {
-            cached.clients.clear();
+        if cached.client_configs.len() >= MAX_CLIENT_CONFIGS {
+            cached.client_configs.clear();
         }
-        cached.clients.insert(key, config.clone());
+        cached.client_configs.insert(key, config.clone());
         Ok(config)
     }
 
-    /// Returns the server configuration for mesh members, and for other clients if they are allowed.
+    /// Returns the server configuration for these clients; builds it once per certificate.
     fn server_config(
         &self,
         credential: &Arc<Credential>,
-        clients: AcceptedClients,
+        accepted_clients: AcceptedClients,
     ) -> Result<Arc<ServerConfig>, Reason> {
         let mut cached = self.0.borrow_mut();
         cached.refresh(credential);
-        let cached_config = match clients {
-            AcceptedClients::Members => &mut cached.server,
+        let cached_config = match accepted_clients {
+            AcceptedClients::Members => &mut cached.members,
             AcceptedClients::ExternalPrincipals => &mut cached.external_principals,
-            AcceptedClients::Anyone => &mut cached.any_client,
+            AcceptedClients::Anyone => &mut cached.permissive,
         };
         if let Some(config) = cached_config {
             return Ok(config.clone());
         }
         let alpn = [ALPN_EXCLUSIVE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
-        let config = match clients {
+        let config = match accepted_clients {
             AcceptedClients::Members => server_config(credential, &alpn),
             AcceptedClients::ExternalPrincipals => {
                 external_principal_server_config(credential, &alpn)
@@ -145,7 +145,7 @@ impl CachedTlsConfigs {
     }
 }
 
-/// A connection with an authenticated client, or with an anonymous one if that is allowed.
+/// A connection with an authenticated client, or with an anonymous client if the port accepts it.
 pub(crate) struct AcceptedConnection {
     pub(crate) tls: TlsStream<TcpStream>,
     pub(crate) client: TlsClient,
@@ -174,7 +174,7 @@ impl TlsClient {
     }
 
     /// Returns the identity of a mesh member, the names of an external principal, and the expiry of the
-    /// certificate. The parts that the client does not have are `None` or empty.
+    /// certificate. Parts that do not apply to the client are `None` or empty.
     pub(crate) fn into_parts(self) -> (Option<SpiffeId>, Arc<[Name]>, Option<Instant>) {
         match self {
             Self::Member(peer) => {
@@ -201,8 +201,8 @@ pub(crate) fn expiry_instant(not_after: SystemTime) -> Instant {
     Instant::now() + not_after.duration_since(SystemTime::now()).unwrap_or_default()
 }
 
-/// Waits for the first byte of a handshake. Plaintext gets no response, not even a TLS alert that its sender
-/// could mistake for one.
+/// Waits for the first byte of a handshake. A plaintext client receives a reset without any bytes: it could
+/// mistake a TLS alert for a response.
 pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
     let mut first_byte = [0_u8; 1];
     let reason = match tcp.peek(&mut first_byte).await {
@@ -213,15 +213,16 @@ pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
     Err(reject_with_reset(tcp, reason))
 }
 
-/// Terminates mutual TLS. On failure the connection is reset, so that no peer mistakes it for an orderly end.
+/// Terminates mutual TLS. On failure the connection is reset, so that no peer mistakes the failure for an
+/// orderly close.
 pub(crate) async fn accept_tls(
     worker: &Worker,
     half_open: &HalfOpen,
     credential: &Arc<Credential>,
-    clients: AcceptedClients,
+    accepted_clients: AcceptedClients,
     tcp: TcpStream,
 ) -> Result<AcceptedConnection, Reason> {
-    let config = worker.tls.server_config(credential, clients)?;
+    let config = worker.tls.server_config(credential, accepted_clients)?;
     let hello = match read_hello(half_open, tcp).await {
         Ok(hello) => hello,
         Err((error, tcp)) => {
@@ -233,7 +234,7 @@ pub(crate) async fn accept_tls(
     reset_on_drop(&hello.io);
     let tls = complete_handshake(half_open, hello, config).await;
     let tls = tls.map_err(|error| handshake::failure_reason(worker, &error))?;
-    match identify_client(&tls, credential.roots(), clients, SystemTime::now()) {
+    match identify_client(&tls, credential.roots(), accepted_clients, SystemTime::now()) {
         Ok(client) => {
             // An error means that the socket is already closed, which its first read reports.
             drop(SockRef::from(tls.get_ref().0).set_linger(None));
@@ -243,11 +244,11 @@ pub(crate) async fn accept_tls(
     }
 }
 
-/// Returns the client as the session reports it; the session may be a resumed one.
+/// Returns the client that the TLS session identifies, which may be a resumed session.
 fn identify_client(
     tls: &TlsStream<TcpStream>,
     roots: &Roots,
-    clients: AcceptedClients,
+    accepted_clients: AcceptedClients,
     now: SystemTime,
 ) -> Result<TlsClient, Reason> {
     let certificates = tls.get_ref().1.peer_certificates();
@@ -257,18 +258,20 @@ fn identify_client(
     };
     match (session_peer(certificates, now), certificates.and_then(<[_]>::first)) {
         (Ok(Some(peer)), _)
-            if clients != AcceptedClients::Members
+            if accepted_clients != AcceptedClients::Members
                 && !certificates.is_some_and(|chain| is_member_chain(roots, chain, now)) =>
         {
             Ok(TlsClient::External(peer))
         }
         (Ok(Some(peer)), _) => Ok(TlsClient::Member(peer)),
-        (Ok(None), _) if clients == AcceptedClients::Anyone => Ok(TlsClient::Anonymous),
+        (Ok(None), _) if accepted_clients == AcceptedClients::Anyone => Ok(TlsClient::Anonymous),
         // This configuration requires a certificate, so the handshake is invalid.
         (Ok(None), _) => Err(Reason::UntrustedPeer),
         // The certificate was verified in this session, or in the one that it resumes, by a configuration for
         // external principals.
-        (Err(VerifyError::Uri(_)), Some(certificate)) if clients != AcceptedClients::Members => {
+        (Err(VerifyError::InvalidUri(_)), Some(certificate))
+            if accepted_clients != AcceptedClients::Members =>
+        {
             external_principal(certificate, now)
                 .map(TlsClient::ExternalPrincipal)
                 .map_err(|error| reason_for(&error))

@@ -1,5 +1,5 @@
-//! Traffic reports to the control plane: the changes of the sidecar's counts since the last report, of a
-//! bounded number of series and rules.
+//! Traffic reports to the control plane. A report contains the changes of the sidecar's counts since the last
+//! report, for a bounded number of series and rules.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,58 +9,59 @@ use leno_discovery::{Direction, RuleMatches, TrafficReport, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
 use leno_telemetry::{ChangeTracker, RuleChange, SeriesChange, Telemetry, read_stat_usage};
 
-/// The state of the last report to the control plane. Counts in a report that was lost with its stream are not
-/// sent again; the sidecar's own metrics are complete.
+/// Creates traffic reports, and stores the state of the last report. If a report is lost with its stream, its
+/// counts are not sent again; the sidecar's own metrics remain complete.
 pub(crate) struct TrafficReporter {
-    changes: ChangeTracker,
+    change_tracker: ChangeTracker,
     /// The time of the last report.
     reported_at: Instant,
     /// The CPU time of this process at the last report.
-    reported_cpu: Duration,
+    reported_cpu_time: Duration,
 }
 
 impl TrafficReporter {
     pub(crate) fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
         Self {
-            changes: ChangeTracker::from_telemetry(telemetry),
+            change_tracker: ChangeTracker::from_telemetry(telemetry),
             reported_at: Instant::now(),
-            reported_cpu: Duration::ZERO,
+            reported_cpu_time: Duration::ZERO,
         }
     }
 
-    /// Begins a stream. Counts from the time without a stream are skipped: the control plane could not assign
-    /// them to a time.
+    /// Starts reporting on a new stream. Counts from the time without a stream are skipped, because the control
+    /// plane could not assign them to a time.
     pub(crate) fn start_stream(&mut self, now: Instant) {
-        self.changes.take_changes(MAX_SERIES, usize::MAX);
+        self.change_tracker.take_changes(MAX_SERIES, usize::MAX);
         self.reported_at = now;
-        self.reported_cpu =
-            read_stat_usage(std::process::id()).map_or(self.reported_cpu, |usage| usage.cpu);
+        self.reported_cpu_time =
+            read_stat_usage(std::process::id()).map_or(self.reported_cpu_time, |usage| usage.cpu);
     }
 
-    /// Returns the differences since the last report, if any request has ended since.
+    /// Returns a report of the changes since the last report; `None` if no request has ended and no connection
+    /// was opened since.
     pub(crate) fn take_changes(&mut self, now: Instant) -> Option<TrafficReport> {
-        let changes = self.changes.take_changes(MAX_SERIES, MAX_RULES);
+        let changes = self.change_tracker.take_changes(MAX_SERIES, MAX_RULES);
         let usage = read_stat_usage(std::process::id()).ok();
-        let cpu = usage.map_or(self.reported_cpu, |usage| usage.cpu);
+        let cpu_time = usage.map_or(self.reported_cpu_time, |usage| usage.cpu);
         if changes.series.is_empty() {
             // Rates cover only intervals with traffic.
-            (self.reported_at, self.reported_cpu) = (now, cpu);
+            (self.reported_at, self.reported_cpu_time) = (now, cpu_time);
             return None;
         }
         let report = TrafficReport {
             span: now.duration_since(self.reported_at),
             series: changes.series.iter().map(traffic_series).collect(),
             overflowed: u32::try_from(changes.overflowed).unwrap_or(u32::MAX),
-            cpu: cpu.saturating_sub(self.reported_cpu),
+            cpu: cpu_time.saturating_sub(self.reported_cpu_time),
             memory_kib: usage.map_or(0, |usage| usage.own_kib),
             rules: changes.rules.iter().filter_map(rule_matches).collect(),
         };
-        (self.reported_at, self.reported_cpu) = (now, cpu);
+        (self.reported_at, self.reported_cpu_time) = (now, cpu_time);
         Some(report)
     }
 }
 
-/// Converts the changes of a series. Labels that do not parse as names are left empty.
+/// Converts the changes of a series. Labels that are not valid names become `None`.
 fn traffic_series(change: &SeriesChange) -> TrafficSeries {
     let labels = &change.labels;
     let reasons = change.reasons.iter();
@@ -103,7 +104,7 @@ fn rule_matches(change: &RuleChange) -> Option<RuleMatches> {
     })
 }
 
-/// Parses the account of a peer from its namespace and name.
+/// Parses the namespace and name of a peer's account; `None` if they are not valid.
 fn parse_account((namespace, name): (&str, &str)) -> Option<ServiceAccount> {
     ServiceAccount::new(namespace, name).ok()
 }
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn connections_are_reported_when_they_are_opened() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.new_shard();
+        let metrics = telemetry.new_shard();
         let mut reporter = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
         let started = Instant::now();
         reporter.start_stream(started);
@@ -129,8 +130,8 @@ mod tests {
             peer: String::new(),
             protocol,
         };
-        shard.count_opened(shard.series_id(&labels("tcp")));
-        shard.count_opened(shard.series_id(&labels("outside")));
+        metrics.count_opened(metrics.series_id(&labels("tcp")));
+        metrics.count_opened(metrics.series_id(&labels("outside")));
         let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
         let opened: Vec<_> = report.series.iter().map(|series| series.opened).collect();
         assert_eq!(opened, [Some(1), Some(1)]);
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn a_report_contains_only_changes_and_is_omitted_without_any() {
         let telemetry = Telemetry::new();
-        let shard = telemetry.new_shard();
+        let metrics = telemetry.new_shard();
         let mut reporter = TrafficReporter::from_telemetry(Arc::clone(&telemetry));
         let started = Instant::now();
         reporter.start_stream(started);
@@ -160,7 +161,7 @@ mod tests {
             bytes_in: 1,
             bytes_out: 2,
         };
-        shard.record_request(shard.series_id(&labels), &outcome);
+        metrics.record_request(metrics.series_id(&labels), &outcome);
         let report = reporter.take_changes(started + Duration::from_secs(5)).unwrap();
         assert_eq!(report.span, Duration::from_secs(5));
         assert!(report.memory_kib > 0);
@@ -171,10 +172,10 @@ mod tests {
         assert_eq!(series.opened, None, "requests are not opened");
         assert_eq!(series.reasons, [(Some(Reason::Denied), 1)]);
         assert_eq!(reporter.take_changes(started + Duration::from_secs(10)), None);
-        shard.record_request(shard.series_id(&labels), &outcome);
+        metrics.record_request(metrics.series_id(&labels), &outcome);
         let report = reporter.take_changes(started + Duration::from_secs(15)).unwrap();
         assert_eq!(report.span, Duration::from_secs(5), "idle time is not reported");
-        shard.record_request(shard.series_id(&labels), &outcome);
+        metrics.record_request(metrics.series_id(&labels), &outcome);
         reporter.start_stream(started + Duration::from_secs(3600));
         assert_eq!(reporter.take_changes(started + Duration::from_secs(3605)), None);
     }

@@ -1,4 +1,5 @@
-//! Parsers of untrusted bytes as pure functions: entry points of fuzz targets and corpus tests.
+//! Parsers and converters of untrusted bytes as pure functions: the entry points of fuzz targets and corpus
+//! tests.
 
 use bytes::Bytes;
 use http::{Request, Response, request, response};
@@ -10,7 +11,7 @@ use crate::http2::{connect, head};
 
 pub use crate::dns_proxy::DnsReplies;
 
-/// Converts an HTTP/2 request head to HTTP/1.1, and returns true if it requests an upgrade.
+/// Converts an HTTP/2 request head to HTTP/1.1. Also returns true if the request asks for an upgrade.
 ///
 /// # Errors
 /// The reason of the response that the client receives.
@@ -39,20 +40,19 @@ pub fn to_http2_request(
     head::request_to_http2(bytes, head, scheme, authority, target)
 }
 
-/// Converts the head parsed from `bytes` to an HTTP/2 response, if HTTP/2 can express it.
+/// Converts the head parsed from `bytes` to an HTTP/2 response; `None` if HTTP/2 cannot express it.
 #[must_use]
 pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<()>> {
     head::response_to_http2(bytes, head)
 }
 
-/// Returns the replies of the sidecar's DNS server to one packet as if each service had
-/// this record.
+/// Returns the responses of the sidecar's DNS server to one packet, as if each service had this record.
 #[must_use]
 pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, record: &DnsRecord) -> DnsReplies {
     dns_proxy::build_replies(packet, domain, record)
 }
 
-/// True if the sidecar accepts `reply` of a resolver as the reply to `query`.
+/// True if the sidecar accepts a resolver's `reply` as the response to `query`.
 #[must_use]
 pub fn is_dns_reply(query: &[u8], reply: &[u8]) -> bool {
     dns_proxy::is_response_to(query, reply)

@@ -1,4 +1,5 @@
-//! Upstreams: endpoints of services, reached over links, and the local application.
+//! Upstreams, as one data thread sees them: service endpoints, reached over links or pooled connections, and
+//! the local application. Requests check out connections here, after an endpoint has been picked.
 
 pub(crate) use attempt_target::AttemptTarget;
 use std::cell::{Cell, RefCell};
@@ -28,41 +29,41 @@ pub(crate) mod priorities;
 mod unresponsive;
 
 pub(crate) use connect::{ConnectWait, connect_wait_for};
-pub(crate) use pool::{Http1Upstream, Pool};
+pub(crate) use pool::{Http1Pool, Http1Upstream};
 
-/// One endpoint, with the state of one thread: links, pooled connections, load.
+/// One endpoint, with this thread's state: links, pooled connections, load, backoff.
 pub(crate) struct Upstream {
     pub(crate) endpoint: Arc<Endpoint>,
     /// The number of requests in flight.
     in_flight: Cell<u32>,
     latency: Cell<EndpointLatency>,
     /// The time to which latency samples are relative.
-    created: Instant,
-    /// The time when it was last picked from several endpoints.
-    picked: Cell<Option<Instant>>,
+    created_at: Instant,
+    /// The time when this endpoint was last picked from several endpoints; `None` if it was the only one.
+    picked_at: Cell<Option<Instant>>,
     /// The number of consecutive failures, which determines the backoff.
     consecutive_failures: Cell<u32>,
-    /// The end of the backoff.
+    /// The end of the backoff; `None` without a recent failure.
     avoided_until: Cell<Option<Instant>>,
-    /// True in backoff if it did not respond to a connection attempt or a ping in time: requests avoid it
-    /// until a probe connects.
+    /// True in a backoff after a connection attempt or a ping timed out: requests avoid the endpoint until a
+    /// probe connects.
     is_unresponsive: Cell<bool>,
     /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
     /// The index of the endpoint in the outlier detector; [`outlier_monitor::NO_SLOT`] if there is no detector.
-    pub(crate) slot: Cell<usize>,
+    pub(crate) detector_slot: Cell<usize>,
     links: RefCell<Vec<LinkHandle>>,
     /// Links with a peer that does not respond: new requests avoid them until the peer responds again.
-    suspended: RefCell<Vec<LinkHandle>>,
+    suspended_links: RefCell<Vec<LinkHandle>>,
     /// The connection attempt shared by requests.
-    attempt: RefCell<Option<Rc<connect::ConnectAttempt>>>,
+    connect_attempt: RefCell<Option<Rc<connect::ConnectAttempt>>>,
     /// Connections to a peer that does not support links.
-    http1: Pool,
+    http1_pool: Http1Pool,
     /// True if the peer supports HTTP/1.1 only: it selected `http/1.1` or no protocol in ALPN, or it has no
     /// sidecar and its application uses HTTP/1.1.
-    uses_http1: Cell<bool>,
+    is_http1_only: Cell<bool>,
     /// Connections to a peer that selected `h2`.
-    http2: Http2Pool,
+    http2_pool: Http2Pool,
 }
 
 /// A connection checked out for one request.
@@ -81,8 +82,8 @@ pub(crate) struct Application {
     protocol: ApplicationProtocol,
     /// True for a server outside the mesh: the proxy does not monitor its ports.
     is_external: bool,
-    pool: Pool,
-    http2: Http2Pool,
+    http1_pool: Http1Pool,
+    http2_pool: Http2Pool,
 }
 
 /// The protocol of an application.
@@ -108,24 +109,24 @@ impl Upstream {
             endpoint,
             in_flight: Cell::new(0),
             latency: Cell::default(),
-            created: now,
-            picked: Cell::new(None),
+            created_at: now,
+            picked_at: Cell::new(None),
             consecutive_failures: Cell::new(0),
             avoided_until: Cell::new(None),
             is_unresponsive: Cell::new(false),
             connect_timeout: Cell::new(None),
-            slot: Cell::new(outlier_monitor::NO_SLOT),
+            detector_slot: Cell::new(outlier_monitor::NO_SLOT),
             links: RefCell::default(),
-            suspended: RefCell::default(),
-            attempt: RefCell::default(),
-            http1: Pool::default(),
-            uses_http1: Cell::new(false),
-            http2: Http2Pool::default(),
+            suspended_links: RefCell::default(),
+            connect_attempt: RefCell::default(),
+            http1_pool: Http1Pool::default(),
+            is_http1_only: Cell::new(false),
+            http2_pool: Http2Pool::default(),
         }
     }
 
-    /// Returns a link or connection to the endpoint, and opens one if necessary; `wait` applies only then. The
-    /// time of an attempt (`timed_attempt`) excludes that wait.
+    /// Returns a link or connection to the endpoint. Opens a new one if necessary, within the limit `wait`; the
+    /// latency measurement of `timed_attempt` excludes this time.
     pub(crate) async fn acquire(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -133,25 +134,25 @@ impl Upstream {
         wait: impl Into<ConnectWait>,
     ) -> Result<Checkout, Reason> {
         if let Some(link) = self.find_open_link() {
-            worker.shard.add(Count::CheckoutReused, 1);
+            worker.metrics.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Link(link));
         }
-        if self.uses_http1.get()
-            && let Some(connection) = self.http1.take_recent()
+        if self.is_http1_only.get()
+            && let Some(connection) = self.http1_pool.take_recent()
         {
-            worker.shard.add(Count::CheckoutReused, 1);
+            worker.metrics.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Http1(connection));
         }
-        if let Some(checkout) = self.http2.acquire_ready() {
-            worker.shard.add(Count::CheckoutReused, 1);
+        if let Some(checkout) = self.http2_pool.acquire_ready() {
+            worker.metrics.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Http2(checkout));
         }
         let wait = wait.into();
-        let result = if self.is_plain() {
+        let result = if self.is_unmeshed() {
             let protocol = connect::declared_protocol(self, worker);
             Box::pin(connect::acquire_plaintext(self, worker, protocol, wait)).await
         } else {
-            worker.shard.add(Count::CheckoutOpened, 1);
+            worker.metrics.add(Count::CheckoutOpened, 1);
             connect::acquire_connection(self, worker, wait).await
         };
         if let Some(timed_attempt) = timed_attempt {
@@ -161,14 +162,14 @@ impl Upstream {
     }
 
     /// Returns an HTTP/2 connection to an endpoint without a sidecar, for a request of an HTTP/2 client.
-    async fn checkout_http2(
+    async fn acquire_http2(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
         wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
-        match self.http2.acquire_ready() {
+        match self.http2_pool.acquire_ready() {
             Some(checkout) => {
-                worker.shard.add(Count::CheckoutReused, 1);
+                worker.metrics.add(Count::CheckoutReused, 1);
                 Ok(Checkout::Http2(checkout))
             }
             None => {
@@ -177,14 +178,14 @@ impl Upstream {
         }
     }
 
-    /// True if it has no sidecar: requests go directly to the application, in plaintext.
-    pub(crate) fn is_plain(&self) -> bool {
+    /// True if the endpoint has no sidecar: requests go directly to the application, in plaintext.
+    pub(crate) fn is_unmeshed(&self) -> bool {
         self.endpoint.account.is_none()
     }
 
     /// True if requests use HTTP/1.1 connections, because the peer supports neither links nor HTTP/2.
     pub(crate) fn uses_http1(&self) -> bool {
-        self.uses_http1.get()
+        self.is_http1_only.get()
     }
 
     /// Counts a request as in flight until the guard is dropped.
@@ -196,42 +197,43 @@ impl Upstream {
     /// Counts a request as in flight, and measures its latency since the pick if there were several endpoints.
     pub(crate) fn start_timed_attempt(self: &Rc<Self>) -> TimedAttempt {
         let stage = Cell::new(AttemptStage::Sending);
-        TimedAttempt { in_flight: self.start_request(), start: self.picked.clone(), stage }
+        TimedAttempt { in_flight: self.start_request(), started_at: self.picked_at.clone(), stage }
     }
 
-    /// Returns its load, as this thread sees it. `latency_time`: the current time, if latency is considered.
+    /// Returns the load of the endpoint, as this thread sees it. `latency_time`: the current time; `None` if
+    /// the balancer ignores latency.
     pub(crate) fn load(&self, weight: Option<Weight>, latency_time: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
         match latency_time {
             None => Load { in_progress: in_flight, step: None, weight },
             Some(now) => {
-                let (latency, now) = (self.latency.get(), self.age(now));
+                let (latency, now) = (self.latency.get(), self.age_at(now));
                 let failures = u32::from(latency.failure_count(now));
                 Load { in_progress: in_flight + failures, step: latency.latency_step(now), weight }
             }
         }
     }
 
-    /// Records when it was picked from several endpoints; `None` if it was the only one, which disables the
-    /// latency measurement.
+    /// Records the time at which this endpoint was picked from several; `None`, for an only endpoint, disables
+    /// the latency measurement.
     pub(crate) fn record_pick(&self, time: Option<Instant>) {
-        self.picked.set(time);
+        self.picked_at.set(time);
     }
 
-    /// Resets its latency statistics when it returns to service.
+    /// Resets the latency statistics when the endpoint returns to service.
     pub(crate) fn reset_latency(&self) {
         self.latency.set(EndpointLatency::default());
     }
 
-    fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.created)
+    fn age_at(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.created_at)
     }
 
-    /// True if it has no recent failure. While one request tests if it is reachable again, the others use other
-    /// endpoints.
+    /// True if the endpoint is not in backoff. After the backoff one request tests if the endpoint is reachable
+    /// again; the others use other endpoints meanwhile.
     pub(crate) fn is_usable(&self, now: Instant) -> bool {
         self.avoided_until.get().is_none_or(|until| {
-            until <= now && !self.is_unresponsive.get() && self.attempt.borrow().is_none()
+            until <= now && !self.is_unresponsive.get() && self.connect_attempt.borrow().is_none()
         })
     }
 
@@ -239,25 +241,26 @@ impl Upstream {
     #[inline(never)]
     pub(crate) fn probe_unresponsive(self: &Rc<Self>, worker: &Rc<Worker>, now: Instant) {
         let is_due = self.avoided_until.get().is_some_and(|until| until <= now);
-        if is_due && self.is_unresponsive.get() && self.attempt.borrow().is_none() {
+        if is_due && self.is_unresponsive.get() && self.connect_attempt.borrow().is_none() {
             connect::start_probe(self, worker);
         }
     }
 
-    /// Starts a backoff after a failure to reach the endpoint or its application: others are preferred.
+    /// Starts a backoff after a failure to reach the endpoint or its application: requests prefer other
+    /// endpoints until it ends.
     fn back_off(&self, worker: &Worker) {
         // Concurrent failures count as one.
         let now = Instant::now();
         if self.avoided_until.get().is_none_or(|until| until <= now) {
             let failures = self.consecutive_failures.get().saturating_add(1);
             self.consecutive_failures.set(failures);
-            let pause = leno_traffic::backoff::backoff_delay(failures, worker.random_number());
-            self.avoided_until.set(Some(now + pause));
-            worker.shard.add(Count::EndpointBackoffs, 1);
+            let backoff = leno_traffic::backoff::backoff_delay(failures, worker.random_number());
+            self.avoided_until.set(Some(now + backoff));
+            worker.metrics.add(Count::EndpointBackoffs, 1);
         }
     }
 
-    /// Ends the backoff after a success.
+    /// Ends the backoff and resets the failure count, after a success.
     fn clear_failures(&self) {
         self.consecutive_failures.set(0);
         self.avoided_until.set(None);
@@ -266,11 +269,11 @@ impl Upstream {
 
     /// Accepts no more requests; those in flight finish.
     pub(crate) fn retire(&self) {
-        for link in self.links.borrow().iter().chain(self.suspended.borrow().iter()) {
+        for link in self.links.borrow().iter().chain(self.suspended_links.borrow().iter()) {
             link.retire();
         }
-        self.http1.clear();
-        self.http2.clear();
+        self.http1_pool.clear();
+        self.http2_pool.clear();
     }
 
     /// Returns the time limit of a shared connection attempt; each request has its own limit.
@@ -290,7 +293,7 @@ impl Upstream {
     fn connect_timeout_for(&self, worker: &Worker, wait: ConnectWait) -> Duration {
         let default_limit = worker.config.limits.connect_timeout;
         match wait {
-            ConnectWait::Whole => default_limit,
+            ConnectWait::Full => default_limit,
             ConnectWait::Short => default_limit.min(SHORT_WAIT),
             ConnectWait::Limited(limit) => limit,
         }
@@ -319,8 +322,8 @@ impl Drop for Upstream {
 
 impl Application {
     pub(crate) fn new(address: SocketAddr, protocol: ApplicationProtocol) -> Self {
-        let (pool, http2) = (Pool::default(), Http2Pool::default());
-        Self { address, protocol, is_external: false, pool, http2 }
+        let (http1_pool, http2_pool) = (Http1Pool::default(), Http2Pool::default());
+        Self { address, protocol, is_external: false, http1_pool, http2_pool }
     }
 
     /// Creates the state of a server outside the mesh, which gets HTTP/1.1.
@@ -335,8 +338,8 @@ impl Application {
 
     /// Keeps idle connections only while the port is open, so that an application that is about to stop gets no
     /// further request over them.
-    pub(crate) fn apply_states(&self, states: &PortStates) {
-        self.pool.set_open(states.is_open(self.address.port()));
+    pub(crate) fn apply_port_states(&self, port_states: &PortStates) {
+        self.http1_pool.set_open(port_states.is_open(self.address.port()));
     }
 
     /// True for the same server with the same protocol.
@@ -350,7 +353,7 @@ impl Application {
         if self.protocol == ApplicationProtocol::Http2 {
             self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
-            let result = self.http2.acquire_within(self.address, worker, max_wait).await;
+            let result = self.http2_pool.acquire_within(self.address, worker, max_wait).await;
             // A wait for room at the only application is not retried.
             let result = result.map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
@@ -358,26 +361,26 @@ impl Application {
             });
             return result.map(Checkout::Http2);
         }
-        if let Some(connection) = self.pool.take_recent() {
-            worker.shard.add(Count::CheckoutReused, 1);
+        if let Some(connection) = self.http1_pool.take_recent() {
+            worker.metrics.add(Count::CheckoutReused, 1);
             return Ok(Checkout::Http1(connection));
         }
-        worker.shard.add(Count::CheckoutOpened, 1);
+        worker.metrics.add(Count::CheckoutOpened, 1);
         Ok(Checkout::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Returns a connection that no other client uses; not available with HTTP/2.
-    async fn checkout_exclusive(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
+    async fn acquire_exclusive(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
         if self.protocol == ApplicationProtocol::Http2 {
             return self.acquire(worker).await;
         }
-        worker.shard.add(Count::CheckoutOpened, 1);
+        worker.metrics.add(Count::CheckoutOpened, 1);
         Ok(Checkout::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
     async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
-        let application = &worker.config_store.application;
+        let application = &worker.config_store.application_ports;
         if self.is_external || !application.may_be_closed() {
             return Ok(());
         }
@@ -397,7 +400,7 @@ impl Application {
     }
 }
 
-/// A request in flight at an endpoint; counted as load until dropped.
+/// Counts a request as load of its endpoint until dropped.
 pub(crate) struct InFlight(Rc<Upstream>);
 
 impl Drop for InFlight {
@@ -409,15 +412,16 @@ impl Drop for InFlight {
 /// An attempt at an endpoint, with its latency measurement.
 pub(crate) struct TimedAttempt {
     in_flight: InFlight,
-    /// The start of the measurement; `None` if the endpoint was the only one.
-    start: Cell<Option<Instant>>,
+    /// The start of the latency measurement; `None` if the endpoint was the only one.
+    started_at: Cell<Option<Instant>>,
     stage: Cell<AttemptStage>,
 }
 
 /// The progress of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttemptStage {
-    /// It waits for a connection, or the client is still sending: the endpoint does not cause this delay.
+    /// The attempt waits for a connection, or the client is still sending the request: the endpoint does not
+    /// cause this delay.
     Sending,
     /// The whole request was sent.
     Waiting,
@@ -426,10 +430,10 @@ enum AttemptStage {
 }
 
 impl TimedAttempt {
-    /// Restarts the measurement when the connection is ready. The time for connecting does not count, or rarely
-    /// used endpoints would seem slow.
+    /// Restarts the measurement when the connection is ready. The time for connecting does not count, because
+    /// otherwise rarely used endpoints would appear slow.
     pub(crate) fn mark_connected(&self) {
-        self.start.set(self.start.get().map(|_| Instant::now()));
+        self.started_at.set(self.started_at.get().map(|_| Instant::now()));
     }
 
     /// Records that the request was sent together with its whole body.
@@ -467,18 +471,18 @@ impl TimedAttempt {
     /// Records a failure. With outlier detection the policy evaluates failures, and a single one does not move
     /// load away.
     fn count_failure(&self) {
-        match self.in_flight.0.slot.get() {
+        match self.in_flight.0.detector_slot.get() {
             outlier_monitor::NO_SLOT => self.update_latency(EndpointLatency::record_failure),
             _ => self.update_latency(EndpointLatency::record_pending),
         }
     }
 
-    fn update_latency(&self, record: impl FnOnce(&mut EndpointLatency, Duration, Duration)) {
-        let Some(start) = self.start.get() else { return };
+    fn update_latency(&self, record_sample: impl FnOnce(&mut EndpointLatency, Duration, Duration)) {
+        let Some(start) = self.started_at.get() else { return };
         let (upstream, now) = (&*self.in_flight.0, Instant::now());
         let elapsed = now.saturating_duration_since(start);
         let mut latency = upstream.latency.get();
-        record(&mut latency, elapsed, upstream.age(now));
+        record_sample(&mut latency, elapsed, upstream.age_at(now));
         upstream.latency.set(latency);
     }
 }

@@ -1,4 +1,5 @@
-//! Virtual addresses of services: assigned by the DNS server, and mapped back to their services.
+//! Virtual addresses of services. The DNS server assigns and returns them; outbound listeners map them back to
+//! the services.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +12,7 @@ use leno_telemetry::RecentTable;
 #[derive(Debug, Default)]
 pub(crate) struct VirtualAddresses(Mutex<AddressTable>);
 
-/// The assigned addresses: by service, and the services by address.
+/// The assigned addresses by service, and the services by address.
 #[derive(Debug, Default)]
 struct AddressTable {
     services: BTreeMap<ServiceName, Ipv4Addr>,
@@ -43,8 +44,8 @@ impl VirtualAddresses {
     }
 
     /// Formats one line per service for the state directory: applications cache addresses longer than a proxy
-    /// lives. The least recently used service comes first; evicted ones have a prefix that makes earlier
-    /// releases skip the line.
+    /// lives. The least recently used service comes first. Lines of evicted services have a prefix, which makes
+    /// earlier releases skip them.
     pub(crate) fn to_text(&self) -> String {
         let table = self.lock();
         let evicted = table.evicted.least_recent();
@@ -58,8 +59,8 @@ impl VirtualAddresses {
         evicted.chain(addresses).collect()
     }
 
-    /// Returns the virtual address of a service, which is assigned if it has none; `None` if all addresses are
-    /// in use. A full table evicts the least recently used service.
+    /// Returns the virtual address of a service, and assigns one if necessary. A full table evicts the least
+    /// recently used service. Returns `None` if all addresses are in use.
     pub(crate) fn virtual_address(
         &self,
         service: &ServiceName,
@@ -78,7 +79,7 @@ impl VirtualAddresses {
         ))
     }
 
-    /// Returns the service of a virtual address of either IP version.
+    /// Returns the service of a virtual address of either IP version; `None` if the address is not assigned.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<ServiceName> {
         let address = match address {
             IpAddr::V4(address) => address,
@@ -93,6 +94,7 @@ impl VirtualAddresses {
 }
 
 impl AddressTable {
+    /// Assigns an address to a service. A full table evicts the least recently used service.
     fn assign(&mut self, service: ServiceName, address: Ipv4Addr) {
         if let Some((address, service)) = self.addresses.insert(address, service.clone()) {
             self.services.remove(&service);
@@ -101,37 +103,36 @@ impl AddressTable {
         self.services.insert(service, address);
     }
 
-    /// Records a use of an address.
+    /// Records a use of an address, and returns its service.
     fn record_use(&mut self, address: Ipv4Addr) -> Option<ServiceName> {
         self.addresses.use_value(&address).cloned()
     }
 
-    /// Returns an address for a service: its previous one, or one that no service had recently.
+    /// Returns an address for a service: its previous address, or an address that no service had recently.
     fn free_address(&mut self, service: &ServiceName) -> Option<Ipv4Addr> {
         if let Some(address) = self.evicted.remove(service) {
             return Some(address);
         }
         let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
         let start = hash_service(service);
-        (0..HOSTS)
-            .map(|step| nth_address(start.wrapping_add(step) % HOSTS))
+        (0..HOST_COUNT)
+            .map(|step| nth_address(start.wrapping_add(step) % HOST_COUNT))
             .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
     }
 }
 
-/// The way in which a service has got its address.
+/// The way in which a service received its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AddressAssignment {
     /// The address was assigned by this call.
     Created,
-    /// The address was assigned by this call, and another service has lost its address since the table was
-    /// full.
+    /// The address was assigned by this call, and another service lost its address because the table was full.
     Replaced,
     /// The service had the address already.
     Existing,
 }
 
-/// Returns the hash (FNV-1a) of a service, by which it gets the same address on every machine unless two
+/// Returns the hash (FNV-1a) of a service, so that it gets the same address on every machine unless hashes
 /// collide.
 fn hash_service(service: &ServiceName) -> u32 {
     let text = service.to_string();
@@ -149,6 +150,7 @@ pub(crate) fn to_v6(address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from(PREFIX_V6 | u128::from(u32::from(address)))
 }
 
+/// Converts an address of [`to_v6`] back to IPv4; `None` for any other address.
 fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = u128::from(address);
     let host_bits = u32::try_from(bits & u128::from(u32::MAX)).ok()?;
@@ -158,7 +160,7 @@ fn from_v6(address: Ipv6Addr) -> Option<Ipv4Addr> {
 /// The network of the virtual IPv6 addresses: fd6c:656e:6f00:f0::/96.
 const PREFIX_V6: u128 = 0xfd6c_656e_6f00_00f0 << 64;
 /// The number of hosts of a /16 without its network and broadcast address.
-const HOSTS: u32 = 65_534;
+const HOST_COUNT: u32 = 65_534;
 /// The maximum number of services that one application may resolve.
 const MAX_VIRTUAL_ADDRESSES: usize = 4096;
 /// The prefix of evicted entries in the state directory.
@@ -174,103 +176,104 @@ mod tests {
 
     #[test]
     fn services_have_different_addresses_that_survive_a_restart() {
-        let names = VirtualAddresses::default();
+        let virtual_addresses = VirtualAddresses::default();
         let mut assigned = HashSet::new();
         for index in 0..1000 {
             let (address, assignment) =
-                names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+                virtual_addresses.virtual_address(&service_name(&format!("s{index}"))).unwrap();
             assert_eq!(assignment, AddressAssignment::Created);
             assert!(assigned.insert(address), "{address} was assigned twice");
         }
-        let restored = VirtualAddresses::from_text(&names.to_text());
+        let restored = VirtualAddresses::from_text(&virtual_addresses.to_text());
         for index in 0..1000 {
             let name = service_name(&format!("s{index}"));
             let (address, assignment) = restored.virtual_address(&name).unwrap();
             assert_eq!(assignment, AddressAssignment::Existing);
             for address in [IpAddr::V4(address), IpAddr::V6(to_v6(address))] {
-                assert_eq!(names.service_at(address), Some(name.clone()));
+                assert_eq!(virtual_addresses.service_at(address), Some(name.clone()));
             }
         }
     }
 
     #[test]
     fn addresses_of_other_networks_have_no_service() {
-        let names = VirtualAddresses::default();
-        let (address, _) = names.virtual_address(&service_name("one")).unwrap();
+        let virtual_addresses = VirtualAddresses::default();
+        let (address, _) = virtual_addresses.virtual_address(&service_name("one")).unwrap();
         let [.., a, b] = to_v6(address).segments();
         for network in ["::", "fd6c:656e:6f00:f1::", "fd6c:656e:6f00:f0:0:1::"] {
             let network = u128::from(network.parse::<Ipv6Addr>().unwrap());
             let host = (u128::from(a) << 16) | u128::from(b);
-            assert_eq!(names.service_at(Ipv6Addr::from(network | host).into()), None);
+            assert_eq!(virtual_addresses.service_at(Ipv6Addr::from(network | host).into()), None);
         }
     }
 
     #[test]
     fn a_full_table_evicts_the_least_recently_used_service() {
-        let names = VirtualAddresses::default();
-        let first = names.virtual_address(&service_name("s0")).unwrap().0;
-        let second = names.virtual_address(&service_name("s1")).unwrap().0;
+        let virtual_addresses = VirtualAddresses::default();
+        let first = virtual_addresses.virtual_address(&service_name("s0")).unwrap().0;
+        let second = virtual_addresses.virtual_address(&service_name("s1")).unwrap().0;
         for index in 2..MAX_VIRTUAL_ADDRESSES {
             assert_eq!(
-                names.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
+                virtual_addresses.virtual_address(&service_name(&format!("s{index}"))).unwrap().1,
                 AddressAssignment::Created
             );
         }
         // A connection to its address is a use of a service.
-        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
-        let (new_address, assignment) = names.virtual_address(&service_name("new")).unwrap();
+        assert_eq!(virtual_addresses.service_at(first.into()), Some(service_name("s0")));
+        let (new_address, assignment) =
+            virtual_addresses.virtual_address(&service_name("new")).unwrap();
         assert_eq!(assignment, AddressAssignment::Replaced);
-        assert_eq!(names.service_at(new_address.into()), Some(service_name("new")));
-        assert_eq!(names.service_at(first.into()), Some(service_name("s0")));
-        assert_eq!(names.service_at(second.into()), None);
+        assert_eq!(virtual_addresses.service_at(new_address.into()), Some(service_name("new")));
+        assert_eq!(virtual_addresses.service_at(first.into()), Some(service_name("s0")));
+        assert_eq!(virtual_addresses.service_at(second.into()), None);
         // Many more names stay within the bound, and never get an address that was evicted just before.
         for index in 0..MAX_VIRTUAL_ADDRESSES {
             assert_ne!(
-                names.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
+                virtual_addresses.virtual_address(&service_name(&format!("t{index}"))).unwrap().0,
                 second
             );
         }
-        assert_eq!(names.lock().services.len(), MAX_VIRTUAL_ADDRESSES);
-        assert_eq!(names.lock().addresses.len(), MAX_VIRTUAL_ADDRESSES);
-        let existing = names.virtual_address(&service_name("t0")).unwrap();
+        assert_eq!(virtual_addresses.lock().services.len(), MAX_VIRTUAL_ADDRESSES);
+        assert_eq!(virtual_addresses.lock().addresses.len(), MAX_VIRTUAL_ADDRESSES);
+        let existing = virtual_addresses.virtual_address(&service_name("t0")).unwrap();
         assert_eq!(existing.1, AddressAssignment::Existing);
-        names.virtual_address(&service_name("one-more"));
-        assert!(names.lock().evicted.len() <= MAX_VIRTUAL_ADDRESSES);
+        virtual_addresses.virtual_address(&service_name("one-more"));
+        assert!(virtual_addresses.lock().evicted.len() <= MAX_VIRTUAL_ADDRESSES);
     }
 
     #[test]
     fn an_evicted_service_gets_its_address_again() {
-        let names = VirtualAddresses::default();
-        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        let virtual_addresses = VirtualAddresses::default();
+        let first = virtual_addresses.virtual_address(&service_name("s0")).unwrap().0;
         for index in 1..=MAX_VIRTUAL_ADDRESSES {
-            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+            virtual_addresses.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
-        assert_eq!(names.service_at(first.into()), None);
+        assert_eq!(virtual_addresses.service_at(first.into()), None);
         assert_eq!(
-            names.virtual_address(&service_name("s0")),
+            virtual_addresses.virtual_address(&service_name("s0")),
             Some((first, AddressAssignment::Replaced))
         );
     }
 
     #[test]
     fn evicted_addresses_and_the_order_of_uses_survive_a_restart() {
-        let names = VirtualAddresses::default();
-        let first = names.virtual_address(&service_name("s0")).unwrap().0;
+        let virtual_addresses = VirtualAddresses::default();
+        let first = virtual_addresses.virtual_address(&service_name("s0")).unwrap().0;
         for index in 1..=MAX_VIRTUAL_ADDRESSES {
-            names.virtual_address(&service_name(&format!("s{index}"))).unwrap();
+            virtual_addresses.virtual_address(&service_name(&format!("s{index}"))).unwrap();
         }
-        names.virtual_address(&service_name("s1")).unwrap();
-        let second = names.virtual_address(&service_name("s2")).unwrap().0;
-        let third = names.virtual_address(&service_name("s3")).unwrap().0;
-        names.service_at(second.into());
+        virtual_addresses.virtual_address(&service_name("s1")).unwrap();
+        let second = virtual_addresses.virtual_address(&service_name("s2")).unwrap().0;
+        let third = virtual_addresses.virtual_address(&service_name("s3")).unwrap().0;
+        virtual_addresses.service_at(second.into());
         let used: Vec<String> =
             (4..=MAX_VIRTUAL_ADDRESSES).map(|index| format!("s{index}")).collect();
         for name in &used {
-            names.virtual_address(&service_name(name)).unwrap();
+            virtual_addresses.virtual_address(&service_name(name)).unwrap();
         }
         // The least recent uses are now those of s1, s3 and s2.
-        let restored = VirtualAddresses::from_text(&names.to_text());
-        assert_eq!(restored.to_text(), names.to_text());
+        let restored = VirtualAddresses::from_text(&virtual_addresses.to_text());
+        assert_eq!(restored.to_text(), virtual_addresses.to_text());
         for index in 0..2 {
             let (address, assignment) =
                 restored.virtual_address(&service_name(&format!("t{index}"))).unwrap();

@@ -32,8 +32,8 @@ use crate::tls::TlsConfigs;
 use crate::upstream::cluster::{PortSlowStart, UpstreamCluster};
 use crate::upstream::{Application, ApplicationProtocol, Upstream};
 
-/// The state of one data thread. All of it is single-threaded except the configuration store and the readers of
-/// metrics.
+/// The state of one data thread. Other threads share only the configuration store, the list of connections, the
+/// list of ejected endpoints, and the metrics, which they read.
 pub(crate) struct Worker {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
@@ -54,9 +54,9 @@ pub(crate) struct Worker {
     /// Permits for queries of names outside the mesh that wait for the system resolver.
     pub(crate) name_queries: Semaphore,
     /// The log lines that each peer may cause, by its identity or address.
-    pub(crate) logs: LogLimits<String>,
+    pub(crate) log_limits: LogLimits<String>,
     /// The metrics of this thread.
-    pub(crate) shard: Rc<MetricsShard>,
+    pub(crate) metrics: Rc<MetricsShard>,
     /// Pools of parsed heads, which keep their allocations.
     pub(crate) request_heads: ObjectPool<RequestHead>,
     pub(crate) response_heads: ObjectPool<ResponseHead>,
@@ -64,25 +64,25 @@ pub(crate) struct Worker {
     pub(crate) task_pool: TaskPool,
     /// The check services of this thread.
     pub(crate) check_services: CheckServices,
-    /// Parsed keys of issuers, by their source text.
+    /// The parsed keys of token issuers.
     jwt_keys: RefCell<Vec<ParsedKeys>>,
     /// The ejected endpoints of all threads.
-    pub(crate) ejected: Arc<EjectedEndpoints>,
+    pub(crate) ejected_endpoints: Arc<EjectedEndpoints>,
     upstreams: RefCell<FxHashMap<EndpointId, Rc<Upstream>>>,
-    /// Cluster states, by the address of their traffic policy.
+    /// Cluster states, by the memory address of their traffic policy.
     clusters: RefCell<FxHashMap<usize, Rc<UpstreamCluster>>>,
     /// The slow-start endpoints of each service port that has a slow-start policy. They outlive the cluster
     /// state, which is replaced whenever any policy of the port changes.
     slow_start_endpoints: RefCell<FxHashMap<(ServiceName, u16), PortSlowStart>>,
     applications: RefCell<FxHashMap<(SocketAddr, ApplicationProtocol), Rc<Application>>>,
-    /// Retry budgets of services with retry rules.
-    budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
-    /// Idle connections that may be evicted for new ones.
-    pub(crate) idle: IdleClients,
-    /// Mirrored requests in progress.
-    pub(crate) mirrors: Rc<Cell<usize>>,
-    /// The configuration version of the last sweep of `upstreams`.
-    swept_version: Cell<u64>,
+    /// The retry budgets of services with retry rules.
+    retry_budgets: RefCell<FxHashMap<ServiceName, RetryBudget>>,
+    /// The idle connections of external clients, which may be closed for new connections.
+    pub(crate) idle_clients: IdleClients,
+    /// The number of mirrored requests in progress.
+    pub(crate) mirrors_in_flight: Rc<Cell<usize>>,
+    /// The configuration version for which removed endpoints were last retired.
+    pruned_version: Cell<u64>,
     exchanges_in_progress: Cell<usize>,
     /// Notified when no exchange is in progress.
     exchanges_ended: Notify,
@@ -90,9 +90,11 @@ pub(crate) struct Worker {
     random_state: Cell<u64>,
 }
 
-/// The keys parsed from a text; `None` if none of them can verify.
+/// The parsed keys of an issuer.
 struct ParsedKeys {
-    text: Arc<str>,
+    /// The JWKS document.
+    jwks: Arc<str>,
+    /// `None` if no key of the document can verify tokens.
     keys: Option<Rc<JwtKeys>>,
 }
 
@@ -101,10 +103,10 @@ pub(crate) struct WorkerParts {
     pub(crate) config: Arc<Config>,
     pub(crate) config_store: Arc<ConfigStore>,
     pub(crate) connections: Arc<Connections>,
-    pub(crate) ejected: Arc<EjectedEndpoints>,
+    pub(crate) ejected_endpoints: Arc<EjectedEndpoints>,
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) trace_queues: TraceQueues,
-    pub(crate) shard: MetricsShard,
+    pub(crate) metrics: MetricsShard,
     /// The seed of this thread's pseudo-random numbers.
     pub(crate) seed: u64,
 }
@@ -115,20 +117,20 @@ impl Worker {
             config,
             config_store,
             connections,
-            ejected,
+            ejected_endpoints,
             phase,
             trace_queues,
-            shard,
+            metrics,
             seed,
         } = parts;
         Rc::new(Self {
             half_open: ConnectionAdmission::new(HalfOpenLimits::new(
-                config.limits.handshakes_max,
-                config.limits.connections_max,
+                config.limits.max_handshakes,
+                config.limits.max_connections,
             )),
             jwt_keys: RefCell::default(),
             check_services: CheckServices::new(config.collector_ca.clone()),
-            application_permits: Arc::new(Semaphore::new(config.limits.connections_max.max(1))),
+            application_permits: Arc::new(Semaphore::new(config.limits.max_connections.max(1))),
             name_queries: Semaphore::new(MAX_NAME_QUERIES),
             config,
             config_store,
@@ -138,33 +140,33 @@ impl Worker {
             observability: RefCell::default(),
             observability_version: Cell::new(0),
             tls: TlsConfigs::default(),
-            logs: LogLimits::default(),
-            shard: Rc::new(shard),
+            log_limits: LogLimits::default(),
+            metrics: Rc::new(metrics),
             request_heads: ObjectPool::default(),
             response_heads: ObjectPool::default(),
             task_pool: TaskPool::default(),
-            ejected,
+            ejected_endpoints,
             upstreams: RefCell::default(),
             clusters: RefCell::default(),
             slow_start_endpoints: RefCell::default(),
             applications: RefCell::default(),
-            budgets: RefCell::default(),
-            idle: IdleClients::default(),
-            mirrors: Rc::default(),
-            swept_version: Cell::new(0),
+            retry_budgets: RefCell::default(),
+            idle_clients: IdleClients::default(),
+            mirrors_in_flight: Rc::default(),
+            pruned_version: Cell::new(0),
             exchanges_in_progress: Cell::new(0),
             exchanges_ended: Notify::new(),
             random_state: Cell::new(seed | 1),
         })
     }
 
-    /// Permits a log line that a peer caused, by the peer's address.
+    /// Permits a log line that a peer caused; `None` if the peer's address has reached its limit.
     pub(crate) fn permit_log_line(&self, peer: SocketAddr) -> Option<PermittedLine> {
-        self.logs.permit_line(peer.ip().to_string(), Instant::now())
+        self.log_limits.permit_line(peer.ip().to_string(), Instant::now())
     }
 
     /// Logs a violation of the link protocol by a peer.
-    pub(crate) fn log_misuse(&self, peer: SocketAddr, error: LinkError) {
+    pub(crate) fn log_protocol_violation(&self, peer: SocketAddr, error: LinkError) {
         if let Some(line) = self.permit_log_line(peer) {
             let suppressed = line.suppressed;
             tracing::warn!(%peer, %error, suppressed, "peer violated the link protocol");
@@ -196,13 +198,13 @@ impl Worker {
         self.observability.borrow().clone()
     }
 
-    /// Returns the keys parsed from a text, which is parsed once; `None` if none of them can verify.
-    pub(crate) fn jwt_keys(&self, text: &Arc<str>) -> Option<Rc<JwtKeys>> {
+    /// Returns the keys of a JWKS document, which is parsed once; `None` if no key can verify tokens.
+    pub(crate) fn jwt_keys(&self, jwks: &Arc<str>) -> Option<Rc<JwtKeys>> {
         let mut cache = self.jwt_keys.borrow_mut();
-        if let Some(cached) = cache.iter().find(|cached| Arc::ptr_eq(&cached.text, text)) {
+        if let Some(cached) = cache.iter().find(|cached| Arc::ptr_eq(&cached.jwks, jwks)) {
             return cached.keys.clone();
         }
-        let keys = JwtKeys::parse(text).map(Rc::new);
+        let keys = JwtKeys::parse(jwks).map(Rc::new);
         if let Err(error) = &keys {
             tracing::warn!(%error, "invalid keys of an issuer; its tokens are rejected");
         }
@@ -210,7 +212,7 @@ impl Worker {
             cache.clear();
         }
         let keys = keys.ok();
-        cache.push(ParsedKeys { text: text.clone(), keys: keys.clone() });
+        cache.push(ParsedKeys { jwks: jwks.clone(), keys: keys.clone() });
         keys
     }
 
@@ -242,8 +244,8 @@ impl Worker {
         upstream
     }
 
-    /// Returns the cluster state of a port with the traffic policy of one route to it; `None` if no policy
-    /// observes attempts.
+    /// Returns the cluster state of a port for a traffic policy, either the port's own or that of a route to
+    /// it. Returns `None` if the policy does not observe attempts.
     pub(crate) fn cluster_for(
         self: &Rc<Self>,
         traffic_policy: Option<&Arc<PortTrafficPolicy>>,
@@ -278,7 +280,7 @@ impl Worker {
         Some(cluster)
     }
 
-    /// Returns the slow-start endpoints of a port; empty without endpoints or such a policy.
+    /// Returns the slow-start endpoints of a port; empty if the port has no endpoints or no slow-start policy.
     fn port_slow_start(
         &self,
         traffic_policy: &PortTrafficPolicy,
@@ -293,7 +295,7 @@ impl Worker {
         self.slow_start_endpoints.borrow_mut().entry(key).or_default().clone()
     }
 
-    /// Returns the application behind this sidecar at one of its addresses.
+    /// Returns this thread's state of the application at this address; creates it on first use.
     pub(crate) fn application_at(
         &self,
         address: SocketAddr,
@@ -303,19 +305,19 @@ impl Worker {
         let application = applications.entry((address, protocol));
         let create = || {
             let application = Application::new(address, protocol);
-            application.apply_states(&self.config_store.application.states());
+            application.apply_port_states(&self.config_store.application_ports.states());
             Rc::new(application)
         };
         application.or_insert_with(create).clone()
     }
 
     /// Applies each change of the application's port states to its connection pools; never returns.
-    pub(crate) async fn follow_ports(&self) {
-        let mut states = self.config_store.application.subscribe();
+    pub(crate) async fn follow_port_states(&self) {
+        let mut states = self.config_store.application_ports.subscribe();
         loop {
-            let current = Arc::clone(&states.borrow_and_update());
+            let port_states = Arc::clone(&states.borrow_and_update());
             for application in self.applications.borrow().values() {
-                application.apply_states(&current);
+                application.apply_port_states(&port_states);
             }
             if states.changed().await.is_err() {
                 return std::future::pending().await;
@@ -326,7 +328,7 @@ impl Worker {
     /// Retires the endpoints that the configuration no longer contains, once per version: their requests
     /// finish, then their connections close.
     pub(crate) fn retire_removed_endpoints(&self, config: &ConfigSnapshot) {
-        if self.swept_version.replace(config.version) == config.version {
+        if self.pruned_version.replace(config.version) == config.version {
             return;
         }
         self.drop_obsolete_policies(config);
@@ -336,15 +338,15 @@ impl Worker {
             config.pinned_endpoints().map(|endpoint| &endpoint.id).collect();
         upstreams.retain(|id, upstream| {
             let port = services.get(&id.service).and_then(|service| service.ports.get(&id.port));
-            let is_kept = port
+            let is_current = port
                 .is_some_and(|port| port.endpoints.iter().any(|endpoint| endpoint.id == *id))
                 || pinned.contains(id);
-            if !is_kept {
+            if !is_current {
                 upstream.retire();
             }
-            is_kept
+            is_current
         });
-        self.budgets.borrow_mut().retain(|service, _| services.contains_key(service));
+        self.retry_budgets.borrow_mut().retain(|service, _| services.contains_key(service));
     }
 
     /// Calls `spend` with the retry budget of a service, which is created at the time `now` if there is none.
@@ -354,11 +356,11 @@ impl Worker {
         now: impl FnOnce() -> Instant,
         spend: impl FnOnce(&mut RetryBudget) -> T,
     ) -> T {
-        let mut budgets = self.budgets.borrow_mut();
-        if let Some(budget) = budgets.get_mut(service) {
+        let mut retry_budgets = self.retry_budgets.borrow_mut();
+        if let Some(budget) = retry_budgets.get_mut(service) {
             return spend(budget);
         }
-        spend(budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now())))
+        spend(retry_budgets.entry(service.clone()).or_insert_with(|| RetryBudget::new(now())))
     }
 
     /// Drops slow-start and cluster states of policies that no longer exist.
@@ -391,27 +393,27 @@ impl Worker {
         }
     }
 
-    /// Announces on every link that no more streams will be opened; idle links close.
+    /// Retires every upstream: links send GOAWAY and open no more streams, and idle links close.
     pub(crate) fn retire_upstreams(&self) {
         for upstream in self.upstreams.borrow().values() {
             upstream.retire();
         }
     }
 
-    /// True if the proxy is draining: it accepts no new connections.
+    /// True if the proxy is draining and accepts no new connections.
     pub(crate) fn is_draining(&self) -> bool {
         *self.phase.borrow() == Phase::Draining
     }
 
-    /// True if open connections are to close after their next response: the proxy is leaving or draining.
+    /// True if the proxy is leaving or draining: open connections close after their next response.
     pub(crate) fn is_leaving(&self) -> bool {
         *self.phase.borrow() != Phase::Serving
     }
 
-    /// Counts an exchange in progress until the guard is dropped.
+    /// Counts an exchange as in progress until the returned guard is dropped.
     pub(crate) fn start_exchange(self: &Rc<Self>) -> ExchangeGuard {
         self.exchanges_in_progress.set(self.exchanges_in_progress.get() + 1);
-        self.shard.raise(Gauge::RequestsInFlight, 1);
+        self.metrics.increment(Gauge::RequestsInFlight, 1);
         ExchangeGuard(self.clone())
     }
 
@@ -430,7 +432,7 @@ impl Drop for ExchangeGuard {
     fn drop(&mut self) {
         let remaining = self.0.exchanges_in_progress.get() - 1;
         self.0.exchanges_in_progress.set(remaining);
-        self.0.shard.lower(Gauge::RequestsInFlight, 1);
+        self.0.metrics.decrement(Gauge::RequestsInFlight, 1);
         if remaining == 0 {
             self.0.exchanges_ended.notify_one();
         }

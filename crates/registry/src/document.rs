@@ -19,7 +19,7 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxErr
     let documents: Vec<DocumentNode> =
         parse_unexpanded_documents(text)?.into_iter().flat_map(list::expand_list).collect();
     match documents.get(MAX_DOCUMENTS) {
-        Some(first_excess) => Err(too_many_documents(first_excess.position)),
+        Some(first_excess_document) => Err(too_many_documents(first_excess_document.position)),
         None => Ok(documents),
     }
 }
@@ -46,16 +46,18 @@ pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>
         Some(_) => replace_surrogates(text),
         None => Cow::Borrowed(text),
     };
-    let mut bytes_left = MAX_REREAD_BYTES;
+    let mut remaining_bytes = MAX_REREAD_BYTES;
     loop {
         let mut builder = TreeBuilder::default();
         let Some(error) = parse_into(&mut builder, &text)? else {
             return Ok(builder.documents);
         };
         // The text is parsed again; the part before the tab is unchanged.
-        let corrected = replace_tabs(&text, &error);
-        match (corrected, bytes_left.checked_sub(text.len())) {
-            (Some(corrected), Some(left)) => (text, bytes_left) = (corrected.into(), left),
+        let corrected_text = replace_tabs(&text, &error);
+        match (corrected_text, remaining_bytes.checked_sub(text.len())) {
+            (Some(corrected_text), Some(bytes_after_reread)) => {
+                (text, remaining_bytes) = (corrected_text.into(), bytes_after_reread);
+            }
             _ => return Err(furthest_error(json_error, SyntaxError::from_scan_error(&error))),
         }
     }
@@ -73,7 +75,7 @@ fn remove_byte_order_marks(text: &str) -> Cow<'_, str> {
     if !text.contains(BYTE_ORDER_MARK) {
         return text.into();
     }
-    let mut cleaned = String::with_capacity(text.len());
+    let mut cleaned_text = String::with_capacity(text.len());
     let mut is_at_start = true;
     for line in text.split_inclusive('\n') {
         let after_mark = line.strip_prefix(BYTE_ORDER_MARK);
@@ -81,9 +83,9 @@ fn remove_byte_order_marks(text: &str) -> Cow<'_, str> {
         let line = after_mark.filter(|_| is_removed).unwrap_or(line);
         let is_blank = line.trim().is_empty() || line.starts_with('#');
         is_at_start = matches!(line.trim_end(), "---" | "...") || is_at_start && is_blank;
-        cleaned.push_str(line);
+        cleaned_text.push_str(line);
     }
-    cleaned.into()
+    cleaned_text.into()
 }
 
 fn begins_document(line: &str) -> bool {
@@ -91,8 +93,8 @@ fn begins_document(line: &str) -> bool {
     after_marker.is_some_and(|text| text.is_empty() || text.starts_with(char::is_whitespace))
 }
 
-/// Parses a text as JSON, which has escapes that YAML lacks. Returns `None` if the text does not begin with a bracket;
-/// if it does, it may also be YAML in flow style.
+/// Parses a text as JSON, which has escapes that YAML lacks. Returns `None` if the text does not begin with a bracket.
+/// A text that begins with a bracket may also be YAML in flow style.
 fn parse_as_json(text: &str) -> Option<Result<Vec<DocumentNode>, json::JsonError>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return None;
@@ -119,11 +121,11 @@ fn replace_surrogates(text: &str) -> Cow<'_, str> {
     if !text.contains("\\u") {
         return text.into();
     }
-    let mut replaced = String::with_capacity(text.len());
+    let mut replaced_text = String::with_capacity(text.len());
     let mut remaining = text;
     while let Some(escape_index) = remaining.find('\\') {
         let (before, escape) = remaining.split_at(escape_index);
-        replaced.push_str(before);
+        replaced_text.push_str(before);
         let code_unit = |offset: usize| {
             let digits = escape.get(offset..)?.strip_prefix("\\u")?.get(..4)?;
             u16::from_str_radix(digits, 16).ok()
@@ -132,25 +134,25 @@ fn replace_surrogates(text: &str) -> Cow<'_, str> {
         let decoded = char::decode_utf16(units.into_iter().map_while(|unit| unit)).next();
         let length = match decoded {
             Some(Ok(character)) if character.len_utf16() == 2 => {
-                replaced.push_str(&format!("\\U{:08X}", u32::from(character)));
+                replaced_text.push_str(&format!("\\U{:08X}", u32::from(character)));
                 2 * UNIT_BYTES
             }
             // An unpaired surrogate is no character.
             Some(Err(_)) => {
-                replaced.push_str("\\uFFFD");
+                replaced_text.push_str("\\uFFFD");
                 UNIT_BYTES
             }
             Some(Ok(_)) | None => {
-                // Consumes the whole escape: the second of two backslashes does not begin another.
+                // Consumes the whole escape: the second of two backslashes does not begin another escape.
                 let length = escape.chars().take(2).map(char::len_utf8).sum();
-                replaced.push_str(escape.get(..length).unwrap_or_default());
+                replaced_text.push_str(escape.get(..length).unwrap_or_default());
                 length
             }
         };
         remaining = escape.get(length..).unwrap_or_default();
     }
-    replaced.push_str(remaining);
-    replaced.into()
+    replaced_text.push_str(remaining);
+    replaced_text.into()
 }
 
 /// Parses a YAML text into the builder, up to the first syntax error of the parser, which is returned.
@@ -168,7 +170,8 @@ fn parse_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>
     Ok(None)
 }
 
-/// Replaces the tabs after a colon by spaces if they are the reason of the error. YAML 1.2 (6.2, 8.2.2) allows them.
+/// Replaces the tabs after a colon by spaces; `None` if the error has another reason. YAML 1.2 (6.2, 8.2.2) allows tabs
+/// there, but the parser does not.
 fn replace_tabs(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
@@ -176,8 +179,8 @@ fn replace_tabs(text: &str, error: &ScanError) -> Option<String> {
     let (byte_index, _) = text.char_indices().nth(error.marker().index())?;
     let (before, after) = text.split_at_checked(byte_index)?;
     let key = before.trim_end_matches(['\t', ' ']);
-    let blanks = before.len().checked_sub(key.len())?;
-    before.ends_with('\t').then(|| [key, &" ".repeat(blanks), after].concat())
+    let blank_count = before.len().checked_sub(key.len())?;
+    before.ends_with('\t').then(|| [key, &" ".repeat(blank_count), after].concat())
 }
 
 /// A value and its position.
@@ -271,6 +274,7 @@ struct TreeBuilder {
     documents: Vec<DocumentNode>,
     /// The lists and maps around the next node, outermost first.
     open_collections: Vec<OpenCollection>,
+    /// The nodes with an anchor in the current document, by the parser's anchor number.
     anchors: HashMap<usize, DocumentNode>,
     node_count: usize,
     copied_bytes: usize,
@@ -284,6 +288,7 @@ struct OpenCollection {
     content: CollectionContent,
 }
 
+/// The content of an open list or map.
 enum CollectionContent {
     List(Vec<DocumentNode>),
     /// The entries, and the key of the next value.
@@ -417,7 +422,7 @@ impl TreeBuilder {
 }
 
 /// Returns the approximate size of a copy of the node in bytes. The recursion is bounded by `MAX_DEPTH` for written
-/// nodes, and by `MAX_COPIED_BYTES` for copied ones.
+/// nodes, and by `MAX_COPIED_BYTES` for copied nodes.
 fn copy_size(node: &DocumentNode) -> usize {
     let node_size = size_of::<DocumentNode>();
     match &node.value {

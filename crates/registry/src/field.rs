@@ -40,6 +40,7 @@ pub(crate) struct DiagnosticCollector {
 /// A problem of one field, with its position and a hint.
 pub(crate) struct FieldDiagnostic {
     pub(crate) position: TextPosition,
+    /// The path of the field, such as `spec.rules[0]`; empty for the whole document.
     pub(crate) field: String,
     pub(crate) problem: String,
     pub(crate) hint: String,
@@ -48,7 +49,7 @@ pub(crate) struct FieldDiagnostic {
 }
 
 impl DiagnosticCollector {
-    /// Creates an empty collector for a document of this file, or of no file.
+    /// Creates an empty collector. `file` contains the document; `None` if an API server returned the document.
     pub(crate) fn for_file(file: Option<&str>) -> Self {
         let directory =
             file.map(|file| Path::new(file).parent().unwrap_or(Path::new("")).to_owned());
@@ -150,7 +151,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Reads a text.
+    /// Reads a text. For a number or boolean, the hint is to quote it.
     pub(crate) fn read_text(&self) -> Option<&'a str> {
         let quoted = self.quoted_value();
         match &self.node.value {
@@ -223,7 +224,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Reads an integer within bounds.
+    /// Reads an integer from `min` to `max`, both included.
     pub(crate) fn read_number(&self, min: u32, max: u32) -> Option<u32> {
         let quoted = self.quoted_value();
         let bounds = format!("use a number from {min} to {max}");
@@ -278,7 +279,7 @@ impl<'a> Field<'a> {
         Field { node, path: self.path.clone(), diagnostics: self.diagnostics }
     }
 
-    /// Reads a port.
+    /// Reads a port number from 1 to 65535.
     pub(crate) fn read_port(&self) -> Option<u16> {
         let port = self.read_number(1, u32::from(u16::MAX))?;
         u16::try_from(port).ok()
@@ -396,7 +397,7 @@ impl<'a> Field<'a> {
         self.read_entries_with_hint("write a map of names and values")
     }
 
-    /// Reads the entries of a map with arbitrary keys; `hint` is that for a value that is not a map.
+    /// Reads the entries of a map with arbitrary keys. `hint` is the hint if the value is not a map.
     fn read_entries_with_hint(&self, hint: &str) -> Option<Vec<(&'a str, Self)>> {
         let NodeValue::Map(map) = &self.node.value else {
             self.reject(self.not_a_map_problem(), hint);
@@ -418,7 +419,7 @@ impl<'a> Field<'a> {
         Some(entries)
     }
 
-    /// Returns the key of a map entry. A number is accepted as written.
+    /// Returns the key of a map entry as text. A number is accepted as written, a boolean as `true` or `false`.
     fn entry_key(&self, key: &'a DocumentNode) -> Option<&'a str> {
         match &key.value {
             NodeValue::Text(text) | NodeValue::Number(text) => Some(text),

@@ -1,4 +1,4 @@
-//! The file source: reads files repeatedly and reports changes.
+//! The file source: it reads YAML and JSON files repeatedly, and reports the changes of the objects in them.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,9 @@ use crate::scan::{
 /// it. An object defined in two files belongs to the first file that defined it.
 #[derive(Debug)]
 pub struct FileSource {
+    /// The configured files and directories.
     paths: Vec<PathBuf>,
+    /// The active documents by file.
     files: BTreeMap<PathBuf, Vec<ValidDocument>>,
     /// Files that may be partially written.
     uncertain_files: BTreeMap<PathBuf, UncertainFile>,
@@ -35,7 +37,7 @@ pub struct FileSource {
     /// no event.
     missing_retry_at: Option<Instant>,
     /// The reported objects and their files.
-    reported: BTreeMap<ObjectKey, (Object, PathBuf)>,
+    reported_objects: BTreeMap<ObjectKey, (Object, PathBuf)>,
 }
 
 /// The result of reading all files.
@@ -48,7 +50,7 @@ pub struct RegistryUpdate {
     /// All current warnings.
     pub warnings: Vec<Warning>,
     /// The number of active objects.
-    pub objects: usize,
+    pub object_count: usize,
     /// The file locations of the active objects.
     pub locations: Vec<ObjectLocation>,
     /// The time of the first file system event that caused this reading; `None` if no event did.
@@ -63,7 +65,7 @@ impl RegistryUpdate {
             .changes
             .iter()
             .any(|change| matches!(change, Change::Upsert(Object::MeshConfig(_))));
-        self.rejected.iter().filter(move |rejected| match rejected.at.kind.as_deref() {
+        self.rejected.iter().filter(move |rejected| match rejected.location.kind.as_deref() {
             Some(kind) => kinds::may_be_mesh_config(kind),
             // A whole file, or a document without a kind.
             None => !has_mesh_config,
@@ -141,7 +143,7 @@ impl FileSource {
             uncertain_files: BTreeMap::new(),
             directories: BTreeMap::new(),
             missing_retry_at: None,
-            reported: BTreeMap::new(),
+            reported_objects: BTreeMap::new(),
         }
     }
 
@@ -176,7 +178,7 @@ impl FileSource {
 
     /// Returns the active objects.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
-        self.reported.values().map(|(object, _)| object)
+        self.reported_objects.values().map(|(object, _)| object)
     }
 
     /// Returns the locations of the active objects.
@@ -189,7 +191,7 @@ impl FileSource {
                 line: self.find_document(file, key)?.position.line,
             })
         };
-        self.reported.iter().filter_map(to_location).collect()
+        self.reported_objects.iter().filter_map(to_location).collect()
     }
 
     /// Returns the warnings about the active objects as a whole, with locations.
@@ -207,12 +209,12 @@ impl FileSource {
             .collect();
         let mut field_lines = FieldLines::default();
         for warning in &mut warnings {
-            let object = object_text(&warning.at);
+            let object = object_text(&warning.location);
             let Some(location) = locations_by_object.get(&object) else { continue };
-            let field = warning.at.field.as_deref().unwrap_or_default();
+            let field = warning.location.field.as_deref().unwrap_or_default();
             let line = field_lines.find_line(&location.file, location.line, field);
-            warning.at.file = Some(location.file.display().to_string());
-            warning.at.line = Some(line.unwrap_or(location.line));
+            warning.location.file = Some(location.file.display().to_string());
+            warning.location.line = Some(line.unwrap_or(location.line));
         }
         warnings
     }
@@ -240,17 +242,20 @@ impl FileSource {
         let mut previous_files = std::mem::take(&mut self.files);
         let mut uncertain_files = std::mem::take(&mut self.uncertain_files);
         for (path, content) in scan.files {
-            let previous = previous_files.remove(&path).unwrap_or_default();
+            let previous_documents = previous_files.remove(&path).unwrap_or_default();
             let documents = match content {
                 FileContent::Text(text) => {
-                    let reading =
-                        FileReading::from_text(&path.display().to_string(), &text, &previous);
+                    let reading = FileReading::from_text(
+                        &path.display().to_string(),
+                        &text,
+                        &previous_documents,
+                    );
                     rejected.extend(reading.rejected);
                     let mut documents = reading.documents;
-                    let lost_documents = find_lost_documents(&previous, &documents);
+                    let lost_documents = find_lost_documents(&previous_documents, &documents);
                     if let Some(now) = grace_start
                         && !lost_documents.is_empty()
-                        && looks_unfinished(&text)
+                        && may_be_partially_written(&text)
                     {
                         let uncertain =
                             UncertainFile::from_reading(text, uncertain_files.remove(&path), now);
@@ -263,12 +268,12 @@ impl FileSource {
                 }
                 FileContent::Unreadable(rejection) => {
                     rejected.push(rejection);
-                    previous
+                    previous_documents
                 }
-                // It was listed a moment ago; the next reading decides.
+                // The file was listed, but does not exist now; the next reading decides whether it was removed.
                 FileContent::Absent => {
                     scan.needs_retry = true;
-                    previous
+                    previous_documents
                 }
             };
             self.files.insert(path, documents);
@@ -282,11 +287,18 @@ impl FileSource {
             grace_start.filter(|_| scan.needs_retry).map(|now| now + MISSING_RETRY_INTERVAL);
         let (current_objects, mut warnings) = self.resolve_duplicates(&mut rejected);
         warnings.extend(name_warnings);
-        let changes = compare_objects(&self.reported, &current_objects);
-        self.reported = current_objects;
+        let changes = compare_objects(&self.reported_objects, &current_objects);
+        self.reported_objects = current_objects;
         rejected.sort();
-        let (objects, locations) = (self.reported.len(), self.object_locations());
-        RegistryUpdate { changes, rejected, warnings, objects, locations, first_event_at: None }
+        let (object_count, locations) = (self.reported_objects.len(), self.object_locations());
+        RegistryUpdate {
+            changes,
+            rejected,
+            warnings,
+            object_count,
+            locations,
+            first_event_at: None,
+        }
     }
 
     /// Retains the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
@@ -325,20 +337,22 @@ impl FileSource {
         &self,
         rejected: &mut Vec<RejectedDocument>,
     ) -> (BTreeMap<ObjectKey, (Object, PathBuf)>, Vec<Warning>) {
-        let mut selected: BTreeMap<&ObjectKey, (&PathBuf, &ValidDocument)> = BTreeMap::new();
+        let mut selected_documents: BTreeMap<&ObjectKey, (&PathBuf, &ValidDocument)> =
+            BTreeMap::new();
         let mut duplicates = Vec::new();
         let documents = self
             .files
             .iter()
             .flat_map(|(path, documents)| documents.iter().map(move |document| (path, document)));
         for (path, document) in documents {
-            match selected.entry(&document.key) {
+            match selected_documents.entry(&document.key) {
                 Entry::Vacant(entry) => {
                     entry.insert((path, document));
                 }
                 Entry::Occupied(mut entry) => {
-                    let owner = self.reported.get(&document.key).map(|(_, file)| file);
-                    let duplicate = match owner == Some(path) {
+                    let reported_file =
+                        self.reported_objects.get(&document.key).map(|(_, file)| file);
+                    let duplicate = match reported_file == Some(path) {
                         true => entry.insert((path, document)),
                         false => (path, document),
                     };
@@ -347,16 +361,16 @@ impl FileSource {
             }
         }
         for (path, document) in duplicates {
-            if let Some((file, first)) = selected.get(&document.key) {
-                let first_location = format!("{}:{}", file.display(), first.position.line);
+            if let Some((file, first_document)) = selected_documents.get(&document.key) {
+                let first_location = format!("{}:{}", file.display(), first_document.position.line);
                 let file = path.display().to_string();
                 rejected.push(duplicate_rejection(&file, document, &first_location));
             }
         }
-        let warnings = selected.values().flat_map(|(_, document)| &document.warnings);
+        let warnings = selected_documents.values().flat_map(|(_, document)| &document.warnings);
         let mut warnings: Vec<Warning> = warnings.cloned().collect();
         warnings.sort();
-        let current_objects = selected.into_values().map(|(path, document)| {
+        let current_objects = selected_documents.into_values().map(|(path, document)| {
             let object_and_file = (document.object.clone(), path.clone());
             (document.key.clone(), object_and_file)
         });
@@ -379,20 +393,20 @@ struct FileReading {
 }
 
 impl FileReading {
-    fn from_text(file: &str, text: &str, previous: &[ValidDocument]) -> Self {
+    fn from_text(file: &str, text: &str, previous_documents: &[ValidDocument]) -> Self {
         let nodes = match parse_documents(text) {
             Ok(nodes) => nodes,
             Err(error) => {
-                let at = DocumentLocation {
+                let location = DocumentLocation {
                     file: Some(file.to_owned()),
                     line: Some(error.position.line),
                     column: Some(error.position.column),
                     ..DocumentLocation::default()
                 };
                 return Self {
-                    documents: previous.to_vec(),
+                    documents: previous_documents.to_vec(),
                     rejected: vec![RejectedDocument {
-                        at,
+                        location,
                         problem: error.problem,
                         hint: error.hint,
                     }],
@@ -420,7 +434,7 @@ impl FileReading {
                 }
             }
         }
-        reading.retain_previous(previous, &rejected_identities);
+        reading.retain_previous(previous_documents, &rejected_identities);
         reading
     }
 
@@ -446,7 +460,7 @@ impl FileReading {
     /// Retains the last valid version of the objects that rejected documents may define.
     fn retain_previous(
         &mut self,
-        previous: &[ValidDocument],
+        previous_documents: &[ValidDocument],
         rejected_identities: &[DeclaredIdentity],
     ) {
         if rejected_identities.is_empty() {
@@ -454,7 +468,7 @@ impl FileReading {
         }
         let current_keys: BTreeSet<ObjectKey> =
             self.documents.iter().map(|document| document.key.clone()).collect();
-        let retained_documents = previous.iter().filter(|document| {
+        let retained_documents = previous_documents.iter().filter(|document| {
             !current_keys.contains(&document.key)
                 && rejected_identities.iter().any(|identity| identity.may_define(&document.key))
         });
@@ -464,15 +478,20 @@ impl FileReading {
 
 /// Returns the previous documents with objects that the current ones no longer define.
 fn find_lost_documents(
-    previous: &[ValidDocument],
-    current: &[ValidDocument],
+    previous_documents: &[ValidDocument],
+    current_documents: &[ValidDocument],
 ) -> Vec<ValidDocument> {
-    let current_keys: BTreeSet<&ObjectKey> = current.iter().map(|document| &document.key).collect();
-    previous.iter().filter(|document| !current_keys.contains(&document.key)).cloned().collect()
+    let current_keys: BTreeSet<&ObjectKey> =
+        current_documents.iter().map(|document| &document.key).collect();
+    previous_documents
+        .iter()
+        .filter(|document| !current_keys.contains(&document.key))
+        .cloned()
+        .collect()
 }
 
 /// True if the text may be the beginning of a longer text that is being written.
-fn looks_unfinished(text: &str) -> bool {
+fn may_be_partially_written(text: &str) -> bool {
     text.trim().is_empty() || !text.ends_with('\n')
 }
 
@@ -482,10 +501,10 @@ fn duplicate_rejection(
     document: &ValidDocument,
     first_location: &str,
 ) -> RejectedDocument {
-    let mut at = DocumentLocation::for_object(&document.key, "metadata.name");
-    at.file = Some(file.to_owned());
-    at.line = Some(document.position.line);
-    at.column = Some(document.position.column);
+    let mut location = DocumentLocation::for_object(&document.key, "metadata.name");
+    location.file = Some(file.to_owned());
+    location.line = Some(document.position.line);
+    location.column = Some(document.position.column);
     let (problem, hint) = match document.key {
         ObjectKey::MeshConfig => {
             let problem = format!("a mesh has one MeshConfig, and {first_location} is in force");
@@ -496,24 +515,25 @@ fn duplicate_rejection(
             (problem, "remove one of the two, or rename it")
         }
     };
-    RejectedDocument { at, problem, hint: hint.to_owned() }
+    RejectedDocument { location, problem, hint: hint.to_owned() }
 }
 
 /// Returns the changes from the previous to the current objects: removals first, then additions and updates.
 fn compare_objects(
-    previous: &BTreeMap<ObjectKey, (Object, PathBuf)>,
-    current: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+    previous_objects: &BTreeMap<ObjectKey, (Object, PathBuf)>,
+    current_objects: &BTreeMap<ObjectKey, (Object, PathBuf)>,
 ) -> Vec<Change> {
-    let removed_keys = previous.keys().filter(|key| !current.contains_key(*key));
+    let removed_keys = previous_objects.keys().filter(|key| !current_objects.contains_key(*key));
     let removals = removed_keys.cloned().map(Change::Remove);
-    let upserts = current.iter().filter_map(|(key, (object, _))| {
-        let is_unchanged = previous.get(key).is_some_and(|(previous, _)| previous == object);
+    let upserts = current_objects.iter().filter_map(|(key, (object, _))| {
+        let is_unchanged =
+            previous_objects.get(key).is_some_and(|(previous_object, _)| previous_object == object);
         (!is_unchanged).then(|| Change::Upsert(object.clone()))
     });
     removals.chain(upserts).collect()
 }
 
-/// A lookup of the lines of fields. It reads the files again, each once, because sources do not store field lines.
+/// A lookup of the lines of fields. It reads each file again, once, because sources do not store the lines of fields.
 #[derive(Debug, Default)]
 pub struct FieldLines(BTreeMap<PathBuf, Vec<DocumentNode>>);
 
@@ -527,21 +547,21 @@ impl FieldLines {
     }
 }
 
-/// Adds file and line to warnings without them: those of the document that defines the object.
+/// Adds file and line to warnings without a file: the first line of the document that defines the object.
 pub fn locate_warnings(warnings: &mut [Warning], locations: &[ObjectLocation]) {
     let locations_by_object: BTreeMap<String, &ObjectLocation> = locations
         .iter()
         .map(|location| (object_text(&DocumentLocation::for_object(&location.key, "")), location))
         .collect();
-    for warning in warnings.iter_mut().filter(|warning| warning.at.file.is_none()) {
-        let object = object_text(&warning.at);
+    for warning in warnings.iter_mut().filter(|warning| warning.location.file.is_none()) {
+        let object = object_text(&warning.location);
         let Some(location) = locations_by_object.get(&object) else { continue };
-        warning.at.file = Some(location.file.display().to_string());
-        warning.at.line = Some(location.line);
+        warning.location.file = Some(location.file.display().to_string());
+        warning.location.line = Some(location.line);
     }
 }
 
-/// Returns kind, namespace and name of the object at a location as one text.
+/// Returns the kind, namespace and name at a location as one text, such as `Service shop/web`.
 fn object_text(location: &DocumentLocation) -> String {
     let text_or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
     format!(
@@ -566,7 +586,7 @@ const REPLACED_HINT: &str = "mount or fill it; until then its last content stays
 /// Returns a warning for an object that has no effect in a mesh configured by files.
 fn warn_about_cluster_only_kind(object: &Object) -> Option<Warning> {
     matches!(object, Object::AccessCert(_)).then(|| Warning {
-        at: DocumentLocation::for_object(&object.object_key(), "spec.secret"),
+        location: DocumentLocation::for_object(&object.object_key(), "spec.secret"),
         problem:
             "is written only by control planes in Kubernetes, not in a mesh configured by files"
                 .to_owned(),
@@ -588,7 +608,7 @@ mod tests {
         )
     }
 
-    /// Checks the number of active objects after each reading, given as (time in ms, text, objects). Without a text,
+    /// Checks the number of active objects after each reading, given as (time in ms, text, number). Without a text,
     /// the file is removed.
     fn check_readings(readings: &[(u64, Option<&str>, usize)]) {
         let dir = tempfile::tempdir().unwrap();
@@ -596,14 +616,14 @@ mod tests {
         fs::write(&file, service_document("a") + &service_document("b")).unwrap();
         let mut source = FileSource::new(vec![dir.path().to_owned()]);
         let start = Instant::now();
-        assert_eq!(source.reload_with_grace(start).objects, 2);
-        for (time, text, objects) in readings {
+        assert_eq!(source.reload_with_grace(start).object_count, 2);
+        for (time, text, expected_count) in readings {
             match text {
                 Some(text) => fs::write(&file, text).unwrap(),
                 None => fs::remove_file(&file).unwrap(),
             }
             let update = source.reload_with_grace(start + Duration::from_millis(*time));
-            assert_eq!(update.objects, *objects, "{time} ms: {readings:?}");
+            assert_eq!(update.object_count, *expected_count, "{time} ms: {readings:?}");
             assert_eq!(update.rejected, [], "{time} ms: {readings:?}");
         }
         assert!(source.next_reload_at().is_none(), "no reading is due after {readings:?}");

@@ -6,10 +6,11 @@ pub(crate) fn replacement_hint(kind: &str) -> Option<&'static str> {
     Some(hint)
 }
 
-/// Returns Leno's kind for another system's term.
+/// Returns Leno's kind for another system's term, ignoring case; `None` if the term is unknown.
 pub(crate) fn kind_for_synonym(kind: &str) -> Option<&'static str> {
-    let is_synonym = |words: &&[&str]| words.iter().any(|word| word.eq_ignore_ascii_case(kind));
-    let (_, kind_name) = SYNONYMS.iter().find(|(words, _)| is_synonym(words))?;
+    let is_synonym =
+        |synonyms: &&[&str]| synonyms.iter().any(|synonym| synonym.eq_ignore_ascii_case(kind));
+    let (_, kind_name) = SYNONYMS.iter().find(|(synonyms, _)| is_synonym(synonyms))?;
     Some(kind_name)
 }
 
@@ -80,9 +81,9 @@ mod tests {
     fn each_synonym_names_a_supported_kind() {
         let mut supported: Vec<_> = served_kinds().iter().map(|served| served.kind).collect();
         supported.push("Workload");
-        for (words, kind) in SYNONYMS {
+        for (synonyms, kind) in SYNONYMS {
             assert!(supported.contains(kind), "{kind}");
-            for word in *words {
+            for word in *synonyms {
                 assert!(!supported.contains(word) && replacement_hint(word).is_none(), "{word}");
                 assert_eq!(kind_for_synonym(word), Some(*kind));
             }

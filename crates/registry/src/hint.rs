@@ -23,7 +23,7 @@ pub(crate) enum Replacement {
     Map { quoted: String, candidates: Vec<MapEntries> },
 }
 
-/// Entries of a map. `None` stands for the scalar that the map replaces.
+/// Entries of a map: keys and values. The value `None` stands for the scalar that the map replaces.
 pub(crate) type MapEntries = Vec<(&'static str, Option<&'static str>)>;
 
 /// Applies the replacement of each problem to a copy of the document. If the replacement is rejected as well, its
@@ -33,14 +33,14 @@ pub(crate) fn apply_hints(
     problems: Vec<FieldDiagnostic>,
     read: impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
 ) -> Vec<FieldDiagnostic> {
-    let mut attempts_left = MAX_MAP_ATTEMPTS;
+    let mut remaining_map_attempts = MAX_MAP_ATTEMPTS;
     let mut reported_problems: Vec<FieldDiagnostic> = Vec::new();
     let consequences = find_consequences_of_misspellings(node, &problems, &read);
     for (index, diagnostic) in problems.into_iter().enumerate() {
         if consequences.contains(&index) {
             continue;
         }
-        for diagnostic in follow_hint(node, diagnostic, &read, &mut attempts_left) {
+        for diagnostic in verify_hint(node, diagnostic, &read, &mut remaining_map_attempts) {
             let is_duplicate = |previous: &FieldDiagnostic| {
                 previous.field == diagnostic.field
                     && previous.problem == diagnostic.problem
@@ -54,8 +54,8 @@ pub(crate) fn apply_hints(
     reported_problems
 }
 
-/// Returns the indices of the problems that disappear once a misspelled key is corrected: that of the missing key,
-/// and those of enclosing maps.
+/// Returns the indices of the problems that disappear once a misspelled key is corrected: the problem of the missing
+/// key, and problems of enclosing maps.
 fn find_consequences_of_misspellings(
     node: &DocumentNode,
     problems: &[FieldDiagnostic],
@@ -97,15 +97,22 @@ fn find_consequences_of_misspellings(
 
 /// Applies the replacement of one problem. Returns the problem if the replacement is accepted, otherwise the
 /// problems of the replacement.
-fn follow_hint(
+fn verify_hint(
     node: &DocumentNode,
     diagnostic: FieldDiagnostic,
     read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
-    attempts_left: &mut usize,
+    remaining_map_attempts: &mut usize,
 ) -> Vec<FieldDiagnostic> {
     let Some(replacement) = diagnostic.replacement.clone() else { return vec![diagnostic] };
     if let Replacement::Map { quoted, candidates } = replacement {
-        return vec![propose_map(node, diagnostic, &quoted, candidates, read, attempts_left)];
+        return vec![propose_map(
+            node,
+            diagnostic,
+            &quoted,
+            candidates,
+            read,
+            remaining_map_attempts,
+        )];
     }
     let path = path_after_replacement(&diagnostic.field, &replacement);
     let mut changed_document = node.clone();
@@ -151,7 +158,8 @@ fn follow_hint(
     }
 }
 
-/// Combines the diagnostic of a misspelled key with those of its value, under the key as written.
+/// Combines the diagnostic of a misspelled key with the diagnostics of its value, which get the path with the key as
+/// written.
 fn merge_value_problems(
     mut diagnostic: FieldDiagnostic,
     path: &str,
@@ -176,25 +184,25 @@ fn merge_value_problems(
 }
 
 /// Replaces the hint of a diagnostic about a scalar in place of a map: the new hint proposes the first accepted
-/// candidate. If none is accepted, the hint is unchanged.
+/// candidate. If no candidate is accepted, the hint is unchanged.
 fn propose_map(
     node: &DocumentNode,
     diagnostic: FieldDiagnostic,
     quoted: &str,
     candidates: Vec<MapEntries>,
     read: &impl Fn(&DocumentNode) -> Vec<FieldDiagnostic>,
-    attempts_left: &mut usize,
+    remaining_map_attempts: &mut usize,
 ) -> FieldDiagnostic {
     let accepted_entries = candidates.into_iter().find(|entries| {
         let replacement =
             Replacement::Map { quoted: String::new(), candidates: vec![entries.clone()] };
         let mut changed_document = node.clone();
-        if *attempts_left == 0
+        if *remaining_map_attempts == 0
             || !apply_replacement(&mut changed_document, &diagnostic.field, &replacement)
         {
             return false;
         }
-        *attempts_left -= 1;
+        *remaining_map_attempts -= 1;
         let is_below = |other: &FieldDiagnostic| {
             let suffix = other.field.strip_prefix(&diagnostic.field);
             suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with(['.', '[']))
@@ -212,7 +220,7 @@ fn propose_map(
     FieldDiagnostic { hint, replacement: None, ..diagnostic }
 }
 
-/// Returns the path that a value has after the replacement: another one if the replacement changes its key.
+/// Returns the path of the value after the replacement. It differs from `path` only if the replacement changes the key.
 fn path_after_replacement(path: &str, replacement: &Replacement) -> String {
     let Replacement::Key(key) = replacement else { return path.to_owned() };
     match parent_path(path) {
@@ -223,8 +231,8 @@ fn path_after_replacement(path: &str, replacement: &Replacement) -> String {
 
 /// Returns the path of the enclosing map.
 fn parent_path(path: &str) -> &str {
-    let quoted = path.strip_suffix("\"]").and_then(|path| path.rfind("[\""));
-    path.get(..quoted.or_else(|| path.rfind('.')).unwrap_or(0)).unwrap_or_default()
+    let quoted_start = path.strip_suffix("\"]").and_then(|path| path.rfind("[\""));
+    path.get(..quoted_start.or_else(|| path.rfind('.')).unwrap_or(0)).unwrap_or_default()
 }
 
 /// Applies a replacement at a path of a document; false if the path does not exist.
@@ -266,8 +274,9 @@ fn replace_below(
     }
 }
 
+/// Replaces a scalar; false if the replacement does not apply to it.
 fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
-    let replaced = match (&*value, replacement) {
+    let new_value = match (&*value, replacement) {
         (NodeValue::Number(text), Replacement::Quoted) => NodeValue::Text(text.clone()),
         (NodeValue::Boolean(value), Replacement::Quoted) => NodeValue::Text(value.to_string()),
         (NodeValue::Text(text), Replacement::Unquoted) => NodeValue::Number(text.clone()),
@@ -285,7 +294,7 @@ fn replace_scalar(value: &mut NodeValue, replacement: &Replacement) -> bool {
         }
         _ => return false,
     };
-    *value = replaced;
+    *value = new_value;
     true
 }
 

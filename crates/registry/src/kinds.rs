@@ -74,7 +74,7 @@ pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
             warnings: warnings
                 .into_iter()
                 .map(|diagnostic| Warning {
-                    at: location(&diagnostic),
+                    location: location(&diagnostic),
                     problem: diagnostic.problem,
                     hint: diagnostic.hint,
                 })
@@ -83,7 +83,7 @@ pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
         _ => Err(problems
             .into_iter()
             .map(|diagnostic| RejectedDocument {
-                at: location(&diagnostic),
+                location: location(&diagnostic),
                 problem: diagnostic.problem,
                 hint: diagnostic.hint,
             })
@@ -109,7 +109,7 @@ pub(crate) fn read_gateway_route(
         hint::apply_hints(node, problems, |node| read_gateway_route_and_problems(node).1);
     let identity = DeclaredIdentity::from_node(node);
     let to_rejection = |diagnostic: FieldDiagnostic| RejectedDocument {
-        at: identity.diagnostic_location(None, &diagnostic),
+        location: identity.diagnostic_location(None, &diagnostic),
         problem: diagnostic.problem,
         hint: diagnostic.hint,
     };
@@ -167,7 +167,7 @@ impl DeclaredIdentity {
         let namespace_entry = metadata.and_then(|metadata| find_entry(metadata, "namespace"));
         let namespace = match namespace_entry {
             None if kind.as_deref() == Some(DocumentKind::MeshConfig.kind_name()) => None,
-            None => Some(NAMESPACE_DEFAULT.to_owned()),
+            None => Some(DEFAULT_NAMESPACE.to_owned()),
             Some(_) => read_text(namespace_entry),
         };
         let name = read_text(metadata.and_then(|metadata| find_entry(metadata, "name")));
@@ -239,7 +239,7 @@ pub fn served_kinds() -> Vec<ServedKind> {
     let kinds = DocumentKind::ALL
         .iter()
         .filter(|kind| !matches!(kind, DocumentKind::Workload | DocumentKind::Service));
-    let groups = |kind: &DocumentKind| {
+    let split_by_group = |kind: &DocumentKind| {
         let (name, versions) = (kind.kind_name(), kind.api_versions());
         let group = |version: &'static str| version.split_once('/').map_or("", |(group, _)| group);
         versions
@@ -253,7 +253,7 @@ pub fn served_kinds() -> Vec<ServedKind> {
             })
             .collect::<Vec<_>>()
     };
-    kinds.flat_map(groups).collect()
+    kinds.flat_map(split_by_group).collect()
 }
 
 /// True if a document of this kind may be a `MeshConfig`: the kind itself, also misspelled, or a list that may
@@ -557,7 +557,7 @@ fn read_metadata(kind: DocumentKind, metadata: &Field<'_>) -> Option<ObjectMetad
             None
         }
         Some(field) => field.read_label(),
-        None => Name::new(NAMESPACE_DEFAULT).ok(),
+        None => Name::new(DEFAULT_NAMESPACE).ok(),
     };
     Some(ObjectMetadata { namespace: namespace?, name: name?, labels })
 }
@@ -575,7 +575,7 @@ fn find_entry<'a>(node: &'a DocumentNode, key: &str) -> Option<&'a DocumentNode>
 /// The kind of an untyped list, and the suffix of typed list kinds.
 const LIST_KIND: &str = "List";
 /// The namespace of objects without one.
-const NAMESPACE_DEFAULT: &str = "default";
+const DEFAULT_NAMESPACE: &str = "default";
 /// Unsupported kinds that resemble a supported kind, but are not a misspelling of it.
 const UNRELATED_KINDS: &[&str] = &["UDPRoute"];
 /// Maximum length of the kind, namespace or name that identifies a rejected document; longer texts are truncated.

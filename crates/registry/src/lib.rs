@@ -29,6 +29,6 @@ pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint_objects;
 pub use outline::outline_document;
-pub use rejected::{DocumentLocation, RejectedDocument, Warning, rejected_documents};
+pub use rejected::{DocumentLocation, RejectedDocument, Warning, count_rejected_documents};
 pub use suggest::closest_word;
 pub use watch::{WatchError, watch_source};

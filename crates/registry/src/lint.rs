@@ -1,4 +1,5 @@
-//! Warnings about all objects as a whole: references to missing objects, and rules without effect.
+//! Warnings about all objects as a whole: references to missing objects, and rules without effect. `leno check` prints
+//! them, and the control plane reports them.
 
 mod access;
 mod anchoring;
@@ -28,8 +29,8 @@ use self::suggestion::{existing_names, suggest_name};
 use crate::rejected::{DocumentLocation, Warning};
 use crate::suggest::{closest_word, join_with_or};
 
-/// Returns warnings about these objects as a whole. They are not rejections: a missing object may come from another
-/// source, or later.
+/// Returns warnings about these objects as a whole. They do not reject an object, because a missing object may be in
+/// another source or be added later.
 #[must_use]
 pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
     let index = ObjectIndex::from_objects(objects);
@@ -88,35 +89,35 @@ pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
 struct ObjectIndex<'a> {
     workloads: Vec<&'a Workload>,
     services: BTreeMap<&'a ServiceName, &'a Service>,
-    groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
+    route_groups: BTreeMap<&'a RouteGroupName, &'a HttpRouteGroup>,
     tcp_routes: BTreeSet<&'a TcpRouteName>,
     grpc_routes: Vec<&'a HttpRoute>,
     /// All `HTTPRoute`s and `GRPCRoute`s.
     routes: Vec<&'a HttpRoute>,
     tls_routes: Vec<&'a TlsRoute>,
     /// The matches of all routes in `routes`.
-    matches: repeated::RepeatedMatches<'a>,
+    route_matches: repeated::RepeatedMatches<'a>,
     /// The Gateway API routes: key, namespace and parents.
     attached_routes: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
-    splits: Vec<&'a TrafficSplit>,
+    traffic_splits: Vec<&'a TrafficSplit>,
     gateway_tcp_routes: Vec<&'a GatewayTcpRoute>,
-    policies: Vec<&'a ServicePolicy>,
+    service_policies: Vec<&'a ServicePolicy>,
     gateways: Vec<&'a Gateway>,
-    grants: Vec<&'a ReferenceGrant>,
+    reference_grants: Vec<&'a ReferenceGrant>,
     accounts: BTreeSet<&'a ServiceAccount>,
     /// The names of the external principals.
     external_principals: BTreeSet<&'a Name>,
     /// The accounts that a `TrafficTarget` names as source or destination.
     target_accounts: BTreeSet<&'a ServiceAccount>,
-    /// The scopes of the `TagRoute`s, with one `TagRoute` for each.
+    /// The scopes of the `TagRoute`s, each with the last `TagRoute` of the scope.
     tag_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     /// The scopes of the `SermantRouteRule`s, with the first one by name.
     sermant_scopes: BTreeMap<&'a TagScope, &'a TagRouteName>,
     /// The mesh configuration; the default one if there is none.
-    config: MeshConfig,
+    mesh_config: MeshConfig,
     access_policies: Vec<&'a AccessPolicy>,
     ingress_policies: Vec<&'a IngressPolicy>,
-    retries: Vec<&'a RetryPolicy>,
+    retry_policies: Vec<&'a RetryPolicy>,
 }
 
 /// The collector of warnings about one object.
@@ -137,7 +138,7 @@ struct ServiceReference<'a> {
 impl WarningCollector<'_> {
     fn add_warning(&mut self, field: String, problem: String, hint: impl Into<String>) {
         self.warnings.push(Warning {
-            at: DocumentLocation::for_object(&self.key, field),
+            location: DocumentLocation::for_object(&self.key, field),
             problem,
             hint: hint.into(),
         });
@@ -170,9 +171,9 @@ impl<'a> ObjectIndex<'a> {
                 Object::Service(service) => {
                     index.services.insert(&service.name, service);
                 }
-                Object::MeshConfig(config) => index.config = config.clone(),
+                Object::MeshConfig(config) => index.mesh_config = config.clone(),
                 Object::HttpRouteGroup(group) => {
-                    index.groups.insert(&group.name, group);
+                    index.route_groups.insert(&group.name, group);
                 }
                 Object::TcpRoute(route) => {
                     index.tcp_routes.insert(&route.name);
@@ -190,7 +191,7 @@ impl<'a> ObjectIndex<'a> {
                     }
                 }
                 Object::HttpRoute(route) => {
-                    index.matches.add_route(route);
+                    index.route_matches.add_route(route);
                     index.routes.push(route);
                 }
                 Object::TlsRoute(route) => index.tls_routes.push(route),
@@ -198,16 +199,16 @@ impl<'a> ObjectIndex<'a> {
                 Object::Lane(_) | Object::Egress(_) => {}
                 Object::Ingress(policy) => index.ingress_policies.push(policy),
                 Object::AccessCert(cert) => index.external_principals.extend(&cert.subjects),
-                Object::Retry(policy) => index.retries.push(policy),
-                Object::ServicePolicy(policy) => index.policies.push(policy),
+                Object::Retry(policy) => index.retry_policies.push(policy),
+                Object::ServicePolicy(policy) => index.service_policies.push(policy),
                 Object::GrpcRoute(route) => {
                     index.grpc_routes.push(route);
                     index.routes.push(route);
-                    index.matches.add_route(route);
+                    index.route_matches.add_route(route);
                 }
-                Object::ReferenceGrant(grant) => index.grants.push(grant),
+                Object::ReferenceGrant(grant) => index.reference_grants.push(grant),
                 Object::AccessPolicy(policy) => index.access_policies.push(policy),
-                Object::TrafficSplit(split) => index.splits.push(split),
+                Object::TrafficSplit(split) => index.traffic_splits.push(split),
                 Object::GatewayTcpRoute(route) => index.gateway_tcp_routes.push(route),
             }
         }
@@ -228,6 +229,7 @@ impl<'a> ObjectIndex<'a> {
         self.lint_missing_policy(workload, collector);
     }
 
+    /// Warns about a service that selects no workload, and about target ports that no selected workload has.
     fn lint_service(&self, service: &Service, collector: &mut WarningCollector<'_>) {
         let selected_workloads: Vec<&Workload> = self
             .workloads
@@ -291,7 +293,7 @@ impl<'a> ObjectIndex<'a> {
         kind: RouteKind,
         route_namespace: &Name,
         parents: &[RouteParent],
-        rule: usize,
+        rule_index: usize,
         backends: &[WeightedBackend],
         collector: &mut WarningCollector<'_>,
     ) {
@@ -302,11 +304,11 @@ impl<'a> ObjectIndex<'a> {
             };
             if route_namespace != service_namespace
                 && !is_only_parent(parents, &backend.service)
-                && !self.grants.iter().any(permits_backend)
+                && !self.reference_grants.iter().any(permits_backend)
             {
                 let kind = kind.as_str();
                 collector.add_warning(
-                    format!("spec.rules[{rule}].backendRefs[{index}].namespace"),
+                    format!("spec.rules[{rule_index}].backendRefs[{index}].namespace"),
                     format!(
                         "no ReferenceGrant in {service_namespace} permits it, so its share of requests gets \
                          the status 500"
@@ -349,7 +351,7 @@ impl<'a> ObjectIndex<'a> {
                 |grant: &&ReferenceGrant| grant.permits_route(kind, route_namespace, service);
             if *route_namespace != service.namespace
                 && !is_only_parent(parents, service)
-                && !self.grants.iter().any(permits_mirror)
+                && !self.reference_grants.iter().any(permits_mirror)
             {
                 collector.add_warning(
                     field(),
@@ -368,7 +370,7 @@ impl<'a> ObjectIndex<'a> {
 
     fn lint_backends(
         &self,
-        rule: usize,
+        rule_index: usize,
         backends: &[WeightedBackend],
         collector: &mut WarningCollector<'_>,
     ) {
@@ -376,7 +378,7 @@ impl<'a> ObjectIndex<'a> {
             let reference = ServiceReference {
                 service: &backend.service,
                 port: Some(backend.port),
-                field: format!("spec.rules[{rule}].backendRefs[{index}]"),
+                field: format!("spec.rules[{rule_index}].backendRefs[{index}]"),
                 name_field: "name",
             };
             self.lint_reference(&reference, collector);
@@ -386,22 +388,22 @@ impl<'a> ObjectIndex<'a> {
     /// Warns about an `HTTPRoute` on a port with a `GRPCRoute`, where it has no effect.
     fn lint_conflicts(&self, route: &HttpRoute, collector: &mut WarningCollector<'_>) {
         for (index, parent) in route.parents.iter().enumerate() {
-            let shares_port = |other: &&&HttpRoute| {
+            let shares_port = |grpc_route: &&&HttpRoute| {
                 // Routes of another namespace apply to other clients.
-                other.name.namespace == route.name.namespace
-                    && other.parents.iter().any(|other| {
-                        let ports = other.port.zip(parent.port);
-                        other.service == parent.service
+                grpc_route.name.namespace == route.name.namespace
+                    && grpc_route.parents.iter().any(|other_parent| {
+                        let ports = other_parent.port.zip(parent.port);
+                        other_parent.service == parent.service
                             && ports.is_none_or(|(left, right)| left == right)
                     })
             };
-            if let Some(other) = self.grpc_routes.iter().find(shares_port) {
+            if let Some(grpc_route) = self.grpc_routes.iter().find(shares_port) {
                 collector.add_warning(
                     format!("spec.parentRefs[{index}]"),
                     format!(
                         "the GRPCRoute {} is attached to the same port and takes precedence over \
                          an HTTPRoute",
-                        other.name
+                        grpc_route.name
                     ),
                     "use one kind of route per port",
                 );
@@ -409,6 +411,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about a reference to a service that does not exist, or to a port that the service does not have.
     fn lint_reference(
         &self,
         reference: &ServiceReference<'_>,
@@ -441,6 +444,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about a `TrafficTarget` that refers to missing groups, routes or accounts.
     fn lint_target(&self, target: &TrafficTarget, collector: &mut WarningCollector<'_>) {
         for (index, rule) in target.rules.iter().enumerate() {
             let field = format!("spec.rules[{index}]");
@@ -482,6 +486,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about a missing `HTTPRouteGroup`, and about names of matches that the group does not have.
     fn lint_group(
         &self,
         name: &RouteGroupName,
@@ -489,14 +494,14 @@ impl<'a> ObjectIndex<'a> {
         field: &str,
         collector: &mut WarningCollector<'_>,
     ) {
-        let Some(group) = self.groups.get(name) else {
+        let Some(group) = self.route_groups.get(name) else {
             collector.add_warning(
                 format!("{field}.name"),
                 format!("there is no HTTPRouteGroup {name}, so the rule allows no request"),
                 suggest_name(
                     &name.namespace,
                     &name.name,
-                    existing_names!(self.groups.keys()),
+                    existing_names!(self.route_groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );

@@ -1,5 +1,5 @@
-//! The scalar values of a document of any kind, with their paths, and the positions of paths. Callers use them for
-//! documents that the readers of the kinds do not accept, and to locate warnings.
+//! Outlines of documents of any kind: the scalar values with their paths, and the positions of paths. `leno migrate`
+//! reads documents of other systems as outlines; warnings of the linter are located by path.
 
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded_documents};
 

@@ -2,17 +2,17 @@
 
 use regex::RegexBuilder;
 
-/// Compiles an expression in the two forms in use: as written, and anchored to the full value.
+/// Checks that an expression compiles in both forms that sidecars use: as written, and anchored to the full value.
 ///
 /// # Errors
 /// A short description of the problem.
-pub(crate) fn check_pattern(text: &str) -> Result<(), String> {
-    if text.len() > MAX_PATTERN_BYTES {
+pub(crate) fn check_pattern(pattern: &str) -> Result<(), String> {
+    if pattern.len() > MAX_PATTERN_BYTES {
         return Err(format!("longer than {MAX_PATTERN_BYTES} bytes"));
     }
-    // As written first: `a)(b` is valid only inside the parentheses of the anchored form.
-    for form in [text.to_owned(), format!("^(?:{text})$")] {
-        RegexBuilder::new(&form)
+    // The expression is first compiled as written: `a)(b` would be valid only within the parentheses added for anchoring.
+    for expression in [pattern.to_owned(), format!("^(?:{pattern})$")] {
+        RegexBuilder::new(&expression)
             .size_limit(MAX_COMPILED_BYTES)
             .build()
             .map_err(|error| describe_error(&error))?;

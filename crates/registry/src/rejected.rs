@@ -12,7 +12,7 @@ use serde::Serialize;
 pub struct RejectedDocument {
     /// The location of the problem.
     #[serde(flatten)]
-    pub at: DocumentLocation,
+    pub location: DocumentLocation,
     /// The problem, such as `is missing`, which completes the displayed location to a sentence.
     pub problem: String,
     /// The hint: an instruction that solves the problem.
@@ -24,14 +24,14 @@ pub struct RejectedDocument {
 pub struct Warning {
     /// The location of the problem.
     #[serde(flatten)]
-    pub at: DocumentLocation,
+    pub location: DocumentLocation,
     /// The problem, such as `is missing`, which completes the displayed location to a sentence.
     pub problem: String,
     /// The hint: an instruction that solves the problem.
     pub hint: String,
 }
 
-/// A location in a document, as far as known.
+/// A location in a document; unknown parts are `None`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default, Serialize)]
 pub struct DocumentLocation {
     /// The file, or the name given to the text.
@@ -61,8 +61,8 @@ impl DocumentLocation {
     /// Returns the location of a field of an object, without file, line and column.
     #[must_use]
     pub fn for_object(key: &ObjectKey, field: impl Into<String>) -> Self {
-        let printed = key.to_string();
-        let (kind, name) = printed.split_once(' ').unwrap_or((&printed, ""));
+        let object_text = key.to_string();
+        let (kind, name) = object_text.split_once(' ').unwrap_or((&object_text, ""));
         let (namespace, name) = match name.split_once('/') {
             Some((namespace, name)) => (Some(namespace), Some(name)),
             None => (None, None),
@@ -79,23 +79,23 @@ impl DocumentLocation {
 
 impl fmt::Display for RejectedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}; {}", self.at, self.problem, self.hint)
+        write!(f, "{}{}; {}", self.location, self.problem, self.hint)
     }
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}; {}", self.at, self.problem, self.hint)
+        write!(f, "{}{}; {}", self.location, self.problem, self.hint)
     }
 }
 
 /// Returns the number of documents with these problems; a document with several problems counts once.
 #[must_use]
-pub fn rejected_documents(rejected: &[RejectedDocument]) -> usize {
+pub fn count_rejected_documents(rejected: &[RejectedDocument]) -> usize {
     // A document without kind and name is identified by its position.
     let identity = |rejected: &RejectedDocument| {
         let DocumentLocation { file, line, column, kind, namespace, name, .. } =
-            rejected.at.clone();
+            rejected.location.clone();
         let is_unnamed = name.is_none() && kind.is_none();
         (file, kind, namespace, name, is_unnamed.then_some((line, column)))
     };
@@ -137,7 +137,7 @@ mod tests {
 
     fn test_rejection() -> RejectedDocument {
         RejectedDocument {
-            at: DocumentLocation {
+            location: DocumentLocation {
                 file: Some("mesh.yaml".into()),
                 line: Some(12),
                 column: Some(7),
@@ -158,7 +158,7 @@ mod tests {
             rejected.to_string(),
             "mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: is missing; add `rules`"
         );
-        rejected.at =
+        rejected.location =
             DocumentLocation { file: Some("mesh.yaml".into()), ..DocumentLocation::default() };
         assert_eq!(rejected.to_string(), "mesh.yaml: is missing; add `rules`");
     }
@@ -167,14 +167,14 @@ mod tests {
     fn several_problems_of_a_document_count_once() {
         let rejection_of = |name: &str, field: &str| {
             let mut rejected = test_rejection();
-            rejected.at.name = Some(name.to_owned());
-            rejected.at.field = Some(field.to_owned());
+            rejected.location.name = Some(name.to_owned());
+            rejected.location.field = Some(field.to_owned());
             rejected
         };
         let problems =
             [rejection_of("a", "spec.x"), rejection_of("a", "spec.y"), rejection_of("b", "spec.x")];
-        assert_eq!(rejected_documents(&problems), 2);
-        assert_eq!(rejected_documents(&[]), 0);
+        assert_eq!(count_rejected_documents(&problems), 2);
+        assert_eq!(count_rejected_documents(&[]), 0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Discovery and reading of the files of the given paths, within bounds.
+//! Discovery of the YAML and JSON files at the configured paths, and bounded reads of these files. The file source and
+//! its watcher use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -11,16 +12,16 @@ use rustix::fs::OFlags;
 
 use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
 
-/// Finds the files, and reads them if `content_mode` requires it.
+/// Finds the files at these paths, and reads them if `content_mode` is [`ContentMode::Read`].
 pub(crate) fn scan_paths(paths: &[PathBuf], content_mode: ContentMode) -> Scan {
     let mut scan = Scan::default();
     for path in paths {
         scan.add_source_path(path);
     }
     if content_mode == ContentMode::Read {
-        let mut bytes_left = MAX_TOTAL_BYTES;
+        let mut remaining_bytes = MAX_TOTAL_BYTES;
         for (path, content) in &mut scan.files {
-            *content = read_file(path, &mut bytes_left);
+            *content = read_file(path, &mut remaining_bytes);
         }
     }
     scan
@@ -64,19 +65,23 @@ pub(crate) struct ListedDirectory {
     pub(crate) is_empty: bool,
 }
 
-/// Distinguishes a directory from a later one at the same path. File systems reuse inode numbers, so the
-/// creation time is included.
+/// Distinguishes a directory from another directory that appears later at the same path. File systems reuse inode
+/// numbers, so the creation time is included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DirectoryIdentity {
     device: u64,
     inode: u64,
-    created: Option<SystemTime>,
+    created_at: Option<SystemTime>,
 }
 
 impl DirectoryIdentity {
     pub(crate) fn from_path(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() })
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            created_at: metadata.created().ok(),
+        })
     }
 }
 
@@ -90,6 +95,7 @@ pub(crate) enum FileContent {
 }
 
 impl Scan {
+    /// Adds a configured path: a file, or a directory with all files below it.
     fn add_source_path(&mut self, path: &Path) {
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => self.add_directory(path, 0),
@@ -106,11 +112,12 @@ impl Scan {
         }
     }
 
+    /// Adds a file, unless another path to it was added before.
     fn add_file(&mut self, path: &Path) {
-        let Ok(canonical) = fs::canonicalize(path) else {
-            return self.add_vanished(path);
+        let Ok(canonical_path) = fs::canonicalize(path) else {
+            return self.add_vanished_path(path);
         };
-        if !self.visited_paths.insert(canonical) {
+        if !self.visited_paths.insert(canonical_path) {
             return;
         }
         if self.files.len() >= MAX_FILES {
@@ -125,14 +132,14 @@ impl Scan {
     /// Adds the YAML files and subdirectories of a directory. Hidden entries are skipped: editors and
     /// Kubernetes keep other versions of the same files there.
     fn add_directory(&mut self, directory: &Path, depth: usize) {
-        let canonical = match fs::canonicalize(directory) {
-            Ok(canonical) => canonical,
+        let canonical_path = match fs::canonicalize(directory) {
+            Ok(canonical_path) => canonical_path,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return self.add_vanished(directory);
+                return self.add_vanished_path(directory);
             }
             Err(error) => return self.reject_unreadable(directory, &error),
         };
-        if !self.visited_paths.insert(canonical) {
+        if !self.visited_paths.insert(canonical_path) {
             return;
         }
         if depth > MAX_DEPTH || self.directories.len() >= MAX_DIRECTORIES {
@@ -148,7 +155,7 @@ impl Scan {
         let (identity, entries) = match listing {
             Ok(listing) => listing,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                return self.add_vanished(directory);
+                return self.add_vanished_path(directory);
             }
             Err(error) => return self.reject_unreadable(directory, &error),
         };
@@ -161,17 +168,19 @@ impl Scan {
             }
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
-                Ok(metadata) if metadata.is_file() && is_yaml(&path) => self.add_file(&path),
+                Ok(metadata) if metadata.is_file() && has_supported_extension(&path) => {
+                    self.add_file(&path)
+                }
                 Ok(metadata) if metadata.is_file() => self.warn_about_name(&path),
                 // The event of its replacement by a file triggers another reading.
-                Ok(_) if is_yaml(&path) => {
+                Ok(_) if has_supported_extension(&path) => {
                     self.unknown_paths.push(path.clone());
                     self.reject_path(&path, "is not a regular file", SPECIAL_FILE_HINT);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
                     true => self.add_dangling_link(&path),
-                    false => self.add_vanished(&path),
+                    false => self.add_vanished_path(&path),
                 },
                 // The entry may be a directory.
                 Err(error) => self.reject_unreadable(&path, &error),
@@ -181,22 +190,26 @@ impl Scan {
 
     /// Warns about a file that is skipped only because its extension is not in lower case.
     fn warn_about_name(&mut self, path: &Path) {
-        let lower = path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
-        if is_yaml(&lower) {
-            let RejectedDocument { at, problem, hint } = path_rejection(
+        let lower_case_path =
+            path.with_extension(path.extension().unwrap_or_default().to_ascii_lowercase());
+        if has_supported_extension(&lower_case_path) {
+            let RejectedDocument { location, problem, hint } = path_rejection(
                 path,
                 "is not read: files end in `.yaml`, `.yml` or `.json`, in lower case",
-                &format!("rename it to {}", lower.file_name().unwrap_or_default().display()),
+                &format!(
+                    "rename it to {}",
+                    lower_case_path.file_name().unwrap_or_default().display()
+                ),
             );
-            self.warnings.push(Warning { at, problem, hint });
+            self.warnings.push(Warning { location, problem, hint });
         }
     }
 
     /// Adds a link to a missing target. The file does not count as deleted, because the link still exists.
     fn add_dangling_link(&mut self, path: &Path) {
-        match is_yaml(path) {
+        match has_supported_extension(path) {
             true => self.reject_dangling_link(path),
-            // The caller rejects it if it linked to a directory with known files.
+            // The caller rejects the link if it previously led to a directory with known files.
             false => self.dangling_links.push(path.to_owned()),
         }
     }
@@ -206,13 +219,13 @@ impl Scan {
     }
 
     /// Adds an entry that disappeared after it was listed. Its deletion event triggers another reading.
-    fn add_vanished(&mut self, path: &Path) {
+    fn add_vanished_path(&mut self, path: &Path) {
         self.unknown_paths.push(path.to_owned());
         self.needs_retry = true;
     }
 
     fn reject_missing(&mut self, path: &Path, problem: &str, hint: &str) {
-        self.add_vanished(path);
+        self.add_vanished_path(path);
         self.reject_path(path, problem, hint);
     }
 
@@ -221,14 +234,14 @@ impl Scan {
     }
 
     fn reject_unreadable(&mut self, path: &Path, error: &io::Error) {
-        self.add_vanished(path);
+        self.add_vanished_path(path);
         let problem = format!("cannot be read ({error})");
         self.reject_path(path, &problem, UNREADABLE_HINT);
     }
 }
 
-/// True if a file with this name is read from a directory.
-pub(crate) fn is_yaml(path: &Path) -> bool {
+/// True for the extensions `yaml`, `yml` and `json`: a directory's files with other extensions are not read.
+pub(crate) fn has_supported_extension(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     matches!(extension, Some("yaml" | "yml" | "json"))
 }
@@ -246,8 +259,8 @@ fn list_directory(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads a regular file of at most [`MAX_FILE_BYTES`] and at most `bytes_left`, from which its length is subtracted.
-pub(crate) fn read_file(path: &Path, bytes_left: &mut u64) -> FileContent {
+/// Reads a regular file of at most [`MAX_FILE_BYTES`] and at most `remaining_bytes`, from which its length is subtracted.
+pub(crate) fn read_file(path: &Path, remaining_bytes: &mut u64) -> FileContent {
     let to_unreadable =
         |problem: &str, hint: &str| FileContent::Unreadable(path_rejection(path, problem, hint));
     let mut bytes = Vec::new();
@@ -265,11 +278,11 @@ pub(crate) fn read_file(path: &Path, bytes_left: &mut u64) -> FileContent {
         let problem = format!("is larger than {MAX_FILE_BYTES} bytes");
         return to_unreadable(&problem, "split it");
     }
-    let Some(left) = bytes_left.checked_sub(length) else {
+    let Some(bytes_after_file) = remaining_bytes.checked_sub(length) else {
         let problem = format!("is beyond the {MAX_TOTAL_BYTES} bytes that all files may have");
         return to_unreadable(&problem, "name fewer files");
     };
-    *bytes_left = left;
+    *remaining_bytes = bytes_after_file;
     match String::from_utf8(bytes) {
         Ok(text) => FileContent::Text(text),
         Err(error) => {
@@ -295,9 +308,10 @@ fn is_link(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
+/// Returns the rejection of a file or directory as a whole.
 pub(crate) fn path_rejection(path: &Path, problem: &str, hint: &str) -> RejectedDocument {
     RejectedDocument {
-        at: DocumentLocation {
+        location: DocumentLocation {
             file: Some(path.display().to_string()),
             ..DocumentLocation::default()
         },
@@ -386,7 +400,7 @@ mod tests {
         let warnings: Vec<_> = scan
             .warnings
             .iter()
-            .map(|warning| (file_name(&warning.at), warning.hint.as_str()))
+            .map(|warning| (file_name(&warning.location), warning.hint.as_str()))
             .collect();
         let expected = [
             ("a.YAML".to_owned(), "rename it to a.yaml"),
@@ -395,7 +409,7 @@ mod tests {
         ];
         assert_eq!(warnings, expected);
         let rejected: Vec<_> =
-            scan.rejected.iter().map(|rejected| file_name(&rejected.at)).collect();
+            scan.rejected.iter().map(|rejected| file_name(&rejected.location)).collect();
         assert_eq!(rejected, ["special.yaml", "zero.json"]);
         assert_eq!(scan.unknown_paths, [path_of("special.yaml"), path_of("zero.json")]);
     }

@@ -29,7 +29,7 @@ pub(crate) fn join_with_or(words: &[&str]) -> String {
     match words {
         [] => "nothing".to_owned(),
         [only] => format!("`{only}`"),
-        [first @ .., last] => format!("`{}` or `{last}`", first.join("`, `")),
+        [preceding @ .., last] => format!("`{}` or `{last}`", preceding.join("`, `")),
     }
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn join_with_or(words: &[&str]) -> String {
 pub(crate) fn join_with_and(words: &[&str]) -> String {
     match words {
         [] | [_] => join_with_or(words),
-        [first @ .., last] => format!("`{}` and `{last}`", first.join("`, `")),
+        [preceding @ .., last] => format!("`{}` and `{last}`", preceding.join("`, `")),
     }
 }
 
@@ -48,8 +48,9 @@ fn edit_distance(source: &[char], target: &[char]) -> usize {
         let previous_row = &rows[i];
         let mut row = vec![i + 1];
         for (j, target_character) in target.iter().enumerate() {
-            let replacement = previous_row[j] + usize::from(source_character != target_character);
-            let mut distance = replacement.min(previous_row[j + 1] + 1).min(row[j] + 1);
+            let replacement_distance =
+                previous_row[j] + usize::from(source_character != target_character);
+            let mut distance = replacement_distance.min(previous_row[j + 1] + 1).min(row[j] + 1);
             let is_swap = i > 0
                 && j > 0
                 && *source_character == target[j - 1]

@@ -16,7 +16,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::file::{FileSource, RegistryUpdate};
-use crate::scan::{ContentMode, DirectoryIdentity, is_yaml, scan_paths};
+use crate::scan::{ContentMode, DirectoryIdentity, has_supported_extension, scan_paths};
 
 /// Reads the source now and after every change, and sends the updates.
 ///
@@ -33,46 +33,48 @@ pub async fn watch_source(
 ) -> Result<(), WatchError> {
     let file_events = Arc::new(Notify::new());
     let watches = DirectoryWatches::new(&source, Arc::clone(&file_events));
-    let mut watched = WatchedSource { watches, source };
+    let mut watched_source = WatchedSource { watches, source };
     let mut last_update: Option<RegistryUpdate> = None;
-    let mut is_requested = false;
+    let mut is_reload_requested = false;
     let mut first_event_at = None;
     loop {
         let mut update;
         let now = Instant::now();
-        (watched, update) =
-            spawn_blocking(move || watched.watch_and_read(now)).await.map_err(WatchError)?;
+        (watched_source, update) =
+            spawn_blocking(move || watched_source.watch_and_read(now)).await.map_err(WatchError)?;
         update.first_event_at = first_event_at;
-        if watched.watches.has_new_directories {
+        if watched_source.watches.has_new_directories {
             // A file may have changed between the reading and the watching.
             file_events.notify_one();
         }
         let is_changed = !update.changes.is_empty()
-            || last_update.as_ref().is_none_or(|last| {
-                last.rejected != update.rejected || last.warnings != update.warnings
+            || last_update.as_ref().is_none_or(|previous_update| {
+                previous_update.rejected != update.rejected
+                    || previous_update.warnings != update.warnings
             });
-        if is_changed || is_requested {
+        if is_changed || is_reload_requested {
             last_update = Some(RegistryUpdate { changes: Vec::new(), ..update.clone() });
             if updates.send(update).await.is_err() {
                 return Ok(());
             }
         }
-        let next_poll = watched.watches.needs_polling.then(|| Instant::now() + POLL_INTERVAL);
-        let next_reload = watched.source.next_reload_at().map(Instant::from_std);
+        let next_poll =
+            watched_source.watches.needs_polling.then(|| Instant::now() + POLL_INTERVAL);
+        let next_reload = watched_source.source.next_reload_at().map(Instant::from_std);
         let next_reading = next_poll.into_iter().chain(next_reload).min();
-        (is_requested, first_event_at) = tokio::select! {
+        (is_reload_requested, first_event_at) = tokio::select! {
             () = updates.closed() => return Ok(()),
             () = reload_requests.notified() => (true, None),
-            // For an uncertain file, the time of the event that made it uncertain stays.
+            // While the content of a file is uncertain, the time of the event that made it uncertain is retained.
             event_at = wait_until_quiet(&file_events, next_reading) => {
                 (false, event_at.map(Instant::into_std).or(first_event_at))
             }
-            () = wait_until_replaced(Arc::clone(&watched.watches.identities)) => (false, None),
+            () = wait_until_replaced(Arc::clone(&watched_source.watches.identities)) => (false, None),
         };
     }
 }
 
-/// The reader task panicked or was cancelled: a defect of this program.
+/// An error of [`watch_source`]: the task that reads the files panicked or was cancelled, which is a defect.
 #[derive(Debug, thiserror::Error)]
 #[error("the file reader failed; the last valid state stays in use, restart to watch again")]
 pub struct WatchError(#[source] tokio::task::JoinError);
@@ -88,10 +90,10 @@ async fn wait_until_quiet(file_events: &Notify, deadline: Option<Instant>) -> Op
         None => file_events.notified().await,
     }
     let first_event_at = Instant::now();
-    let latest_end = first_event_at + MAX_QUIET_TIME;
+    let latest_deadline = first_event_at + MAX_QUIET_TIME;
     loop {
-        let quiet_end = latest_end.min(Instant::now() + QUIET_TIME);
-        if timeout_at(quiet_end, file_events.notified()).await.is_err() {
+        let quiet_deadline = latest_deadline.min(Instant::now() + QUIET_TIME);
+        if timeout_at(quiet_deadline, file_events.notified()).await.is_err() {
             return Some(first_event_at);
         }
     }
@@ -247,7 +249,7 @@ impl RelevantPaths {
         let is_relevant_child = |path: &PathBuf| {
             let is_listed = path.parent().is_some_and(|dir| self.directories.contains(dir));
             // Writes to other files, such as logs, are irrelevant.
-            is_listed && (!is_data_event || is_yaml(path))
+            is_listed && (!is_data_event || has_supported_extension(path))
         };
         let is_relevant_path = |path: &PathBuf| {
             self.paths.contains(path) || self.directories.contains(path) || is_relevant_child(path)
@@ -259,7 +261,7 @@ impl RelevantPaths {
 /// The resolution of paths from the root, through every link.
 #[derive(Debug, Default)]
 struct ResolvedPath {
-    /// Each entry on the path, and the first missing one.
+    /// The paths of all entries that were visited, including the first missing entry.
     entries: BTreeSet<PathBuf>,
     /// The directories that contain these entries.
     directories: BTreeSet<PathBuf>,
@@ -287,7 +289,7 @@ impl ResolvedPath {
                     directory = entry;
                     continue;
                 }
-                // The nearest directory reports the creation of the rest.
+                // The watch of `directory` reports the creation of the missing entry.
                 Err(_) => return,
             };
             link_count += 1;

@@ -1,4 +1,4 @@
-//! The access log: one line for each request or byte stream, as JSON or by a template.
+//! Lines of the access log: one line for each request or byte stream, as JSON or by a template.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::terminal::is_terminal_control;
 
-/// The fields of an access log line. There is no field for bodies, nor for headers with secrets. Empty texts
-/// and absent values are written as `null`.
+/// The fields of an access log line. No field contains bodies or headers with secrets. Empty texts and absent
+/// values are written as `null` in JSON and as `-` by templates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessLogEntry<'a> {
     /// The start time, in RFC 3339 format.
@@ -22,30 +22,31 @@ pub struct AccessLogEntry<'a> {
     pub protocol: &'a str,
     /// The authority of the request. User names and passwords before an `@` are never written.
     pub authority: &'a str,
-    /// The status of the response; 0 if there was none.
+    /// The HTTP status of the response; 0 without a response.
     pub status: u16,
-    /// The failure reason, from the closed list.
+    /// The label of the failure reason; `None` if the application responded.
     pub reason: Option<&'static str>,
     /// The name of the gRPC status; empty if the request is not a gRPC call.
     pub grpc_status: &'static str,
     /// The destination service, `namespace/name`.
     pub service: &'a str,
-    /// The matching route, `namespace/name`.
+    /// The matching route, `namespace/name`; empty without a route.
     pub route: &'a str,
-    /// The policy that allowed the request, or that would allow it for other clients.
+    /// The policy that allowed or denied the request; empty if no policy did. With `defaultPolicy: dry-run` it
+    /// may be a policy that allows only other clients.
     pub policy: &'a str,
     /// The reason that `defaultPolicy: deny` would have denied traffic allowed with `defaultPolicy: dry-run`;
     /// empty otherwise.
     pub dry_run_reason: &'a str,
-    /// The verified identity of the peer.
+    /// The verified account of the peer; empty without mutual TLS.
     pub peer: &'a str,
     /// The client's socket address.
     pub downstream: Option<SocketAddr>,
-    /// The address of the selected endpoint.
+    /// The socket address of the selected endpoint; `None` if no endpoint was selected.
     pub upstream: Option<SocketAddr>,
-    /// Bytes of the body received from the client.
+    /// The number of body bytes received from the client.
     pub bytes_in: u64,
-    /// Bytes of the body sent to the client.
+    /// The number of body bytes sent to the client.
     pub bytes_out: u64,
     /// The time from the first byte received to the last byte sent.
     pub duration: Duration,
@@ -55,7 +56,7 @@ pub struct AccessLogEntry<'a> {
     pub upstream_time: Option<Duration>,
     /// The number of retries.
     pub retries: u8,
-    /// `won` or `lost` for a hedged second attempt; empty without one.
+    /// `won` or `lost` for a hedged second attempt; empty without a second attempt.
     pub hedge: &'a str,
     /// The header `x-forwarded-for`.
     pub forwarded_for: &'a str,
@@ -67,7 +68,7 @@ pub struct AccessLogEntry<'a> {
     pub server_name: &'a str,
     /// The trace ID; empty if requests are not traced.
     pub trace_id: &'a str,
-    /// The span ID, also of spans that are not sampled.
+    /// The span ID, also if the span is not sampled; empty if requests are not traced.
     pub span_id: &'a str,
 }
 
@@ -84,7 +85,7 @@ pub enum LogValue<'a> {
     Address(SocketAddr),
 }
 
-/// The value of a field, which may be absent: an empty text, or `None`.
+/// The value of a field. An empty text and `None` are absent values.
 enum FieldValue<'a> {
     Text(&'a str),
     Number(u64),
@@ -93,7 +94,7 @@ enum FieldValue<'a> {
 }
 
 impl<'a> AccessLogEntry<'a> {
-    /// Returns the present fields, in order.
+    /// Returns the names and values of the present fields, in order.
     pub fn present_fields(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
         self.all_fields().into_iter().filter_map(|(name, value)| {
             let value = match value {
@@ -150,15 +151,15 @@ impl<'a> AccessLogEntry<'a> {
 
 /// Appends an entry as one line of JSON. Durations are in milliseconds. Every text is truncated to
 /// [`MAX_TEXT_BYTES`].
-pub fn write_json(entry: &AccessLogEntry<'_>, out: &mut String) {
-    let mut line = LineWriter { out };
+pub fn write_json(entry: &AccessLogEntry<'_>, output: &mut String) {
+    let mut line = LineWriter { output };
     for (index, (name, value)) in entry.all_fields().into_iter().enumerate() {
-        line.out.push(if index == 0 { '{' } else { ',' });
+        line.output.push(if index == 0 { '{' } else { ',' });
         // Field names are constants and need no escapes.
         line.write_formatted(format_args!("\"{name}\":"));
         match value {
             FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None) => {
-                line.out.push_str("null");
+                line.output.push_str("null");
             }
             FieldValue::Text(text) => line.write_string(text),
             FieldValue::Address(Some(address)) => {
@@ -168,22 +169,22 @@ pub fn write_json(entry: &AccessLogEntry<'_>, out: &mut String) {
             FieldValue::Duration(Some(duration)) => line.write_millis(duration),
         }
     }
-    line.out.push_str("}\n");
+    line.output.push_str("}\n");
 }
 
-/// Appends an entry as one line by a template. Absent values are written as `-`, and texts with JSON escapes,
-/// so that no client can inject a line.
+/// Appends an entry as one line that consists of `parts`. Absent values are written as `-`. Texts are written
+/// with JSON escapes, so that no client can inject a line.
 pub fn write_fields<'n>(
     entry: &AccessLogEntry<'_>,
     parts: impl Iterator<Item = TemplatePart<'n>>,
-    out: &mut String,
+    output: &mut String,
 ) {
     let fields = entry.all_fields();
-    let mut line = LineWriter { out };
+    let mut line = LineWriter { output };
     for part in parts {
         let name = match part {
             TemplatePart::Text(text) => {
-                line.out.push_str(text);
+                line.output.push_str(text);
                 continue;
             }
             TemplatePart::Field(name) => name,
@@ -193,7 +194,7 @@ pub fn write_fields<'n>(
             None
             | Some(FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None)) =>
             {
-                line.out.push('-');
+                line.output.push('-');
             }
             Some(FieldValue::Text(text)) => line.write_escaped(text),
             Some(FieldValue::Address(Some(address))) => {
@@ -203,7 +204,7 @@ pub fn write_fields<'n>(
             Some(FieldValue::Duration(Some(duration))) => line.write_millis(*duration),
         }
     }
-    line.out.push('\n');
+    line.output.push('\n');
 }
 
 /// A part of a line template.
@@ -215,9 +216,9 @@ pub enum TemplatePart<'a> {
     Field(&'a str),
 }
 
-/// Appends values to a line.
+/// A writer of the values of one line.
 struct LineWriter<'a> {
-    out: &'a mut String,
+    output: &'a mut String,
 }
 
 impl LineWriter<'_> {
@@ -227,32 +228,32 @@ impl LineWriter<'_> {
     }
 
     fn write_string(&mut self, text: &str) {
-        self.out.push('"');
+        self.output.push('"');
         self.write_escaped(text);
-        self.out.push('"');
+        self.output.push('"');
     }
 
     /// Appends a text in which quotes, backslashes and controls are escaped (RFC 8259 §7).
     fn write_escaped(&mut self, text: &str) {
         for character in truncate_text(text).chars() {
             match character {
-                '"' => self.out.push_str("\\\""),
-                '\\' => self.out.push_str("\\\\"),
-                '\n' => self.out.push_str("\\n"),
-                '\r' => self.out.push_str("\\r"),
-                '\t' => self.out.push_str("\\t"),
+                '"' => self.output.push_str("\\\""),
+                '\\' => self.output.push_str("\\\\"),
+                '\n' => self.output.push_str("\\n"),
+                '\r' => self.output.push_str("\\r"),
+                '\t' => self.output.push_str("\\t"),
                 // Also C1 controls from U+0080 and bidirectional marks, which JSON permits.
                 control if is_terminal_control(control) => {
                     self.write_formatted(format_args!("\\u{:04x}", u32::from(control)));
                 }
-                character => self.out.push(character),
+                character => self.output.push(character),
             }
         }
     }
 
     fn write_formatted(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a `String` cannot fail.
-        self.out.write_fmt(text).unwrap_or_default();
+        self.output.write_fmt(text).unwrap_or_default();
     }
 }
 

@@ -1,4 +1,5 @@
-//! Changes of all request series and rule matches since the previous reading, for reports to the control plane.
+//! Changes of all request series and rule matches since the last reading, for traffic reports to the control
+//! plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use crate::series::{RequestLabels, SeriesTotals};
 use crate::status::CLASS_COUNT;
 use crate::telemetry::Telemetry;
 
-/// Computes the changes of all series since the last reading. It stores the last values, about 512 bytes for
-/// each series.
+/// Computes the changes of all series and rules since the last reading. It stores the values of the last
+/// reading, about 512 bytes for each series.
 #[derive(Debug)]
 pub struct ChangeTracker {
     telemetry: Arc<Telemetry>,
@@ -24,7 +25,7 @@ pub struct ChangeTracker {
 pub struct TelemetryChanges {
     /// The changed series, ordered by labels.
     pub series: Vec<SeriesChange>,
-    /// The number of further changed series; they are merged under labels without a service.
+    /// The number of further changed series, which are merged under labels without a service.
     pub overflowed: usize,
     /// The rules that matched, ordered by labels.
     pub rules: Vec<RuleChange>,
@@ -46,15 +47,15 @@ pub struct SeriesChange {
     pub labels: RequestLabels,
     /// The number of TCP connections opened or rejected.
     pub opened: u64,
-    /// The number of streams that were opened. Their requests are recorded at their end.
+    /// The number of streams that were opened. The request of a stream is recorded when the stream ends.
     pub streams_opened: u64,
-    /// The number of completed requests with streams, a subset of all completed ones.
+    /// The number of completed requests that had a stream, a subset of all completed requests.
     pub streams_ended: u64,
     /// The number of completed requests, by class of status: no response, 1xx to 5xx.
     pub classes: [u64; CLASS_COUNT],
-    /// The number of failures.
+    /// The number of failed requests.
     pub failed: u64,
-    /// The number of failures of each reason.
+    /// The number of failed requests by reason; failures without a reason are not included.
     pub reasons: BTreeMap<&'static str, u64>,
     /// Request body bytes received from clients.
     pub bytes_in: u64,
@@ -71,9 +72,9 @@ impl ChangeTracker {
         Self { telemetry, last_values: BTreeMap::new(), last_rule_matches: BTreeMap::new() }
     }
 
-    /// Takes the changes since the last reading: at most `max_series` series (the busiest ones, and one for
-    /// each direction that sums up the others) and at most `max_rules` rules. Further rules are part of
-    /// the next reading, the busiest first. Rules wait until a request has completed.
+    /// Takes the changes since the last reading. Returns at most `max_series` series: the busiest series, and
+    /// one for each direction that merges the others. Returns at most `max_rules` rules, the busiest first;
+    /// further rules are part of the next reading. Rules are returned only together with series.
     pub fn take_changes(&mut self, max_series: usize, max_rules: usize) -> TelemetryChanges {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series_cells() {
@@ -109,7 +110,7 @@ impl ChangeTracker {
     }
 }
 
-/// Keeps the busiest series and sums up the others by direction. Returns the number of summed series.
+/// Retains the busiest series and merges the others by direction. Returns the number of merged series.
 fn merge_smallest(series: &mut Vec<SeriesChange>, max_series: usize) -> usize {
     if series.len() <= max_series {
         return 0;
@@ -119,22 +120,23 @@ fn merge_smallest(series: &mut Vec<SeriesChange>, max_series: usize) -> usize {
     });
     let mut smallest = series.split_off(max_series.saturating_sub(DIRECTION_COUNT));
     let overflowed = smallest.len();
-    let mut sums: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
+    let mut merged_series: BTreeMap<RequestLabels, SeriesChange> = BTreeMap::new();
     for mut change in smallest.drain(..) {
         let labels = RequestLabels { service: String::new(), ..change.labels.overflow_labels() };
         change.labels = labels.clone();
-        match sums.get_mut(&labels) {
+        match merged_series.get_mut(&labels) {
             Some(sum) => sum.merge(&change),
-            None => drop(sums.insert(labels, change)),
+            None => drop(merged_series.insert(labels, change)),
         }
     }
-    series.extend(sums.into_values());
+    series.extend(merged_series.into_values());
     series.sort_by(|first, second| first.labels.cmp(&second.labels));
     overflowed
 }
 
 impl SeriesChange {
-    /// Returns the number of requests. Each counts once: when its stream opens, or else at its end.
+    /// Returns the number of requests. A request with a stream counts when the stream opens, other requests
+    /// count when they complete.
     #[must_use]
     pub fn counted_once(&self) -> u64 {
         self.request_count().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
@@ -171,7 +173,7 @@ struct LastValues {
     opened: u64,
     streams_opened: u64,
     streams_ended: u64,
-    requests: Vec<(OutcomeKey, u64)>,
+    outcomes: Vec<(OutcomeKey, u64)>,
     bytes_in: u64,
     bytes_out: u64,
     buckets: Vec<(u8, u64)>,
@@ -183,7 +185,7 @@ impl LastValues {
             opened: totals.opened,
             streams_opened: totals.streams_opened,
             streams_ended: totals.streams_ended,
-            requests: totals.requests.iter().map(|(outcome, count)| (*outcome, *count)).collect(),
+            outcomes: totals.requests.iter().map(|(outcome, count)| (*outcome, *count)).collect(),
             bytes_in: totals.bytes_in,
             bytes_out: totals.bytes_out,
             buckets: totals.durations.buckets().collect(),
@@ -191,15 +193,15 @@ impl LastValues {
     }
 
     /// Returns the changes since `previous`; `None` if no request completed, and no TCP connection or stream
-    /// was opened. If a thread counts concurrently, some of its numbers may be part of this reading and others
-    /// of the next one.
+    /// was opened. If a thread counts concurrently, some of its counts may be part of this reading and others
+    /// part of the next reading.
     fn changes_since(
         &self,
         previous: Option<&Self>,
         labels: &RequestLabels,
     ) -> Option<SeriesChange> {
-        let zero = Self::default();
-        let previous = previous.unwrap_or(&zero);
+        let zero_values = Self::default();
+        let previous = previous.unwrap_or(&zero_values);
         let mut change = SeriesChange {
             labels: labels.clone(),
             opened: self.opened.saturating_sub(previous.opened),
@@ -210,9 +212,9 @@ impl LastValues {
             reasons: BTreeMap::new(),
             bytes_in: self.bytes_in.saturating_sub(previous.bytes_in),
             bytes_out: self.bytes_out.saturating_sub(previous.bytes_out),
-            durations: increases(&self.buckets, &previous.buckets).collect(),
+            durations: count_increases(&self.buckets, &previous.buckets).collect(),
         };
-        for (outcome, count) in increases(&self.requests, &previous.requests) {
+        for (outcome, count) in count_increases(&self.outcomes, &previous.outcomes) {
             if let Some(sum) = change.classes.get_mut(outcome.class as usize) {
                 *sum = sum.saturating_add(count);
             }
@@ -230,7 +232,7 @@ impl LastValues {
 }
 
 /// Returns the increase of each key that has increased. Both lists are ordered by key.
-fn increases<'a, K: Ord + Copy>(
+fn count_increases<'a, K: Ord + Copy>(
     current: &'a [(K, u64)],
     previous_counts: &'a [(K, u64)],
 ) -> impl Iterator<Item = (K, u64)> + 'a {

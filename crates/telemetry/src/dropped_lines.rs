@@ -1,37 +1,41 @@
-//! The condition that log lines were dropped. It begins with the first dropped line and ends a minute after the
-//! last one.
+//! The condition that log lines were dropped. The condition begins with the first dropped line and ends a
+//! minute after the last dropped line.
 
 use std::time::{Duration, Instant};
 
-/// The dropped lines of a process, computed from readings of its counter.
+/// The number of recently dropped lines of a process, computed from readings of its counter.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct DroppedLines {
-    /// The counter at the last reading.
-    last_counter: u64,
-    /// The counter before the first line of the condition.
-    counter_before: u64,
-    /// The time of the last reading that had a dropped line; `None` while there is no condition.
-    last_dropped: Option<Instant>,
+    /// The value of the counter at the last reading.
+    last_count: u64,
+    /// The value of the counter before the first dropped line of the condition.
+    count_before_condition: u64,
+    /// The time of the last reading with a further dropped line; `None` while there is no condition.
+    last_drop_time: Option<Instant>,
 }
 
 impl DroppedLines {
-    /// Takes a reading of the counter, and returns the number of lines dropped since the condition began; 0 if
-    /// there is no condition.
-    pub fn read(&mut self, counter: u64, now: Instant) -> u64 {
+    /// Records a reading of the counter, and returns the number of lines that were dropped since the condition
+    /// began. Returns 0 if there is no condition.
+    pub fn read(&mut self, dropped_count: u64, now: Instant) -> u64 {
         if self
-            .last_dropped
+            .last_drop_time
             .is_some_and(|last| now.saturating_duration_since(last) >= CONDITION_DURATION)
         {
-            self.last_dropped = None;
+            self.last_drop_time = None;
         }
-        if counter > self.last_counter {
-            if self.last_dropped.is_none() {
-                self.counter_before = self.last_counter;
+        if dropped_count > self.last_count {
+            if self.last_drop_time.is_none() {
+                self.count_before_condition = self.last_count;
             }
-            self.last_dropped = Some(now);
+            self.last_drop_time = Some(now);
         }
-        self.last_counter = counter;
-        if self.last_dropped.is_some() { counter.saturating_sub(self.counter_before) } else { 0 }
+        self.last_count = dropped_count;
+        if self.last_drop_time.is_some() {
+            dropped_count.saturating_sub(self.count_before_condition)
+        } else {
+            0
+        }
     }
 }
 
@@ -46,7 +50,7 @@ mod tests {
     fn the_condition_lasts_for_a_minute_after_the_last_dropped_line() {
         let start = Instant::now();
         let mut lines = DroppedLines::default();
-        for (seconds, counter, expected) in [
+        for (seconds, dropped_count, expected) in [
             (0, 0, 0),
             (2, 5, 5),
             (4, 5, 5),
@@ -56,7 +60,7 @@ mod tests {
             (200, 7, 0),
             (202, 8, 1),
         ] {
-            let count = lines.read(counter, start + Duration::from_secs(seconds));
+            let count = lines.read(dropped_count, start + Duration::from_secs(seconds));
             assert_eq!(count, expected, "after {seconds} s");
         }
     }

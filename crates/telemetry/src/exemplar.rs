@@ -18,15 +18,17 @@ pub struct Exemplar {
     pub ended: SystemTime,
 }
 
-/// The last exemplar of a bucket: one thread writes it, others may read it concurrently. A reader that overlaps
-/// a write gets none.
+/// The last exemplar of a bucket. One thread writes it; other threads may read it concurrently. A read that
+/// overlaps a write returns `None`.
 #[derive(Debug, Default)]
 pub(crate) struct ExemplarCell {
     /// The number of writes, doubled; odd during a write.
     version: AtomicU64,
+    /// The high and the low half of the trace ID.
     trace: [AtomicU64; 2],
     span: AtomicU64,
     duration_us: AtomicU64,
+    /// The end of the request, in microseconds since the Unix epoch.
     ended_us: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! Exposition of all metrics in the Prometheus text format 0.0.4 or in OpenMetrics.
+//! Writing of all metrics of a sidecar in the Prometheus text format 0.0.4 or in OpenMetrics.
 
 pub(crate) mod alias;
 mod application;
@@ -20,15 +20,15 @@ pub use format::ExpositionFormat;
 
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
-    pub fn expose(&self, format: ExpositionFormat, out: &mut String) {
-        write_page(self, read_usage(std::process::id()).ok().as_ref(), format, out);
+    pub fn expose(&self, format: ExpositionFormat, output: &mut String) {
+        write_page(self, read_usage(std::process::id()).ok().as_ref(), format, output);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
-    /// `namespace` and `name` are those of the sidecar's workload.
-    pub fn expose_as(&self, names: AliasNames, namespace: &str, name: &str, out: &mut String) {
-        self.expose(ExpositionFormat::Prometheus, out);
-        alias::write_aliases(self, names, namespace, name, out);
+    /// `namespace` and `name` are the namespace and name of the sidecar's workload.
+    pub fn expose_as(&self, names: AliasNames, namespace: &str, name: &str, output: &mut String) {
+        self.expose(ExpositionFormat::Prometheus, output);
+        alias::write_aliases(self, names, namespace, name, output);
     }
 }
 
@@ -37,9 +37,9 @@ fn write_page(
     telemetry: &Telemetry,
     usage: Option<&ProcessUsage>,
     format: ExpositionFormat,
-    out: &mut String,
+    output: &mut String,
 ) {
-    let mut page = ExpositionWriter::new(format, out);
+    let mut page = ExpositionWriter::new(format, output);
     telemetry.read_with(usage, &mut page);
     page.finish();
 }
@@ -48,40 +48,40 @@ fn write_page(
 #[derive(Debug)]
 pub struct ExpositionWriter<'a> {
     format: ExpositionFormat,
-    /// The name of the current metric.
+    /// The name of the metric of the following values.
     name: Cow<'static, str>,
-    out: &'a mut String,
+    output: &'a mut String,
 }
 
 impl<'a> ExpositionWriter<'a> {
-    /// Creates a writer that appends to `out`.
-    pub fn new(format: ExpositionFormat, out: &'a mut String) -> Self {
-        Self { format, name: Cow::Borrowed(""), out }
+    /// Creates a writer that appends to `output`.
+    pub fn new(format: ExpositionFormat, output: &'a mut String) -> Self {
+        Self { format, name: Cow::Borrowed(""), output }
     }
 
-    /// Starts an alias: the numbers that follow get another product's name.
+    /// Starts an alias: the values that follow are written under another product's metric name.
     pub fn start_alias(&mut self, name: String, kind: MetricKind) {
-        alias::write_family_header(&name, kind.as_str(), self.out);
+        alias::write_family_header(&name, kind.as_str(), self.output);
         self.name = Cow::Owned(name);
     }
 
     /// Appends the end of the page, if the format has one.
     pub fn finish(self) {
-        self.out.push_str(self.format.end_line());
+        self.output.push_str(self.format.end_line());
     }
 }
 
 impl MetricVisitor for ExpositionWriter<'_> {
     fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.name = Cow::Borrowed(metric.name);
-        self.out.push_str(&self.format.metric_header(metric));
+        self.output.push_str(&self.format.metric_header(metric));
     }
 
     fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue) {
-        let Self { name, out, .. } = self;
+        let Self { name, output, .. } = self;
         match labels {
-            [] => write_line(out, format_args!("{name} {number}")),
-            labels => write_line(out, format_args!("{name}{{{}}} {number}", label_text(labels))),
+            [] => write_line(output, format_args!("{name} {number}")),
+            labels => write_line(output, format_args!("{name}{{{}}} {number}", label_text(labels))),
         }
     }
 
@@ -90,7 +90,7 @@ impl MetricVisitor for ExpositionWriter<'_> {
         labels: &[(&'static str, &str)],
         durations: &DurationBuckets<'_>,
     ) {
-        let Self { format, name, out } = self;
+        let Self { format, name, output } = self;
         let (mut bucket_labels, mut series_labels) = (label_text(labels), String::new());
         if !bucket_labels.is_empty() {
             series_labels = format!("{{{bucket_labels}}}");
@@ -105,17 +105,17 @@ impl MetricVisitor for ExpositionWriter<'_> {
             let bucket = format_args!(
                 "{name}_bucket{{{bucket_labels}le=\"{limit}\"}} {cumulative_count}{exemplar}"
             );
-            write_line(out, bucket);
+            write_line(output, bucket);
         }
         write_line(
-            out,
+            output,
             format_args!("{name}_sum{series_labels} {}", durations.sum().as_secs_f64()),
         );
-        write_line(out, format_args!("{name}_count{series_labels} {cumulative_count}"));
+        write_line(output, format_args!("{name}_count{series_labels} {cumulative_count}"));
     }
 }
 
-/// Returns the exemplar after the count of a bucket; empty except in OpenMetrics.
+/// Returns the exemplar text after the count of a bucket; empty in the Prometheus format.
 fn exemplar_suffix(
     Exemplar { trace, duration, ended, .. }: &Exemplar,
     format: ExpositionFormat,
@@ -129,43 +129,44 @@ fn exemplar_suffix(
 }
 
 /// Appends a line with its line break.
-fn write_line(out: &mut String, line: std::fmt::Arguments<'_>) {
+fn write_line(output: &mut String, line: std::fmt::Arguments<'_>) {
     // Writing to a `String` cannot fail.
-    out.write_fmt(line).unwrap_or_default();
-    out.push('\n');
+    output.write_fmt(line).unwrap_or_default();
+    output.push('\n');
 }
 
 /// Returns the labels in exposition format, without the braces.
 fn label_text(labels: &[(&'static str, &str)]) -> String {
-    let mut out = String::new();
+    let mut output = String::new();
     for (label, value) in labels {
-        if !out.is_empty() {
-            out.push(',');
+        if !output.is_empty() {
+            output.push(',');
         }
-        write_label(&mut out, label, value);
+        write_label(&mut output, label, value);
     }
-    out
+    output
 }
 
-fn write_label(out: &mut String, label: &str, value: &str) {
-    out.push_str(label);
-    out.push_str("=\"");
-    out.push_str(&escape_label(value));
-    out.push('"');
+/// Appends a label with its escaped value.
+fn write_label(output: &mut String, label: &str, value: &str) {
+    output.push_str(label);
+    output.push_str("=\"");
+    output.push_str(&escape_label(value));
+    output.push('"');
 }
 
 /// Escapes a label value for the exposition formats.
 fn escape_label(value: &str) -> String {
-    let mut out = String::with_capacity(value.len());
+    let mut output = String::with_capacity(value.len());
     for character in value.chars() {
         match character {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            character => out.push(character),
+            '\\' => output.push_str("\\\\"),
+            '"' => output.push_str("\\\""),
+            '\n' => output.push_str("\\n"),
+            character => output.push(character),
         }
     }
-    out
+    output
 }
 
 #[cfg(test)]

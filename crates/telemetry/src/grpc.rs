@@ -1,4 +1,4 @@
-//! The status of a gRPC call: one of the seventeen that gRPC defines, whatever the server sends.
+//! The status of a gRPC call: one of the seventeen statuses that gRPC defines. Other values count as unknown.
 
 macro_rules! statuses {
     ($($(#[doc = $caption:literal])+ $variant:ident $label:literal;)+) => {
@@ -11,7 +11,7 @@ macro_rules! statuses {
             /// All statuses, in order of their numbers.
             pub const ALL: [Self; STATUS_COUNT] = [$(Self::$variant,)+];
 
-            /// Returns the name in gRPC's documents.
+            /// Returns the name of the status in the gRPC documentation.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)+ }
@@ -41,7 +41,7 @@ statuses! {
     ResourceExhausted "RESOURCE_EXHAUSTED";
     /// The system is not in the required state.
     FailedPrecondition "FAILED_PRECONDITION";
-    /// The call was aborted, such as by a conflict with another one.
+    /// The call was aborted, for example because of a conflict with another call.
     Aborted "ABORTED";
     /// The call exceeded the valid range.
     OutOfRange "OUT_OF_RANGE";
@@ -58,7 +58,8 @@ statuses! {
 }
 
 impl GrpcStatus {
-    /// Parses the value of `grpc-status`. As in clients, any other text than a number of gRPC is `Unknown`.
+    /// Parses the value of `grpc-status`. Any text other than a defined number is `Unknown`, as in gRPC
+    /// clients.
     #[must_use]
     pub fn from_value(value: &[u8]) -> Self {
         let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<usize>().ok());
@@ -84,14 +85,14 @@ impl GrpcStatus {
         }
     }
 
-    /// Returns the number.
+    /// Returns the number of the status.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// True for failures of the server; the other statuses indicate an invalid or excessive request, or a
-    /// cancellation.
+    /// True for failures of the server. The other statuses indicate success, an invalid or excessive request,
+    /// or a cancellation.
     #[must_use]
     pub const fn is_failure(self) -> bool {
         matches!(
@@ -106,7 +107,7 @@ impl GrpcStatus {
     }
 }
 
-/// The number of statuses.
+/// The number of statuses that gRPC defines.
 pub(crate) const STATUS_COUNT: usize = 17;
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::cell::{Cell, cell_array};
 
 pub use sparse::{SparseHistogram, bucket_duration};
 
-/// Counts of durations from a microsecond to 71 minutes. Quantiles have an error of at most 6 %, or one
-/// microsecond. Histograms of several cores, series or processes merge without further loss.
+/// A histogram of durations from a microsecond to 71 minutes. Quantiles have an error of at most 6 %, or one
+/// microsecond. Histograms of several threads, series or processes can be merged without further loss.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -39,25 +39,25 @@ impl Histogram {
         self.sum_us = self.sum_us.saturating_add(other.sum_us);
     }
 
-    /// Returns the number of durations.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Returns the sum of the durations.
+    /// Returns the sum of the recorded durations.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_micros(self.sum_us)
     }
 
-    /// Returns the duration that a share of all durations, from 0 to 1, does not exceed; zero if there are
-    /// none.
+    /// Returns the duration that the given share of all durations does not exceed. `quantile` is from 0 to 1.
+    /// Returns zero if the histogram is empty.
     #[must_use]
-    pub fn quantile(&self, share: f64) -> Duration {
+    pub fn quantile(&self, quantile: f64) -> Duration {
         let count = self.count();
         // Conversion from float to integer saturates, and NaN becomes the lowest rank.
-        let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
+        let rank = ((quantile * count as f64).ceil() as u64).clamp(1, count.max(1));
         let mut cumulative_count = 0;
         for (index, count_in_bucket) in self.counts.iter().enumerate() {
             cumulative_count += count_in_bucket;
@@ -74,14 +74,14 @@ impl Histogram {
         numbered_counts.filter(|(_, count)| **count > 0).map(|(bucket, count)| (bucket, *count))
     }
 
-    /// Returns the number of durations up to each of these limits, which must be in ascending order.
+    /// Returns the number of durations up to each of these limits. The limits must be in ascending order.
     pub fn cumulative_counts<'a>(
         &'a self,
-        limits: &'a [Duration],
+        upper_limits: &'a [Duration],
     ) -> impl Iterator<Item = (Duration, u64)> + 'a {
         let mut buckets = self.counts.iter().enumerate().peekable();
         let mut cumulative_count = 0;
-        limits.iter().map(move |limit| {
+        upper_limits.iter().map(move |limit| {
             while let Some((_, count)) =
                 buckets.next_if(|(index, _)| bucket_middle(*index) <= *limit)
             {
@@ -127,7 +127,7 @@ impl HistogramCells {
         self.sum_us.add(us);
     }
 
-    /// Adds the counts to `total`.
+    /// Adds the counts of these cells to `total`.
     pub(crate) fn add_to(&self, total: &mut Histogram) {
         for (count, cell) in total.counts.iter_mut().zip(&self.counts) {
             *count += cell.read();
@@ -136,41 +136,42 @@ impl HistogramCells {
     }
 }
 
-/// Returns the microseconds of a duration; saturates.
+/// Converts a duration to microseconds; saturates.
 fn to_micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Returns the bucket of a number of microseconds: the number itself below 8, otherwise by the position of the
-/// first bit and the three bits after it.
+/// Returns the bucket of a number of microseconds. Below 8 it is the number itself; otherwise it is determined
+/// by the position of the first bit and the three bits after it.
 fn bucket_index(us: u64) -> usize {
     let us = us.min(MAX_MICROS);
-    let shift = us.max(STEPS).ilog2() - STEP_BITS;
+    let shift = us.max(STEPS_PER_DOUBLING).ilog2() - STEP_BITS;
     let step = us >> shift;
     // Below 16 the step is the number itself; every further power of two adds eight buckets.
-    usize::try_from(u64::from(shift) * STEPS + step).unwrap_or(BUCKETS - 1)
+    usize::try_from(u64::from(shift) * STEPS_PER_DOUBLING + step).unwrap_or(BUCKETS - 1)
 }
 
-/// Returns the first number of microseconds in a bucket, and the first one after it.
+/// Returns the first number of microseconds in a bucket, and the first number after the bucket.
 fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
-    let shift = (bucket / STEPS).saturating_sub(1);
-    let step = bucket - shift * STEPS;
+    let shift = (bucket / STEPS_PER_DOUBLING).saturating_sub(1);
+    let step = bucket - shift * STEPS_PER_DOUBLING;
     (step << shift, (step + 1) << shift)
 }
 
 /// Returns the duration with the same relative distance to both ends of a bucket.
 fn bucket_middle(bucket: usize) -> Duration {
-    let (from, to) = bucket_bounds(bucket);
+    let (lower, upper) = bucket_bounds(bucket);
     // The product of the last bounds has 64 bits, so the factor needs 128.
-    let ns = 2_000 * u128::from(from) * u128::from(to) / u128::from(from + to);
+    let ns = 2_000 * u128::from(lower) * u128::from(upper) / u128::from(lower + upper);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
 
-/// Eight steps per power of two: the middle of a step is at most 1/17 away from its ends.
+/// The number of bits that distinguish the steps of a power of two. With eight steps, the middle of a step is
+/// at most 1/17 away from its ends.
 const STEP_BITS: u32 = 3;
-/// The number of steps per power of two.
-const STEPS: u64 = 1 << STEP_BITS;
+/// The number of steps (buckets) per power of two.
+const STEPS_PER_DOUBLING: u64 = 1 << STEP_BITS;
 
 /// The longest distinguishable duration: 71 minutes.
 const MAX_MICROS: u64 = (1 << MICROS_BITS) - 1;
@@ -178,7 +179,7 @@ const MAX_MICROS: u64 = (1 << MICROS_BITS) - 1;
 const MICROS_BITS: u32 = 32;
 
 /// The number of buckets; their numbers fit in a byte.
-pub const BUCKETS: usize = (MICROS_BITS - STEP_BITS + 1) as usize * STEPS as usize;
+pub const BUCKETS: usize = (MICROS_BITS - STEP_BITS + 1) as usize * STEPS_PER_DOUBLING as usize;
 
 #[cfg(test)]
 mod tests {
@@ -188,17 +189,17 @@ mod tests {
 
     #[test]
     fn buckets_follow_each_other_without_gap() {
-        let mut next = 0;
+        let mut expected_start = 0;
         for index in 0..BUCKETS {
             let (from, to) = bucket_bounds(index);
-            assert_eq!(from, next, "{index}");
+            assert_eq!(from, expected_start, "{index}");
             assert_eq!(bucket_index(from), index);
             assert_eq!(bucket_index(to - 1), index);
             let middle = bucket_middle(index);
             assert!(middle >= Duration::from_micros(from) && middle < Duration::from_micros(to));
-            next = to;
+            expected_start = to;
         }
-        assert_eq!(next, MAX_MICROS + 1);
+        assert_eq!(expected_start, MAX_MICROS + 1);
         assert_eq!(bucket_index(u64::MAX), BUCKETS - 1);
     }
 
@@ -219,8 +220,8 @@ mod tests {
         for ms in [1_u64, 2, 3, 50, 5_000] {
             histogram.record(Duration::from_millis(ms));
         }
-        let limits: Vec<_> = [4, 60, 6_000].map(Duration::from_millis).into();
-        let counts: Vec<_> = histogram.cumulative_counts(&limits).map(|(_, c)| c).collect();
+        let upper_limits: Vec<_> = [4, 60, 6_000].map(Duration::from_millis).into();
+        let counts: Vec<_> = histogram.cumulative_counts(&upper_limits).map(|(_, c)| c).collect();
         assert_eq!(counts, [3, 4, 5]);
     }
 

@@ -1,8 +1,8 @@
-//! Telemetry of a process: counters, duration histograms, the access log, trace contexts and the exposition of
-//! metrics.
+//! Telemetry of a process: metrics and their exposition, the access log, trace contexts, and the queue and
+//! limits of log lines.
 //!
-//! Every data core writes into a [`MetricsShard`] of its own, with plain loads and stores; [`Telemetry`]
-//! computes the sums on demand.
+//! Each thread counts in its own [`MetricsShard`], with plain loads and stores. [`Telemetry`] computes the sums
+//! on demand.
 
 pub mod access_log;
 pub mod changes;

@@ -1,5 +1,5 @@
-//! A queue of lines for a pipe, a terminal or a file, written by a dedicated thread: if the reader blocks,
-//! lines are dropped and callers do not wait.
+//! A queue of log lines for a pipe, a terminal or a file. A dedicated thread writes the lines, so that callers
+//! do not wait: if the output blocks, further lines are dropped and counted.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 /// A bounded queue of lines for an output that may block.
 ///
-/// Callers never wait for the output. Lines that do not fit are dropped and counted, and a note with their
-/// number follows when the output accepts lines again.
+/// Callers never wait for the output. Lines that do not fit are dropped and counted. When the output accepts
+/// lines again, a note with the number of dropped lines is written.
 #[derive(Debug, Clone)]
 pub struct LineQueue(Arc<QueueShared>);
 
@@ -21,23 +21,23 @@ pub struct QueueFull;
 #[derive(Debug)]
 struct QueueShared {
     state: Mutex<QueueState>,
-    /// Notified when lines are queued, and when a write has ended.
+    /// Notified when lines are queued, and when a write has completed.
     changed: Condvar,
-    /// Counts the dropped lines.
-    counter: &'static AtomicU64,
+    /// The counter of dropped lines.
+    dropped_counter: &'static AtomicU64,
 }
 
 /// The queued lines, and the state of the output.
 #[derive(Debug)]
 struct QueueState {
-    /// The lines that the thread has not taken.
-    queued: Vec<u8>,
+    /// The lines that the thread has not taken yet.
+    queued_bytes: Vec<u8>,
     /// True while the thread writes lines that it has taken.
     is_writing: bool,
     /// True if the reader has closed the output: lines are then discarded.
     is_closed: bool,
-    /// The number of lines dropped since the last note.
-    dropped: u64,
+    /// The number of lines that were dropped since the last note.
+    unreported_count: u64,
     /// The time of the last completed write.
     last_write: Instant,
 }
@@ -54,17 +54,20 @@ impl LineQueue {
     fn start_counting(
         name: &str,
         output: impl Write + Send + 'static,
-        counter: &'static AtomicU64,
+        dropped_counter: &'static AtomicU64,
     ) -> io::Result<Self> {
         let state = QueueState {
-            queued: Vec::new(),
+            queued_bytes: Vec::new(),
             is_writing: false,
             is_closed: false,
-            dropped: 0,
+            unreported_count: 0,
             last_write: Instant::now(),
         };
-        let shared =
-            Arc::new(QueueShared { state: Mutex::new(state), changed: Condvar::new(), counter });
+        let shared = Arc::new(QueueShared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            dropped_counter,
+        });
         let thread = std::thread::Builder::new().name(name.to_owned());
         let writer_state = Arc::clone(&shared);
         thread.stack_size(STACK_BYTES).spawn(move || run_writer(&writer_state, output))?;
@@ -74,24 +77,24 @@ impl LineQueue {
     /// Adds whole lines without waiting.
     ///
     /// # Errors
-    /// [`QueueFull`] if they do not fit; see [`LineQueue::drop_line`].
+    /// [`QueueFull`] if the lines do not fit. The caller retries, or counts them with [`LineQueue::drop_line`].
     pub fn push(&self, lines: &[u8]) -> Result<(), QueueFull> {
         let mut state = self.0.lock();
         if state.is_closed {
             return Ok(());
         }
-        let is_full = state.queued.len().saturating_add(lines.len()) > MAX_QUEUED_BYTES;
-        // Lines beyond the limit are accepted if the queue is empty: they would never fit otherwise.
-        if is_full && !state.queued.is_empty() {
+        let is_full = state.queued_bytes.len().saturating_add(lines.len()) > MAX_QUEUED_BYTES;
+        // An empty queue accepts lines beyond the limit, which would otherwise never fit.
+        if is_full && !state.queued_bytes.is_empty() {
             return Err(QueueFull);
         }
-        state.queued.extend_from_slice(lines);
+        state.queued_bytes.extend_from_slice(lines);
         drop(state);
         self.0.changed.notify_all();
         Ok(())
     }
 
-    /// Adds whole lines, or drops and counts them.
+    /// Adds whole lines. If the lines do not fit, they are dropped and counted as one line.
     pub fn push_or_drop(&self, lines: &[u8]) {
         if self.push(lines).is_err() {
             self.drop_line();
@@ -100,9 +103,9 @@ impl LineQueue {
 
     /// Counts a dropped line.
     pub fn drop_line(&self) {
-        self.0.counter.fetch_add(1, Ordering::Relaxed);
+        self.0.dropped_counter.fetch_add(1, Ordering::Relaxed);
         let mut state = self.0.lock();
-        state.dropped = state.dropped.saturating_add(1);
+        state.unreported_count = state.unreported_count.saturating_add(1);
     }
 
     /// True if a write is in progress and the output has accepted no bytes for `max_wait`.
@@ -127,8 +130,8 @@ impl LineQueue {
     /// Waits until all lines are written, at most for `max_wait`.
     pub fn flush(&self, max_wait: Duration) {
         let state = self.0.lock();
-        let has_queued = |state: &mut QueueState| !state.is_empty();
-        drop(self.0.changed.wait_timeout_while(state, max_wait, has_queued));
+        let is_pending = |state: &mut QueueState| !state.is_empty();
+        drop(self.0.changed.wait_timeout_while(state, max_wait, is_pending));
     }
 }
 
@@ -143,7 +146,7 @@ impl Write for LineQueue {
     }
 }
 
-/// The number of lines dropped by all queues of this process.
+/// Returns the number of lines that all queues of this process have dropped.
 #[must_use]
 pub fn lines_dropped() -> u64 {
     LINES_DROPPED.load(Ordering::Relaxed)
@@ -157,7 +160,7 @@ impl QueueShared {
 
 impl QueueState {
     fn is_empty(&self) -> bool {
-        self.is_closed || (self.queued.is_empty() && !self.is_writing)
+        self.is_closed || (self.queued_bytes.is_empty() && !self.is_writing)
     }
 }
 
@@ -168,39 +171,39 @@ fn run_writer(shared: &QueueShared, mut output: impl Write) {
     let mut is_line_truncated = false;
     loop {
         let mut state = shared.lock();
-        while state.queued.is_empty() {
+        while state.queued_bytes.is_empty() {
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        std::mem::swap(&mut lines, &mut state.queued);
+        std::mem::swap(&mut lines, &mut state.queued_bytes);
         state.is_writing = true;
         state.last_write = Instant::now();
         drop(state);
-        let (result, lost) = write_lines(shared, &mut output, &lines, &mut is_line_truncated);
+        let (result, lost_count) = write_lines(shared, &mut output, &lines, &mut is_line_truncated);
         lines.clear();
         lines.shrink_to(MAX_RETAINED_BYTES);
         let mut state = shared.lock();
         state.is_writing = false;
         state.is_closed |= is_closed(&result);
         if !state.is_closed {
-            shared.counter.fetch_add(lost, Ordering::Relaxed);
-            state.dropped = state.dropped.saturating_add(lost);
+            shared.dropped_counter.fetch_add(lost_count, Ordering::Relaxed);
+            state.unreported_count = state.unreported_count.saturating_add(lost_count);
         }
         // The note precedes the next lines that can be written.
-        let dropped = if lost > 0 { 0 } else { std::mem::take(&mut state.dropped) };
+        let dropped = if lost_count > 0 { 0 } else { std::mem::take(&mut state.unreported_count) };
         if dropped > 0 && !state.is_closed {
             let notice = format!("({dropped} lines were dropped: the output was blocked)\n");
-            state.queued.extend_from_slice(notice.as_bytes());
+            state.queued_bytes.extend_from_slice(notice.as_bytes());
         }
         if state.is_closed {
-            state.queued = Vec::new();
+            state.queued_bytes = Vec::new();
         }
         drop(state);
         shared.changed.notify_all();
     }
 }
 
-/// Writes as much as the output accepts, and returns the number of lines lost to an error. A line that was
-/// truncated before is terminated first.
+/// Writes as much as the output accepts, and returns the number of lines that were lost to an error. A
+/// previously truncated line is terminated first.
 fn write_lines(
     shared: &QueueShared,
     output: &mut impl Write,
@@ -214,12 +217,13 @@ fn write_lines(
     if result.is_ok() {
         let count;
         (result, count) = write_bytes(shared, output, lines);
-        let (written, tail) = lines.split_at(count.min(lines.len()));
-        unwritten = tail;
-        *is_line_truncated = result.is_err() && written.last().is_some_and(|last| *last != b'\n');
+        let (written_lines, unwritten_lines) = lines.split_at(count.min(lines.len()));
+        unwritten = unwritten_lines;
+        *is_line_truncated =
+            result.is_err() && written_lines.last().is_some_and(|last| *last != b'\n');
     }
-    let lost = unwritten.iter().filter(|byte| **byte == b'\n').count() as u64;
-    (result.and_then(|()| output.flush()), lost)
+    let lost_count = unwritten.iter().filter(|byte| **byte == b'\n').count() as u64;
+    (result.and_then(|()| output.flush()), lost_count)
 }
 
 /// Writes bytes, and returns the number of bytes written before an error.
@@ -228,26 +232,29 @@ fn write_bytes(
     output: &mut impl Write,
     bytes: &[u8],
 ) -> (io::Result<()>, usize) {
-    let mut written = 0;
-    while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-        match output.write(rest) {
-            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), written),
+    let mut written_count = 0;
+    while let Some(remaining_bytes) =
+        bytes.get(written_count..).filter(|remaining_bytes| !remaining_bytes.is_empty())
+    {
+        match output.write(remaining_bytes) {
+            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), written_count),
             Ok(count) => {
-                written = written.saturating_add(count);
+                written_count = written_count.saturating_add(count);
                 shared.lock().last_write = Instant::now();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Another process has made the file description non-blocking; its reader is busy.
+            // Another process has made the file description non-blocking, and the reader is busy.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 drop(shared.changed.wait_timeout(shared.lock(), BUSY_PAUSE));
             }
-            Err(error) => return (Err(error), written),
+            Err(error) => return (Err(error), written_count),
         }
     }
-    (Ok(()), written)
+    (Ok(()), written_count)
 }
 
-/// True if the output accepts no more lines: a pipe without a reader, unlike a full disk.
+/// True if the output accepts no more lines because it is a pipe without a reader. A full disk may accept lines
+/// later.
 fn is_closed(result: &io::Result<()>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
 }
@@ -257,11 +264,11 @@ static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// The delay before another write to a busy output.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// The maximum number of queued bytes: some thousand lines. The thread may hold as many again.
+/// The maximum number of queued bytes: a few thousand lines. The thread may hold the same number of bytes.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
-/// The buffer capacity that the thread keeps while the queue is empty.
+/// The buffer capacity in bytes that the thread retains while the queue is empty.
 const MAX_RETAINED_BYTES: usize = 4 << 10;
-/// The stack size of the thread, which only writes.
+/// The stack size of the thread in bytes: it only writes.
 const STACK_BYTES: usize = 64 << 10;
 
 #[cfg(test)]
@@ -307,7 +314,7 @@ mod tests {
         assert!(note.ends_with("lines were dropped: the output was blocked)"), "{note}");
     }
 
-    /// An output whose writes return the given results, last first, and then succeed.
+    /// An output that returns the given results of writes, last first, and then succeeds.
     struct ErraticOutput {
         results: Vec<io::Result<usize>>,
         output_bytes: Arc<Mutex<Vec<u8>>>,

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct LogLimits<K>(Mutex<PeerLimits<K>>);
 
-/// The limits of the peers in the table, and of all others.
+/// The limits of the peers in the table, and the shared limit of all other peers.
 #[derive(Debug)]
 struct PeerLimits<K> {
-    limits: BTreeMap<K, LogLimit>,
+    limits_by_peer: BTreeMap<K, LogLimit>,
     /// The shared limit of all peers without room in the table.
     overflow: LogLimit,
 }
@@ -19,16 +19,17 @@ struct PeerLimits<K> {
 /// The limit of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogLimit {
-    /// The time from which the next line is permitted.
+    /// The time from which the next line is permitted; `None` before the first line.
     permitted_from: Option<Instant>,
-    /// The number of lines suppressed since the last permitted one.
-    suppressed: u64,
+    /// The number of lines that were suppressed since the last permitted line.
+    suppressed_count: u64,
 }
 
 /// Permission to write a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PermittedLine {
-    /// The number of the peer's lines suppressed since the last one, if any: a field of the line.
+    /// The number of lines of this peer that were suppressed since the last permitted line; `None` if none was.
+    /// The permitted line includes it as a field.
     pub suppressed: Option<u64>,
 }
 
@@ -36,23 +37,23 @@ impl LogLimit {
     /// Creates the limit of a peer without lines.
     #[must_use]
     pub const fn new() -> Self {
-        Self { permitted_from: None, suppressed: 0 }
+        Self { permitted_from: None, suppressed_count: 0 }
     }
 
-    /// Permits a line, or counts it as suppressed.
+    /// Permits a line; otherwise counts the line as suppressed and returns `None`.
     pub fn permit_line(&mut self, now: Instant) -> Option<PermittedLine> {
         let burst_start = now.checked_sub(LINE_INTERVAL * (BURST_LINES - 1)).unwrap_or(now);
         let permitted_from = self.permitted_from.unwrap_or(burst_start);
         if permitted_from > now {
-            self.suppressed = self.suppressed.saturating_add(1);
+            self.suppressed_count = self.suppressed_count.saturating_add(1);
             return None;
         }
         self.permitted_from = Some(permitted_from.max(burst_start) + LINE_INTERVAL);
-        let suppressed = std::mem::take(&mut self.suppressed);
+        let suppressed = std::mem::take(&mut self.suppressed_count);
         Some(PermittedLine { suppressed: (suppressed > 0).then_some(suppressed) })
     }
 
-    /// True if this limit permits as many lines as a new one.
+    /// True if this limit permits a full burst, like a new limit.
     fn is_idle(&self, now: Instant) -> bool {
         self.permitted_from.is_none_or(|permitted_from| {
             now.saturating_duration_since(permitted_from) >= LINE_INTERVAL * BURST_LINES
@@ -62,29 +63,33 @@ impl LogLimit {
 
 impl<K> Default for LogLimits<K> {
     fn default() -> Self {
-        Self(Mutex::new(PeerLimits { limits: BTreeMap::new(), overflow: LogLimit::default() }))
+        Self(Mutex::new(PeerLimits {
+            limits_by_peer: BTreeMap::new(),
+            overflow: LogLimit::default(),
+        }))
     }
 }
 
 impl<K: Ord> LogLimits<K> {
-    /// Permits a line that this peer caused, or counts it as suppressed.
+    /// Permits a line that this peer caused; otherwise counts the line as suppressed and returns `None`.
     pub fn permit_line(&self, peer: K, now: Instant) -> Option<PermittedLine> {
-        // A thread that panicked while it held the lock left no half-written state.
+        // A thread that panicked while it held the lock left no partial state.
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let PeerLimits { limits, overflow } = &mut *peers;
-        if !limits.contains_key(&peer) && limits.len() >= MAX_PEERS {
+        let PeerLimits { limits_by_peer, overflow } = &mut *peers;
+        if !limits_by_peer.contains_key(&peer) && limits_by_peer.len() >= MAX_PEERS {
             let mut suppressed = 0_u64;
-            limits.retain(|_, limit| {
+            limits_by_peer.retain(|_, limit| {
                 let is_idle = limit.is_idle(now);
-                suppressed = suppressed.saturating_add(if is_idle { limit.suppressed } else { 0 });
+                suppressed =
+                    suppressed.saturating_add(if is_idle { limit.suppressed_count } else { 0 });
                 !is_idle
             });
-            overflow.suppressed = overflow.suppressed.saturating_add(suppressed);
-            if limits.len() >= MAX_PEERS {
+            overflow.suppressed_count = overflow.suppressed_count.saturating_add(suppressed);
+            if limits_by_peer.len() >= MAX_PEERS {
                 return overflow.permit_line(now);
             }
         }
-        limits.entry(peer).or_default().permit_line(now)
+        limits_by_peer.entry(peer).or_default().permit_line(now)
     }
 }
 
@@ -125,10 +130,10 @@ mod tests {
         let permitted =
             (0..100_000).filter(|peer| limits.permit_line(*peer, start).is_some()).count();
         assert_eq!(permitted, MAX_PEERS + 16);
-        assert_eq!(limits.0.lock().unwrap().limits.len(), MAX_PEERS);
+        assert_eq!(limits.0.lock().unwrap().limits_by_peer.len(), MAX_PEERS);
         // Idle peers are evicted.
         let after_idle_time = start + Duration::from_secs(600);
         assert!((100_000..100_016).all(|peer| limits.permit_line(peer, after_idle_time).is_some()));
-        assert!(limits.0.lock().unwrap().limits.len() <= 16);
+        assert!(limits.0.lock().unwrap().limits_by_peer.len() <= 16);
     }
 }

@@ -1,4 +1,5 @@
-//! Visiting of all metrics of a sidecar in the order of the exposition, for writers of any format.
+//! Reading of all metrics of a sidecar in the order of the exposition. Writers of each format implement
+//! [`MetricVisitor`].
 
 use std::fmt;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use crate::series::{RequestLabels, SeriesTotals};
 use crate::telemetry::Telemetry;
 use crate::usage::{ProcessUsage, read_usage};
 
-/// A consumer of metrics: receives each metric, followed by its numbers with their labels.
+/// A consumer of metrics: receives each metric, followed by its values with their labels.
 pub trait MetricVisitor {
     /// Begins a metric; any number of values follows.
     fn begin_metric(&mut self, metric: &'static MetricFamily);
-    /// Receives a number of the current metric.
+    /// Receives a value of the current metric.
     fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue);
     /// Receives a histogram of the current metric.
     fn record_durations(
@@ -52,16 +53,16 @@ impl fmt::Display for MetricValue {
 #[derive(Debug, Clone, Copy)]
 pub struct DurationBuckets<'a> {
     histogram: &'a Histogram,
-    limits: &'a [Duration],
+    upper_limits: &'a [Duration],
     /// The exemplar of each bucket; empty without exemplars.
     exemplars: &'a [Option<Exemplar>],
 }
 
 impl<'a> DurationBuckets<'a> {
-    /// Converts a histogram to buckets that end at these limits, and one without a limit.
+    /// Converts a histogram to buckets with these upper limits, and one bucket without a limit.
     #[must_use]
-    pub fn new(histogram: &'a Histogram, limits: &'a [Duration]) -> Self {
-        Self { histogram, limits, exemplars: &[] }
+    pub fn new(histogram: &'a Histogram, upper_limits: &'a [Duration]) -> Self {
+        Self { histogram, upper_limits, exemplars: &[] }
     }
 
     /// Returns the sum of the durations.
@@ -75,7 +76,7 @@ impl<'a> DurationBuckets<'a> {
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
         let unlimited = std::iter::once((None, self.histogram.count()));
-        let limited = self.histogram.cumulative_counts(self.limits);
+        let limited = self.histogram.cumulative_counts(self.upper_limits);
         let limited = limited.map(|(limit, cumulative_count)| (Some(limit), cumulative_count));
         let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         let mut previous_count = 0;
@@ -148,9 +149,9 @@ impl Telemetry {
         visitor.begin_metric(&REQUESTS);
         for series in &totals {
             for (OutcomeKey { class, reason, grpc }, count) in &series.requests {
-                let code = [("code", class.label()), ("reason", reason)];
+                let outcome_labels = [("code", class.label()), ("reason", reason)];
                 let grpc = grpc.map(|status| ("grpc_status", status.label()));
-                let additional_labels: Vec<_> = code.into_iter().chain(grpc).collect();
+                let additional_labels: Vec<_> = outcome_labels.into_iter().chain(grpc).collect();
                 with_labels(&series.labels, &additional_labels, |labels| {
                     visitor.record_number(labels, MetricValue::Whole(*count));
                 });
@@ -159,7 +160,7 @@ impl Telemetry {
         visitor.begin_metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
             let durations =
-                DurationBuckets { histogram: durations, limits: &BUCKET_LIMITS, exemplars };
+                DurationBuckets { histogram: durations, upper_limits: &BUCKET_LIMITS, exemplars };
             with_labels(labels, &[], |labels| visitor.record_durations(labels, &durations));
         }
         for (metric, bytes) in [
@@ -198,17 +199,17 @@ impl Telemetry {
     }
 }
 
-/// Calls `use_labels` with the labels of a series, and the additional ones of one of its numbers.
+/// Calls `use_labels` with the labels of a series, and the additional labels of one of its values.
 fn with_labels(
     labels: &RequestLabels,
-    additional: &[(&'static str, &str)],
+    additional_labels: &[(&'static str, &str)],
     use_labels: impl FnOnce(&[(&'static str, &str)]),
 ) {
     let RequestLabels { direction, service, port, route, peer, protocol } = labels;
     let port = port.to_string();
     let values = [*direction, service, &port, route, peer, *protocol];
     let series_labels = REQUEST_BYTES.labels.iter().copied().zip(values);
-    use_labels(&series_labels.chain(additional.iter().copied()).collect::<Vec<_>>());
+    use_labels(&series_labels.chain(additional_labels.iter().copied()).collect::<Vec<_>>());
 }
 
 /// Records a number with the labels of its metric.
@@ -222,7 +223,7 @@ fn record_labelled(
     visitor.record_number(&labels, MetricValue::Whole(number));
 }
 
-/// Returns the exposed bucket of a duration; the last one has no limit.
+/// Returns the index of the exposed bucket of a duration; the last bucket has no limit.
 pub(crate) fn exposed_bucket(duration: Duration) -> usize {
     BUCKET_LIMITS.iter().position(|limit| duration <= *limit).unwrap_or(BUCKET_LIMITS.len())
 }
@@ -230,7 +231,7 @@ pub(crate) fn exposed_bucket(duration: Duration) -> usize {
 /// The number of exposed buckets.
 pub(crate) const EXPOSED_BUCKETS: usize = BUCKET_LIMITS.len() + 1;
 
-/// The limits of the exposed buckets: two or three per decade, closest in the typical range of sidecars.
+/// The upper limits of the exposed buckets: most are in the typical range of requests through sidecars.
 const BUCKET_LIMITS: [Duration; 20] = [
     Duration::from_micros(500),
     Duration::from_millis(1),

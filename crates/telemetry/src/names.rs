@@ -1,5 +1,5 @@
-//! The table of all metrics of sidecars, with kind, labels and description. `control` has the table of the
-//! control plane.
+//! The table of all metrics of sidecars, with kind, labels and description. The module [`control`] contains the
+//! metrics of the control plane.
 
 pub mod control;
 
@@ -16,20 +16,20 @@ pub struct MetricFamily {
     pub kind: MetricKind,
     /// The names of the labels.
     pub labels: &'static [&'static str],
-    /// The description: one sentence.
+    /// The description for `HELP` and `docs/metrics.md`.
     pub help: &'static str,
 }
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
-    /// Monotonic until the process ends.
+    /// A value that only increases until the process ends.
     Counter,
     /// A value that increases and decreases.
     Gauge,
-    /// Counts of values up to limits.
+    /// Cumulative counts of values up to limits, with sum and count.
     Histogram,
-    /// Quantiles since the start, with sum and count.
+    /// Quantiles since the start of the process, with sum and count.
     Summary,
 }
 
@@ -106,7 +106,7 @@ macro_rules! closed_list {
 }
 
 closed_list! {
-    /// Counters of a shard, other than those of requests.
+    /// The counters of a shard that are not part of a request series.
     Count, Counter;
     "leno_connections_opened_total" ["side"]
     "Connections accepted (downstream) and established (upstream)." {
@@ -221,9 +221,9 @@ closed_list! {
     }
     "leno_mirrored_requests_total" ["result"]
     "Mirrored requests, by result." {
-        /// The mirrored request got a response.
+        /// The mirrored request received a response.
         MirrorsResponded ["responded"];
-        /// The mirrored request could not be sent, or got no response in time.
+        /// The mirrored request could not be sent, or received no response in time.
         MirrorsFailed ["failed"];
         /// The mirrored request was not sent: too many were in progress, or its body was too large or
         /// incomplete.
@@ -342,7 +342,7 @@ closed_list! {
 }
 
 closed_list! {
-    /// Gauges of a shard.
+    /// The gauges of a shard.
     Gauge, Gauge;
     "leno_connections" ["side"]
     "Open connections, from clients (downstream) and to endpoints (upstream)." {
@@ -371,7 +371,7 @@ closed_list! {
 }
 
 closed_list! {
-    /// Gauges of the whole process.
+    /// The gauges of the whole process.
     Level, Gauge;
     "leno_certificate_expiry_timestamp_seconds" []
     "Expiry of the workload's certificate, in seconds since 1970." {

@@ -1,4 +1,4 @@
-//! Counts of requests by outcome, for outcomes that are not known in advance.
+//! A bounded table of counts by outcome, for failures of requests and for rejected connections.
 
 use std::sync::OnceLock;
 
@@ -17,7 +17,8 @@ pub(crate) struct OutcomeKey {
 }
 
 impl OutcomeKey {
-    /// True if neither the mesh, nor the application, nor the call failed.
+    /// True unless there is a failure reason, a status of 5xx, or a gRPC status that is a failure of the
+    /// server.
     pub(crate) fn is_success(self) -> bool {
         self.reason.is_empty()
             && self.class != StatusClass::ServerError
@@ -25,14 +26,14 @@ impl OutcomeKey {
     }
 }
 
-/// A bounded table of counts by outcome. A row is assigned when its outcome first occurs; later ones are found
-/// by comparing a few short words. One writer, any number of readers.
+/// A bounded table of counts by outcome, with one writer and any number of readers. A row is assigned when an
+/// outcome first occurs.
 #[derive(Debug)]
 pub(crate) struct OutcomeTable {
-    /// The rows, in the order in which their outcomes first occurred; absent until the first outcome, since
-    /// most series never fail.
+    /// The rows, in the order in which their outcomes first occurred. Not allocated before the first outcome,
+    /// since most series never fail.
     rows: OnceLock<Box<[OnceLock<OutcomeRow>]>>,
-    /// Outcomes counted after all rows were assigned, by class.
+    /// The counts of outcomes without a row, by class: all rows were already assigned.
     overflow: [Cell; CLASS_COUNT],
 }
 
@@ -43,8 +44,8 @@ impl OutcomeTable {
 
     /// Counts an outcome; only the thread that owns the shard may call this.
     pub(crate) fn add(&self, outcome: OutcomeKey) {
-        let empty = || (0..MAX_ROWS).map(|_| OnceLock::new()).collect();
-        for slot in self.rows.get_or_init(empty) {
+        let new_rows = || (0..MAX_ROWS).map(|_| OnceLock::new()).collect();
+        for slot in self.rows.get_or_init(new_rows) {
             let row = slot.get_or_init(|| OutcomeRow { outcome, count: Cell::default() });
             if row.outcome == outcome {
                 row.count.add(1);
@@ -57,11 +58,13 @@ impl OutcomeTable {
     /// Returns all outcomes that occurred, with their counts.
     pub(crate) fn read(&self) -> impl Iterator<Item = (OutcomeKey, u64)> + '_ {
         let rows = self.rows.get().into_iter().flatten();
-        let assigned = rows.map_while(|slot| slot.get()).map(|row| (row.outcome, row.count.read()));
+        let assigned_counts =
+            rows.map_while(|slot| slot.get()).map(|row| (row.outcome, row.count.read()));
         let overflow_outcome = |class| OutcomeKey { class, reason: OVERFLOW_REASON, grpc: None };
-        let overflow = StatusClass::ALL.iter().zip(&self.overflow);
-        let overflow = overflow.map(move |(class, cell)| (overflow_outcome(*class), cell.read()));
-        assigned.chain(overflow).filter(|(_, count)| *count > 0)
+        let overflow_cells = StatusClass::ALL.iter().zip(&self.overflow);
+        let overflow_counts =
+            overflow_cells.map(move |(class, cell)| (overflow_outcome(*class), cell.read()));
+        assigned_counts.chain(overflow_counts).filter(|(_, count)| *count > 0)
     }
 }
 
@@ -72,8 +75,8 @@ struct OutcomeRow {
     count: Cell,
 }
 
-/// The maximum number of rows: more than the number of reasons. `other` in the metrics would show that it is
-/// too small.
+/// The maximum number of rows: more than the number of reasons. Further outcomes have the reason `other` in the
+/// metrics.
 const MAX_ROWS: usize = 48;
 
 /// The reason of outcomes without a row.

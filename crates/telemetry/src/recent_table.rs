@@ -9,8 +9,8 @@ use std::ops::RangeBounds;
 pub struct RecentTable<K, V, const MAX: usize> {
     entries: BTreeMap<K, TableEntry<V>>,
     /// The keys by the number of their last use: the first is the least recently used.
-    order: BTreeMap<u64, K>,
-    /// The number of uses so far.
+    keys_by_last_use: BTreeMap<u64, K>,
+    /// The number of uses since the creation of the table.
     use_count: u64,
 }
 
@@ -24,30 +24,34 @@ struct TableEntry<V> {
 
 impl<K, V, const MAX: usize> Default for RecentTable<K, V, MAX> {
     fn default() -> Self {
-        Self { entries: BTreeMap::new(), order: BTreeMap::new(), use_count: 0 }
+        Self { entries: BTreeMap::new(), keys_by_last_use: BTreeMap::new(), use_count: 0 }
     }
 }
 
 impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
-    /// Uses an entry, created by `new` if the key has none; returns its value, and the entry evicted for it.
+    /// Uses the entry of a key, which `new` creates if the key has none. Returns the value, and the entry that
+    /// was evicted to make room.
     pub fn entry(&mut self, key: K, new: impl FnOnce() -> V) -> (&mut V, Option<(K, V)>) {
         let evicted = match self.entries.contains_key(&key) {
             true => None,
             false => self.make_room(),
         };
         self.use_count += 1;
-        let number = self.use_count;
-        self.order.insert(number, key.clone());
-        let order = &mut self.order;
+        let use_number = self.use_count;
+        self.keys_by_last_use.insert(use_number, key.clone());
+        let keys_by_last_use = &mut self.keys_by_last_use;
         let entry = self.entries.entry(key);
         let entry = entry.and_modify(|entry| {
-            order.remove(&entry.last_use);
-            entry.last_use = number;
+            keys_by_last_use.remove(&entry.last_use);
+            entry.last_use = use_number;
         });
-        (&mut entry.or_insert_with(|| TableEntry { value: new(), last_use: number }).value, evicted)
+        (
+            &mut entry.or_insert_with(|| TableEntry { value: new(), last_use: use_number }).value,
+            evicted,
+        )
     }
 
-    /// Inserts or replaces a value; returns the entry evicted for it.
+    /// Inserts or replaces a value. Returns the entry that was evicted to make room.
     pub fn insert(&mut self, key: K, value: V) -> Option<(K, V)> {
         let mut value = Some(value);
         let (slot, evicted) = self.entry(key, || value.take().expect("this is called once"));
@@ -57,12 +61,12 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         evicted
     }
 
-    /// Uses the entry of a key, if there is one.
+    /// Uses the entry of a key, and returns its value; `None` if the key has no entry.
     pub fn use_value(&mut self, key: &K) -> Option<&mut V> {
         let entry = self.entries.get_mut(key)?;
         self.use_count += 1;
-        if let Some(key) = self.order.remove(&entry.last_use) {
-            self.order.insert(self.use_count, key);
+        if let Some(key) = self.keys_by_last_use.remove(&entry.last_use) {
+            self.keys_by_last_use.insert(self.use_count, key);
         }
         entry.last_use = self.use_count;
         Some(&mut entry.value)
@@ -83,19 +87,19 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
     /// Removes an entry.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let entry = self.entries.remove(key)?;
-        self.order.remove(&entry.last_use);
+        self.keys_by_last_use.remove(&entry.last_use);
         Some(entry.value)
     }
 
     /// Retains the entries for which `predicate` is true.
     pub fn retain(&mut self, mut predicate: impl FnMut(&K, &mut V) -> bool) {
-        let order = &mut self.order;
+        let keys_by_last_use = &mut self.keys_by_last_use;
         self.entries.retain(|key, entry| {
-            let is_kept = predicate(key, &mut entry.value);
-            if !is_kept {
-                order.remove(&entry.last_use);
+            let is_retained = predicate(key, &mut entry.value);
+            if !is_retained {
+                keys_by_last_use.remove(&entry.last_use);
             }
-            is_kept
+            is_retained
         });
     }
 
@@ -111,7 +115,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
 
     /// Returns all keys by their last use, the least recently used first.
     pub fn least_recent(&self) -> impl DoubleEndedIterator<Item = &K> {
-        self.order.values()
+        self.keys_by_last_use.values()
     }
 
     /// Returns the number of entries.
@@ -131,7 +135,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         if self.entries.len() < MAX {
             return None;
         }
-        let (_, key) = self.order.pop_first()?;
+        let (_, key) = self.keys_by_last_use.pop_first()?;
         let entry = self.entries.remove(&key)?;
         Some((key, entry.value))
     }
@@ -172,7 +176,7 @@ mod tests {
                 let order: Vec<u8> = table.least_recent().copied().collect();
                 let keys: Vec<u8> = model.iter().map(|(key, _)| *key).collect();
                 prop_assert_eq!(order, keys);
-                prop_assert_eq!(table.order.len(), table.entries.len());
+                prop_assert_eq!(table.keys_by_last_use.len(), table.entries.len());
             }
         }
     }

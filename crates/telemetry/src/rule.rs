@@ -1,20 +1,20 @@
-//! Match counts of rules, stored by rule number.
+//! Numbers of rules, and match counts by rule number.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use crate::cell::{Cell, cell_array};
 
-/// The identity of a rule. Every part comes from the mesh configuration, never from clients.
+/// The labels that identify a rule. All values come from the mesh configuration, never from clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleLabels {
     /// The kind of the object that contains the rule, as in manifests.
     pub kind: &'static str,
-    /// The namespace of that object.
+    /// The namespace of the object.
     pub namespace: String,
-    /// The name of that object.
+    /// The name of the object.
     pub name: String,
-    /// The rule in the object: its name, or its index from 0; empty if the object is one rule.
+    /// The name of the rule in the object, or its index from 0; empty if the object is a single rule.
     pub rule: String,
 }
 
@@ -23,7 +23,7 @@ pub struct RuleLabels {
 pub struct RuleNumber(u32);
 
 impl RuleNumber {
-    /// Returns the number; never 0.
+    /// Returns the number, which is never 0.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
@@ -35,7 +35,7 @@ impl RuleNumber {
         if number == 0 { None } else { Some(Self(number)) }
     }
 
-    /// The shared number of all rules over the limit.
+    /// The shared number of all rules beyond the limit.
     const OVERFLOW: Self = Self(1);
 }
 
@@ -43,11 +43,13 @@ impl RuleNumber {
 #[derive(Debug, Default)]
 pub(crate) struct RuleNumbers {
     numbers: HashMap<RuleLabels, RuleNumber>,
+    /// The labels of each rule, in order of the numbers.
     labels: Vec<RuleLabels>,
 }
 
 impl RuleNumbers {
-    /// Returns the number of a rule; assigns one to a new rule if there is room.
+    /// Returns the number of a rule. A new rule is assigned a number; beyond [`MAX_RULES`] it gets the shared
+    /// number.
     pub(crate) fn number_for(&mut self, labels: &RuleLabels) -> RuleNumber {
         if let Some(number) = self.numbers.get(labels) {
             return *number;
@@ -65,13 +67,13 @@ impl RuleNumbers {
         number
     }
 
-    /// Returns the labels, in order of their numbers.
+    /// Returns the labels of all rules, in order of their numbers.
     pub(crate) fn labels(&self) -> &[RuleLabels] {
         &self.labels
     }
 }
 
-/// The match counts of one shard: rows are allocated at the first match of one of their rules.
+/// The match counts of one shard. A row is allocated when one of its rules first matches.
 #[derive(Debug)]
 pub(crate) struct RuleCells {
     rows: [OnceLock<Box<[Cell; ROW_CELLS]>>; ROW_COUNT],
@@ -97,8 +99,8 @@ impl RuleCells {
     }
 }
 
-/// The maximum number of rules counted separately in a process, including one for all rules over the limit: at
-/// most 8 KiB in each thread.
+/// The maximum number of rule numbers in a process, including the shared number. The counts take at most 8 KiB
+/// in each thread.
 pub const MAX_RULES: usize = ROW_CELLS * ROW_COUNT;
 
 /// The number of rules in a row.
@@ -106,7 +108,7 @@ const ROW_CELLS: usize = 64;
 /// The number of rows.
 const ROW_COUNT: usize = 16;
 
-/// The name of the rules over the limit.
+/// The name label of the rules beyond the limit.
 const OVERFLOW_NAME: &str = "other";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Series: requests with the same labels, counted together.
+//! Request series: the labels, per-thread counts and totals of requests that have the same labels.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use crate::metric_visitor::{EXPOSED_BUCKETS, exposed_bucket};
 use crate::outcome_table::{OutcomeKey, OutcomeTable};
 use crate::status::{CLASS_COUNT, StatusClass};
 
-/// The labels of requests. Every value must come from rules, services or verified identities, never from
+/// The labels of a request series. Values must come from rules, services or verified identities, never from
 /// clients.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestLabels {
@@ -22,9 +22,9 @@ pub struct RequestLabels {
     pub service: String,
     /// The port of the destination service.
     pub port: u16,
-    /// The matching route, `namespace/name`; empty without one.
+    /// The matching route, `namespace/name`; empty without a route.
     pub route: String,
-    /// The verified identity of the peer; empty without one.
+    /// The account of the verified peer, `namespace/name`; empty without mutual TLS.
     pub peer: String,
     /// The protocol: see the label `protocol` in `docs/metrics.md`.
     pub protocol: &'static str,
@@ -47,7 +47,7 @@ impl RequestLabels {
     }
 }
 
-/// A series of one shard; valid for that shard only.
+/// The ID of a series in one shard; valid only for this shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeriesId {
     pub(crate) shard: u32,
@@ -57,17 +57,17 @@ pub struct SeriesId {
 /// The outcome of a request or byte stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestRecord {
-    /// The status of the response; 0 if there was none.
+    /// The HTTP status of the response; 0 without a response.
     pub status: u16,
-    /// The failure reason, from the closed list; `None` if the application responded.
+    /// The label of the failure reason; `None` if the application responded.
     pub reason: Option<&'static str>,
     /// The status of a gRPC call; `None` for other requests.
     pub grpc: Option<GrpcStatus>,
     /// The time from the first byte received to the last byte sent.
     pub duration: Duration,
-    /// Bytes of bodies received from the client.
+    /// The number of body bytes received from the client.
     pub bytes_in: u64,
-    /// Bytes of bodies sent to the client.
+    /// The number of body bytes sent to the client.
     pub bytes_out: u64,
 }
 
@@ -104,13 +104,13 @@ pub struct SeriesSummary {
     pub bytes_in: u64,
     /// Response body bytes sent to clients.
     pub bytes_out: u64,
-    /// The durations, to be merged with other series.
+    /// The histogram of the durations, which can be merged with those of other series.
     pub durations: Histogram,
 }
 
 impl SeriesSummary {
-    /// Adds failures, which must come in order of code and reason: those that differ only in their gRPC status
-    /// are merged.
+    /// Adds a failure. Failures must be added in order of code and reason; failures that differ only in their
+    /// gRPC status are merged.
     fn add_failure(&mut self, failure: FailureCount) {
         match self.failures.last_mut() {
             Some(last) if (last.code, last.reason) == (failure.code, failure.reason) => {
@@ -124,7 +124,7 @@ impl SeriesSummary {
 /// The number of requests of a series with one failure reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FailureCount {
-    /// The class of the status that the client received, such as `5xx`; `000` if there was none.
+    /// The class of the status that the client received, such as `5xx`; `000` without a response.
     pub code: &'static str,
     /// The failure reason.
     pub reason: &'static str,
@@ -132,7 +132,7 @@ pub struct FailureCount {
     pub requests: u64,
 }
 
-/// One shard's counts of one series: about 2 KiB.
+/// The counts of one series in one shard; about 2 KiB.
 #[derive(Debug)]
 pub(crate) struct SeriesCells {
     /// Requests without a failure reason, by class of status.
@@ -235,6 +235,7 @@ pub(crate) struct SeriesTotals {
 }
 
 impl SeriesTotals {
+    /// Sums the counts of a series over all shards.
     pub(crate) fn sum_shards(labels: RequestLabels, shards: &[Arc<SeriesCells>]) -> Self {
         let mut totals = Self {
             labels,
@@ -254,6 +255,7 @@ impl SeriesTotals {
         totals
     }
 
+    /// Adds the counts of one shard.
     fn add_cells(&mut self, cells: &SeriesCells) {
         self.add_responses(&cells.responses, None);
         let grpc_responses =
@@ -282,6 +284,7 @@ impl SeriesTotals {
         }
     }
 
+    /// Adds the requests without a failure reason, with this gRPC status.
     fn add_responses(&mut self, responses: &[Cell; CLASS_COUNT], grpc: Option<GrpcStatus>) {
         for (class, cell) in StatusClass::ALL.into_iter().zip(responses) {
             let count = cell.read();
@@ -291,6 +294,7 @@ impl SeriesTotals {
         }
     }
 
+    /// Converts the totals to a summary with quantiles.
     pub(crate) fn into_summary(self) -> SeriesSummary {
         let mut summary = SeriesSummary {
             labels: self.labels,
@@ -318,8 +322,8 @@ impl SeriesTotals {
     }
 }
 
-/// The maximum number of series of a process: with all of them in use on one core about 4 MiB. Further requests
-/// are counted under the service `other`.
+/// The maximum number of series of a process, which take about 4 MiB per core if all are in use. Requests of
+/// further series are counted under the service `other`.
 pub const MAX_SERIES: usize = 2048;
 
 /// The destination service of overflow series.

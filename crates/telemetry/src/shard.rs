@@ -1,4 +1,4 @@
-//! Per-thread metrics, each written by one thread only.
+//! Per-thread metrics: a shard is written by one thread only, so that counting needs no synchronization.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ use crate::status::StatusClass;
 use crate::telemetry::{ShardCells, Telemetry};
 use crate::trace::{SpanId, TraceId};
 
-/// The metrics of one thread. A shard may move to another thread, but never be shared, so that counting is a
-/// load and a store. Its counts outlive it.
+/// The metrics of one thread. A shard may move to another thread but is never shared, so that counting is a
+/// load and a store. The counts remain in [`Telemetry`] after the shard is dropped.
 pub struct MetricsShard {
     telemetry: Arc<Telemetry>,
     number: u32,
@@ -25,31 +25,31 @@ pub struct MetricsShard {
 }
 
 impl MetricsShard {
-    /// Finds or creates the series of these labels. This compares text and may take a lock: call it once, and
+    /// Finds or creates the series with these labels. This compares text and may take a lock: call it once, and
     /// store the result with the configuration, connection or link.
     ///
-    /// If the process has [`MAX_SERIES`](crate::MAX_SERIES) series, new ones are merged into one overflow
-    /// series for each direction.
+    /// If the process has [`MAX_SERIES`](crate::MAX_SERIES) series, requests with new labels are counted in one
+    /// overflow series for each direction.
     pub fn series_id(&self, labels: &RequestLabels) -> SeriesId {
         let mut series = self.series.borrow_mut();
         if let Some(id) = series.ids.get(labels) {
             return *id;
         }
-        let admitted = self.telemetry.admit_labels(labels);
-        if admitted != *labels {
+        let admitted_labels = self.telemetry.admit_labels(labels);
+        if admitted_labels != *labels {
             self.add(Count::SeriesOverflowed, 1);
         }
-        if let Some(id) = series.ids.get(&admitted) {
+        if let Some(id) = series.ids.get(&admitted_labels) {
             return *id;
         }
         let index = u32::try_from(series.cells.len()).unwrap_or(u32::MAX);
         let shard = self.number;
-        series.cells.push(self.telemetry.attach_series(&admitted));
-        series.ids.insert(admitted, SeriesId { shard, index });
+        series.cells.push(self.telemetry.attach_series(&admitted_labels));
+        series.ids.insert(admitted_labels, SeriesId { shard, index });
         SeriesId { shard, index }
     }
 
-    /// Counts a completed request. The series must come from this shard; those of another are not counted.
+    /// Counts a completed request. `series` must be a series of this shard; series of other shards are ignored.
     pub fn record_request(&self, series: SeriesId, outcome: &RequestRecord) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
         let own_series = self.series.borrow();
@@ -59,7 +59,7 @@ impl MetricsShard {
         }
     }
 
-    /// Counts an opened or rejected TCP connection, which is recorded at its end. For the series see
+    /// Counts an opened or rejected TCP connection; its record is added at its end. For `series` see
     /// [`record_request`](Self::record_request).
     pub fn count_opened(&self, series: SeriesId) {
         let own_series = self.series.borrow();
@@ -69,7 +69,7 @@ impl MetricsShard {
         }
     }
 
-    /// Counts the beginning of a stream; its request is recorded at its end. For the series see
+    /// Counts the start of a stream; the record of its request is added at its end. For `series` see
     /// [`record_request`](Self::record_request).
     pub fn count_stream_opened(&self, series: SeriesId) {
         let own_series = self.series.borrow();
@@ -88,7 +88,7 @@ impl MetricsShard {
         }
     }
 
-    /// Counts a request that was allowed although policies deny it. For the series see
+    /// Counts a request that was allowed although policies deny it. For `series` see
     /// [`record_request`](Self::record_request).
     pub fn count_dry_run_denial(&self, series: SeriesId, reason: &'static str) {
         let own_series = self.series.borrow();
@@ -98,7 +98,7 @@ impl MetricsShard {
         }
     }
 
-    /// Stores a traced request as an exemplar of its duration. For the series see
+    /// Stores a traced request as an exemplar of its duration. For `series` see
     /// [`record_request`](Self::record_request).
     pub fn store_exemplar(
         &self,
@@ -115,10 +115,10 @@ impl MetricsShard {
         }
     }
 
-    /// Returns the number of a rule. This compares text and may take a lock: call it once, and store the result
+    /// Returns the number of a rule. This compares text and may take a lock: call it once, and store the number
     /// with the rule.
     ///
-    /// If the process has [`MAX_RULES`](crate::MAX_RULES) rules, new ones share a number.
+    /// If the process has [`MAX_RULES`](crate::MAX_RULES) rules, new rules share one number.
     pub fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
         let mut rules = self.rules.borrow_mut();
         if let Some(number) = rules.get(labels) {
@@ -139,35 +139,39 @@ impl MetricsShard {
     /// Counts an opened connection.
     pub fn connection_opened(&self, side: ConnectionSide) {
         self.add(side.opened_counter(), 1);
-        self.raise(side.open_gauge(), 1);
+        self.increment(side.open_gauge(), 1);
     }
 
     /// Counts a closed connection.
     pub fn connection_closed(&self, side: ConnectionSide) {
-        self.lower(side.open_gauge(), 1);
+        self.decrement(side.open_gauge(), 1);
     }
 
     /// Counts a connection that was rejected before any request.
     pub fn count_rejected(&self, reason: &'static str) {
-        self.cells.rejected.add(OutcomeKey { class: StatusClass::None, reason, grpc: None });
+        self.cells.rejected_connections.add(OutcomeKey {
+            class: StatusClass::None,
+            reason,
+            grpc: None,
+        });
     }
 
-    /// Adds to a counter.
+    /// Adds `amount` to a counter.
     pub fn add(&self, count: Count, amount: u64) {
         self.cells.counts[count as usize].add(amount);
     }
 
-    /// Adds to a gauge.
-    pub fn raise(&self, gauge: Gauge, amount: u64) {
+    /// Adds `amount` to a gauge.
+    pub fn increment(&self, gauge: Gauge, amount: u64) {
         self.cells.gauges[gauge as usize].add(amount);
     }
 
-    /// Subtracts from a gauge.
-    pub fn lower(&self, gauge: Gauge, amount: u64) {
+    /// Subtracts `amount` from a gauge.
+    pub fn decrement(&self, gauge: Gauge, amount: u64) {
         self.cells.gauges[gauge as usize].subtract(amount);
     }
 
-    /// Returns the telemetry that the shard belongs to.
+    /// Returns the telemetry to which the shard belongs.
     #[must_use]
     pub fn telemetry(&self) -> &Arc<Telemetry> {
         &self.telemetry

@@ -1,9 +1,9 @@
-//! Classes of HTTP status codes, for the label `code` of metrics.
+//! The classes of HTTP status codes, which are the values of the metric label `code`.
 
 /// The class of an HTTP status code, by its first digit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StatusClass {
-    /// No response, or a status that HTTP does not define.
+    /// No response, or a status outside 100 to 599.
     None,
     /// 1xx.
     Interim,
@@ -51,7 +51,7 @@ impl StatusClass {
     }
 }
 
-/// The number of classes: no response, and five classes of status.
+/// The number of classes: no response, and the five classes of HTTP.
 pub(crate) const CLASS_COUNT: usize = 6;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The telemetry of a process: all shards and series, summed on demand.
+//! The metrics of a process: the registry of all shards, series and rules. Their counts are summed on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,12 +27,12 @@ impl Telemetry {
         Arc::new(telemetry)
     }
 
-    /// Sets a process-wide gauge, from any thread; gauges that were never set are not exposed.
+    /// Sets a process-wide gauge from any thread. Gauges that were never set are not exposed.
     pub fn set_level(&self, level: Level, value: u64) {
         self.levels[level as usize].set(value);
     }
 
-    /// Returns the last value of a process-wide gauge, if it was set.
+    /// Returns the last value of a process-wide gauge; `None` if it was never set.
     #[must_use]
     pub fn level(&self, level: Level) -> Option<u64> {
         Some(self.levels[level as usize].read()).filter(|value| *value != UNSET)
@@ -46,8 +46,8 @@ impl Telemetry {
         shards.iter().map(shard_count).fold(0, u64::wrapping_add)
     }
 
-    /// Returns the sum of a gauge over all shards. One shard may lower a gauge that another raised; a
-    /// concurrent reader sees no less than zero.
+    /// Returns the sum of a gauge over all shards. One shard may decrement a gauge that another shard
+    /// incremented; concurrent readers never see a value below zero.
     #[must_use]
     pub fn gauge(&self, gauge: Gauge) -> u64 {
         let shards = &self.lock().shards;
@@ -59,16 +59,16 @@ impl Telemetry {
     /// Returns the number of rejected connections, by reason.
     #[must_use]
     pub fn rejected_connections(&self) -> BTreeMap<&'static str, u64> {
-        let mut sums = BTreeMap::new();
+        let mut count_by_reason = BTreeMap::new();
         for shard in &self.lock().shards {
-            for (outcome, count) in shard.rejected.read() {
-                *sums.entry(outcome.reason).or_default() += count;
+            for (outcome, count) in shard.rejected_connections.read() {
+                *count_by_reason.entry(outcome.reason).or_default() += count;
             }
         }
-        sums
+        count_by_reason
     }
 
-    /// Returns the totals of all series, ordered by labels.
+    /// Returns a summary of each series, ordered by labels.
     #[must_use]
     pub fn series_summaries(&self) -> Vec<SeriesSummary> {
         let summary =
@@ -76,7 +76,7 @@ impl Telemetry {
         self.series_cells().into_iter().map(summary).collect()
     }
 
-    /// Returns the rules that matched, with their number of matches, ordered by rule number.
+    /// Returns the rules that matched, with the number of matches, in order of the rule numbers.
     #[must_use]
     pub fn matched_rules(&self) -> Vec<(RuleLabels, u64)> {
         let registry = self.lock();
@@ -92,7 +92,7 @@ impl Telemetry {
             .collect()
     }
 
-    /// Returns the number of a rule.
+    /// Returns the number of a rule; assigns a number to a new rule.
     pub(crate) fn rule_number(&self, labels: &RuleLabels) -> RuleNumber {
         self.lock().rules.number_for(labels)
     }
@@ -106,20 +106,20 @@ impl Telemetry {
         (number, cells)
     }
 
-    /// Returns the labels under which these requests are counted: their own while there is room, then those of
-    /// the overflow series.
+    /// Returns the labels under which requests with these labels are counted: the same labels while there is
+    /// room, otherwise the labels of the overflow series.
     pub(crate) fn admit_labels(&self, labels: &RequestLabels) -> RequestLabels {
         let mut registry = self.lock();
         let is_known = registry.series.contains_key(labels);
-        let admitted = match is_known || registry.series.len() < MAX_SERIES {
+        let admitted_labels = match is_known || registry.series.len() < MAX_SERIES {
             true => labels.clone(),
             false => labels.overflow_labels(),
         };
-        registry.series.entry(admitted.clone()).or_default();
-        admitted
+        registry.series.entry(admitted_labels.clone()).or_default();
+        admitted_labels
     }
 
-    /// Creates cells for a series, written by the calling shard.
+    /// Creates the cells in which the calling shard counts a series.
     pub(crate) fn attach_series(&self, labels: &RequestLabels) -> Arc<SeriesCells> {
         let cells = Arc::new(SeriesCells::new());
         let mut registry = self.lock();
@@ -128,12 +128,12 @@ impl Telemetry {
         cells
     }
 
-    /// Returns all series and their cells, to be read without the lock.
+    /// Returns all series and their cells, which can be read without the lock.
     pub(crate) fn series_cells(&self) -> BTreeMap<RequestLabels, Vec<Arc<SeriesCells>>> {
         self.lock().series.clone()
     }
 
-    /// Takes the lock. A thread that panicked while it held the lock left no half-written state.
+    /// Takes the lock. A thread that panicked while it held the lock left no partial state.
     fn lock(&self) -> MutexGuard<'_, MetricRegistry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +152,7 @@ struct MetricRegistry {
 pub(crate) struct ShardCells {
     pub(crate) counts: [Cell; Count::ALL.len()],
     pub(crate) gauges: [Cell; Gauge::ALL.len()],
-    pub(crate) rejected: OutcomeTable,
+    pub(crate) rejected_connections: OutcomeTable,
     pub(crate) rules: RuleCells,
 }
 
@@ -161,7 +161,7 @@ impl ShardCells {
         Self {
             counts: cell_array(),
             gauges: cell_array(),
-            rejected: OutcomeTable::new(),
+            rejected_connections: OutcomeTable::new(),
             rules: RuleCells::new(),
         }
     }

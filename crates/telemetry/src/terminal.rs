@@ -1,4 +1,4 @@
-//! Escaping of external texts for terminals and logs.
+//! Escaping of texts from other systems for terminals and logs, and formatting of errors with their causes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,14 +23,14 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns one character, or its escape.
+/// Returns a character unchanged, or its escape if it is a terminal control.
 pub fn escape_char(character: char) -> impl Iterator<Item = char> {
     let escaped = is_terminal_control(character).then(|| character.escape_default());
-    let plain = (!is_terminal_control(character)).then_some(character);
-    escaped.into_iter().flatten().chain(plain)
+    let unescaped = (!is_terminal_control(character)).then_some(character);
+    escaped.into_iter().flatten().chain(unescaped)
 }
 
-/// A writer that forwards texts escaped by [`escape_controls`].
+/// A writer that escapes texts with [`escape_controls`] and forwards them.
 #[derive(Debug)]
 pub struct EscapingWriter<W>(pub W);
 
@@ -40,17 +40,17 @@ impl<W: fmt::Write> fmt::Write for EscapingWriter<W> {
     }
 }
 
-/// Returns an error with its causes in one line. A cause that the preceding text already contains is skipped.
+/// Formats an error with its causes in one line. A cause that the preceding text already contains is omitted.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
-    while let Some(next) = cause {
-        let reason = next.to_string();
+    while let Some(error) = cause {
+        let reason = error.to_string();
         if !text.contains(&reason) {
             text = format!("{text}: {reason}");
         }
-        cause = next.source();
+        cause = error.source();
     }
     text
 }

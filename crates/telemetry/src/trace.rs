@@ -1,8 +1,9 @@
-//! Trace context propagation in request headers: parsing, continuing or starting a trace, and writing.
+//! Trace context propagation in request headers: parses the context of a received request, continues or starts
+//! a trace, and writes the context of the forwarded request.
 //!
-//! W3C Trace Context (<https://www.w3.org/TR/trace-context-1/>, with the parsing rules of level 2) and B3
-//! (<https://github.com/openzipkin/b3-propagation>), in one header and in several. Other parts of a context
-//! (`tracestate`, baggage) are forwarded unchanged.
+//! The formats are W3C Trace Context (<https://www.w3.org/TR/trace-context-1/>, with the parsing rules of level
+//! 2) and B3 (<https://github.com/openzipkin/b3-propagation>) in one header or in several headers. Other parts
+//! of a context (`tracestate`, baggage) are forwarded unchanged.
 
 mod hexadecimal;
 mod propagated_headers;
@@ -74,13 +75,13 @@ pub struct TraceSpan {
     is_narrow: bool,
     formats: PropagationFormats,
     /// The names of the received headers that are replaced or removed.
-    replaced: &'static [&'static str],
+    replaced_headers: &'static [&'static str],
 }
 
 impl TraceSpan {
-    /// Continues the trace of a request, or starts one. `formats`: the propagation format of a new trace.
-    /// `random` returns random numbers; `decide` makes the sampling decision from one if the sender has made
-    /// none.
+    /// Continues the trace of a request, or starts a trace. `formats`: the propagation formats of a new trace.
+    /// `random` returns random numbers. `decide` makes the sampling decision from a random number if the sender
+    /// has not made a decision.
     pub fn from_headers(
         headers: &TraceHeaders<'_>,
         formats: PropagationFormats,
@@ -93,7 +94,7 @@ impl TraceSpan {
             None => (TraceId::from_random(random), None),
         };
         let decision = context.map_or(SamplingDecision::Deferred, |context| context.decision);
-        let received = headers.received_formats();
+        let received_formats = headers.received_formats();
         Self {
             trace,
             id: SpanId::from_random(random),
@@ -105,9 +106,13 @@ impl TraceSpan {
             },
             is_debug: decision == SamplingDecision::Debug,
             is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
-            formats: if received == PropagationFormats::default() { formats } else { received },
+            formats: if received_formats == PropagationFormats::default() {
+                formats
+            } else {
+                received_formats
+            },
             // W3C Trace Context §3.3: a `tracestate` is invalid without the `traceparent` that it came with.
-            replaced: headers.header_names(context.is_some_and(|context| context.is_w3c)),
+            replaced_headers: headers.header_names(context.is_some_and(|context| context.is_w3c)),
         }
     }
 
@@ -115,13 +120,13 @@ impl TraceSpan {
     /// the names may not be present.
     #[must_use]
     pub fn replaced_headers(&self) -> &'static [&'static str] {
-        self.replaced
+        self.replaced_headers
     }
 }
 
 impl TraceId {
     fn from_random(random: &mut impl FnMut() -> u64) -> Self {
-        // W3C Trace Context level 2, §random-trace-id: at least the right half is random.
+        // W3C Trace Context level 2 (random-trace-id) requires at least the right half to be random.
         let id = u128::from(random()) << 64 | u128::from(random());
         Self(NonZeroU128::new(id).unwrap_or(NonZeroU128::MIN))
     }

@@ -1,4 +1,4 @@
-//! CPU and memory usage of a process on this machine, as reported by Linux.
+//! CPU time and memory of a process on this machine, read from `/proc` of Linux.
 
 use std::fs;
 use std::io;
@@ -7,32 +7,32 @@ use std::time::Duration;
 /// The resource usage of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
+    /// The CPU time of all threads in user and system mode, in steps of 10 ms.
     pub cpu: Duration,
     /// Resident memory in KiB.
     pub rss_kib: u64,
     /// Resident memory in KiB, with shared pages divided among the processes that share them.
     pub pss_kib: u64,
-    /// Resident memory in KiB that is not shared: the amount that would be freed at the end of the process.
+    /// Resident memory in KiB that is not shared, which is freed when the process exits.
     pub private_kib: u64,
     /// The number of threads.
     pub threads: u32,
 }
 
-/// Reads the resource usage of a process. Memory is available for processes of the same user only.
+/// Reads the resource usage of a process of the same user.
 ///
 /// # Errors
-/// If there is no such process, it belongs to another user, or the system is not Linux.
+/// If there is no such process, if it belongs to another user, or if the system is not Linux.
 pub fn read_usage(pid: u32) -> io::Result<ProcessUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let smaps_rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let (ticks, threads) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let private_fields = ["Private_Clean:", "Private_Dirty:", "Private_Hugetlb:"];
     Ok(ProcessUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
-        rss_kib: parse_kib(&memory, "Rss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
-        pss_kib: parse_kib(&memory, "Pss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
-        private_kib: private_fields.iter().filter_map(|name| parse_kib(&memory, name)).sum(),
+        rss_kib: parse_kib(&smaps_rollup, "Rss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
+        pss_kib: parse_kib(&smaps_rollup, "Pss:").ok_or_else(|| malformed_file("smaps_rollup"))?,
+        private_kib: private_fields.iter().filter_map(|name| parse_kib(&smaps_rollup, name)).sum(),
         threads,
     })
 }
@@ -40,62 +40,63 @@ pub fn read_usage(pid: u32) -> io::Result<ProcessUsage> {
 /// The resource usage of a process from `stat` and `statm` only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatUsage {
-    /// CPU time in user and system mode, of all its threads, in steps of 10 ms.
+    /// The CPU time of all threads in user and system mode, in steps of 10 ms.
     pub cpu: Duration,
-    /// Resident memory in KiB without file-backed pages: memory of this process only, without its program.
+    /// Resident memory in KiB without file-backed pages, such as those of the program file.
     pub own_kib: u64,
 }
 
 /// Reads the resource usage of a process, at less cost than [`read_usage`].
 ///
 /// # Errors
-/// As [`read_usage`].
+/// If there is no such process, or if the system is not Linux.
 pub fn read_stat_usage(pid: u32) -> io::Result<StatUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
-    let memory = fs::read_to_string(format!("/proc/{pid}/statm"))?;
-    let pages = own_pages(&memory).ok_or_else(|| malformed_file("statm"))?;
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm"))?;
+    let own_pages_count = own_pages(&statm).ok_or_else(|| malformed_file("statm"))?;
     let page_kib = rustix::param::page_size() as u64 / 1024;
     Ok(StatUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
-        own_kib: pages.saturating_mul(page_kib),
+        own_kib: own_pages_count.saturating_mul(page_kib),
     })
 }
 
 /// Returns the number of resident pages that are not file-backed, from `statm` (proc_pid_statm(5)).
-fn own_pages(memory: &str) -> Option<u64> {
-    let mut fields = memory.split_ascii_whitespace().skip(1);
+fn own_pages(statm: &str) -> Option<u64> {
+    let mut fields = statm.split_ascii_whitespace().skip(1);
     let (resident, file_backed): (u64, u64) =
         (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some(resident.saturating_sub(file_backed))
 }
 
-/// Returns the CPU time in ticks and the number of threads, from `stat`. The second field is the command, in
-/// parentheses, and may contain any character, including parentheses: counting starts after the last of them.
+/// Returns the CPU time in ticks and the number of threads, from `stat`. The second field is the command in
+/// parentheses, which may itself contain parentheses. Fields are therefore counted from the last closing
+/// parenthesis.
 fn parse_stat(stat: &str) -> Option<(u64, u32)> {
     let (_, after_command) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = after_command.split_ascii_whitespace().collect();
-    // proc_pid_stat(5) numbers fields from 1; the first of these is the third.
+    // proc_pid_stat(5) numbers fields from 1; the first field after the command is the third.
     let field = |number: usize| fields.get(number.checked_sub(3)?).copied();
-    let user: u64 = field(14)?.parse().ok()?;
-    let system: u64 = field(15)?.parse().ok()?;
-    Some((user.saturating_add(system), field(20)?.parse().ok()?))
+    let user_ticks: u64 = field(14)?.parse().ok()?;
+    let system_ticks: u64 = field(15)?.parse().ok()?;
+    Some((user_ticks.saturating_add(system_ticks), field(20)?.parse().ok()?))
 }
 
-/// Converts ticks to a duration.
+/// Converts clock ticks to a duration.
 fn cpu_time(ticks: u64, ticks_per_second: u64) -> Duration {
     let ticks_per_second = ticks_per_second.max(1);
     let ns = u128::from(ticks) * 1_000_000_000 / u128::from(ticks_per_second);
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
 
-/// Returns the value of a line such as `Rss:   1234 kB`.
-fn parse_kib(memory: &str, name: &str) -> Option<u64> {
-    let value = memory.lines().find_map(|line| line.strip_prefix(name))?;
+/// Returns the value of a line such as `Rss:   1234 kB`, in KiB; `None` if there is no such line.
+fn parse_kib(smaps_rollup: &str, name: &str) -> Option<u64> {
+    let value = smaps_rollup.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// Returns the error of a file of `/proc` with an unknown format.
+/// Returns the error for a file of `/proc` with an unknown format.
 fn malformed_file(file: &str) -> io::Error {
     let message = format!("`{file}` of the process is not as proc(5) describes it");
     io::Error::new(io::ErrorKind::InvalidData, message)

@@ -56,14 +56,15 @@ pub(crate) fn cors_rule() -> Cors {
     }
 }
 
-/// Returns a request from a page of that origin.
+/// Returns a request from a page of the origin that [`cors_rule`] allows.
 pub(crate) fn cross_origin_request() -> SampleRequest {
     let mut sample = sample_request("/shop/7");
     sample.fields.push(("origin".to_owned(), "https://shop.example".to_owned()));
     sample
 }
 
-/// Returns checks of requests for one path, which require a token, external authorization and a global rate limit by client.
+/// Returns checks for requests to one path: a required token, external authorization, and a global rate limit by
+/// client.
 pub(crate) fn compile_checks() -> CompiledChecks {
     let requests = || {
         vec![RequestMatch {

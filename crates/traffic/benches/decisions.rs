@@ -82,8 +82,8 @@ pub(crate) fn split_rule(request: RequestMatch) -> RouteRule {
     }
 }
 
-/// Returns rules of ten policies that each allow one path to two accounts. The peer has sent a request before: the lazy state of regular
-/// expressions for this path is initialized.
+/// Returns the rules of ten policies, each of which allows one path to two accounts, and the permit of a peer. The peer
+/// has sent a request before, so that the lazy state of regular expressions for this path is initialized.
 pub(crate) fn compile_access(path: &str) -> AccessAndPermit {
     const NAMES: [&str; 10] = [
         "products", "ratings", "details", "carts", "orders", "users", "stock", "reviews", "prices",

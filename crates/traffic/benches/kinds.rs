@@ -93,7 +93,7 @@ pub(crate) fn outlier_detector() -> OutlierDetector {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
-        failure_rate: Some(FailureRate { percent: 50, requests_min: 20 }),
+        failure_rate: Some(FailureRate { percent: 50, min_requests: 20 }),
         consecutive_failures: Some(5),
         max_ejection_percent: 50,
         min_healthy: 1,
@@ -131,7 +131,7 @@ pub(crate) fn test_circuit() -> Circuit {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
-        requests_min: 20,
+        min_requests: 20,
         failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
         slow: None,
@@ -146,21 +146,21 @@ pub(crate) fn compile_limits(key: RateLimitKey) -> CompiledLimits {
         requests: Vec::new(),
         peers: Vec::new(),
         key,
-        rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
+        rate: Rate { count: 100, period: Duration::from_secs(1), burst: 100 },
         stop: false,
         response: FixedResponse::default(),
     };
-    limits_of(RateLimits { rules: vec![rule], ..RateLimits::default() })
+    compile_rate_limits(RateLimits { rules: vec![rule], ..RateLimits::default() })
 }
 
 pub(crate) fn concurrency_limits(is_adaptive: bool) -> CompiledLimits {
     let adaptive = is_adaptive
         .then_some(AdaptiveConcurrency { min_concurrency: 4, latency_tolerance_percent: 50 });
     let concurrency = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
-    limits_of(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
+    compile_rate_limits(RateLimits { concurrency: Some(concurrency), ..RateLimits::default() })
 }
 
-fn limits_of(limits: RateLimits) -> CompiledLimits {
+fn compile_rate_limits(limits: RateLimits) -> CompiledLimits {
     let limits = PortLimits { policy: policy_name(ServicePolicyKind::RateLimit), limits };
     CompiledLimits::build(&BTreeMap::from([(PORT, vec![limits])]), None)
         .expect("the limits are valid")
@@ -187,7 +187,7 @@ pub(crate) fn hash_table(algorithm: fn(HashKey) -> BalanceAlgorithm) -> Endpoint
 
 /// Returns a balancer with slow start from 10 % to 100 % within a minute.
 pub(crate) fn slow_start_balancer() -> Balancer {
-    let slow_start = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
+    let slow_start = Some(SlowStart { duration: Duration::from_secs(60), min_percent: 10 });
     let algorithm = BalanceAlgorithm::PeakEwma { choices: 2 };
     Balancer::new(LoadBalancing { algorithm, slow_start })
 }

@@ -1,4 +1,4 @@
-//! Inputs of the benchmarks in `lookup.rs`: many rules of one kind, of which the third from the end decides.
+//! Inputs of the benchmarks in `lookup.rs`: many rules of one kind. The third rule from the end is the deciding rule.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::sample::{SampleRequest, on_a_page, sample_request};
 /// Inbound authorization, and the permit of a peer.
 pub(crate) type AccessAndPermit = (InboundAccess, ConnectionPermit);
 
-/// Inbound authorization, with a peer or a client of known origin.
+/// Inbound authorization, and a peer or the origin of a client.
 pub(crate) type AccessAndPeer = (InboundAccess, SpiffeId);
 pub(crate) type AccessAndOrigin = (InboundAccess, ConnectionOrigin);
 
@@ -100,21 +100,21 @@ fn compile_routes(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoute
     PortRoutes::compile(&port_config).expect("the rules are valid")
 }
 
-/// Limits of one policy, each for one path.
+/// Returns rate limits of one policy, each for one path.
 pub(crate) fn path_limits(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| {
         (vec![path_match(PathMatch::Exact(format!("/place-{number}/7")))], Vec::new())
     })
 }
 
-/// Limits of one policy, each for paths below one prefix in a shop.
+/// Returns rate limits of one policy, each for the paths below one prefix in a shop.
 pub(crate) fn limits_below(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| {
         (vec![path_match(PathMatch::Prefix(format!("/shop/place-{number}")))], Vec::new())
     })
 }
 
-/// Limits of one policy, each for one account.
+/// Returns rate limits of one policy, each for one account.
 pub(crate) fn limits_of_callers(rules: usize) -> CompiledLimits {
     compile_limits(rules, |number| (Vec::new(), vec![only_caller(&numbered_account(number))]))
 }
@@ -127,8 +127,8 @@ fn compile_limits(
         name: format!("rules[{number}]"),
         requests,
         peers,
-        key: RateLimitKey::Nothing,
-        rate: Rate { count: 100, time: Duration::from_secs(1), size: 100 },
+        key: RateLimitKey::None,
+        rate: Rate { count: 100, period: Duration::from_secs(1), burst: 100 },
         stop: false,
         response: FixedResponse::default(),
     };
@@ -259,7 +259,7 @@ pub(crate) fn ingress_rules_by_address(rules: usize) -> AccessAndOrigin {
     )
 }
 
-/// The allowed addresses and requests of an ingress rule; `None` for all.
+/// The allowed addresses and requests of an ingress rule; all addresses or requests when absent.
 type IngressConditions = (Option<Vec<IpRange>>, Option<Vec<RequestMatch>>);
 
 fn compile_ingress(rules: usize, conditions: impl Fn(usize) -> IngressConditions) -> InboundAccess {
@@ -373,6 +373,6 @@ fn host_pattern(number: usize) -> HostPattern {
 }
 
 pub(crate) const PORT: u16 = 9080;
-/// An unknown address.
+/// An address outside the mesh.
 pub(crate) const OUTSIDE: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);

@@ -1,4 +1,4 @@
-//! A mesh workload with inbound authorization only.
+//! The configuration of a mesh workload with inbound authorization only, for the benchmarks.
 
 use leno_model::{Access, ServiceAccount, TrustDomain, WorkloadConfig, WorkloadName};
 

@@ -103,7 +103,7 @@ fn circuit_breaker(mut circuit: Circuit) -> Circuit {
 
 // A RateLimit with one bucket for all, and with one for each client.
 #[library_benchmark]
-#[bench::for_all(args = (compile_limits(RateLimitKey::Nothing), request_and_caller()), config = limited_to(213))]
+#[bench::for_all(args = (compile_limits(RateLimitKey::None), request_and_caller()), config = limited_to(213))]
 #[bench::for_each_client(args = (compile_limits(RateLimitKey::Client { buckets: 1024 }), request_and_caller()), config = limited_to(1_515))]
 fn rate_limit(
     limits: CompiledLimits,

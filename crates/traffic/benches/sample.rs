@@ -21,6 +21,7 @@ impl SampleRequest {
     }
 }
 
+/// Returns a GET request for this path.
 pub(crate) fn sample_request(path: &str) -> SampleRequest {
     let fields = [
         ("host", "reviews.bookinfo:9080"),
@@ -32,8 +33,8 @@ pub(crate) fn sample_request(path: &str) -> SampleRequest {
     SampleRequest { method: on_a_page("GET"), path: on_a_page(path), fields: fields.to_vec() }
 }
 
-/// Copies the text to the start of a page: the C library compares texts near a page end in another way, and the
-/// address of a literal changes with every build.
+/// Copies a text to the start of a memory page. The C library compares texts near the end of a page in another way, and
+/// the address of a literal changes with every build, so that the instruction counts would differ.
 pub(crate) fn on_a_page(text: &str) -> &'static str {
     #[repr(align(4096))]
     struct Page([u8; 32]);
@@ -43,5 +44,5 @@ pub(crate) fn on_a_page(text: &str) -> &'static str {
     std::str::from_utf8(target).expect("the copy of a text is UTF-8")
 }
 
-/// A random number. It is odd, so that its multiples spread over all numbers.
+/// A random number. It is odd, so that its multiples are spread over all numbers.
 pub(crate) const RANDOM_NUMBER: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -134,7 +134,7 @@ fn circuit_breaker(bencher: Bencher<'_, '_>) {
 #[divan::bench(sample_size = 1000, args = ["all", "each client"])]
 fn rate_limit(bencher: Bencher<'_, '_>, bucket_for: &str) {
     let each = match bucket_for {
-        "all" => RateLimitKey::Nothing,
+        "all" => RateLimitKey::None,
         _ => RateLimitKey::Client { buckets: 1024 },
     };
     let (limits, (sample, caller)) = (kinds::compile_limits(each), kinds::request_and_caller());

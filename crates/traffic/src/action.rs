@@ -1,4 +1,5 @@
-//! Compiled actions of a rule: header edits, rewrites, redirects, mirrors, timeouts and retries.
+//! The compiled actions of a route rule: header edits, rewrites, redirects, mirroring, CORS, attempt timeouts and
+//! retries. The proxy applies them to each request after the rule is selected.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,38 +15,40 @@ use crate::match_slot::MatchSlot;
 use crate::matcher::prefix_elements;
 use crate::request::{RequestView, is_similar_name};
 
-/// The compiled actions of a rule, other than its choice of a backend.
+/// The compiled actions of a rule, in addition to its choice of a backend. The default has no actions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CompiledActions {
     /// Edits of request heads.
     pub request: FieldEdits,
     /// Edits of response heads.
     pub response: FieldEdits,
-    /// The actions without the edits of the backend; absent if the backend has none.
+    /// The rule's actions without the backend's edits; absent if these actions contain no backend edits.
     without_backend: Option<Arc<Self>>,
-    /// The time limit of one attempt; no separate limit when absent.
+    /// The time limit of one attempt; attempts have no separate limit when absent.
     pub attempt_limit: Option<AttemptLimit>,
-    /// The retry rule, if any.
+    /// The retry rule; when absent, only requests that were never sent are retried.
     pub retry: Option<RetryRule>,
     /// The retry policy and its match counter, if the retry rule comes from a policy and not from a route.
     pub retry_policy: Option<(PolicyName, MatchSlot)>,
-    /// Services that receive mirrored requests, each with its share in millionths.
+    /// The services that receive copies of requests. The weight of each service is its share of the requests, in
+    /// millionths.
     pub mirrors: Box<[WeightedBackend]>,
-    /// The CORS rule, if any.
+    /// The CORS policy; when absent, the application handles CORS itself.
     pub cors: Option<Cors>,
     redirect: Option<Redirect>,
     rewrite: Option<UrlRewrite>,
-    /// The length in bytes of the path prefix that a rewrite replaces; 0 if the rule has several matches.
+    /// The length in bytes of the path prefix that a rewrite replaces; 0 if the rule does not have exactly one match
+    /// with a path prefix.
     prefix_bytes: usize,
 }
 
 /// The time limit of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptLimit {
-    /// Until the response ends.
-    Whole(Duration),
-    /// Until the client receives the start of the response.
-    Head(Duration),
+    /// The limit of the time until the response ends.
+    UntilEnd(Duration),
+    /// The limit of the time until the client receives the start of the response.
+    UntilStart(Duration),
 }
 
 impl AttemptLimit {
@@ -53,19 +56,19 @@ impl AttemptLimit {
     #[must_use]
     pub const fn time_limit(self) -> Duration {
         match self {
-            Self::Whole(time) | Self::Head(time) => time,
+            Self::UntilEnd(time_limit) | Self::UntilStart(time_limit) => time_limit,
         }
     }
 
     /// True if the limit ends with the start of the response.
     #[must_use]
     pub const fn ends_with_head(self) -> bool {
-        matches!(self, Self::Head(_))
+        matches!(self, Self::UntilStart(_))
     }
 }
 
 impl CompiledActions {
-    /// Compiles the actions of a rule; `None` when it has none.
+    /// Compiles the actions of a rule with these matches; `None` if the rule has no actions.
     #[must_use]
     pub fn compile(actions: &RuleActions, matches: &[RequestMatch]) -> Option<Self> {
         if *actions == RuleActions::default() {
@@ -75,7 +78,7 @@ impl CompiledActions {
             request: FieldEdits::compile(&actions.request_headers),
             response: FieldEdits::compile(&actions.response_headers),
             without_backend: None,
-            attempt_limit: actions.attempt_timeout.map(AttemptLimit::Whole),
+            attempt_limit: actions.attempt_timeout.map(AttemptLimit::UntilEnd),
             retry: actions.retry.clone(),
             retry_policy: None,
             mirrors: actions.mirrors.as_slice().into(),
@@ -86,9 +89,9 @@ impl CompiledActions {
         })
     }
 
-    /// Returns the actions for one backend of a rule with these matches: the actions of the rule, if any,
-    /// combined with the edits of the backend. Backend edits apply to requests after those of the rule and to
-    /// responses before them; the backend's host and path replace those of the rule.
+    /// Returns the actions for one backend of a rule with these matches: the rule's actions, if any, combined with
+    /// the backend's edits. The backend's edits apply to requests after the rule's edits, and to responses before
+    /// them. A host or path rewrite of the backend replaces that of the rule.
     #[must_use]
     pub fn for_backend(
         rule: Option<&Arc<Self>>,
@@ -100,11 +103,11 @@ impl CompiledActions {
         let response = FieldEdits::compile(&edits.response_headers);
         let rule_rewrite = rule_actions.rewrite.clone();
         let rewrite = match (edits.rewrite.clone(), rule_rewrite) {
-            (Some(backend), Some(rule)) => Some(UrlRewrite {
-                hostname: backend.hostname.or(rule.hostname),
-                path: backend.path.or(rule.path),
+            (Some(backend_rewrite), Some(rule)) => Some(UrlRewrite {
+                hostname: backend_rewrite.hostname.or(rule.hostname),
+                path: backend_rewrite.path.or(rule.path),
             }),
-            (backend, rule) => backend.or(rule),
+            (backend_rewrite, rule) => backend_rewrite.or(rule),
         };
         Self {
             request: rule_actions.request.followed_by(&request),
@@ -116,23 +119,23 @@ impl CompiledActions {
         }
     }
 
-    /// Returns the actions with this retry policy as the default: the rule's own retries take precedence.
+    /// Returns the actions with this retry policy as the default. Retry settings of the rule take precedence.
     #[must_use]
     pub(crate) fn with_retry(&self, policy: &ServiceRetry) -> Self {
         let mut actions = self.clone();
         if actions.retry.is_none() {
             actions.retry = Some(policy.rule.clone());
             actions.retry_policy = Some((policy.policy.clone(), MatchSlot::default()));
-            let limit = policy.response_timeout.map(AttemptLimit::Head);
-            actions.attempt_limit = actions.attempt_limit.or(limit);
+            let response_limit = policy.response_timeout.map(AttemptLimit::UntilStart);
+            actions.attempt_limit = actions.attempt_limit.or(response_limit);
         }
         actions
     }
 
-    /// Removes this field from responses of the application.
+    /// Adds an edit that removes this field from responses of the application, before all other edits.
     pub(crate) fn hide_field(&mut self, name: &str) {
-        let hidden = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
-        self.response = hidden.followed_by(&self.response);
+        let removal = FieldEdits { remove: Box::new([name.into()]), lines: Box::default() };
+        self.response = removal.followed_by(&self.response);
     }
 
     /// Returns the actions for mirrored copies, which have no backend edits.
@@ -141,7 +144,7 @@ impl CompiledActions {
         self.without_backend.as_deref().unwrap_or(self)
     }
 
-    /// Creates actions that only edit heads.
+    /// Creates actions that only edit request and response heads.
     #[must_use]
     pub fn from_edits(request: FieldEdits, response: FieldEdits) -> Self {
         Self { request, response, ..Self::default() }
@@ -153,11 +156,11 @@ impl CompiledActions {
         self.redirect.is_some()
     }
 
-    /// Returns the redirect for a request to this port of the service.
+    /// Returns the redirect for a request to this port of the service; `None` if the rule does not redirect.
     ///
-    /// Parts that the rule does not set are taken from the request. A rule without a port uses the default port
-    /// of its scheme; without a scheme it uses the port of the authority, or, with another host name, the
-    /// service's port. Default ports are omitted.
+    /// Parts that the rule does not set are taken from the request. A rule without a port uses the default port of
+    /// its scheme. A rule without port and scheme uses the service's port if it sets a host name, and otherwise the
+    /// port of the request's authority. Default ports are omitted.
     #[must_use]
     pub fn redirection(&self, request: &RequestView<'_>, port: u16) -> Option<Redirection> {
         let redirect = self.redirect.as_ref()?;
@@ -166,7 +169,8 @@ impl CompiledActions {
         self.build_redirection(redirect, request, Scheme::Http, default_port)
     }
 
-    /// Returns the redirect for a request at a gateway port, whose scheme and number are the defaults.
+    /// Returns the redirect for a request at a gateway port; `None` if the rule does not redirect. `scheme` and
+    /// `port` of the gateway apply if the rule sets neither.
     #[must_use]
     pub fn redirection_at(
         &self,
@@ -177,7 +181,7 @@ impl CompiledActions {
         self.build_redirection(self.redirect.as_ref()?, request, scheme, Some(port))
     }
 
-    /// Returns the redirect for a request. `default_port` is the port for rules with neither port nor scheme.
+    /// Builds the redirect for a request. `default_port` is the port if the rule sets neither port nor scheme.
     fn build_redirection(
         &self,
         redirect: &Redirect,
@@ -205,7 +209,7 @@ impl CompiledActions {
         Some(Redirection { status: redirect.status, location })
     }
 
-    /// Returns the rewritten target with path and query; `None` if it is unchanged.
+    /// Returns the rewritten request target with path and query; `None` if it is unchanged.
     #[must_use]
     pub fn rewritten_target(&self, path: &str, query: Option<&str>) -> Option<String> {
         let edit = self.rewrite.as_ref()?.path.as_ref()?;
@@ -225,11 +229,11 @@ impl CompiledActions {
         self.rewrite.as_ref()?.hostname.as_ref().map(|name| name.as_str())
     }
 
-    /// Returns the path after an edit; borrowed if unchanged. `*` is not a path and is never edited.
+    /// Returns the path after an edit; borrowed if unchanged. The target `*` is not a path and is never edited.
     fn edit_path<'a>(&self, edit: Option<&PathEdit>, path: &'a str) -> Cow<'a, str> {
         match edit.filter(|_| path.starts_with('/')) {
             None => Cow::Borrowed(path),
-            Some(PathEdit::Full(full)) => Cow::Owned(full.clone()),
+            Some(PathEdit::Full(new_path)) => Cow::Owned(new_path.clone()),
             Some(PathEdit::Prefix(replacement)) => {
                 let remainder = path.get(self.prefix_bytes..).unwrap_or_default();
                 match (prefix_elements(replacement), remainder) {
@@ -241,7 +245,8 @@ impl CompiledActions {
     }
 }
 
-/// Returns the length in bytes of the path prefix, if there is a single match with one; otherwise 0.
+/// Returns the length in bytes of the path prefix of the only match; 0 if there are several matches, or if the match
+/// has no path prefix.
 fn prefix_bytes(matches: &[RequestMatch]) -> usize {
     match matches {
         [RequestMatch { path: PathMatch::Prefix(prefix), .. }] => prefix_elements(prefix).len(),
@@ -261,21 +266,25 @@ pub struct Redirection {
 /// Edits of a request or response head, in the form in which they are applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldEdits {
-    /// Lowercase names of received fields to remove.
+    /// The lower-case names of received fields to remove.
     pub remove: Box<[Box<str>]>,
-    /// Field lines to append, each with its final CR LF.
+    /// The field lines to append, each with its final CR LF.
     pub lines: Box<str>,
 }
 
 impl FieldEdits {
+    /// Compiles edits; a header that is set is removed and appended.
     pub(crate) fn compile(edits: &HeaderEdits) -> Self {
-        let set = edits.set.iter().map(|header| &header.name);
-        let remove = edits.remove.iter().chain(set).map(|name| name.as_str().into()).collect();
+        let set_names = edits.set.iter().map(|header| &header.name);
+        let remove =
+            edits.remove.iter().chain(set_names).map(|name| name.as_str().into()).collect();
         let mut lines = String::new();
         for header in edits.set.iter().chain(&edits.add) {
-            // The configuration readers reject other names and values; this check prevents an injected second
-            // line.
-            if HeaderEdits::is_name(&header.name) && HeaderEdits::is_value(&header.value) {
+            // The configuration readers reject other names and values already. This check ensures that a value never
+            // adds a second line.
+            if HeaderEdits::is_valid_name(&header.name)
+                && HeaderEdits::is_valid_value(&header.value)
+            {
                 write!(lines, "{}: {}\r\n", header.name, header.value)
                     .expect("writing to a String never fails");
             }
@@ -283,9 +292,10 @@ impl FieldEdits {
         Self { remove, lines: lines.into() }
     }
 
-    /// Returns these edits followed by `other`.
+    /// Returns the edits that have the effect of these edits followed by `other`.
     fn followed_by(&self, other: &Self) -> Self {
-        let is_removed = |name: &str| other.remove.iter().any(|is_removed| **is_removed == *name);
+        let is_removed =
+            |name: &str| other.remove.iter().any(|removed_name| **removed_name == *name);
         let mut lines = String::new();
         for (name, value) in self.appended().filter(|(name, _)| !is_removed(name)) {
             write!(lines, "{name}: {value}\r\n").expect("writing to a String never fails");
@@ -303,18 +313,18 @@ impl FieldEdits {
         self.remove.is_empty() && self.lines.is_empty()
     }
 
-    /// Returns the appended fields.
+    /// Returns the names and values of the appended fields.
     pub fn appended(&self) -> impl Iterator<Item = (&str, &str)> {
         self.lines.split_terminator("\r\n").filter_map(|line| line.split_once(": "))
     }
 
-    /// Returns the fields of a request after the edits; for tools.
+    /// Returns the fields of a head after the edits, for diagnostic tools such as `leno explain`.
     #[must_use]
     pub fn apply_to(&self, fields: &[(String, String)]) -> Vec<(String, String)> {
         let is_removed = |name: &str| {
             let is_similar =
-                |is_removed: &str| is_similar_name(is_removed.as_bytes(), name.as_bytes());
-            self.remove.iter().any(|is_removed| is_similar(is_removed))
+                |removed_name: &str| is_similar_name(removed_name.as_bytes(), name.as_bytes());
+            self.remove.iter().any(|removed_name| is_similar(removed_name))
         };
         let retained = fields.iter().filter(|(name, _)| !is_removed(name)).cloned();
         let appended = self.appended().map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -322,7 +332,7 @@ impl FieldEdits {
     }
 }
 
-/// Splits an authority into host and port.
+/// Splits an authority into host and port; the port is `None` if it is absent or not a number.
 pub(crate) fn split_authority(authority: &str) -> (&str, Option<u16>) {
     match authority.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),

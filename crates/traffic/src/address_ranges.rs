@@ -1,4 +1,4 @@
-//! Index of rules by address range.
+//! An index of rules by their address ranges. Ingress and egress rules use it to find the rules for an address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,19 +8,20 @@ use rustc_hash::FxHashMap;
 
 use crate::rule_index::RulePositions;
 
-/// Positions of rules, by their address ranges.
+/// The positions of rules, by their address ranges.
 #[derive(Debug, Default)]
 pub(crate) struct AddressRangeIndex {
     /// The rules of each range.
     by_range: FxHashMap<IpRange, Vec<usize>>,
     /// The distinct prefix lengths of the ranges.
     prefix_lengths: BTreeSet<u8>,
-    /// Rules for any address.
+    /// The rules for any address.
     unrestricted: Vec<usize>,
 }
 
 impl AddressRangeIndex {
-    /// Adds a rule after those added before; without ranges it applies to any address.
+    /// Adds a rule. Its position must be greater than all positions added before. Without ranges, the rule applies
+    /// to any address.
     pub(crate) fn add_rule(&mut self, position: usize, ranges: Option<&[IpRange]>) {
         let Some(ranges) = ranges else {
             self.unrestricted.push(position);
@@ -38,8 +39,8 @@ impl AddressRangeIndex {
 
     /// Returns the positions of all rules for an address, in order.
     pub(crate) fn rules_for_address(&self, address: IpAddr) -> RulePositions<'_> {
-        let range_of = |prefix: &u8| IpRange::from_address(address, *prefix);
-        let ranges = self.prefix_lengths.iter().filter_map(range_of);
+        let range_with_prefix = |prefix: &u8| IpRange::from_address(address, *prefix);
+        let ranges = self.prefix_lengths.iter().filter_map(range_with_prefix);
         let mut positions = RulePositions::empty();
         ranges
             .filter_map(|range| self.by_range.get(&range))

@@ -1,4 +1,5 @@
-//! Inbound authorization of connections and requests by peer identity.
+//! Inbound authorization: decides whether a peer may connect, send a request or send opaque bytes to a workload. The
+//! server's sidecar calls it for each connection and each request.
 
 mod decision;
 mod ingress_rules;
@@ -31,22 +32,23 @@ pub use ingress_rules::{ConnectionOrigin, SessionTransport};
 /// Access policies are evaluated first: deny rules, then allow rules. Ingress rules for clients outside the
 /// mesh come next. With `defaultPolicy: allow` every verified member of the trust domain is then allowed. With
 /// `defaultPolicy: deny` the allowed requests are the union of all `TrafficTarget`s with the peer as a source.
-/// The status is 403 for a peer without any `TrafficTarget`. For a peer with one that does not cover the
-/// request, it is 403 if the request is allowed to other peers, and 404 otherwise.
+///
+/// A denied request of a peer without any `TrafficTarget` receives a 403. If the peer has a `TrafficTarget` that does
+/// not cover the request, the response is a 403 if the request is allowed to other peers, and a 404 otherwise.
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
     /// The `TrafficTarget` rules; absent with `defaultPolicy: allow`.
     allow_rules: Option<AllowRules>,
     /// The access policy rules, if any.
-    policies: Option<PolicyRules>,
-    /// Revoked accounts, which are never allowed.
-    revoked: BTreeSet<ServiceAccount>,
-    /// `defaultPolicy: dry-run`: requests denied by policies are allowed.
+    policy_rules: Option<PolicyRules>,
+    /// The revoked accounts, which are never allowed.
+    revoked_accounts: BTreeSet<ServiceAccount>,
+    /// True with `defaultPolicy: dry-run`: requests that policies deny are allowed and reported.
     is_dry_run: bool,
-    /// With [`MtlsMode::Strict`], a peer without an identity is allowed by ingress rules only.
-    mtls: MtlsMode,
-    /// Ingress rules, for clients outside the mesh.
+    /// The mutual TLS mode. With [`MtlsMode::Strict`], a peer without an identity is allowed by ingress rules only.
+    mtls_mode: MtlsMode,
+    /// The ingress rules for clients outside the mesh.
     ingress_rules: IngressRules,
     /// Identifies this compilation in its permits.
     compilation: Arc<CompilationId>,
@@ -60,16 +62,16 @@ impl InboundAccess {
     pub fn from_config(config: &WorkloadConfig) -> Result<Self, InvalidPattern> {
         let access = Self::compile(&config.access, &config.trust_domain)?;
         Ok(Self {
-            revoked: config.revoked.clone(),
+            revoked_accounts: config.revoked.clone(),
             is_dry_run: config.inbound.is_dry_run,
-            mtls: config.mtls,
-            policies: PolicyRules::compile(&config.inbound.rules, &config.ports)?,
+            mtls_mode: config.mtls,
+            policy_rules: PolicyRules::compile(&config.inbound.rules, &config.ports)?,
             ingress_rules: IngressRules::compile(&config.ingress_rules)?,
             ..access
         })
     }
 
-    /// Compiles the access rules of a workload.
+    /// Compiles the `TrafficTarget` rules of a workload, without access policies, ingress rules and revocations.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
@@ -81,20 +83,20 @@ impl InboundAccess {
         Ok(Self {
             trust_domain: trust_domain.clone(),
             allow_rules,
-            revoked: BTreeSet::new(),
+            revoked_accounts: BTreeSet::new(),
             is_dry_run: false,
-            mtls: MtlsMode::Strict,
-            policies: None,
+            mtls_mode: MtlsMode::Strict,
+            policy_rules: None,
             ingress_rules: IngressRules::default(),
             compilation: Arc::new(CompilationId),
         })
     }
 
-    /// Authorizes a connection, or a stream of a link, to a port of the application by the verified peer
-    /// identity; `None` is a peer without an identity.
+    /// Authorizes a connection, or a stream of a link, to a port of the application by the verified identity of the
+    /// peer; `None` is a peer without an identity.
     ///
-    /// With `defaultPolicy: deny` a peer without any policy receives a permit that denies every request: links
-    /// outlive policies, and HTTP clients expect a 403.
+    /// With `defaultPolicy: deny` a peer without any policy also receives a permit; it denies every request. A policy
+    /// may allow the peer while its link is open, and HTTP clients expect a 403 instead of a closed connection.
     ///
     /// # Errors
     /// `plaintext-rejected` for a peer without an identity, unless the workload accepts plaintext;
@@ -107,11 +109,11 @@ impl InboundAccess {
         self.authorize_connection_from(peer, port, None)
     }
 
-    /// Authorizes a connection like [`Self::authorize_connection`], and also by the ingress rules if its origin
-    /// is known.
+    /// Authorizes a connection like [`Self::authorize_connection`], and also by the ingress rules if the origin of
+    /// the connection is known.
     ///
     /// # Errors
-    /// As for [`Self::authorize_connection`].
+    /// The errors of [`Self::authorize_connection`].
     pub fn authorize_connection_from(
         &self,
         peer: Option<&SpiffeId>,
@@ -127,8 +129,8 @@ impl InboundAccess {
         })))
     }
 
-    /// Returns the protocol that plaintext clients at this address may use at a port of an application with
-    /// this protocol; `None` if no ingress rule allows plaintext there.
+    /// Returns the protocol that plaintext clients at this address may use at a port; `None` if no ingress rule
+    /// allows them plaintext. `protocol` is the protocol of the application at the port.
     #[must_use]
     pub fn plaintext_protocol(
         &self,
@@ -151,13 +153,13 @@ impl InboundAccess {
         self.ingress_rules.accepts_external_principals(port, address)
     }
 
-    /// Authorizes a request. If the permit comes from another compilation, the rules are looked up again for
-    /// the identity, port and origin in it.
+    /// Authorizes a request. If the permit comes from another compilation, the rules are looked up again for the
+    /// identity, port and origin in the permit.
     ///
     /// # Errors
-    /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows it to
-    /// other peers, if any. With `defaultPolicy: dry-run` these become permits with a
-    /// [would-be denial](RequestPermit::would_deny).
+    /// `denied-by-policy`, with the policy; `denied` or `no-policy-route`, with the policy that allows the request to
+    /// other peers, if any. With `defaultPolicy: dry-run` the method returns a permit with a
+    /// [would-be denial](RequestPermit::would_deny) instead of these errors.
     pub fn authorize_request(
         &self,
         permit: &ConnectionPermit,
@@ -176,46 +178,49 @@ impl InboundAccess {
         self.apply_mode(&applicable, self.evaluate_bytes(&applicable, permit.0.port))
     }
 
-    /// Checks deny rules for opaque bytes that begin with an HTTP request, on a port of any protocol. Call
-    /// [`Self::authorize_tcp`] as well.
+    /// Checks the deny rules for opaque bytes that begin with an HTTP request, on a port of any protocol. Callers
+    /// must call [`Self::authorize_tcp`] as well.
     ///
     /// # Errors
     /// `denied-by-policy` if a rule denies some requests of the peer; also the errors of
     /// [`Self::authorize_connection`].
     pub fn authorize_hidden_request(&self, permit: &ConnectionPermit) -> Result<(), Denial> {
         let applicable = self.current_rules(permit)?;
-        let policies = self.policies.as_ref().zip(applicable.policies.as_ref());
-        let result = policies.and_then(|(policies, rules)| policies.evaluate_hidden_request(rules));
+        let policy_rules = self.policy_rules.as_ref().zip(applicable.policy_rules.as_ref());
+        let result = policy_rules
+            .and_then(|(policy_rules, rules)| policy_rules.evaluate_hidden_request(rules));
         self.apply_mode(&applicable, result.unwrap_or(Ok(DecidedBy::NoRule))).map(drop)
     }
 
-    /// True if the rules may allow a request of this peer. The rules for opaque bytes may still reject bytes
-    /// that contain such a request.
+    /// True if the rules may allow a request of this peer. [`Self::authorize_tcp`] may still reject opaque bytes that
+    /// contain the request.
     #[must_use]
     pub fn may_allow_requests(&self, permit: &ConnectionPermit) -> bool {
         let Ok(applicable) = self.current_rules(permit) else { return false };
-        let policies = applicable.policies.as_deref();
-        if policies.is_some_and(PeerRules::denies_all) {
-            return self.is_dry_run && !applicable.ingress_only;
+        let policy_rules = applicable.policy_rules.as_deref();
+        if policy_rules.is_some_and(PeerRules::denies_all) {
+            return self.is_dry_run && !applicable.is_ingress_only;
         }
-        if policies.is_some_and(PeerRules::may_allow) || !applicable.ingress_rules.is_empty() {
+        if policy_rules.is_some_and(PeerRules::may_allow) || !applicable.ingress_rules.is_empty() {
             return true;
         }
-        !applicable.ingress_only
-            && (self.is_dry_run || self.allow_rules.is_none() || applicable.targets.is_some())
+        !applicable.is_ingress_only
+            && (self.is_dry_run || self.allow_rules.is_none() || applicable.target_rules.is_some())
     }
 
+    /// Returns the decision about a request, before dry-run mode is applied.
     fn evaluate_request(
         &self,
         applicable: &ApplicableRules,
         request: &RequestView<'_>,
     ) -> PolicyResult {
-        if self.policies.is_none() && self.allow_rules.is_none() && !applicable.ingress_only {
+        if self.policy_rules.is_none() && self.allow_rules.is_none() && !applicable.is_ingress_only
+        {
             return Ok(DecidedBy::NoRule);
         }
         let path = PathKind::from_path(request.path);
-        if let (Some(policies), Some(rules)) = (&self.policies, &applicable.policies)
-            && let Some(result) = policies.evaluate_request(rules, request, path)
+        if let (Some(policy_rules), Some(rules)) = (&self.policy_rules, &applicable.policy_rules)
+            && let Some(result) = policy_rules.evaluate_request(rules, request, path)
         {
             return result;
         }
@@ -224,30 +229,31 @@ impl InboundAccess {
         {
             return Ok(DecidedBy::IngressRule(index));
         }
-        if applicable.ingress_only {
+        if applicable.is_ingress_only {
             return Err((Reason::NoPolicyRoute, DecidedBy::NoRule));
         }
         let Some(allow_rules) = &self.allow_rules else {
             return Ok(DecidedBy::NoRule);
         };
-        let targets = applicable.targets.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
+        let target_rules =
+            applicable.target_rules.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
         let allows = |rule: &CompiledAccess| {
-            rule.http.iter().any(|matcher| allows_path(matcher, request, path))
+            rule.request_matchers.iter().any(|matcher| allows_path(matcher, request, path))
         };
         let allows_at = |rule: usize, match_position: usize| {
-            let matcher =
-                allow_rules.rules.get(rule).and_then(|rule| rule.http.get(match_position));
+            let matchers = allow_rules.rules.get(rule).map(|rule| &rule.request_matchers);
+            let matcher = matchers.and_then(|matchers| matchers.get(match_position));
             matcher.is_some_and(|matcher| allows_path(matcher, request, path))
         };
-        let own_rule = match &targets.index {
-            None => allow_rules.find_allowing_rule(&targets.positions, allows),
+        let own_rule = match &target_rules.index {
+            None => allow_rules.find_allowing_rule(&target_rules.positions, allows),
             Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
         };
         if let Some(index) = own_rule {
             return Ok(DecidedBy::Target(index));
         }
-        // The peer's own rules do not match, so a matching rule belongs to other peers. The lookup is
-        // indexed, so that a denied request does not evaluate the rules of all peers.
+        // The peer's own rules do not match, so a matching rule belongs to other peers. The index avoids an
+        // evaluation of the rules of all peers for each denied request.
         let other_rule = match &allow_rules.index {
             None => allow_rules.rules.iter().position(allows),
             Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
@@ -258,34 +264,35 @@ impl InboundAccess {
         }
     }
 
+    /// Returns the decision about opaque bytes, before dry-run mode is applied.
     fn evaluate_bytes(&self, applicable: &ApplicableRules, port: u16) -> PolicyResult {
-        if let (Some(policies), Some(rules)) = (&self.policies, &applicable.policies)
-            && let Some(result) = policies.evaluate_bytes(rules)
+        if let (Some(policy_rules), Some(rules)) = (&self.policy_rules, &applicable.policy_rules)
+            && let Some(result) = policy_rules.evaluate_bytes(rules)
         {
             return result;
         }
         if let Some(index) = self.ingress_rules.find_for_bytes(&applicable.ingress_rules) {
             return Ok(DecidedBy::IngressRule(index));
         }
-        if applicable.ingress_only {
+        if applicable.is_ingress_only {
             return Err((Reason::Denied, DecidedBy::NoRule));
         }
         let Some(allow_rules) = &self.allow_rules else {
             return Ok(DecidedBy::NoRule);
         };
-        let allows = |rule: &CompiledAccess| rule.opens_port(port);
-        let targets = applicable.targets.as_ref();
-        if let Some(index) =
-            targets.and_then(|targets| allow_rules.find_allowing_rule(&targets.positions, allows))
-        {
+        let allows = |rule: &CompiledAccess| rule.allows_tcp_port(port);
+        let target_rules = applicable.target_rules.as_ref();
+        if let Some(index) = target_rules.and_then(|target_rules| {
+            allow_rules.find_allowing_rule(&target_rules.positions, allows)
+        }) {
             return Ok(DecidedBy::Target(index));
         }
         let other_rule = allow_rules.rules.iter().position(allows);
         Err((Reason::Denied, other_rule.map_or(DecidedBy::NoRule, DecidedBy::Target)))
     }
 
-    /// With `defaultPolicy: dry-run` policy denials are allowed and recorded in the permit, except for clients
-    /// with no access other than through ingress rules.
+    /// Converts a decision into a permit or a denial. With `defaultPolicy: dry-run`, denied requests are allowed and
+    /// the denial is recorded in the permit, except for clients that only ingress rules can allow.
     fn apply_mode(
         &self,
         applicable: &ApplicableRules,
@@ -293,7 +300,7 @@ impl InboundAccess {
     ) -> Result<RequestPermit, Denial> {
         match result {
             Ok(decided_by) => Ok(RequestPermit { decided_by, would_deny: None }),
-            Err((reason, decided_by)) if self.is_dry_run && !applicable.ingress_only => {
+            Err((reason, decided_by)) if self.is_dry_run && !applicable.is_ingress_only => {
                 Ok(RequestPermit { decided_by, would_deny: Some(reason) })
             }
             Err((reason, decided_by)) => {
@@ -302,24 +309,25 @@ impl InboundAccess {
         }
     }
 
-    /// True if the permit comes from this compilation. Other permits are valid, but each decision costs a rule
-    /// lookup: replace them by calling [`Self::authorize_connection`] again.
+    /// True if the permit comes from this compilation. Other permits are valid, but each decision with them looks up
+    /// the rules again: replace them by calling [`Self::authorize_connection`] again.
     #[must_use]
     pub fn is_current(&self, permit: &ConnectionPermit) -> bool {
         Arc::ptr_eq(&self.compilation, &permit.0.compilation)
     }
 
-    /// Returns the policy behind a permit; `None` with `defaultPolicy: allow`. For a would-be denial, it is the
-    /// policy that allows the request to other peers, if any.
+    /// Returns the policy that allowed the request; `None` if it was allowed by default. For a would-be denial,
+    /// returns the policy that denies the request or allows it to other peers, if any.
     #[must_use]
     pub fn decision(&self, permit: RequestPermit) -> Option<&PolicyDecision> {
         self.decision_for(permit.decided_by)
     }
 
+    /// Returns the policy of the rule that decided; `None` if no rule decided.
     fn decision_for(&self, decided_by: DecidedBy) -> Option<&PolicyDecision> {
         match decided_by {
             DecidedBy::NoRule => None,
-            DecidedBy::Policy(index) => self.policies.as_ref()?.decision(index),
+            DecidedBy::Policy(index) => self.policy_rules.as_ref()?.decision(index),
             DecidedBy::IngressRule(index) => self.ingress_rules.decision(index),
             DecidedBy::Target(index) => {
                 self.allow_rules.as_ref()?.rules.get(index).map(|rule| &rule.decision)
@@ -327,6 +335,7 @@ impl InboundAccess {
         }
     }
 
+    /// Returns the rules of a permit; they are looked up again if the permit comes from another compilation.
     fn current_rules<'a>(
         &self,
         permit: &'a ConnectionPermit,
@@ -339,7 +348,7 @@ impl InboundAccess {
         }
     }
 
-    /// Returns the rules for a peer at a port.
+    /// Returns the rules for a peer at a port; an error if the peer may not connect.
     fn rules_for(
         &self,
         peer: Option<&SpiffeId>,
@@ -356,42 +365,44 @@ impl InboundAccess {
         if peer.trust_domain != self.trust_domain {
             return Err(Denial::without_policy(Reason::ForeignTrustDomain));
         }
-        if self.revoked.contains(&peer.account) {
+        if self.revoked_accounts.contains(&peer.account) {
             return Err(Denial::without_policy(Reason::RevokedPeer));
         }
         let allow_rules = self.allow_rules.as_ref();
         let account = &peer.account;
         Ok(ApplicableRules {
-            targets: allow_rules
+            target_rules: allow_rules
                 .and_then(|allow_rules| allow_rules.by_source.get(account))
                 .cloned(),
-            policies: self.peer_rules(Some(account), port),
+            policy_rules: self.peer_rules(Some(account), port),
             ingress_rules: ingress_rules(),
-            ingress_only: false,
+            is_ingress_only: false,
         })
     }
 
-    /// Returns the rules for a peer without an identity. No `TrafficTarget` can name it, but access policies
+    /// Returns the rules for a peer without an identity. `TrafficTarget`s cannot name such a peer; access policies
     /// and ingress rules apply to it.
     fn rules_without_identity(
         &self,
         port: u16,
         ingress_rules: RuleSubset,
     ) -> Result<ApplicableRules, Denial> {
-        let ingress_only = self.mtls == MtlsMode::Strict;
-        if ingress_only && ingress_rules.is_empty() {
+        let is_ingress_only = self.mtls_mode == MtlsMode::Strict;
+        if is_ingress_only && ingress_rules.is_empty() {
             return Err(Denial::without_policy(Reason::PlaintextRejected));
         }
-        let policies = self.peer_rules(None, port);
-        Ok(ApplicableRules { targets: None, policies, ingress_rules, ingress_only })
+        let policy_rules = self.peer_rules(None, port);
+        Ok(ApplicableRules { target_rules: None, policy_rules, ingress_rules, is_ingress_only })
     }
 
+    /// Returns the access policy rules for a peer; `None` is a peer without an identity.
     fn peer_rules(&self, peer: Option<&ServiceAccount>, port: u16) -> Option<Box<PeerRules>> {
-        self.policies.as_ref().map(|rules| Box::new(rules.rules_for_peer(peer, port)))
+        self.policy_rules.as_ref().map(|rules| Box::new(rules.rules_for_peer(peer, port)))
     }
 }
 
-/// Proof that a peer presented an identity of this mesh, or needs none, with the rules for it. Cheap to clone.
+/// Proof that a peer may connect: it presented an identity of this mesh, or needs none. Contains the rules that apply
+/// to the peer. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ConnectionPermit(Arc<ConnectionAuthorization>);
 
@@ -406,12 +417,14 @@ impl ConnectionPermit {
 /// The contents of a [`ConnectionPermit`].
 #[derive(Debug)]
 struct ConnectionAuthorization {
+    /// The verified identity of the peer, if any.
     peer: Option<SpiffeId>,
     /// The port of the application.
     port: u16,
     /// The origin of the connection, if known.
     origin: Option<ConnectionOrigin>,
     applicable_rules: ApplicableRules,
+    /// The compilation that the rules come from.
     compilation: Arc<CompilationId>,
 }
 
@@ -419,13 +432,13 @@ struct ConnectionAuthorization {
 #[derive(Debug, Clone)]
 struct ApplicableRules {
     /// The `TrafficTarget` rules with the peer as a source, if any.
-    targets: Option<Arc<SourceRules>>,
+    target_rules: Option<Arc<SourceRules>>,
     /// The access policy rules, if any; boxed, because this struct is moved often.
-    policies: Option<Box<PeerRules>>,
+    policy_rules: Option<Box<PeerRules>>,
     /// The ingress rules that allow the client.
     ingress_rules: RuleSubset,
     /// True if only ingress rules can allow requests of this peer.
-    ingress_only: bool,
+    is_ingress_only: bool,
 }
 
 /// Proof that a request or byte stream is allowed. [`InboundAccess::decision`] returns its policy.
@@ -433,6 +446,7 @@ struct ApplicableRules {
 #[must_use]
 pub struct RequestPermit {
     decided_by: DecidedBy,
+    /// The reason of the would-be denial with `defaultPolicy: dry-run`, if any.
     would_deny: Option<Reason>,
 }
 
@@ -444,10 +458,11 @@ impl RequestPermit {
     }
 }
 
-/// The decision of the policies, before the mode is applied.
+/// The decision of the policies, before dry-run mode is applied: the rule that allows, or the reason of the denial and
+/// the rule that is reported with it.
 type PolicyResult = Result<DecidedBy, (Reason, DecidedBy)>;
 
-/// The rule that decided.
+/// The rule that decided, by its position among the rules of its kind.
 #[derive(Debug, Clone, Copy)]
 enum DecidedBy {
     NoRule,
@@ -459,21 +474,21 @@ enum DecidedBy {
     IngressRule(usize),
 }
 
-/// Identifies a compilation by the address of its `Arc`.
+/// Identifies a compilation by the address of the `Arc` that contains it.
 #[derive(Debug)]
 struct CompilationId;
 
-/// The `TrafficTarget` rules of a workload, with the sources that each allows.
+/// The `TrafficTarget` rules of a workload, indexed by the sources that they allow.
 #[derive(Debug)]
 struct AllowRules {
     rules: Box<[CompiledAccess]>,
-    /// The rules of each source, so that requests compare no identities.
+    /// The rules of each source, found once per connection, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
     /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
 }
 
-/// The rules of one or more sources.
+/// The rules of a source; sources with the same rules share them.
 #[derive(Debug)]
 struct SourceRules {
     /// Positions in [`AllowRules::rules`].
@@ -487,34 +502,37 @@ impl AllowRules {
         let mut by_source = BTreeMap::<_, Vec<usize>>::new();
         for (index, rule) in rules.iter().enumerate() {
             for source in &rule.sources {
-                let indices = by_source.entry(source.clone()).or_default();
-                if indices.last() != Some(&index) {
-                    indices.push(index);
+                let positions = by_source.entry(source.clone()).or_default();
+                // A repeated source is stored once.
+                if positions.last() != Some(&index) {
+                    positions.push(index);
                 }
             }
         }
         let rules: Box<[CompiledAccess]> =
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
-        let http = |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.http));
-        // Sources with the same rules share one list.
-        let mut lists = BTreeMap::<Vec<usize>, Arc<SourceRules>>::new();
-        let mut shared_list = |indices: Vec<usize>| {
-            let list = lists.entry(indices).or_insert_with_key(|indices| {
-                let index = MatchIndex::from_matches(indices.iter().map(|index| http(*index)));
-                Arc::new(SourceRules { positions: indices.as_slice().into(), index })
-            });
-            Arc::clone(list)
+        let matchers_of =
+            |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.request_matchers));
+        let mut rules_by_positions = BTreeMap::<Vec<usize>, Arc<SourceRules>>::new();
+        let mut shared_rules = |positions: Vec<usize>| {
+            let source_rules =
+                rules_by_positions.entry(positions).or_insert_with_key(|positions| {
+                    let matchers = positions.iter().map(|index| matchers_of(*index));
+                    let index = MatchIndex::from_matches(matchers);
+                    Arc::new(SourceRules { positions: positions.as_slice().into(), index })
+                });
+            Arc::clone(source_rules)
         };
         let by_source =
-            by_source.into_iter().map(|(source, indices)| (source, shared_list(indices)));
+            by_source.into_iter().map(|(source, positions)| (source, shared_rules(positions)));
         Ok(Self {
             by_source: by_source.collect(),
-            index: MatchIndex::from_matches((0..rules.len()).map(http)),
+            index: MatchIndex::from_matches((0..rules.len()).map(matchers_of)),
             rules,
         })
     }
 
-    /// Returns the position of the first of these rules that allows the request or bytes.
+    /// Returns the position of the first candidate that allows the request or bytes; `None` if no candidate does.
     fn find_allowing_rule(
         &self,
         candidates: &[usize],
@@ -529,29 +547,32 @@ impl AllowRules {
 #[derive(Debug)]
 struct CompiledAccess {
     decision: PolicyDecision,
-    http: Box<[RequestMatcher]>,
-    tcp: PortSet,
+    /// The allowed HTTP requests; none when empty.
+    request_matchers: Box<[RequestMatcher]>,
+    /// The ports at which opaque bytes are allowed.
+    tcp_ports: PortSet,
 }
 
 impl CompiledAccess {
     fn compile(rule: &AccessRule) -> Result<Self, InvalidPattern> {
-        let http = rule.http.iter().map(RequestMatcher::compile_allowing);
+        let request_matchers = rule.http.iter().map(RequestMatcher::compile_allowing);
         Ok(Self {
             decision: PolicyDecision::from_target(rule.policy.clone()),
-            http: http.collect::<Result<_, _>>().map_err(|error| {
+            request_matchers: request_matchers.collect::<Result<_, _>>().map_err(|error| {
                 error.with_object(ObjectKey::TrafficTarget(rule.policy.clone()))
             })?,
-            tcp: rule.tcp.clone(),
+            tcp_ports: rule.tcp.clone(),
         })
     }
 
-    fn opens_port(&self, port: u16) -> bool {
-        self.tcp.contains(port)
+    /// True if the rule allows opaque bytes at a port.
+    fn allows_tcp_port(&self, port: u16) -> bool {
+        self.tcp_ports.contains(port)
     }
 }
 
-/// True if an allow rule matches a request as sent, and its path has no dot segments. A network-path reference
-/// must match in each path that an application may read in it.
+/// True if an allow rule matches a request as sent. A path with dot segments matches no rule that constrains the
+/// path. For a network-path reference (`//…`), each path that an application may read in it must match.
 #[inline]
 pub(crate) fn allows_path(
     matcher: &RequestMatcher,
@@ -562,8 +583,8 @@ pub(crate) fn allows_path(
         && matcher.matches(request)
 }
 
-/// True if the path condition of an allow rule holds for a path that is not plain. A separate function, so that
-/// plain paths need no stack space for it.
+/// True if the path condition of an allow rule holds for a path that is not plain. This is a separate function so
+/// that plain paths do not need its stack space.
 #[inline(never)]
 fn matches_unusual_path(
     matcher: &RequestMatcher,

@@ -1,26 +1,27 @@
-//! Exponential back-off with jitter for failed endpoints and peers.
+//! Exponential back-off with jitter: the delay before a failed endpoint or peer is tried again.
 
 use std::time::Duration;
 
-/// Returns the delay after this many consecutive failures: doubling from [`MIN_DELAY`] to [`MAX_DELAY`], with
-/// jitter in the upper half, so that clients that failed together do not retry together. The delay is zero
-/// without failures. `random` is a uniform random number.
+/// Returns the delay after this many consecutive failures; zero without failures. The maximum delay doubles from
+/// [`MIN_DELAY`] to [`MAX_DELAY`]; the delay is between half of it and all of it, at random, so that clients that
+/// failed at the same time do not retry at the same time. `random` is a uniform random number.
 #[must_use]
 pub fn backoff_delay(failures: u32, random: u64) -> Duration {
     let Some(doublings) = failures.checked_sub(1) else {
         return Duration::ZERO;
     };
     let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
-    let delay_max = MIN_DELAY.saturating_mul(factor).min(MAX_DELAY);
-    let half = delay_max / 2;
-    let jitter_ns = (u128::from(random) * (delay_max - half).as_nanos()) >> 64;
-    half + Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX))
+    let max_delay = MIN_DELAY.saturating_mul(factor).min(MAX_DELAY);
+    let half_delay = max_delay / 2;
+    let jitter_ns = (u128::from(random) * (max_delay - half_delay).as_nanos()) >> 64;
+    half_delay + Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX))
 }
 
-/// The delay after the first failure, before jitter: a restarting process is back within a few of these.
+/// The delay after the first failure, before jitter. A restarted process is usually available after a few such
+/// delays.
 pub const MIN_DELAY: Duration = Duration::from_millis(100);
 
-/// The maximum delay after any number of failures: it limits how long a recovered endpoint stays unused.
+/// The maximum delay after any number of failures. It limits the time for which a recovered endpoint is not used.
 pub const MAX_DELAY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Load balancing: power of two choices by default, or the algorithm of a policy.
+//! Load balancing: the choice of an endpoint by power of two choices, which is the default. The submodules contain the
+//! other algorithms, consistent hashing, slow start and load measurement.
 
 mod choice;
 pub mod hashing;
@@ -33,7 +34,8 @@ pub trait Candidates {
     /// failed connect.
     fn is_usable(&self, index: usize) -> bool;
 
-    /// True if the candidate at this index may be chosen when none is usable; false if a policy ejected it.
+    /// True if the candidate at this index may be chosen when no candidate is usable; false if outlier detection
+    /// ejected it.
     fn is_eligible(&self, index: usize) -> bool {
         let _ = index;
         true
@@ -49,8 +51,8 @@ pub trait Candidates {
 /// If weights differ, candidates are picked by weight, and both picks may be the same one. `random` is a
 /// uniform random number.
 ///
-/// If no candidate is usable, all eligible ones take part: their failures are old evidence, and an attempt is
-/// better than a certain failure. The result is `None` only if none is eligible.
+/// If no candidate is usable, the two are picked from all eligible candidates, because an attempt is better than a
+/// certain failure. Returns `None` only if no candidate is eligible.
 #[must_use]
 pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let count = candidates.len();
@@ -69,7 +71,8 @@ pub fn pick_candidate<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Op
     }
 }
 
-/// Picks two candidates among the usable ones, after the first pick returned an unusable one.
+/// Picks two usable candidates, after the first pick (`first`, `second`) returned an unusable one. Returns the one
+/// with less load.
 fn pick_usable<C: Candidates + ?Sized>(
     candidates: &C,
     random: u64,
@@ -81,14 +84,14 @@ fn pick_usable<C: Candidates + ?Sized>(
         0 => pick_eligible(candidates, random, first, second),
         1 => usable().next(),
         count => {
-            // The old number is known to select an unusable candidate, so a new one is derived.
+            // `random` is known to select an unusable candidate, so another random number is derived.
             let (first, second) = random_pair(count, mix_random(random));
             Some(pick_less_loaded(candidates, usable().nth(first)?, usable().nth(second)?))
         }
     }
 }
 
-/// Picks two candidates among the eligible ones, if none is usable.
+/// Picks two eligible candidates, if no candidate is usable. Returns the one with less load.
 fn pick_eligible<C: Candidates + ?Sized>(
     candidates: &C,
     random: u64,
@@ -106,7 +109,7 @@ fn pick_eligible<C: Candidates + ?Sized>(
     }
 }
 
-/// Returns the candidate with less load; the first of equals.
+/// Returns the candidate with less load; `first` if the loads are equal.
 fn pick_less_loaded<C: Candidates + ?Sized>(candidates: &C, first: usize, second: usize) -> usize {
     match candidates.load(second).is_less_than(candidates.load(first)) {
         true => second,
@@ -143,6 +146,7 @@ const LOW_BITS: u64 = 0xFFFF_FFFF;
 mod tests {
     use super::*;
 
+    /// The requests in progress of each candidate, and true if it is usable.
     struct Table(Vec<(u32, bool)>);
 
     impl Candidates for Table {
@@ -232,7 +236,7 @@ mod tests {
         assert!(counts.iter().all(|count| is_near(*count, 0.25)), "{counts:?}");
     }
 
-    /// Candidates of which none is usable, each with true if it is eligible.
+    /// Unusable candidates, each with true if it is eligible.
     struct EjectedCandidates(Vec<bool>);
 
     impl Candidates for EjectedCandidates {

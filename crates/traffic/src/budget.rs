@@ -1,4 +1,4 @@
-//! Retry budget: the limit of retries to one service.
+//! The retry budget, which limits the retries of requests to one service.
 
 use std::time::{Duration, Instant};
 
@@ -6,31 +6,31 @@ use leno_model::RetryRule;
 
 /// The retry budget of one service in one thread.
 ///
-/// Each request adds a fraction of a retry, and each retry takes one. Retries are thus limited to
-/// [`SHARE_PERCENT`] of the requests, plus a few that time restores: services with few requests can be retried,
-/// and a failing service is not overloaded by retries.
+/// Each request adds a fraction of a retry to the balance, and each retry subtracts one. Retries are thus limited to
+/// [`SHARE_PERCENT`] of the requests, plus one retry per [`FLOOR_PERIOD`] while the balance is below the floor. A
+/// failing service is not overloaded by retries, and requests to a service with few requests can be retried.
 #[derive(Debug, Clone)]
 pub struct RetryBudget {
-    /// The available retries, in hundredths.
+    /// The available retries, in hundredths of a retry.
     balance: u32,
     /// The time up to which the balance was refilled.
     refilled_at: Instant,
 }
 
 impl RetryBudget {
-    /// Creates a budget at the floor.
+    /// Creates a budget with [`FLOOR_RETRIES`].
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { balance: FLOOR_RETRIES * RETRY, refilled_at: now }
     }
 
-    /// Records a request.
+    /// Adds the share of one request to the balance.
     pub fn deposit(&mut self) {
-        let maximum = MAX_BALANCE_RETRIES * RETRY;
-        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(maximum);
+        let balance_max = MAX_BALANCE_RETRIES * RETRY;
+        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(balance_max);
     }
 
-    /// Takes one retry, if available.
+    /// Subtracts one retry from the balance. Returns false if no retry is available.
     #[must_use]
     pub fn withdraw(&mut self, now: Instant) -> bool {
         self.refill(now);
@@ -43,7 +43,7 @@ impl RetryBudget {
         }
     }
 
-    /// Refills the budget for the elapsed time, up to the floor.
+    /// Adds the retries for the elapsed time, up to the floor.
     fn refill(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.refilled_at);
         let periods = elapsed.as_nanos() / FLOOR_PERIOD.as_nanos();
@@ -51,21 +51,21 @@ impl RetryBudget {
             return;
         };
         self.refilled_at = now;
-        let floor = FLOOR_RETRIES * RETRY;
-        if self.balance < floor {
-            let refilled = self.balance.saturating_add(periods.saturating_mul(RETRY));
-            self.balance = refilled.min(floor);
+        let floor_balance = FLOOR_RETRIES * RETRY;
+        if self.balance < floor_balance {
+            let refilled_balance = self.balance.saturating_add(periods.saturating_mul(RETRY));
+            self.balance = refilled_balance.min(floor_balance);
         }
     }
 }
 
-/// The retries that a hundred requests add.
+/// The number of retries that a hundred requests add.
 pub const SHARE_PERCENT: u32 = 20;
-/// The balance that time restores, in retries, for services with few requests: all retries of one request.
+/// The floor: the balance in retries that is restored over time. It suffices for all retries of one request.
 pub const FLOOR_RETRIES: u32 = RetryRule::MAX_ATTEMPTS as u32;
 /// The time to restore one retry below the floor.
 pub const FLOOR_PERIOD: Duration = Duration::from_secs(1);
-/// The maximum balance, in retries: an hour without failures must not permit a retry storm.
+/// The maximum balance in retries. It prevents a retry storm after a long time without failures.
 pub const MAX_BALANCE_RETRIES: u32 = 100;
 /// One retry, in the unit of the balance.
 const RETRY: u32 = 100;
@@ -90,13 +90,13 @@ mod tests {
         }
         assert_eq!(withdraw_times(&mut budget, 50, now), 10);
         // A total failure: every request is retried as often as possible.
-        let retried: usize = (0..1_000)
+        let retry_count: usize = (0..1_000)
             .map(|_| {
                 budget.deposit();
                 withdraw_times(&mut budget, 3, now)
             })
             .sum();
-        assert_eq!(retried, 200);
+        assert_eq!(retry_count, 200);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! Per-thread circuit breaker state of one upstream port.
+//! The circuit breaker of one upstream port: the per-thread state that opens and closes the circuit. Concurrency
+//! limits are enforced elsewhere.
 
 use std::time::Duration;
 
 use leno_model::{FailureThreshold, TripConditions};
 
-/// The circuit breaker of one upstream port. The owner provides the time, relative to any fixed moment.
+/// The circuit breaker of one upstream port. Times are durations since an arbitrary start, given by the caller.
 #[derive(Debug)]
 pub struct Circuit {
     rule: TripConditions,
@@ -13,15 +14,17 @@ pub struct Circuit {
     bucket_end: Duration,
     /// The index of the current bucket.
     current_bucket: usize,
+    /// The buckets of the sliding window.
     buckets: Box<[Bucket]>,
-    total: Bucket,
+    /// The sum of all buckets.
+    totals: Bucket,
     consecutive_failures: u32,
     state: CircuitState,
     /// The number of transitions. Requests that started in an earlier epoch are not counted.
     epoch: u32,
 }
 
-/// The outcomes of requests in one part of the window.
+/// The numbers of requests by outcome, in one part of the window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Bucket {
     requests: u32,
@@ -29,25 +32,29 @@ struct Bucket {
     slow: u32,
 }
 
+/// The state of a circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CircuitState {
+    /// All requests are admitted.
     Closed,
+    /// No request is admitted.
     Open {
+        /// The time at which the circuit becomes half-open.
         until: Duration,
     },
-    /// Probes are allowed.
+    /// A limited number of requests, the probes, is admitted.
     HalfOpen {
         /// The number of successful probes.
         successes: u32,
         /// The number of probes in progress.
         in_progress: u32,
-        /// The deadline for probes, which may be long-lived streams.
+        /// The time at which new probes replace those in progress, which may be long-lived streams.
         until: Duration,
     },
 }
 
-/// Identifies an admitted request. It is passed to [`Circuit::record_result`] or [`Circuit::release_ticket`]
-/// when the request ends.
+/// The ticket of an admitted request. The caller passes it to [`Circuit::record_result`] or
+/// [`Circuit::release_ticket`] when the request ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CircuitTicket {
     epoch: u32,
@@ -56,7 +63,7 @@ pub struct CircuitTicket {
 /// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestOutcome {
-    /// True if the failure counts.
+    /// True if the request failed with a failure class that counts.
     pub failed: bool,
     /// The duration of the request.
     pub duration: Duration,
@@ -75,11 +82,11 @@ pub enum Transition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trigger {
     /// Too many failed requests in the window.
-    Failed,
+    FailureThreshold,
     /// Too many consecutive failures.
-    Consecutive,
+    ConsecutiveFailures,
     /// Too many slow requests.
-    Slow,
+    SlowRequests,
     /// A failed or slow probe.
     Probe,
 }
@@ -89,9 +96,9 @@ impl Trigger {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Failed => "failed",
-            Self::Consecutive => "consecutive",
-            Self::Slow => "slow",
+            Self::FailureThreshold => "failed",
+            Self::ConsecutiveFailures => "consecutive",
+            Self::SlowRequests => "slow",
             Self::Probe => "probe",
         }
     }
@@ -108,7 +115,7 @@ impl Circuit {
             bucket_end: bucket_length,
             current_bucket: 0,
             buckets: vec![Bucket::default(); usize::from(buckets)].into(),
-            total: Bucket::default(),
+            totals: Bucket::default(),
             consecutive_failures: 0,
             state: CircuitState::Closed,
             epoch: 0,
@@ -124,12 +131,12 @@ impl Circuit {
             let until = now.saturating_add(self.rule.open_duration);
             self.change_state(CircuitState::HalfOpen { successes: 0, in_progress: 0, until });
         }
-        let max_probes = self.rule.half_open_requests.max(1);
+        let probes_max = self.rule.half_open_requests.max(1);
         match &mut self.state {
             CircuitState::Closed => {}
             CircuitState::Open { .. } => return None,
             CircuitState::HalfOpen { successes, in_progress, .. }
-                if *successes + *in_progress < max_probes =>
+                if *successes + *in_progress < probes_max =>
             {
                 *in_progress += 1;
             }
@@ -167,16 +174,16 @@ impl Circuit {
                 }
                 self.change_state(CircuitState::Closed);
                 self.buckets.fill(Bucket::default());
-                self.total = Bucket::default();
+                self.totals = Bucket::default();
                 self.consecutive_failures = 0;
                 Some(Transition::Closed)
             }
-            // An epoch in which the circuit is open has no tickets.
+            // No ticket is issued while the circuit is open.
             CircuitState::Open { .. } => None,
         }
     }
 
-    /// Gives up the ticket of a request without an outcome.
+    /// Releases the ticket of a request that ends without an outcome, such as a cancelled request.
     pub fn release_ticket(&mut self, ticket: CircuitTicket) {
         if ticket.epoch == self.epoch
             && let CircuitState::HalfOpen { in_progress, .. } = &mut self.state
@@ -188,12 +195,12 @@ impl Circuit {
     /// True if no request is admitted now.
     #[must_use]
     pub fn is_open(&self, now: Duration) -> bool {
-        let max_probes = self.rule.half_open_requests.max(1);
+        let probes_max = self.rule.half_open_requests.max(1);
         match self.state {
             CircuitState::Closed => false,
             CircuitState::Open { until } => now < until,
             CircuitState::HalfOpen { successes, in_progress, until } => {
-                now < until && successes + in_progress >= max_probes
+                now < until && successes + in_progress >= probes_max
             }
         }
     }
@@ -204,6 +211,7 @@ impl Circuit {
         &self.rule
     }
 
+    /// Opens the circuit for [`TripConditions::open_duration`].
     fn open_circuit(&mut self, trigger: Trigger, now: Duration) -> Transition {
         self.change_state(CircuitState::Open {
             until: now.saturating_add(self.rule.open_duration),
@@ -211,6 +219,7 @@ impl Circuit {
         Transition::Opened(trigger)
     }
 
+    /// Changes the state and starts a new epoch.
     fn change_state(&mut self, state: CircuitState) {
         self.state = state;
         self.epoch = self.epoch.wrapping_add(1);
@@ -221,60 +230,68 @@ impl Circuit {
         if now < self.bucket_end {
             return;
         }
-        let ended = 1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
-        let buckets_ended = usize::try_from(ended).unwrap_or(usize::MAX).min(self.buckets.len());
-        for _ in 0..buckets_ended {
+        let ended_count =
+            1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
+        let expired_buckets =
+            usize::try_from(ended_count).unwrap_or(usize::MAX).min(self.buckets.len());
+        for _ in 0..expired_buckets {
             self.current_bucket = (self.current_bucket + 1) % self.buckets.len();
             if let Some(bucket) = self.buckets.get_mut(self.current_bucket) {
                 let Bucket { requests, failed, slow } = std::mem::take(bucket);
-                self.total.requests = self.total.requests.saturating_sub(requests);
-                self.total.failed = self.total.failed.saturating_sub(failed);
-                self.total.slow = self.total.slow.saturating_sub(slow);
+                self.totals.requests = self.totals.requests.saturating_sub(requests);
+                self.totals.failed = self.totals.failed.saturating_sub(failed);
+                self.totals.slow = self.totals.slow.saturating_sub(slow);
             }
         }
-        let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        self.bucket_end = self.bucket_end.saturating_add(self.bucket_length.saturating_mul(ended));
+        let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
+        self.bucket_end =
+            self.bucket_end.saturating_add(self.bucket_length.saturating_mul(ended_count));
     }
 
+    /// Adds a request to the current bucket and the totals.
     fn count_request(&mut self, failed: bool, is_slow: bool) {
         self.consecutive_failures =
             if failed { self.consecutive_failures.saturating_add(1) } else { 0 };
         let Some(bucket) = self.buckets.get_mut(self.current_bucket) else { return };
-        for counts in [bucket, &mut self.total] {
+        for counts in [bucket, &mut self.totals] {
             counts.requests = counts.requests.saturating_add(1);
             counts.failed = counts.failed.saturating_add(u32::from(failed));
             counts.slow = counts.slow.saturating_add(u32::from(is_slow));
         }
     }
 
-    /// Returns the reason to open now, if any.
+    /// Returns the reason for which the circuit must open; `None` if no condition is met.
     fn open_trigger(&self) -> Option<Trigger> {
-        let Bucket { requests, failed, slow } = self.total;
-        let has_consecutive_failures =
-            self.rule.consecutive_failures.is_some_and(|limit| self.consecutive_failures >= limit);
-        let has_enough_requests = requests >= self.rule.requests_min;
-        let has_too_many_slow =
-            self.rule.slow.is_some_and(|rule| reaches_limit(rule.threshold, slow, requests));
+        let Bucket { requests, failed, slow } = self.totals;
+        let has_consecutive_failures = self
+            .rule
+            .consecutive_failures
+            .is_some_and(|failures_min| self.consecutive_failures >= failures_min);
+        let has_enough_requests = requests >= self.rule.min_requests;
+        let has_too_many_slow_requests = self
+            .rule
+            .slow
+            .is_some_and(|slow_rule| reaches_threshold(slow_rule.threshold, slow, requests));
         if has_consecutive_failures {
-            Some(Trigger::Consecutive)
+            Some(Trigger::ConsecutiveFailures)
         } else if has_enough_requests
-            && reaches_limit(self.rule.failure_threshold, failed, requests)
+            && reaches_threshold(self.rule.failure_threshold, failed, requests)
         {
-            Some(Trigger::Failed)
-        } else if has_enough_requests && has_too_many_slow {
-            Some(Trigger::Slow)
+            Some(Trigger::FailureThreshold)
+        } else if has_enough_requests && has_too_many_slow_requests {
+            Some(Trigger::SlowRequests)
         } else {
             None
         }
     }
 }
 
-/// True if `count` of the requests reach the limit.
-fn reaches_limit(limit: FailureThreshold, count: u32, requests: u32) -> bool {
-    let reaches_share = limit
-        .share_ppm
-        .is_some_and(|ppm| u64::from(count) * 1_000_000 >= u64::from(requests) * u64::from(ppm));
-    count > 0 && (reaches_share || limit.count.is_some_and(|number| count >= number))
+/// True if `count` of these requests reach the threshold.
+fn reaches_threshold(threshold: FailureThreshold, count: u32, requests: u32) -> bool {
+    let reaches_share = threshold.share_ppm.is_some_and(|share_ppm| {
+        u64::from(count) * 1_000_000 >= u64::from(requests) * u64::from(share_ppm)
+    });
+    count > 0 && (reaches_share || threshold.count.is_some_and(|count_min| count >= count_min))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! A compiled snapshot, built once when the snapshot arrives.
+//! Compiled snapshots: the sidecar compiles each snapshot once, when it arrives, and reuses the unchanged parts of the
+//! previous compilation. Requests are routed and authorized by the compiled snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::tag::{CompiledTagRules, Lanes};
 use crate::tls_route::TlsRoutes;
 use crate::traffic_policy::{PortTrafficPolicy, ServicePortId};
 
-/// A compiled snapshot. Unchanged parts are shared with the previous one.
+/// A compiled snapshot. Unchanged parts are shared with the previous compiled snapshot.
 #[derive(Debug)]
 pub struct CompiledSnapshot {
     /// The snapshot that was compiled.
@@ -47,11 +48,11 @@ impl CompiledSnapshot {
     /// Compiles a snapshot.
     ///
     /// # Errors
-    /// [`InvalidPattern`] for the first invalid regular expression; nothing is built then.
+    /// [`InvalidPattern`] for the first invalid regular expression. The previous compiled snapshot then stays valid.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Self>) -> Result<Self, InvalidPattern> {
         let mut services = BTreeMap::new();
         let caller = &snapshot.config.caller;
-        let retries = &snapshot.config.retries;
+        let retry_policies = &snapshot.config.retries;
         for (name, config) in &snapshot.services {
             let previous_service = previous.and_then(|previous| {
                 Some(PreviousService {
@@ -59,7 +60,7 @@ impl CompiledSnapshot {
                     is_same_caller: previous.snapshot.config.caller == *caller,
                 })
             });
-            let caller_inputs = (caller, retries.get(name));
+            let caller_inputs = (caller, retry_policies.get(name));
             services.insert(
                 name.clone(),
                 CompiledService::build(config, caller_inputs, previous_service)?,
@@ -84,14 +85,14 @@ impl CompiledSnapshot {
         self.services.get(name)
     }
 
-    /// Returns all traffic policies: those of the ports themselves, and the combined ones of ports that routes
-    /// forward to.
+    /// Returns all traffic policies: the own policies of ports, and the combined policies of ports that routes forward
+    /// to.
     pub fn traffic_policies(&self) -> impl Iterator<Item = &Arc<PortTrafficPolicy>> {
         let ports = || self.services.values().flat_map(|service| service.ports.values());
         let own_policies = ports().filter_map(|port| port.traffic_policy.as_ref());
-        let forwarded = ports().filter_map(|port| port.forwarded.as_ref());
-        let forwarded = forwarded.flat_map(|forwarded| forwarded.ports());
-        own_policies.chain(forwarded.map(|port| &port.traffic_policy))
+        let forwarded_ports = ports().filter_map(|port| port.forwarded.as_ref());
+        let forwarded_ports = forwarded_ports.flat_map(|forwarded| forwarded.ports());
+        own_policies.chain(forwarded_ports.map(|port| &port.traffic_policy))
     }
 
     /// Returns the ports that routes of services with policies forward to.
@@ -100,16 +101,16 @@ impl CompiledSnapshot {
         ports.filter_map(|port| port.forwarded.as_ref()).flat_map(|forwarded| forwarded.ports())
     }
 
-    /// Returns the port with this outlier detection: the port of the policy itself, or one that routes of a
-    /// service with the policy forward to.
+    /// Returns the port with this outlier detection: the port that the policy is attached to, or a port that the
+    /// routes of that port forward to. `None` if the snapshot has no such port.
     #[must_use]
     pub fn port_of_detector(
         &self,
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Option<&CompiledPort> {
         let has_detection = |policy: &PortTrafficPolicy| {
-            let detection = policy.outlier_detection.as_ref();
-            detection.is_some_and(|detection| Arc::ptr_eq(detection, outlier_detection))
+            let candidate = policy.outlier_detection.as_ref();
+            candidate.is_some_and(|candidate| Arc::ptr_eq(candidate, outlier_detection))
         };
         let mut ports = self.services.values().flat_map(|service| service.ports.values());
         let own_port = ports.find(|port| port.traffic_policy.as_deref().is_some_and(has_detection));
@@ -121,8 +122,8 @@ impl CompiledSnapshot {
     }
 }
 
-/// Compiles the policies of called services for the ports that their routes forward to. Services of the
-/// previous snapshot are recompiled only if these policies changed.
+/// Compiles the policies of called services for the ports that their routes forward to. A service that is shared with
+/// the previous snapshot is recompiled only if these policies changed.
 fn compile_forwarded(
     services: &mut BTreeMap<ServiceName, Arc<CompiledService>>,
     snapshot: &Snapshot,
@@ -173,16 +174,18 @@ pub struct CompiledService {
 
 /// The previous compilation of a service.
 struct PreviousService<'a> {
+    /// The compiled service.
     service: &'a Arc<CompiledService>,
     /// True if the attributes of the caller are unchanged; only tag rules depend on them.
     is_same_caller: bool,
 }
 
-/// The caller, for tag rules, and its default retry policy for the service.
+/// The inputs that depend on the calling workload: its attributes for tag rules, and its retry policy for the service,
+/// if any.
 type CallerInputs<'a> = (&'a CallerAttributes, Option<&'a ServiceRetry>);
 
 impl CompiledService {
-    /// Compiles a service, or returns the previous compilation if nothing that it depends on changed.
+    /// Compiles a service; returns the previous compilation if none of the inputs changed.
     fn build(
         config: &Arc<ServiceConfig>,
         (caller, retry): CallerInputs<'_>,
@@ -213,6 +216,7 @@ impl CompiledService {
         Ok(recompiled)
     }
 
+    /// Compiles the ports of a service, and reuses the unchanged parts of previous ports.
     fn compile(
         config: &Arc<ServiceConfig>,
         caller_inputs: CallerInputs<'_>,
@@ -239,20 +243,20 @@ pub struct CompiledPort {
     pub tls_routes: TlsRoutes,
     /// The protocol of the port.
     pub protocol: Protocol,
-    /// The endpoints, ordered by id.
+    /// The endpoints, ordered by ID.
     pub endpoints: Arc<[Arc<Endpoint>]>,
-    /// The traffic policies; absent if there are none. The same object while they are unchanged, so that
-    /// per-thread state survives.
+    /// The traffic policies; absent if there are none. While they are unchanged, this is the same object, because the
+    /// per-thread state of policies is keyed by it.
     pub traffic_policy: Option<Arc<PortTrafficPolicy>>,
     /// The hash table of the endpoints, if a policy uses consistent hashing.
     pub hash_table: Option<Arc<EndpointHashTable>>,
-    /// The endpoints by tag; absent if every endpoint takes all requests.
+    /// The tag rules; absent if every endpoint may receive all requests.
     pub tags: Option<Box<CompiledTagRules>>,
-    /// The backends of opaque connections; absent for the port's own endpoints.
+    /// The rule for opaque connections. When absent, they are forwarded to the port's own endpoints.
     pub tcp_rule: Option<Box<TcpRule>>,
     /// The endpoints by their number in session persistence values.
     pub endpoint_numbers: EndpointNumbers,
-    /// The combined policies of the ports that its routes forward to; absent without policies.
+    /// The combined policies of the ports that the port's routes forward to; absent if there are none.
     pub forwarded: Option<Arc<Forwarded>>,
 }
 
@@ -338,14 +342,14 @@ fn build_hash_table(
     }
 }
 
-/// Returns the ids and weights of endpoints, from which their hash table is built.
+/// Returns the IDs and weights of endpoints, which are the inputs of their hash table.
 pub(crate) fn hash_inputs(
     endpoints: &[Arc<Endpoint>],
 ) -> impl Iterator<Item = (&EndpointId, Option<Weight>)> {
     endpoints.iter().map(|endpoint| (&endpoint.id, endpoint.weight))
 }
 
-/// Reuses unchanged access rules, so that permits stay current.
+/// Compiles the inbound authorization; reuses the previous one if unchanged, so that its permits stay current.
 fn build_access(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
@@ -367,6 +371,7 @@ fn build_access(
     }
 }
 
+/// Compiles the egress rules; reuses the previous ones if unchanged.
 fn build_egress_rules(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
@@ -381,6 +386,7 @@ fn build_egress_rules(
     }
 }
 
+/// Compiles the lanes; reuses the previous ones if unchanged.
 fn build_lanes(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
@@ -395,6 +401,7 @@ fn build_lanes(
     }
 }
 
+/// Compiles the rate limits; reuses the previous ones if unchanged, and otherwise the state of unchanged rules.
 fn build_limits(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
@@ -412,6 +419,7 @@ fn build_limits(
     }
 }
 
+/// Compiles the external checks; reuses the previous ones if unchanged. `None` if there are no checks.
 fn build_request_checks(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,
@@ -428,6 +436,8 @@ fn build_request_checks(
     }
 }
 
+/// Compiles the gateway configuration; reuses the previous one if unchanged, and otherwise unchanged ports. `None` for
+/// a workload that is no gateway proxy.
 fn build_gateway(
     snapshot: &Snapshot,
     previous: Option<&CompiledSnapshot>,

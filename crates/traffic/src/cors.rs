@@ -1,4 +1,5 @@
-//! CORS: preflight responses and response headers for cross-origin requests.
+//! CORS: the responses to preflight requests, and the response headers for cross-origin requests, by the CORS policy of
+//! a route rule.
 
 use std::borrow::Cow;
 
@@ -7,16 +8,17 @@ use leno_model::{AllowedWords, Cors, HeaderEdits};
 use crate::action::FieldEdits;
 use crate::request::RequestView;
 
-/// The effect of a CORS rule on a request.
+/// The effect of a CORS policy on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CrossOrigin {
-    /// A preflight request, with the fields of its response. It is not forwarded.
+    /// The request is a preflight request, which is not forwarded. Contains the fields of its response.
     Preflight(Vec<(&'static str, String)>),
-    /// A request that is forwarded, with the edits of its response.
+    /// The request is forwarded. Contains the edits of its response.
     Actual(FieldEdits),
 }
 
-/// Returns the method of the announced request if this is a preflight request (Fetch standard, §3.2.2).
+/// Returns the method of the actual request if this is a preflight request (Fetch standard, §3.2.2); `None` for other
+/// requests.
 #[must_use]
 pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<Cow<'a, str>> {
     if request.method != "OPTIONS" {
@@ -26,8 +28,8 @@ pub fn preflight_for<'a>(request: &RequestView<'a>) -> Option<Cow<'a, str>> {
     request.fields.first_value(REQUEST_METHOD_FIELD)
 }
 
-/// Applies a CORS rule; `None` if the request is not cross-origin and its response does not depend on the
-/// origin. `edits` are the other response edits of the rule.
+/// Applies a CORS policy. `edits` are the other response edits of the route rule. Returns `None` if the request is not
+/// cross-origin and its response does not depend on the origin.
 #[must_use]
 pub fn apply_cors(
     cors: &Cors,
@@ -35,8 +37,8 @@ pub fn apply_cors(
     edits: &FieldEdits,
 ) -> Option<CrossOrigin> {
     let mut fields = Vec::new();
-    // `vary` is also added without an origin, or with a disallowed one. Otherwise a shared cache would serve
-    // such a response to an allowed page (Fetch standard, §3.2.5).
+    // `vary` is also added to responses without an origin or with a disallowed origin. Otherwise a shared cache would
+    // serve these responses to allowed pages (Fetch standard, §3.2.5).
     if !allows_any_origin(cors) {
         fields.push(("vary", "origin".to_owned()));
     }
@@ -45,7 +47,7 @@ pub fn apply_cors(
             .then(|| CrossOrigin::Actual(combine_edits(edits, &[], fields)));
     };
     let is_preflight = preflight_for(request).is_some();
-    let is_allowed = HeaderEdits::is_value(&origin)
+    let is_allowed = HeaderEdits::is_valid_value(&origin)
         && cors.origins.iter().any(|pattern| pattern.matches_origin(&origin));
     if is_allowed {
         fields.extend(origin_fields(cors, &origin));
@@ -55,25 +57,29 @@ pub fn apply_cors(
     }
     // Browsers read this field in responses to actual requests only; the Gateway API requires it in preflight
     // responses too.
-    if is_allowed && let Some(exposed) = format_list(&cors.exposed, cors.credentials, None) {
-        fields.push(("access-control-expose-headers", exposed));
+    if is_allowed && let Some(exposed_names) = format_names(&cors.exposed, cors.credentials, None) {
+        fields.push(("access-control-expose-headers", exposed_names));
     }
     if is_preflight {
         return Some(CrossOrigin::Preflight(fields));
     }
-    // CORS headers of the application are removed, not merged with those of the rule.
+    // The CORS headers of the application are removed, not merged with those of the policy.
     Some(CrossOrigin::Actual(combine_edits(edits, &RESPONSE_FIELDS, fields)))
 }
 
-/// Combines the rule's other edits with these fields. The `replaced` fields of the application are removed.
-fn combine_edits(edits: &FieldEdits, replaced: &[&str], fields: Vec<(&str, String)>) -> FieldEdits {
+/// Combines the rule's other edits with edits that append these fields and remove the `replaced_names` fields.
+fn combine_edits(
+    edits: &FieldEdits,
+    replaced_names: &[&str],
+    fields: Vec<(&str, String)>,
+) -> FieldEdits {
     let mut lines = String::from(&*edits.lines);
     for (name, value) in fields {
         lines.extend([name, ": ", &value, "\r\n"]);
     }
-    let replaced = replaced.iter().map(|name| (*name).into());
+    let replaced_names = replaced_names.iter().map(|name| (*name).into());
     FieldEdits {
-        remove: edits.remove.iter().cloned().chain(replaced).collect(),
+        remove: edits.remove.iter().cloned().chain(replaced_names).collect(),
         lines: lines.into(),
     }
 }
@@ -95,35 +101,41 @@ fn origin_fields(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
 
 /// Returns the fields that describe the allowed requests.
 fn preflight_fields(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str, String)> {
-    let requested = |name: &str| {
+    let requested_names = |name: &str| {
         let values = request.fields.joined_values(name);
-        values.filter(|value| HeaderEdits::is_value(value)).map(|value| value.into_owned())
+        values.filter(|value| HeaderEdits::is_valid_value(value)).map(|value| value.into_owned())
     };
-    let methods = format_list(&cors.methods, cors.credentials, requested(REQUEST_METHOD_FIELD));
-    let headers =
-        format_list(&cors.headers, cors.credentials, requested("access-control-request-headers"));
+    let methods =
+        format_names(&cors.methods, cors.credentials, requested_names(REQUEST_METHOD_FIELD));
+    let headers = format_names(
+        &cors.headers,
+        cors.credentials,
+        requested_names("access-control-request-headers"),
+    );
     let methods = methods.map(|methods| ("access-control-allow-methods", methods));
     let headers = headers.map(|headers| ("access-control-allow-headers", headers));
     let max_age = ("access-control-max-age", cors.max_age_seconds.to_string());
     methods.into_iter().chain(headers).chain([max_age]).collect()
 }
 
-/// Formats a list for browsers. With credentials `*` is not a wildcard (§3.2.4), so the requested values are
-/// returned instead.
-fn format_list(
-    values: &AllowedWords,
-    credentials: bool,
-    requested: Option<String>,
+/// Formats a list of names for browsers; `None` if the list is empty. For requests with credentials, `*` is not a
+/// wildcard (Fetch standard, §3.2.4), so the requested names are returned instead.
+fn format_names(
+    names: &AllowedWords,
+    allows_credentials: bool,
+    requested_names: Option<String>,
 ) -> Option<String> {
-    match values {
-        AllowedWords::Any if credentials => requested,
+    match names {
+        AllowedWords::Any if allows_credentials => requested_names,
         AllowedWords::Any => Some("*".to_owned()),
-        AllowedWords::Only(values) if values.is_empty() => None,
-        AllowedWords::Only(values) => Some(values.join(", ")),
+        AllowedWords::Only(names) if names.is_empty() => None,
+        AllowedWords::Only(names) => Some(names.join(", ")),
     }
 }
 
+/// The response field with the allowed origin.
 const ALLOW_ORIGIN_FIELD: &str = "access-control-allow-origin";
+/// The field of preflight requests with the method of the actual request.
 const REQUEST_METHOD_FIELD: &str = "access-control-request-method";
 /// The CORS response fields.
 const RESPONSE_FIELDS: [&str; 6] = [

@@ -1,4 +1,5 @@
-//! Compiled egress rules: external destinations allowed when the default is deny.
+//! Compiled egress rules: the external destinations that policies allow while the mesh denies egress. The sidecar
+//! checks each intercepted connection to an external address.
 
 mod hosts;
 
@@ -15,7 +16,7 @@ use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::variant::PathKind;
 
-/// The egress rules of a workload, compiled, by port.
+/// The compiled egress rules of a workload, by destination port.
 #[derive(Debug, Default)]
 pub struct EgressRules(FxHashMap<u16, PortEgressRules>);
 
@@ -23,13 +24,13 @@ pub struct EgressRules(FxHashMap<u16, PortEgressRules>);
 #[derive(Debug, Default)]
 struct PortEgressRules {
     egress_rules: Vec<CompiledEgressRule>,
-    /// The attributes that the rules for any address check.
+    /// The kinds of match of the rules without address ranges, without duplicates.
     unrestricted: Vec<MatchedBy>,
-    /// The rules for specific addresses.
+    /// The positions of the rules with address ranges.
     by_range: AddressRangeIndex,
-    /// The rules by TLS server name.
+    /// The positions of the rules that match by TLS server name.
     by_server_name: EgressHosts,
-    /// The rules by request host.
+    /// The positions of the rules that match by request host.
     by_request_host: EgressHosts,
 }
 
@@ -48,11 +49,11 @@ pub enum EgressDecision {
     Denied,
     /// The connection is allowed without inspection.
     Allowed,
-    /// The first bytes of the connection decide.
+    /// The first bytes of the connection must be inspected for a host or server name.
     Inspected {
-        /// True if a rule by request host may allow the connection.
+        /// True if a rule that matches by request host may allow the connection.
         by_request: bool,
-        /// True if a rule by TLS server name may allow the connection.
+        /// True if a rule that matches by TLS server name may allow the connection.
         by_server_name: bool,
     },
 }
@@ -73,7 +74,7 @@ impl EgressRules {
         Ok(Self(ports))
     }
 
-    /// True if a rule allows connections to this port.
+    /// True if a rule may allow connections to this port.
     #[must_use]
     pub fn may_allow_port(&self, port: u16) -> bool {
         self.0.contains_key(&port)
@@ -97,7 +98,7 @@ impl EgressRules {
         }
     }
 
-    /// Returns the policy that allows a TLS session with this server name.
+    /// Returns the policy that allows a TLS session with this server name; `None` if it is denied.
     #[must_use]
     pub fn policy_for_server_name(&self, address: SocketAddr, name: &str) -> Option<&PolicyName> {
         let port = self.0.get(&address.port())?;
@@ -105,7 +106,7 @@ impl EgressRules {
         port.find_policy(&port.by_server_name, &host, |rule| rule.allows_address(address.ip()))
     }
 
-    /// Returns the policy that allows a request.
+    /// Returns the policy that allows a request; `None` if it is denied.
     #[must_use]
     pub fn policy_for_request(
         &self,
@@ -122,6 +123,7 @@ impl EgressRules {
 }
 
 impl PortEgressRules {
+    /// Adds a rule after all other rules.
     fn add_rule(&mut self, compiled: CompiledEgressRule) {
         let position = self.egress_rules.len();
         let matched_by = compiled.matched_by();
@@ -140,7 +142,7 @@ impl PortEgressRules {
         self.egress_rules.push(compiled);
     }
 
-    /// True if a rule with this attribute allows the address.
+    /// True if a rule with this kind of match allows the address.
     fn allows_address(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
         let rules = || {
             self.by_range
@@ -151,7 +153,7 @@ impl PortEgressRules {
             || rules().any(|rule| rule.matched_by() == matched_by)
     }
 
-    /// Returns the policy of the first rule for a host that meets the other conditions.
+    /// Returns the policy of the first rule for a host that meets the conditions of `is_match`.
     fn find_policy(
         &self,
         hosts: &EgressHosts,
@@ -176,8 +178,7 @@ impl CompiledEgressRule {
         Ok(Self { egress_rule: egress_rule.clone(), requests })
     }
 
-    /// Returns the attribute that the rule checks. A rule by server name without hosts checks the address
-    /// alone.
+    /// Returns the effective kind of match. A rule by server name without hosts matches by address.
     fn matched_by(&self) -> MatchedBy {
         match self.egress_rule.matched_by {
             MatchedBy::ServerName if self.egress_rule.hosts.is_empty() => MatchedBy::Address,
@@ -185,11 +186,13 @@ impl CompiledEgressRule {
         }
     }
 
+    /// True if the rule has no address ranges, or one contains the address.
     fn allows_address(&self, address: IpAddr) -> bool {
         let ranges = &self.egress_rule.ranges;
         ranges.is_empty() || ranges.iter().any(|range| range.contains(address))
     }
 
+    /// True if the rule has no request matches, or one matches the request.
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         let requests = self.requests.as_ref();
         requests.is_none_or(|requests| {
@@ -198,7 +201,7 @@ impl CompiledEgressRule {
     }
 }
 
-/// Returns the host of an authority, if its port is that of the connection.
+/// Returns the host of an authority without a final dot; `None` if the authority has another port than the connection.
 fn host_of(authority: &str, port: u16) -> Option<&str> {
     let (host, port_text) = match authority.rsplit_once(':') {
         Some((host, port_text)) if !port_text.ends_with(']') => (host, Some(port_text)),
@@ -267,13 +270,13 @@ mod tests {
             headers: Vec::new(),
             query: Vec::new(),
         };
-        let http = egress_rule(MatchedBy::Http, 80, &["api.example"], &[]);
+        let http_rule = egress_rule(MatchedBy::Http, 80, &["api.example"], &[]);
         let egress_rules = EgressRules::compile(&[
-            EgressRule { requests: Some(vec![payments]), ..http },
+            EgressRule { requests: Some(vec![payments]), ..http_rule },
             egress_rule(MatchedBy::ServerName, 443, &["*.example", "one.test"], &[]),
         ])
         .unwrap();
-        let web = "192.0.2.1:80".parse().unwrap();
+        let http_address = "192.0.2.1:80".parse().unwrap();
         for (authority, path, expected) in [
             ("api.example", "/pay/now", true),
             ("API.example.:80", "/pay/now", true),
@@ -285,15 +288,15 @@ mod tests {
             let fields: Vec<(String, String)> = Vec::new();
             let request =
                 RequestView { method: "GET", path, query: None, authority, fields: &fields };
-            let policy = egress_rules.policy_for_request(web, &request);
+            let policy = egress_rules.policy_for_request(http_address, &request);
             assert_eq!(policy.is_some(), expected, "{authority} {path}");
         }
-        let tls = "192.0.2.1:443".parse().unwrap();
+        let tls_address = "192.0.2.1:443".parse().unwrap();
         for (name, expected) in
             [("a.example", true), ("A.Example.", true), ("example", false), ("one.test", true)]
         {
             assert_eq!(
-                egress_rules.policy_for_server_name(tls, name).is_some(),
+                egress_rules.policy_for_server_name(tls_address, name).is_some(),
                 expected,
                 "{name}"
             );

@@ -1,4 +1,5 @@
-//! Fault injection: delays and aborts.
+//! Fault injection: the compiled fault rules of a port, and the random selection of the requests to delay or abort. The
+//! client's sidecar calls it for each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +28,17 @@ pub struct CompiledFaults {
 /// A compiled [`FaultRule`].
 #[derive(Debug)]
 struct CompiledFaultRule {
+    /// The rule as configured.
     rule: FaultRule,
+    /// The requests that the rule matches; all when empty.
     requests: Box<[RequestMatcher]>,
+    /// The response of the rule's abort, if any.
     response: Option<Arc<FixedResponse>>,
+    /// The counter of the rule's injected faults.
     match_slot: Arc<MatchSlot>,
 }
 
-/// The faults of a request: at least one of the two.
+/// The faults that are injected into a request; at least one of `delay` and `abort` is set.
 #[derive(Debug, PartialEq, Eq)]
 pub struct InjectedFaults<'a> {
     /// The name of the policy.
@@ -48,12 +53,12 @@ pub struct InjectedFaults<'a> {
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
-/// The response of an abort.
+/// The response to an aborted request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InjectedResponse {
     /// The response.
     pub response: Arc<FixedResponse>,
-    /// The status of gRPC calls, if the policy sets it.
+    /// The gRPC status for gRPC calls, if the policy sets it.
     pub grpc: Option<u8>,
 }
 
@@ -83,7 +88,7 @@ impl CompiledFaults {
         &self.policy
     }
 
-    /// Returns the first rule that matches a request of this caller.
+    /// Returns the first rule that matches a request of this caller; `None` if no rule matches.
     #[must_use]
     pub fn rule_for(
         &self,
@@ -93,31 +98,33 @@ impl CompiledFaults {
         self.find_rule(request, caller).map(|compiled| &compiled.rule)
     }
 
-    /// Returns the faults of a request of this caller. Each fault of the matching rule is selected
-    /// independently; `random` returns a uniform random number.
+    /// Selects the faults to inject into a request of this caller; `None` if there are none. The delay and the abort
+    /// of the matching rule are selected independently; `random` returns a uniform random number.
     pub fn select_faults(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
         random: &mut impl FnMut() -> u64,
     ) -> Option<InjectedFaults<'_>> {
-        let rule = self.find_rule(request, caller)?;
+        let compiled = self.find_rule(request, caller)?;
         let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, random());
-        let delay = rule.rule.delay.filter(|delay| is_selected(delay.share_ppm));
-        let abort = rule.rule.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
+        let delay = compiled.rule.delay.filter(|delay| is_selected(delay.share_ppm));
+        let abort = compiled.rule.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
         let abort = abort.and_then(|abort| {
-            Some(InjectedResponse { response: rule.response.clone()?, grpc: abort.grpc })
+            Some(InjectedResponse { response: compiled.response.clone()?, grpc: abort.grpc })
         });
-        let injected = InjectedFaults {
+        let injected_faults = InjectedFaults {
             policy: &self.policy,
-            rule: &rule.rule.name,
-            match_slot: &rule.match_slot,
-            delay: delay.map(|delay| delay.time),
+            rule: &compiled.rule.name,
+            match_slot: &compiled.match_slot,
+            delay: delay.map(|delay| delay.duration),
             abort,
         };
-        (injected.delay.is_some() || injected.abort.is_some()).then_some(injected)
+        (injected_faults.delay.is_some() || injected_faults.abort.is_some())
+            .then_some(injected_faults)
     }
 
+    /// Returns the first matching rule.
     fn find_rule(
         &self,
         request: &RequestView<'_>,
@@ -128,13 +135,13 @@ impl CompiledFaults {
                 || rule.requests.iter().any(|matcher| matcher.matches(request));
             matches_request && rule.rule.matches_caller(caller)
         };
-        self.unindexed.iter().find(is_match).or_else(|| self.find_by_index(request, caller))
+        self.unindexed.iter().find(is_match).or_else(|| self.find_indexed(request, caller))
     }
 
-    /// Returns the first matching rule by the index. Separate, so that a small number of rules does not pay for
-    /// it.
+    /// Returns the first matching rule, found by the index. This is a separate function so that ports with few rules
+    /// do not need its stack space.
     #[inline(never)]
-    fn find_by_index(
+    fn find_indexed(
         &self,
         request: &RequestView<'_>,
         caller: &ServiceAccount,
@@ -167,7 +174,7 @@ impl CompiledFaultRule {
     }
 }
 
-/// True if a random number, uniform over 64 bits, falls within a share in millionths.
+/// True with the probability of this share, in millionths. `random` is a uniform random number.
 #[must_use]
 pub fn is_in_share(share_ppm: u32, random: u64) -> bool {
     let point = (u128::from(random) * u128::from(ALL_PPM)) >> 64;
@@ -219,9 +226,9 @@ mod tests {
             RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
         let mut random_numbers = random_numbers.into_iter();
         let caller = ServiceAccount::new("shop", from).unwrap();
-        let injected =
+        let injected_faults =
             faults.select_faults(&request, &caller, &mut || random_numbers.next().unwrap())?;
-        let InjectedFaults { rule, delay, abort, .. } = injected;
+        let InjectedFaults { rule, delay, abort, .. } = injected_faults;
         Some((rule.to_owned(), delay.is_some(), abort.is_some()))
     }
 
@@ -243,7 +250,7 @@ mod tests {
 
     #[test]
     fn faults_are_selected_independently() {
-        let delay = Some(FaultDelay { share_ppm: 500_000, time: Duration::from_secs(1) });
+        let delay = Some(FaultDelay { share_ppm: 500_000, duration: Duration::from_secs(1) });
         let mut rule_with_abort = fault_rule("a", "/");
         rule_with_abort.abort.as_mut().unwrap().share_ppm = 500_000;
         let faults = compile_faults(vec![FaultRule { delay, ..rule_with_abort }]);
@@ -286,9 +293,9 @@ mod tests {
         ) {
             let pattern = |text| NamePattern::new(text).unwrap();
             let peer = |name| PeerMatch { namespace: pattern("shop"), account: pattern(name) };
-            let rules = rules.into_iter().enumerate().map(|(n, (requests, named))| FaultRule {
+            let rules = rules.into_iter().enumerate().map(|(n, (requests, account_patterns))| FaultRule {
                 requests,
-                peers: named.into_iter().map(peer).collect(),
+                peers: account_patterns.into_iter().map(peer).collect(),
                 ..fault_rule(&format!("r{n}"), "")
             });
             let rules: Vec<FaultRule> = rules.collect();

@@ -1,4 +1,5 @@
-//! Policies of a called service on the ports that its routes forward to, compiled with the snapshot.
+//! The traffic policies for ports that routes forward to: the policies of the called service combined with those of
+//! the backend. Compiled with the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +10,12 @@ use crate::balance::hashing::EndpointHashTable;
 use crate::compiled_snapshot::{CompiledPort, CompiledService, hash_inputs};
 use crate::traffic_policy::PortTrafficPolicy;
 
-/// The ports that the routes of a port with policies forward to, each with its effective policies.
+/// The backend ports that the routes of a port with policies forward to, each with its effective policies.
 #[derive(Debug)]
 pub struct Forwarded {
     ports: Box<[ForwardedPort]>,
-    /// The index in `ports` of each backend, by rule and backend index. A backend that is the port itself, or
-    /// does not exist, has none.
+    /// The index in `ports` of each backend, by rule index and backend index. `None` for a backend that is the port
+    /// itself or does not exist.
     by_rule: Box<[Box<[Option<u32>]>]>,
 }
 
@@ -37,19 +38,20 @@ pub struct ForwardedPort {
     endpoints: Arc<[Arc<Endpoint>]>,
 }
 
-/// The policies of one path to a port, and the hash table of its endpoints under them.
+/// The policies that apply to a request to a port, if any, and the hash table of the port's endpoints, if a policy uses
+/// consistent hashing.
 pub type EffectivePolicies<'a> =
     (Option<&'a Arc<PortTrafficPolicy>>, Option<&'a Arc<EndpointHashTable>>);
 
 impl CompiledPort {
-    /// Returns the policies of direct calls.
+    /// Returns the policies of requests that no route of another port forwards.
     #[must_use]
     pub fn own_policies(&self) -> EffectivePolicies<'_> {
         (self.traffic_policy.as_ref(), self.hash_table.as_ref())
     }
 
-    /// Returns the policies of a request that a rule of this port forwards to a backend, by the index of each.
-    /// `backend_port` is the port of the backend.
+    /// Returns the policies of a request that a rule of this port forwards to a backend. `rule` and `backend` are
+    /// indices; `backend_port` is the compiled port of the backend.
     #[must_use]
     pub fn policies_of_rule<'a>(
         &'a self,
@@ -66,8 +68,8 @@ impl CompiledPort {
         }
     }
 
-    /// Returns the policies of a request or connection that this port forwards to a backend, by the name of the
-    /// backend.
+    /// Returns the policies of a request or connection that this port forwards to a backend. `service` and `port` name
+    /// the backend; `backend_port` is its compiled port.
     #[must_use]
     pub fn policies_to<'a>(
         &'a self,
@@ -82,10 +84,12 @@ impl CompiledPort {
 }
 
 impl ForwardedPort {
+    /// Returns the policies of requests that are forwarded to the port.
     fn effective_policies(&self) -> EffectivePolicies<'_> {
         (Some(&self.traffic_policy), self.hash_table.as_ref())
     }
 
+    /// True if the policies are the same objects as those of `other`.
     fn is_same(&self, other: &Self) -> bool {
         let has_same_hash_table = match (&self.hash_table, &other.hash_table) {
             (None, None) => true,
@@ -110,15 +114,15 @@ impl Forwarded {
     ) -> Option<Arc<Self>> {
         let called_policy = port.traffic_policy.as_ref()?;
         let mut ports: Vec<ForwardedPort> = Vec::new();
-        let mut index_of = |backend: &WeightedBackend| {
+        let mut index_for = |backend: &WeightedBackend| {
             let (service, number) = (&backend.service, backend.port);
             if (service, number) == (name, port_number) {
                 return None;
             }
-            let existing = ports
+            let existing_index = ports
                 .iter()
                 .position(|existing| (&existing.service, existing.port) == (service, number));
-            let index = existing.or_else(|| {
+            let index = existing_index.or_else(|| {
                 let backend_port = services.get(service)?.ports.get(&number)?;
                 let previous = previous.and_then(|previous| previous.find_port(service, number));
                 ports.push(ForwardedPort::for_backend(
@@ -136,11 +140,11 @@ impl Forwarded {
             .routes
             .rules()
             .iter()
-            .map(|rule| rule.backends.iter().map(&mut index_of).collect())
+            .map(|rule| rule.backends.iter().map(&mut index_for).collect())
             .collect();
         let tcp_backends = port.tcp_rule.iter().flat_map(|rule| &rule.backends);
         for backend in tcp_backends.chain(port.tls_routes.backends()) {
-            index_of(backend);
+            index_for(backend);
         }
         (!ports.is_empty()).then(|| Arc::new(Self { ports: ports.into(), by_rule }))
     }
@@ -151,16 +155,18 @@ impl Forwarded {
         &self.ports
     }
 
+    /// Returns the port of a backend, by the indices of the rule and the backend.
     fn find_by_rule(&self, rule: usize, backend: usize) -> Option<&ForwardedPort> {
         let index = (*self.by_rule.get(rule)?.get(backend)?)?;
         self.ports.get(usize::try_from(index).ok()?)
     }
 
+    /// Returns the port of a backend, by its service and port number.
     fn find_port(&self, service: &ServiceName, port: u16) -> Option<&ForwardedPort> {
         self.ports.iter().find(|candidate| candidate.port == port && candidate.service == *service)
     }
 
-    /// True if all policies are identical to those of `other`.
+    /// True if all policies are the same objects as those of `other`.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.by_rule == other.by_rule
             && self.ports.len() == other.ports.len()
@@ -169,6 +175,8 @@ impl Forwarded {
 }
 
 impl ForwardedPort {
+    /// Combines the policies of the called service with those of a backend. Reuses the previous result if its inputs
+    /// are unchanged.
     fn for_backend(
         service: &ServiceName,
         port: u16,

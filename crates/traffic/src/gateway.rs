@@ -1,4 +1,4 @@
-//! Compiled gateways: listener selection and routing.
+//! Compiled gateway configurations: the selection of the listener for a request, and routing by its rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct CompiledGateway {
     pub gateway: Arc<Gateway>,
     /// The ports, by number. Unchanged ports are reused.
     pub ports: BTreeMap<u16, Arc<CompiledGatewayPort>>,
-    /// The rules that were omitted because of invalid patterns; the others are in effect.
+    /// The errors of the rules that were omitted because of invalid patterns. All other rules apply.
     pub invalid_patterns: Vec<InvalidPattern>,
     /// The service ports that rules forward gRPC calls to.
     grpc_ports: BTreeMap<ServiceName, BTreeSet<u16>>,
@@ -34,11 +34,11 @@ impl CompiledGateway {
     pub fn build(gateway: &Arc<Gateway>, previous: Option<&Self>) -> Self {
         let mut invalid_patterns = Vec::new();
         let ports = gateway.ports.iter().map(|port| {
-            let unchanged = previous.and_then(|previous| previous.unchanged_port(port));
-            let compiled = unchanged.unwrap_or_else(|| {
+            let unchanged_port = previous.and_then(|previous| previous.unchanged_port(port));
+            let compiled_port = unchanged_port.unwrap_or_else(|| {
                 Arc::new(CompiledGatewayPort::build(port, &mut invalid_patterns))
             });
-            (port.port, compiled)
+            (port.port, compiled_port)
         });
         let ports = ports.collect();
         Self {
@@ -55,12 +55,14 @@ impl CompiledGateway {
         self.grpc_ports.get(service).is_some_and(|ports| ports.contains(&port))
     }
 
+    /// Returns the compiled port if its configuration is unchanged.
     fn unchanged_port(&self, port: &GatewayPort) -> Option<Arc<CompiledGatewayPort>> {
         let is_unchanged = self.gateway.ports.contains(port);
         self.ports.get(&port.port).filter(|_| is_unchanged).cloned()
     }
 }
 
+/// Returns the service ports that rules of `GRPCRoute`s forward or mirror to.
 fn grpc_backends(gateway: &Gateway) -> BTreeMap<ServiceName, BTreeSet<u16>> {
     let listeners = gateway.ports.iter().flat_map(|port| match &port.serves {
         GatewayPortRules::Http(listeners) | GatewayPortRules::Https(listeners) => &**listeners,
@@ -107,6 +109,7 @@ impl CompiledGatewayPort {
 #[derive(Debug)]
 pub struct HttpListeners {
     listeners: Box<[CompiledListener]>,
+    /// The index of each listener, by host name.
     by_host: HostIndex,
 }
 
@@ -133,9 +136,9 @@ impl HttpListeners {
     /// (`Some(None)` for a session without a server name), and `None` on other ports. `random` is a uniform random
     /// number, for the choice among weighted backends.
     ///
-    /// The listener with the most specific host name takes the request, exclusively; within it, the rules for
-    /// the most specific host name are tried first, then the next ones. A request for another listener than
-    /// that of its session is rejected, since the session's certificate may not be valid for it.
+    /// Only the listener with the most specific host name handles the request. The rules for the most specific host
+    /// name of the listener are evaluated first, then those for less specific names. A request for another listener
+    /// than that of its TLS session is rejected, because the session's certificate may not be valid for the host.
     #[must_use]
     pub fn choose_backend(
         &self,
@@ -156,10 +159,10 @@ impl HttpListeners {
         let Some(listener) = self.listeners.get(listener_index) else {
             return GatewayChoice::NoRoute { listener: None };
         };
-        let rules =
+        let host_routes =
             listener.by_host.all_matches(&host).filter_map(|index| listener.hosts.get(index));
-        for rules in rules {
-            match rules.choose_backend(request, random) {
+        for routes in host_routes {
+            match routes.choose_backend(request, random) {
                 RouteChoice::NoRoute | RouteChoice::Direct => {}
                 choice => return GatewayChoice::Route(choice),
             }
@@ -187,15 +190,15 @@ impl CompiledListener {
     }
 }
 
-/// Returns the rule with an edit that removes sidecar-internal response headers, which external clients must
-/// not see.
+/// Returns the rule with an edit that removes [`REASON_FIELD`] from responses, because external clients must not see
+/// failure reasons of sidecars.
 fn without_internal_headers(rule: &RouteRule) -> RouteRule {
     let mut rule = rule.clone();
     rule.actions.response_headers.remove.push(REASON_FIELD.to_owned());
     rule
 }
 
-/// True if all patterns of a rule are valid.
+/// True if all patterns of a rule are valid; otherwise the first error is added to `invalid_patterns`.
 fn is_usable(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
     let error = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
     let is_usable = error.is_none();
@@ -207,18 +210,18 @@ fn is_usable(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bo
 /// The routing result of a request at a gateway.
 #[derive(Debug, Clone, Copy)]
 pub enum GatewayChoice<'a> {
-    /// A rule matched.
+    /// A rule matches, with this result.
     Route(RouteChoice<'a>),
     /// No listener matches the host, or no rule matches the request.
     NoRoute {
         /// The matching listener, if any.
         listener: Option<&'a Name>,
     },
-    /// The request is for another listener than its session.
+    /// The request is for another listener than its TLS session.
     Misdirected,
 }
 
-/// An index of host names and wildcards; the most specific match comes first.
+/// An index of host names and wildcards that finds matches in the order of their specificity.
 #[derive(Debug)]
 struct HostIndex {
     /// The patterns for one exact name, by name.
@@ -230,28 +233,30 @@ struct HostIndex {
 }
 
 impl HostIndex {
-    /// Creates an index of these patterns; `None` matches any host. Of equal patterns, the first takes
-    /// precedence.
+    /// Creates an index of these patterns; `None` matches any host. The first of equal patterns takes precedence.
     fn from_patterns<'a>(patterns: impl Iterator<Item = Option<&'a HostPattern>>) -> Self {
-        let mut hosts = Self { exact: BTreeMap::new(), wildcards: BTreeMap::new(), fallback: None };
+        let mut index_by_host =
+            Self { exact: BTreeMap::new(), wildcards: BTreeMap::new(), fallback: None };
         for (index, pattern) in patterns.enumerate() {
             match pattern {
-                None => drop(hosts.fallback.get_or_insert(index)),
+                None => drop(index_by_host.fallback.get_or_insert(index)),
                 Some(HostPattern::Exact(name)) => {
-                    hosts.exact.entry(name.to_string()).or_insert(index);
+                    index_by_host.exact.entry(name.to_string()).or_insert(index);
                 }
                 Some(HostPattern::Below(name)) => {
-                    hosts.wildcards.entry(name.to_string()).or_insert(index);
+                    index_by_host.wildcards.entry(name.to_string()).or_insert(index);
                 }
             }
         }
-        hosts
+        index_by_host
     }
 
+    /// Returns the index of the most specific pattern that matches the host.
     fn first_match(&self, host: &str) -> Option<usize> {
         self.all_matches(host).next()
     }
 
+    /// Returns the indices of all patterns that match the host, the most specific first.
     fn all_matches(&self, host: &str) -> impl Iterator<Item = usize> {
         let parents = std::iter::successors(parent_domain(host), |host| parent_domain(host));
         let wildcards = parents.filter_map(|name| self.wildcards.get(name));
@@ -259,6 +264,7 @@ impl HostIndex {
     }
 }
 
+/// Returns the host without its first label; `None` if there is one label only.
 fn parent_domain(host: &str) -> Option<&str> {
     host.split_once('.').map(|(_, parent)| parent)
 }

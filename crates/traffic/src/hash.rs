@@ -1,6 +1,7 @@
-//! A stable hash of a value, equal on every machine and in every version.
+//! A hash function with the same results on every machine and in every version. Consistent hashing and the
+//! assignment of clients to tag targets rely on it.
 
-/// Hashes a value: 64-bit FNV-1a over salt and value, then mixed.
+/// Hashes a value with 64-bit FNV-1a and a final mixing step. Different salts give independent hashes.
 pub(crate) fn hash(salt: u64, value: &str) -> u64 {
     let hash = value
         .bytes()
@@ -13,7 +14,7 @@ pub(crate) fn hash(salt: u64, value: &str) -> u64 {
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 /// The prime of 64-bit FNV.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-/// An odd number with well-distributed bits (from SplitMix64).
+/// The multiplier of the mixing step: an odd number with well-distributed bits, from SplitMix64.
 const MIX_MULTIPLIER: u64 = 0xbf58_476d_1ce4_e5b9;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Hedging: eligibility of requests for a second, parallel attempt.
+//! Hedging: decides whether a request may have a second attempt in parallel to the first.
 
 use leno_model::{HedgeRule, RetryRule};
 
@@ -9,16 +9,16 @@ use crate::retry::{MAX_RETRIES, is_idempotent};
 pub struct HedgeConditions<'a> {
     /// The method.
     pub method: &'a str,
-    /// True for an upgrade or `Expect: 100-continue`: the following bytes must not be sent twice, or at all.
+    /// True for an upgrade or `Expect: 100-continue`, whose following bytes must be sent at most once.
     pub is_unrepeatable: bool,
     /// True if the request has session affinity.
     pub has_affinity: bool,
-    /// The number of earlier attempts.
+    /// The number of retries so far.
     pub retries: u8,
 }
 
-/// True if a request may have a second, parallel attempt. `retry` is the retry rule of the request, since a
-/// hedge counts as a retry.
+/// True if a request may have a second, parallel attempt. `retry` is the retry rule of the request, if any; a hedge
+/// counts as a retry, so the rule's number of attempts limits it.
 #[must_use]
 pub fn may_hedge(
     rule: &HedgeRule,
@@ -29,11 +29,11 @@ pub fn may_hedge(
         true => is_idempotent(request.method),
         false => rule.methods.iter().any(|method| method == request.method),
     };
-    let retries_max = retry.map_or(MAX_RETRIES, |retry| retry.attempts);
+    let max_retries = retry.map_or(MAX_RETRIES, |retry| retry.attempts);
     allows_method
         && !request.is_unrepeatable
         && !request.has_affinity
-        && request.retries < retries_max
+        && request.retries < max_retries
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Resolution of host names to services.
+//! Resolution of the host names of requests to services of the mesh, and the rejection of other hosts.
 
 use leno_model::{Name, Reason, ServiceName};
 
@@ -23,9 +23,9 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
     labels.all(|label| suffix.next() == Some(&label)).then_some(ServiceName { namespace, name })
 }
 
-/// Returns the rejection reason for a request to a host that is no service of the mesh; `None` if the host is
-/// external and the request may leave the mesh. `service` is the service that the host name has the form of.
-/// `knows_namespace` returns true if the mesh has services in a namespace.
+/// Returns the rejection reason for a request to a host that is not a service of the mesh; `None` if the host is
+/// external and the request may leave the mesh. `service` is the service name if the host name has that form. `may_leave`
+/// is true if egress is allowed. `knows_namespace` returns true if the mesh has services in a namespace.
 #[must_use]
 pub fn external_rejection(
     host: &str,

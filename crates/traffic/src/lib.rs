@@ -1,7 +1,8 @@
-//! Traffic decisions for one request: pure functions of snapshot, request, time and random numbers.
+//! Traffic decisions for requests and connections: routing, authorization, load balancing, rate limits, retries and
+//! fault injection. The decisions are functions of the snapshot, the request, the time and random numbers.
 //!
-//! This crate does not wait, read a clock or generate random numbers: `leno explain` on a laptop and a sidecar
-//! under load call the same functions with the same arguments.
+//! This crate does not wait, read a clock or generate random numbers, so that sidecars and `leno explain` make the same
+//! decisions with the same functions.
 
 pub mod action;
 pub mod authorize;

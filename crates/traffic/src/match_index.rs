@@ -1,4 +1,5 @@
-//! Index of the matches of many rules.
+//! An index of the request matches of many rules: finds the first rule with a matching entry without an evaluation of
+//! all rules. Access policies, ingress rules, rate limits and faults use it.
 
 use leno_model::{NamePattern, PeerMatch};
 
@@ -6,27 +7,28 @@ use crate::rule_index::{
     IndexCondition, IndexedAttribute, LookupKeys, RuleIndex, RulePositions, needs_index,
 };
 
-/// A compiled match with its necessary conditions.
+/// A compiled match that has necessary conditions, by which it can be indexed.
 pub(crate) trait IndexedMatch {
     /// Returns the necessary conditions. Their texts are normalized for a
     /// [`DenialMatcher`](crate::matcher::DenialMatcher).
     fn index_conditions(&self) -> Vec<IndexCondition>;
 }
 
-/// The matches of rules, in the order of the rules.
+/// An index of the matches of rules, in the order of the rules.
 #[derive(Debug)]
 pub(crate) struct MatchIndex {
     /// The position of each match's rule, and the position of the match in that rule.
     matches: Box<[(usize, usize)]>,
+    /// The index of the matches by their conditions.
     index: Box<RuleIndex>,
 }
 
 /// A subset of the rules of an index or policy, in order.
 #[derive(Debug, Clone)]
 pub(crate) enum RuleSubset {
-    /// Rules that are evaluated one by one.
+    /// The positions of a few rules, which are evaluated one by one.
     Few(Box<[usize]>),
-    /// The positions of the rules' matches in the index; absent for all of them.
+    /// The positions of the rules' matches in the index; all matches of the index when absent.
     Many(Option<Box<[usize]>>),
 }
 
@@ -37,7 +39,7 @@ impl Default for RuleSubset {
 }
 
 impl RuleSubset {
-    /// Selects these rules, by their positions in the index if they are many.
+    /// Creates the subset of these rules; it uses the index if there are many rules.
     pub(crate) fn from_rules(index: Option<&MatchIndex>, rules: Box<[usize]>) -> Self {
         index.and_then(|index| index.select_rules(&rules)).unwrap_or(Self::Few(rules))
     }
@@ -47,51 +49,54 @@ impl RuleSubset {
         matches!(self, Self::Few(rules) if rules.is_empty())
     }
 
-    /// Returns the rules, once per match. `index` is the index that the subset was created with.
+    /// Returns the positions of the rules; a rule with several matches may occur several times. `index` must be the
+    /// index that the subset was created with.
     pub(crate) fn matching_rules<'a>(
         &'a self,
         index: Option<&'a MatchIndex>,
     ) -> impl Iterator<Item = usize> + 'a {
         let matches = index.map_or(&[][..], |index| &index.matches);
-        let (few, positions, all) = match self {
+        let (few_rules, positions, all_matches) = match self {
             Self::Few(rules) => (&**rules, &[][..], &[][..]),
             Self::Many(Some(positions)) => (&[][..], &**positions, &[][..]),
             Self::Many(None) => (&[][..], &[][..], matches),
         };
-        let selected = positions.iter().filter_map(|position| matches.get(*position)).chain(all);
-        few.iter().copied().chain(selected.map(|(rule, _)| *rule))
+        let selected_matches =
+            positions.iter().filter_map(|position| matches.get(*position)).chain(all_matches);
+        few_rules.iter().copied().chain(selected_matches.map(|(rule, _)| *rule))
     }
 }
 
-/// Candidate rules in order, each once.
+/// An iterator over candidate rules, in order and without duplicates.
 #[derive(Debug)]
 pub(crate) struct MatchingRules<'a> {
     matches: &'a [(usize, usize)],
     positions: RulePositions<'a>,
-    last: Option<usize>,
+    /// The last returned rule.
+    last_rule: Option<usize>,
 }
 
 impl Iterator for MatchingRules<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let Self { matches, positions, last } = self;
+        let Self { matches, positions, last_rule } = self;
         let mut rules =
             positions.filter_map(|position| matches.get(position).map(|(rule, _)| *rule));
-        rules.find(|rule| last.replace(*rule) != Some(*rule))
+        rules.find(|rule| last_rule.replace(*rule) != Some(*rule))
     }
 }
 
 impl MatchIndex {
-    /// Indexes these rules, in order; `None` if they are few. A rule without matches gets one without
-    /// conditions, at index 0.
+    /// Indexes these rules, which are in order; `None` for a small number of rules. A rule without matches is indexed
+    /// as a rule with one match without conditions.
     pub(crate) fn from_matches<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M])> + Clone,
     ) -> Option<Self> {
         Self::compile(rules.map(|(rule, matchers)| (rule, matchers, &[][..])))
     }
 
-    /// Indexes all rules of a policy by their matches and callers, in order; `None` if they are few.
+    /// Indexes all rules of a policy by their matches and callers; `None` for a small number of rules.
     pub(crate) fn with_callers<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (&'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
@@ -125,22 +130,25 @@ impl MatchIndex {
         })
     }
 
-    /// Returns the subset of these rules, in order; `None` if their matches are few.
+    /// Returns the subset of these rules, which are in order; `None` if they have a small number of matches.
     fn select_rules(&self, rules: &[usize]) -> Option<RuleSubset> {
-        let matches = |rule: &usize| {
-            let first = self.matches.partition_point(|(matched_rule, _)| matched_rule < rule);
-            let following = self.matches.get(first..).unwrap_or_default();
+        let match_positions = |rule: &usize| {
+            let first_match = self.matches.partition_point(|(matched_rule, _)| matched_rule < rule);
+            let later_matches = self.matches.get(first_match..).unwrap_or_default();
             let count =
-                following.iter().take_while(|(matched_rule, _)| matched_rule == rule).count();
-            first..first.saturating_add(count)
+                later_matches.iter().take_while(|(matched_rule, _)| matched_rule == rule).count();
+            first_match..first_match.saturating_add(count)
         };
-        let selected: Box<[usize]> = rules.iter().flat_map(matches).collect();
-        needs_index(selected.len())
-            .then(|| RuleSubset::Many((selected.len() < self.matches.len()).then_some(selected)))
+        let selected_positions: Box<[usize]> = rules.iter().flat_map(match_positions).collect();
+        needs_index(selected_positions.len()).then(|| {
+            RuleSubset::Many(
+                (selected_positions.len() < self.matches.len()).then_some(selected_positions),
+            )
+        })
     }
 
-    /// Returns the first rule with a match for which `is_match` is true, given the rule and the index of the
-    /// match in it. Not inlined, so that a small number of rules does not pay for its code.
+    /// Returns the first rule with a match for which `is_match` is true; its arguments are the positions of the rule
+    /// and of the match in the rule. Not inlined, to keep the code for small numbers of rules small.
     #[inline(never)]
     pub(crate) fn first_match(
         &self,
@@ -155,14 +163,15 @@ impl MatchIndex {
         self.matches.get(self.index.first_match_by_keys(keys, is_match)?).map(|(rule, _)| *rule)
     }
 
-    /// Returns the candidate rules in order, each once, a superset of the matching ones.
+    /// Returns the candidate rules, in order and without duplicates: a superset of the matching rules.
     #[inline(never)]
     pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> MatchingRules<'_> {
-        MatchingRules { matches: &self.matches, positions: self.index.candidates(keys), last: None }
+        let positions = self.index.candidates(keys);
+        MatchingRules { matches: &self.matches, positions, last_rule: None }
     }
 
-    /// Returns the first of the candidate rules with a match for which `is_match` is true. `candidates` are
-    /// positions of matches; `None` for all rules.
+    /// Returns the first candidate rule with a match for which `is_match` is true. `candidates` are positions of
+    /// matches in the index; all rules are candidates when absent.
     #[inline(never)]
     pub(crate) fn first_match_among(
         &self,
@@ -183,7 +192,8 @@ impl MatchIndex {
     }
 }
 
-/// Returns the exact names that a caller must have to match any of these; empty for an empty list.
+/// Returns the conditions on the namespace and name of a caller that any of these matches implies; none for an empty
+/// list.
 pub(crate) fn caller_conditions(callers: &[PeerMatch]) -> Vec<IndexCondition> {
     let names = |name: fn(&PeerMatch) -> &NamePattern| {
         let is_exact = !callers.is_empty() && callers.iter().all(|caller| name(caller).is_exact());

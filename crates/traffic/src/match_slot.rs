@@ -1,16 +1,16 @@
-//! Match counter slots of compiled rules.
+//! Match counter slots: each compiled rule caches the index of its match counter.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The index of the match counter of one rule. Threads share it; the first match stores the index, so that
-/// later matches need no lookup by name.
+/// The cached index of a rule's match counter, shared by all threads. The first match stores the index, so that later
+/// matches need no lookup by name.
 ///
-/// Two rules are equal whatever their counters are, so all slots compare equal.
+/// All slots compare equal, so that the counters do not affect the comparison of rules.
 #[derive(Debug, Default)]
 pub struct MatchSlot(AtomicU32);
 
 impl MatchSlot {
-    /// Returns the index, and stores the result of `find` first if it is unknown (0).
+    /// Returns the index. If the index is unknown (0), calls `find` and stores its result.
     pub fn index_or_find(&self, find: impl FnOnce() -> u32) -> u32 {
         match self.0.load(Ordering::Relaxed) {
             0 => {

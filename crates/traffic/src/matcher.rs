@@ -1,4 +1,4 @@
-//! Compiled request matches.
+//! Compiled request matches of routes and allow rules. The submodule `denial` contains the matches of deny rules.
 
 mod denial;
 
@@ -17,12 +17,12 @@ pub(crate) use denial::{DenialMatcher, may_override_method};
 ///
 /// * Regular expressions must match the whole path, without its query.
 /// * Prefixes match element by element; a trailing `/` is ignored.
-/// * The header names `:authority` and `host` mean the authority of the request, as sent. Values of a repeated
+/// * The header names `:authority` and `host` mean the authority of the request, as sent. The values of a repeated
 ///   header are joined by `", "`.
-/// * Of a repeated query parameter the first value counts. Names and values are percent-decoded before
+/// * The first value of a repeated query parameter is compared. Names and values are percent-decoded before the
 ///   comparison; `+` is a space, and an invalid escape is literal.
-/// * For an allow rule the name of a header or parameter must be unique in the request: no other header or
-///   parameter has a similar name that an application may read in its place. A parameter must not be repeated.
+/// * For an allow rule, the name of a header or parameter must be unique in the request: no other header or parameter
+///   may have a similar name, which an application could read instead. A parameter must not be repeated.
 #[derive(Debug, Clone)]
 pub struct RequestMatcher {
     path: PathMatcher,
@@ -40,7 +40,7 @@ impl RequestMatcher {
         Self::compile_for(request, FieldScope::AsSent)
     }
 
-    /// Compiles a match that accepts only headers and parameters of this scope.
+    /// Compiles a match that accepts only the headers and parameters of this scope.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
@@ -74,20 +74,20 @@ impl RequestMatcher {
             && (self.has_only_path() || self.matches_except_path_outlined(request))
     }
 
-    /// True if the match has no condition other than the path. Most matches are of this kind, and must not cost
-    /// a function call.
+    /// True if the match has no condition other than the path. Inlined, because most matches are of this kind.
     #[inline]
     pub(crate) fn has_only_path(&self) -> bool {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
-    /// Calls [`Self::matches_except_path`]. Separate, so that matches of the path alone need no stack space.
+    /// Calls [`Self::matches_except_path`]. This is a separate function so that matches of the path alone do not need
+    /// its stack space.
     #[inline(never)]
     fn matches_except_path_outlined(&self, request: &RequestView<'_>) -> bool {
         self.matches_except_path(request)
     }
 
-    /// True if all conditions hold, except that of the path.
+    /// True if all conditions other than the path condition hold.
     #[inline]
     pub(crate) fn matches_except_path(&self, request: &RequestView<'_>) -> bool {
         let has_fields = !self.headers.is_empty() || !self.query.is_empty();
@@ -127,7 +127,7 @@ impl RequestMatcher {
         self.path.matches(path)
     }
 
-    /// True if some paths do not match.
+    /// True if the match has a path condition that some paths do not meet.
     #[must_use]
     pub fn constrains_path(&self) -> bool {
         match &self.path {
@@ -155,9 +155,10 @@ impl IndexedMatch for RequestMatcher {
 pub(crate) enum FieldScope {
     /// All headers and parameters, as sent.
     AsSent,
-    /// Headers and parameters whose name is unique: an application reads no other one under the same name.
+    /// Headers and parameters with a unique name: the request has no other one that an application may read under this
+    /// name.
     UniqueName,
-    /// Like `UniqueName`, and a pattern does not match a list of values.
+    /// Headers and parameters with a unique name and, for a pattern, a single value instead of a list.
     SingleValue,
 }
 
@@ -177,9 +178,9 @@ pub enum Mismatch {
     Path,
     /// The method.
     Method,
-    /// The header of this name, or its absence.
+    /// The header of this name has another value, or is absent.
     Header(String),
-    /// The query parameter of this name, or its absence.
+    /// The query parameter of this name has another value, or is absent.
     Query(String),
 }
 
@@ -191,10 +192,13 @@ pub(crate) fn prefix_elements(prefix: &str) -> &str {
 /// The compiled path condition of a match.
 #[derive(Debug, Clone)]
 pub(crate) enum PathMatcher {
+    /// Any path.
     Any,
+    /// Exactly this path.
     Exact(Box<str>),
-    /// Never empty, and without a trailing `/`.
+    /// A prefix of whole path elements; never empty, and without a trailing `/`.
     Prefix(Box<str>),
+    /// A pattern that the whole path must match.
     Pattern(Pattern),
 }
 
@@ -213,7 +217,8 @@ impl PathMatcher {
         })
     }
 
-    /// Returns the exact condition that an index can look up: the path, or its leading elements.
+    /// Returns the condition by which an index can find the match: the path, or its leading elements. `None` if there
+    /// is no such condition.
     pub(crate) fn index_condition(&self) -> Option<IndexCondition> {
         Some(match self {
             Self::Any => return None,
@@ -239,6 +244,7 @@ impl PathMatcher {
     }
 }
 
+/// A compiled condition on a header.
 #[derive(Debug, Clone)]
 struct HeaderMatcher {
     /// The name in lower case; `None` for the authority.
@@ -282,6 +288,7 @@ impl HeaderMatcher {
     }
 }
 
+/// A compiled condition on a query parameter.
 #[derive(Debug, Clone)]
 struct QueryMatcher {
     name: Box<str>,
@@ -316,12 +323,13 @@ impl QueryMatcher {
         is_value_match && (self.scope == FieldScope::AsSent || self.is_unique_parameter(request))
     }
 
-    /// True if applications may read only one parameter of the request under the name.
+    /// True if the request has exactly one parameter that applications may read under this name.
     fn is_unique_parameter(&self, request: &RequestView<'_>) -> bool {
         similar_parameters(request.query.unwrap_or_default(), &self.name).count() == 1
     }
 }
 
+/// Compiles each condition with `compile`; returns the first error.
 fn compile_fields<T>(
     fields: &[FieldMatch],
     compile: impl Fn(&FieldMatch) -> Result<T, InvalidPattern>,
@@ -329,6 +337,7 @@ fn compile_fields<T>(
     fields.iter().map(compile).collect()
 }
 
+/// Compiles the condition on a value; `field` is called for errors only.
 fn compile_value(
     value: &ValueMatch,
     field: impl FnOnce() -> PatternField,

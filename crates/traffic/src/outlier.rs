@@ -1,4 +1,4 @@
-//! Outlier detection for one port, native or compatible with Sermant.
+//! Outlier detection: ejects the failing endpoints of one port, with the native algorithm or with Sermant's.
 
 mod class;
 mod native;
@@ -12,8 +12,8 @@ pub use class::{EndpointResult, FailureEvidence, classify_check, classify_result
 pub use native::NativeDetector;
 pub use sermant::SermantDetector;
 
-/// Outlier detection state of the endpoints of one port, in their order. Owned by one data thread, which
-/// provides the time since any fixed moment.
+/// The outlier detection state of the endpoints of one port, in their order. Each data thread has its own detector.
+/// Times are durations since an arbitrary start, given by the caller.
 #[derive(Debug)]
 pub enum OutlierDetector {
     /// The native algorithm.
@@ -55,14 +55,14 @@ pub enum EjectionEvent {
 /// The cause of an ejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EjectionCause {
-    /// Too high a failure rate.
-    Rate,
+    /// The failure rate is too high.
+    FailureRate,
     /// Too many consecutive failures.
-    Consecutive,
+    ConsecutiveFailures,
     /// A failed probe.
     Probe,
     /// Failed health checks.
-    Check,
+    HealthCheck,
 }
 
 impl EjectionCause {
@@ -70,16 +70,16 @@ impl EjectionCause {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Rate => "rate",
-            Self::Consecutive => "consecutive",
+            Self::FailureRate => "rate",
+            Self::ConsecutiveFailures => "consecutive",
             Self::Probe => "probe",
-            Self::Check => "check",
+            Self::HealthCheck => "check",
         }
     }
 }
 
 impl OutlierDetector {
-    /// Creates a detector without evidence.
+    /// Creates a detector for this number of endpoints, without recorded results.
     #[must_use]
     pub fn new(algorithm: &OutlierAlgorithm, endpoints: usize) -> Self {
         match algorithm {
@@ -101,8 +101,8 @@ impl OutlierDetector {
         }
     }
 
-    /// Ends the windows and ejections that are due. `random` is a uniform random number, for the jitter of
-    /// ejection times.
+    /// Ends the windows and ejections whose time is over by `now`. `random` is a uniform random number, for the jitter
+    /// of ejection times.
     pub fn advance_time(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
         match self {
             Self::Native(detector) => detector.advance_time(now, random, events),
@@ -119,17 +119,18 @@ impl OutlierDetector {
         }
     }
 
-    /// True if an endpoint would be ejected, but the bounds prevent it. Always false for Sermant's algorithm.
+    /// True if an endpoint would be ejected, but the limits on ejections prevent it. Always false for Sermant's
+    /// algorithm.
     #[must_use]
-    pub fn is_spared(&self, slot: usize) -> bool {
+    pub fn is_ejection_prevented(&self, slot: usize) -> bool {
         match self {
-            Self::Native(detector) => detector.is_spared(slot),
+            Self::Native(detector) => detector.is_ejection_prevented(slot),
             Self::Sermant(_) => false,
         }
     }
 
-    /// Records the start of a request to an endpoint. True if it is a probe: other requests wait for its
-    /// result.
+    /// Records the start of a request to an endpoint. Returns true if the request is a probe; the endpoint then
+    /// receives no other request until the probe ends.
     #[must_use]
     pub fn start_request(&mut self, slot: usize) -> bool {
         match self {
@@ -138,8 +139,7 @@ impl OutlierDetector {
         }
     }
 
-    /// Records the end of a request that is no evidence about the endpoint. `probe` is true if the request was a
-    /// probe.
+    /// Records the end of a request without evidence about the endpoint. `probe` is true if the request was a probe.
     pub fn release_request(&mut self, slot: usize, probe: bool) {
         match self {
             Self::Native(detector) if probe => detector.release_request(slot),
@@ -184,14 +184,14 @@ impl OutlierDetector {
     }
 }
 
-/// The result of a request, with its time.
+/// The result of a request, as recorded by a detector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestResult {
     /// True if the request failed in a class that counts.
     pub failed: bool,
     /// True if the request was a probe.
     pub probe: bool,
-    /// The time at which the request ended, since any fixed moment.
+    /// The time at which the request ended.
     pub now: Duration,
     /// A uniform random number, for the jitter of an ejection time.
     pub random: u64,

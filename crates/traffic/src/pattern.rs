@@ -1,18 +1,19 @@
-//! Anchored regular expressions of bounded size.
+//! Patterns: anchored regular expressions of bounded size, with fast paths for literals and prefixes. All rules with
+//! regular expressions use them.
 
 use leno_model::ObjectKey;
 use regex::{Regex, RegexBuilder};
 use regex_syntax::hir::{Class, Hir, HirKind};
 
-/// A compiled pattern. The common forms need no regular expression.
+/// A compiled pattern. Literals and prefixes need no regular expression.
 #[derive(Debug, Clone)]
 pub(crate) enum Pattern {
     /// Exactly this value.
     Literal(Box<str>),
     /// A prefix followed by any text: the regular expression `literal.*`.
     Prefix(Box<str>),
-    /// An anchored regular expression, and the literal prefix of all its matches: most values are rejected by
-    /// the prefix.
+    /// The literal prefix of all matches, and an anchored regular expression. The prefix rejects most values without
+    /// an evaluation of the expression.
     Regex(Box<str>, Regex),
 }
 
@@ -29,8 +30,8 @@ impl Pattern {
                 false => Self::Literal(literal.into()),
             });
         }
-        // The pattern is compiled alone first: `a)|(b` is invalid, but would be valid inside the anchoring
-        // group.
+        // The pattern is first compiled without the anchoring group, in which invalid patterns such as `a)|(b` would
+        // be valid.
         build_regex(pattern)?;
         let regex = build_regex(&format!("^(?:{pattern})$"))?;
         Ok(Self::Regex(literal_prefix(pattern).unwrap_or_default(), regex))
@@ -49,21 +50,21 @@ impl Pattern {
     }
 }
 
-/// Returns the literal prefix of all matches of a pattern, if any.
+/// Returns the literal prefix of all matches of a pattern; `None` if there is none.
 fn literal_prefix(pattern: &str) -> Option<Box<str>> {
     let parsed = regex_syntax::parse(pattern).ok()?;
-    let first = match parsed.kind() {
+    let first_part = match parsed.kind() {
         HirKind::Concat(parts) => parts.first()?,
         _ => &parsed,
     };
-    match first.kind() {
+    match first_part.kind() {
         HirKind::Literal(literal) => std::str::from_utf8(&literal.0).ok().map(Box::from),
         _ => None,
     }
 }
 
-/// Compiles a case-insensitive, anchored regular expression. If its size exceeds the limit, the smaller
-/// case-sensitive one is returned.
+/// Compiles a case-insensitive, anchored regular expression. If its size exceeds the limit, the smaller case-sensitive
+/// expression is returned.
 pub(crate) fn compile_case_insensitive(pattern: &str) -> Result<Regex, regex::Error> {
     let anchored = format!("^(?:{pattern})$");
     let mut builder = RegexBuilder::new(&anchored);
@@ -81,6 +82,7 @@ pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
     regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
 }
 
+/// True if a text that matches this part of an expression may end in a slash.
 fn ends_in_slash(part: &Hir) -> bool {
     match part.kind() {
         HirKind::Literal(literal) => literal.0.last() == Some(&b'/'),
@@ -91,16 +93,16 @@ fn ends_in_slash(part: &Hir) -> bool {
         HirKind::Repetition(repetition) => repetition.min == 0 || ends_in_slash(&repetition.sub),
         HirKind::Alternation(parts) => parts.iter().any(ends_in_slash),
         HirKind::Concat(parts) => parts.last().is_none_or(ends_in_slash),
-        // The preceding part decides.
+        // The part may be empty, so the preceding part would have to be checked.
         HirKind::Class(Class::Bytes(_)) | HirKind::Empty | HirKind::Look(_) => true,
     }
 }
 
-/// Checks a regular expression in the same way as a rule that contains it, so that configuration readers can
-/// report its position.
+/// Checks a regular expression with the limits that apply in a rule. Configuration readers call it to report the
+/// position of an error.
 ///
 /// # Errors
-/// [`InvalidPattern`] if it is invalid, or too large when compiled.
+/// [`InvalidPattern`] if the expression is invalid, or too large when compiled.
 pub fn check_pattern(pattern: &str) -> Result<(), InvalidPattern> {
     match Pattern::compile(pattern) {
         Ok(_) => Ok(()),
@@ -117,9 +119,9 @@ pub fn check_pattern(pattern: &str) -> Result<(), InvalidPattern> {
 pub struct InvalidPattern {
     /// The expression, truncated to 200 characters.
     pub pattern: String,
-    /// The attribute that it applies to.
+    /// The attribute that the expression applies to.
     pub field: PatternField,
-    /// The object that contains it, if known.
+    /// The object that contains the expression, if known.
     pub object: Option<Box<ObjectKey>>,
     /// The error of the compilation.
     #[source]
@@ -129,7 +131,7 @@ pub struct InvalidPattern {
 impl InvalidPattern {
     pub(crate) fn new(pattern: &str, field: PatternField, cause: regex::Error) -> Self {
         Self {
-            pattern: pattern.chars().take(MAX_SHOWN_PATTERN_CHARACTERS).collect(),
+            pattern: pattern.chars().take(MAX_ERROR_PATTERN_CHARACTERS).collect(),
             field,
             object: None,
             cause,
@@ -172,6 +174,7 @@ impl std::fmt::Display for PatternField {
     }
 }
 
+/// Returns the prefix of the error message that names the object; empty if the object is unknown.
 fn object_prefix(object: &Option<Box<ObjectKey>>) -> String {
     object.as_ref().map(|key| format!("{key}: ")).unwrap_or_default()
 }
@@ -188,19 +191,18 @@ fn build_regex(pattern: &str) -> Result<Regex, regex::Error> {
 const METACHARACTERS: &[char] =
     &['\\', '.', '+', '*', '?', '(', ')', '|', '[', ']', '{', '}', '^', '$'];
 
-/// The maximum size in bytes of one compiled expression: far above practical patterns, and harmless for a
-/// sidecar's memory.
+/// The maximum size in bytes of one compiled expression. Practical patterns are much smaller.
 const MAX_REGEX_BYTES: usize = 1024 * 1024;
 
-/// The maximum size in bytes of the case-insensitive form, in which letters become sets: every pattern within
-/// [`MAX_REGEX_BYTES`] must fit.
+/// The maximum size in bytes of the case-insensitive form, which is larger because letters become sets. It suffices for
+/// every pattern within [`MAX_REGEX_BYTES`].
 const MAX_CASE_INSENSITIVE_BYTES: usize = 8 * MAX_REGEX_BYTES;
 
 /// The maximum size in bytes of the match cache of one expression in one thread.
 const MAX_REGEX_CACHE_BYTES: usize = 256 * 1024;
 
 /// The maximum number of characters of a pattern in an error.
-const MAX_SHOWN_PATTERN_CHARACTERS: usize = 200;
+const MAX_ERROR_PATTERN_CHARACTERS: usize = 200;
 
 #[cfg(test)]
 mod tests {
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn an_error_truncates_a_long_pattern() {
         let error = check_pattern(&"(".repeat(10_000)).unwrap_err();
-        assert_eq!(error.pattern.len(), MAX_SHOWN_PATTERN_CHARACTERS);
+        assert_eq!(error.pattern.len(), MAX_ERROR_PATTERN_CHARACTERS);
     }
 
     proptest! {
@@ -278,10 +280,10 @@ mod tests {
         #[test]
         fn literal_forms_agree_with_the_regular_expression(
             literal in "[a-b/ -]{0,3}",
-            open in any::<bool>(),
+            has_wildcard_end in any::<bool>(),
             value in "[a-b/\n -]{0,5}",
         ) {
-            let pattern = format!("{literal}{}", if open { ".*" } else { "" });
+            let pattern = format!("{literal}{}", if has_wildcard_end { ".*" } else { "" });
             let compiled = Pattern::compile(&pattern).unwrap();
             prop_assert!(!matches!(compiled, Pattern::Regex(..)));
             let regex = build_regex(&format!("^(?:{pattern})$")).unwrap();

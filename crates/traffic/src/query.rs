@@ -1,10 +1,11 @@
-//! Query parameters and their decoding.
+//! Query parameters: how applications may read their names and values, and the decoding of both.
 
 use std::borrow::Cow;
 
 use crate::variant::{decoded_layers, folded_case, is_blank};
 
-/// Returns the first value of a query parameter, still encoded; empty for a parameter without `=`.
+/// Returns the first value of a query parameter, still encoded; empty for a parameter without `=`, and `None` if there
+/// is no parameter of this name.
 pub(crate) fn find_parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
     query.split('&').find_map(|pair| {
         let (encoded, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -12,15 +13,16 @@ pub(crate) fn find_parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> 
     })
 }
 
-/// Returns all parameters that an application may read in a query, encoded: some accept `;` as a separator.
+/// Returns the encoded names and values of all parameters that an application may read in a query. Some applications
+/// accept `;` as a separator, so the parameters are returned for both separators.
 pub(crate) fn all_parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let with_semicolons = query.contains(';').then(|| query.split(['&', ';']));
     let pairs = query.split('&').chain(with_semicolons.into_iter().flatten());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Returns the parameters of a query that an application may read under this name, as sent, with either
-/// separator.
+/// Returns the parameters of a query that an application may read under this name, as sent. Both `&` and `;` separate
+/// parameters.
 pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item = &'q str> {
     let normalized = normalize_rule_parameter(name);
     query.split(['&', ';']).filter(move |pair| {
@@ -28,10 +30,9 @@ pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item 
     })
 }
 
-/// True if applications may read the encoded parameter name as this [normalized](normalize_parameter_name) one:
-/// without case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`,
-/// and with `.`, a blank or an unclosed `[` for `_`. If the rule names a map element, it may have any of these
-/// forms.
+/// True if applications may read the encoded parameter name as this [normalized](normalize_parameter_name) name: in
+/// another case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`, and with
+/// `.`, a blank or an unclosed `[` instead of `_`. The normalized name may also be a map element.
 pub(crate) fn may_be_named(encoded: &str, normalized: &str) -> bool {
     let is_map_element = normalized.contains('[') && normalized.ends_with(']');
     if encoded.len() < normalized.len() && !is_map_element {
@@ -45,20 +46,22 @@ pub(crate) fn may_be_named(encoded: &str, normalized: &str) -> bool {
         return may_be_map_element(&name, normalized);
     }
     name == normalized
-        // Rack ends the first word of a name at any bracket.
+        // Rack reads the text before any bracket as the name.
         || name.split(['[', ']']).next() == Some(normalized)
-        || name.split_once('[').is_some_and(|(list, key)| {
-            list == normalized || !key.contains(']') && flatten_name(&name).eq(flatten_name(normalized))
+        || name.split_once('[').is_some_and(|(list_name, key)| {
+            list_name == normalized || !key.contains(']') && flatten_name(&name).eq(flatten_name(normalized))
         })
 }
 
-/// Returns a name with `_` before each map key: ASP.NET and dot-aware parsers read `a[b]` and `a.b` alike.
+/// Returns a name with `_` instead of the brackets of map keys, because ASP.NET and dot-aware parsers read `a[b]` like
+/// `a.b`.
 fn flatten_name(name: &str) -> impl Iterator<Item = u8> + '_ {
     name.bytes().filter(|byte| *byte != b']').map(|byte| if byte == b'[' { b'_' } else { byte })
 }
 
-/// True if applications may read a normalized name as this map element. The text after a `]` is a further key in
-/// Rack, and no part of the name in qs; PHP ends the name there. Spring drops quotes around a key.
+/// True if applications may read a normalized name as this map element. Applications handle text after a `]`
+/// differently: Rack reads it as a further key, qs ignores it, and PHP ends the name there. Spring ignores quotes around
+/// a key.
 fn may_be_map_element(name: &str, normalized: &str) -> bool {
     let rack_words = split_name(name);
     let php_words: Vec<_> =
@@ -80,15 +83,15 @@ fn split_name(name: &str) -> Vec<(&str, bool)> {
     words.filter(|(word, _)| !word.is_empty()).collect()
 }
 
-/// Joins the words of a name as ASP.NET and dot-aware parsers do, without the indexes at its end.
+/// Joins the words of a name with `_`, as ASP.NET and dot-aware parsers do. List indexes at the end are omitted.
 fn join_words(words: &[(&str, bool)]) -> String {
     let is_index = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
-    let length = words.iter().rposition(|(word, _)| !is_index(word)).map_or(0, |last| last + 1);
-    let words = words.iter().take(length).map(|(word, _)| *word);
+    let word_count = words.iter().rposition(|(word, _)| !is_index(word)).map_or(0, |last| last + 1);
+    let words = words.iter().take(word_count).map(|(word, _)| *word);
     words.collect::<Vec<_>>().join("_")
 }
 
-/// Normalizes a parameter name of a rule; dots denote a map element (`a.b` is `a[b]`).
+/// Normalizes the parameter name of a rule. Dots denote a map element: `a.b` is `a[b]`.
 pub(crate) fn normalize_rule_parameter(name: &str) -> String {
     match name.split_once('.') {
         Some((map, keys)) if !name.contains('[') => {
@@ -98,7 +101,7 @@ pub(crate) fn normalize_rule_parameter(name: &str) -> String {
     }
 }
 
-/// Normalizes a parameter name as the most lenient application reads it.
+/// Normalizes an encoded parameter name in the way of the most lenient application.
 pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
     let decoded = decode_fully(encoded, Plus::Space);
     let name = decoded.split('\0').next().unwrap_or_default();
@@ -107,7 +110,7 @@ pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
     let mut name = folded_case(name).replace([' ', '.'], "_");
     // A list element has the name of the list.
     while let Some((list, index)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
-        // PHP takes a blank for no index.
+        // PHP reads a blank as an empty index.
         let is_index = |c: char| c.is_ascii_digit() || c == '_' || is_blank(c);
         if list.is_empty() || !index.chars().all(is_index) {
             break;
@@ -122,8 +125,8 @@ pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
     name
 }
 
-/// Returns all values that an application may read in an encoded parameter: as sent, and decoded in several
-/// ways.
+/// Returns all values that an application may read in an encoded value: as sent, decoded once, and decoded fully with
+/// both interpretations of `+`.
 pub(crate) fn possible_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let is_encoded = encoded.contains(['%', '+']);
     let readings = is_encoded.then(|| {
@@ -138,11 +141,13 @@ pub(crate) fn possible_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str
 /// The interpretation of a plus sign.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plus {
+    /// A plus sign, as in paths.
     Literal,
+    /// A space, as in forms.
     Space,
 }
 
-/// Decodes layers of escapes until none remains, but not more layers than applications decode.
+/// Decodes repeated percent-encoding, up to the number of layers that applications decode.
 fn decode_fully(encoded: &str, plus: Plus) -> String {
     let encoded = match plus {
         Plus::Space if encoded.contains('+') => Cow::Owned(encoded.replace('+', " ")),
@@ -151,7 +156,7 @@ fn decode_fully(encoded: &str, plus: Plus) -> String {
     String::from_utf8_lossy(&decoded_layers(&encoded).0).into_owned()
 }
 
-/// Decodes a value; `None` if the result is not UTF-8: no rule then matches.
+/// Decodes a value as in a form; `None` if the result is not UTF-8, so that no rule matches.
 pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
     if !encoded.contains(['%', '+']) {
         return Some(Cow::Borrowed(encoded));
@@ -159,7 +164,7 @@ pub(crate) fn decoded_text(encoded: &str) -> Option<Cow<'_, str>> {
     String::from_utf8(form_decoded(encoded).collect()).ok().map(Cow::Owned)
 }
 
-/// Decodes `%` and two hexadecimal digits as one byte (RFC 3986, section 2.1).
+/// Decodes `%` and two hexadecimal digits as one byte (RFC 3986 §2.1).
 pub(crate) fn percent_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     decode_bytes::<b'+'>(encoded)
 }
@@ -170,6 +175,7 @@ pub(crate) fn form_decoded(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     decode_bytes::<b' '>(encoded)
 }
 
+/// Decodes percent-encoding; a `+` is decoded as the byte `PLUS`.
 fn decode_bytes<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ {
     let mut remaining = encoded.as_bytes();
     std::iter::from_fn(move || match *remaining {
@@ -191,6 +197,7 @@ fn decode_bytes<const PLUS: u8>(encoded: &str) -> impl Iterator<Item = u8> + '_ 
     })
 }
 
+/// Returns the value of a hexadecimal digit.
 fn hex_value(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }

@@ -1,4 +1,5 @@
-//! Local rate limits and concurrency limits of inbound ports.
+//! Local rate limits and concurrency limits of inbound ports. The server's sidecar admits each request and each opaque
+//! connection by them.
 
 mod bucket;
 mod concurrency;
@@ -24,9 +25,10 @@ use crate::variant::{PathKind, PathVariants};
 use bucket::{Bucket, BucketRate, Buckets};
 use concurrency::{ConcurrencySlots, ResponseOutcome};
 
-/// The compiled limits of a workload's ports, with their buckets. Shared by threads.
+/// The compiled limits of a workload's ports, with their token buckets. All data threads share them.
 #[derive(Debug, Default)]
 pub struct CompiledLimits {
+    /// The limits of all policies, by port.
     ports: BTreeMap<u16, Arc<[Arc<PolicyLimits>]>>,
 }
 
@@ -35,42 +37,52 @@ pub struct CompiledLimits {
 struct PolicyLimits {
     /// The configuration that was compiled.
     config: PortLimits,
-    /// The limit of opaque connections, if any.
-    connections: Option<(BucketRate, Bucket)>,
+    /// The rate limit of opaque connections, if any.
+    connection_limit: Option<(BucketRate, Bucket)>,
     /// The counter of rejected connections.
     match_slot: Arc<MatchSlot>,
     /// The rules, if they are evaluated one by one.
     unindexed: Box<[CompiledRateRule]>,
     /// The rules with their index, if there are many.
     indexed: Option<(MatchIndex, Box<[CompiledRateRule]>)>,
-    concurrency: Option<ConcurrencyLimit>,
+    /// The concurrency limit, if any.
+    concurrency_limit: Option<ConcurrencyLimit>,
 }
 
 /// The concurrency limit of one policy, with its slots.
 #[derive(Debug)]
 struct ConcurrencyLimit {
     slots: ConcurrencySlots,
+    /// The response to requests over the limit, if the policy sets one.
     response: Option<Arc<FixedResponse>>,
+    /// The counter of rejected requests.
     match_slot: Arc<MatchSlot>,
 }
 
 /// A rate limit rule with its compiled request matches and its buckets.
 #[derive(Debug)]
 struct CompiledRateRule {
+    /// The rule as configured.
     rule: RateRule,
+    /// The requests that the rule counts, in every interpretation; all when empty.
     requests: Box<[DenialMatcher]>,
-    /// For a rule with `stop`: the same requests, but only as sent and with a single interpretation.
+    /// For a rule with `stop`: the same requests, matched only as sent and with a single interpretation.
     exact_requests: Box<[RequestMatcher]>,
+    /// The rate of each bucket.
     rate: BucketRate,
     tokens: Tokens,
+    /// The response to requests over the limit, if the rule sets one.
     response: Option<Arc<FixedResponse>>,
+    /// The counter of rejected requests.
     match_slot: Arc<MatchSlot>,
 }
 
 /// The token buckets of a rule.
 #[derive(Debug)]
 enum Tokens {
+    /// One bucket for all requests.
     Shared(Bucket),
+    /// One bucket for each key.
     PerKey(Buckets),
 }
 
@@ -94,7 +106,7 @@ pub struct RateLimitExceeded<'a> {
 pub struct ConcurrencyExceeded<'a> {
     /// The name of the policy.
     pub policy: &'a ServicePolicyName,
-    /// The part of the policy, in place of a rule's name.
+    /// The name of the concurrency limit in reports, in place of a rule's name.
     pub rule: &'static str,
     /// The response, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
@@ -102,7 +114,7 @@ pub struct ConcurrencyExceeded<'a> {
     pub match_slot: &'a Arc<MatchSlot>,
 }
 
-/// A slot of the concurrency limits of a port, held by one request and released on drop.
+/// One slot in each concurrency limit of a port, held by one request and released on drop.
 #[derive(Debug)]
 pub struct ConcurrencySlot {
     policies: Arc<[Arc<PolicyLimits>]>,
@@ -121,7 +133,7 @@ enum RequestPhase {
 }
 
 impl ConcurrencySlot {
-    /// Records that the request was sent completely: from now on it waits for the application.
+    /// Records that the request was sent completely, so that it now waits for the application.
     pub fn mark_sent(&self, now: Duration) {
         if matches!(self.phase.get(), RequestPhase::Sending) {
             self.phase.set(RequestPhase::Waiting { since: now });
@@ -129,17 +141,17 @@ impl ConcurrencySlot {
         }
     }
 
-    /// Records that a successful response started; its latency is a sample.
+    /// Records that a successful response started. Its latency is a sample for adaptive limits.
     pub fn record_response(&self, now: Duration) {
         self.record_outcome(ResponseOutcome::Success, now);
     }
 
-    /// Records that the response is an error; its latency is a sample if it is high.
+    /// Records that an error response started. Its latency is a sample only if it is high.
     pub fn record_error(&self, now: Duration) {
         self.record_outcome(ResponseOutcome::Error, now);
     }
 
-    /// Records that there will be no response; the elapsed time is a sample if it is high.
+    /// Records that there will be no response. The elapsed time is a sample only if it is high.
     pub fn record_abandoned(&self, now: Duration) {
         self.record_outcome(ResponseOutcome::Abandoned, now);
     }
@@ -154,7 +166,7 @@ impl ConcurrencySlot {
     }
 
     fn concurrency_limits(&self) -> impl Iterator<Item = &ConcurrencyLimit> {
-        self.policies.iter().filter_map(|policy| policy.concurrency.as_ref())
+        self.policies.iter().filter_map(|policy| policy.concurrency_limit.as_ref())
     }
 }
 
@@ -166,7 +178,7 @@ impl Drop for ConcurrencySlot {
 }
 
 impl<'a> RateLimitExceeded<'a> {
-    /// Creates the rejection by a rule. Cold, since most requests find a token.
+    /// Creates the rejection by a rule. Marked cold, because most requests get a token.
     #[cold]
     fn from_rule(policy: &'a PolicyLimits, rule: &'a CompiledRateRule, wait: Duration) -> Self {
         let response = rule.response.clone();
@@ -179,8 +191,8 @@ impl<'a> RateLimitExceeded<'a> {
         }
     }
 
-    /// Returns the wait in whole seconds for `retry-after` (RFC 9110 §10.2.3): rounded up, at least one, since
-    /// a retry before the end of the wait would fail.
+    /// Returns the wait in seconds for `retry-after` (RFC 9110 §10.2.3), rounded up and at least one: a retry before
+    /// the end of the wait would fail.
     #[must_use]
     pub const fn retry_after(&self) -> u64 {
         let seconds = self.wait.as_secs();
@@ -189,7 +201,7 @@ impl<'a> RateLimitExceeded<'a> {
 }
 
 impl CompiledLimits {
-    /// Compiles limits. Buckets of unchanged limits are reused.
+    /// Compiles limits, and reuses the buckets of unchanged policies.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
@@ -201,13 +213,13 @@ impl CompiledLimits {
         for (port, policies) in limits {
             let previous_policies = previous.and_then(|limits| limits.ports.get(port));
             let previous_policies = previous_policies.map_or(&[][..], |policies| &**policies);
-            let compiled = policies.iter().map(|config| {
+            let compiled_policies = policies.iter().map(|config| {
                 match previous_policies.iter().find(|policy| policy.config == *config) {
                     Some(unchanged) => Ok(Arc::clone(unchanged)),
                     None => PolicyLimits::compile(config).map(Arc::new),
                 }
             });
-            ports.insert(*port, compiled.collect::<Result<_, _>>()?);
+            ports.insert(*port, compiled_policies.collect::<Result<_, _>>()?);
         }
         Ok(Self { ports })
     }
@@ -218,8 +230,8 @@ impl CompiledLimits {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Admits a request if each rule that counts it has a token, and takes one token from each. `now` is
-    /// relative to any fixed moment.
+    /// Admits a request if each rule that counts it has a token, and takes one token from each of these rules. `now`
+    /// is the time since an arbitrary start.
     ///
     /// # Errors
     /// [`RateLimitExceeded`] for the first rule without a token; no token is then taken.
@@ -261,8 +273,8 @@ impl CompiledLimits {
         });
     }
 
-    /// Acquires a concurrency slot for a request at a port; `None` if the port has no limit. `is_whole` is true
-    /// if the request has no further bytes. `now` is relative to any fixed moment.
+    /// Acquires a concurrency slot for a request at a port; `None` if the port has no concurrency limit. `is_whole` is
+    /// true if the whole request was sent. `now` is the time since an arbitrary start.
     ///
     /// # Errors
     /// [`ConcurrencyExceeded`] for the first policy without a free slot.
@@ -273,8 +285,9 @@ impl CompiledLimits {
         now: Duration,
     ) -> Result<Option<ConcurrencySlot>, ConcurrencyExceeded<'_>> {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
-        let limits =
-            || policies.iter().filter_map(|policy| Some((policy, policy.concurrency.as_ref()?)));
+        let limits = || {
+            policies.iter().filter_map(|policy| Some((policy, policy.concurrency_limit.as_ref()?)))
+        };
         let Some((exhausted_position, (policy, exhausted_limit))) =
             limits().enumerate().find(|(_, (_, limit))| !limit.slots.try_acquire(is_whole, now))
         else {
@@ -302,8 +315,9 @@ impl CompiledLimits {
     pub fn admit_connection(&self, port: u16, now: Duration) -> Result<(), RateLimitExceeded<'_>> {
         let now = to_nanos(now);
         let policies = self.port_policies(port);
-        let limits =
-            || policies.iter().filter_map(|policy| Some((policy, policy.connections.as_ref()?)));
+        let limits = || {
+            policies.iter().filter_map(|policy| Some((policy, policy.connection_limit.as_ref()?)))
+        };
         let exceeded = limits().enumerate().find_map(|(position, (policy, (rate, bucket)))| {
             let wait = bucket.take_token(*rate, now).err()?;
             let (match_slot, policy, rule) =
@@ -317,7 +331,7 @@ impl CompiledLimits {
         Err(exceeded)
     }
 
-    /// Returns the rules that count a request, each with its policy; for tools.
+    /// Returns the rules that count a request, each with its policy. For diagnostic tools such as `leno explain`.
     #[must_use]
     pub fn counting_rules(
         &self,
@@ -325,12 +339,12 @@ impl CompiledLimits {
         request: &RequestView<'_>,
         caller: Option<&ServiceAccount>,
     ) -> Vec<(&ServicePolicyName, &RateRule)> {
-        let mut counting = Vec::new();
+        let mut counting_rules = Vec::new();
         self.find_counting_rule(port, request, caller, |policy, rule| {
-            counting.push((&policy.config.policy, &rule.rule));
+            counting_rules.push((&policy.config.policy, &rule.rule));
             None::<()>
         });
-        counting
+        counting_rules
     }
 
     /// Returns the limits of all policies for a port.
@@ -338,13 +352,14 @@ impl CompiledLimits {
         self.port_policies(port).iter().map(|policy| &policy.config)
     }
 
+    /// Returns the limits of all policies for a port; empty if there are none.
     fn port_policies(&self, port: u16) -> &[Arc<PolicyLimits>] {
         self.ports.get(&port).map_or(&[], |policies| &**policies)
     }
 
-    /// Returns the first result of `select` over the rules that count a request. Every interpretation of the
-    /// request counts, so that alternative encodings cannot bypass a limit. A rule with `stop` ends the
-    /// evaluation only for a request with a single interpretation.
+    /// Calls `select` for each rule that counts a request, and returns its first result. A rule counts a request if any
+    /// interpretation matches, so that alternative encodings cannot bypass a limit. A rule with `stop` ends the
+    /// evaluation of its policy only for a request with a single interpretation.
     fn find_counting_rule<'a, T>(
         &'a self,
         port: u16,
@@ -352,7 +367,7 @@ impl CompiledLimits {
         caller: Option<&ServiceAccount>,
         mut select: impl FnMut(&'a PolicyLimits, &'a CompiledRateRule) -> Option<T>,
     ) -> Option<T> {
-        // Parsed for the first rule with request matches: a limit for all requests does not pay for it.
+        // Parsed only if a rule has request matches.
         let parsed_path = LazyCell::new(|| {
             let path = PathKind::from_path(request.path);
             (path, PathVariants::from_path(request.path, path))
@@ -361,7 +376,7 @@ impl CompiledLimits {
             let mut candidates = policy.candidate_rules(|| {
                 LookupKeys::as_interpreted(request, &parsed_path.1).with_caller(caller)
             });
-            // Borrowed, because candidates are large to move.
+            // Borrowed, because a move of the candidates would copy many bytes.
             let rules = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
             for rule in rules {
                 if !rule.counts_all_requests() && !rule.may_count(request, &parsed_path.1) {
@@ -382,7 +397,7 @@ impl CompiledLimits {
     }
 }
 
-/// The candidate rules of a policy for a request, a superset of the matching ones.
+/// An iterator over the candidate rules of a policy for a request, a superset of the matching rules.
 struct CandidateRules<'a> {
     unindexed: std::slice::Iter<'a, CompiledRateRule>,
     indexed: Option<(MatchingRules<'a>, &'a [CompiledRateRule])>,
@@ -398,7 +413,8 @@ impl<'a> Iterator for CandidateRules<'a> {
 }
 
 impl<'a> CandidateRules<'a> {
-    /// Returns the next candidate of the index. Separate, so that a small number of rules does not pay for it.
+    /// Returns the next candidate of the index. This is a separate function so that policies with few rules do not
+    /// need its stack space.
     #[inline(never)]
     fn next_indexed(&mut self) -> Option<&'a CompiledRateRule> {
         let (positions, rules) = self.indexed.as_mut()?;
@@ -417,16 +433,17 @@ impl PolicyLimits {
             None => (rules, None),
             Some(index) => (Box::default(), Some((index, rules))),
         };
-        let connections = config.limits.connections;
-        let concurrency = config.limits.concurrency.as_ref().map(|rule| ConcurrencyLimit {
+        let connection_rate = config.limits.connections;
+        let concurrency_limit = config.limits.concurrency.as_ref().map(|rule| ConcurrencyLimit {
             slots: ConcurrencySlots::new(rule),
             response: (rule.response != FixedResponse::default())
                 .then(|| Arc::new(rule.response.clone())),
             match_slot: Arc::default(),
         });
         Ok(Self {
-            concurrency,
-            connections: connections.map(|rate| (BucketRate::from_rate(rate), Bucket::default())),
+            concurrency_limit,
+            connection_limit: connection_rate
+                .map(|rate| (BucketRate::from_rate(rate), Bucket::default())),
             unindexed,
             indexed,
             match_slot: Arc::default(),
@@ -434,11 +451,12 @@ impl PolicyLimits {
         })
     }
 
-    /// Returns the candidate rules for a request in order, a superset of the matching ones.
+    /// Returns the candidate rules for a request in order, a superset of the matching rules. `keys` is called only if
+    /// the policy has an index.
     #[inline]
     fn candidate_rules<'a>(&self, keys: impl FnOnce() -> LookupKeys<'a>) -> CandidateRules<'_> {
         let mut candidates = CandidateRules { unindexed: self.unindexed.iter(), indexed: None };
-        // Assigned in place, so that a policy with few rules copies no lookup.
+        // Assigned in place, so that policies with few rules do not copy the state of an index lookup.
         if let Some((index, rules)) = &self.indexed {
             candidates.indexed = Some((index.candidates(keys()), rules));
         }
@@ -453,7 +471,7 @@ impl CompiledRateRule {
         let exact_requests = exact_requests
             .map(|request| RequestMatcher::compile_for(request, FieldScope::SingleValue));
         let tokens = match &rule.key {
-            RateLimitKey::Nothing => Tokens::Shared(Bucket::default()),
+            RateLimitKey::None => Tokens::Shared(Bucket::default()),
             RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
                 Tokens::PerKey(Buckets::new(*buckets))
             }
@@ -475,7 +493,8 @@ impl CompiledRateRule {
         self.requests.is_empty()
     }
 
-    /// True if the request, which has a plain path, matches in its only interpretation. For rules with `stop`.
+    /// True if the request, which must have a plain path, has a single interpretation and matches. For rules with
+    /// `stop`.
     fn counts_request(&self, request: &RequestView<'_>) -> bool {
         self.counts_all_requests()
             || self.exact_requests.iter().any(|matcher| matcher.matches(request))
@@ -490,18 +509,19 @@ impl CompiledRateRule {
     /// Returns the key of the request's bucket.
     fn bucket_key(&self, request: &RequestView<'_>, caller: Option<&ServiceAccount>) -> u128 {
         match &self.rule.key {
-            RateLimitKey::Nothing => 0,
+            RateLimitKey::None => 0,
             RateLimitKey::Client { .. } => hash_key(&caller),
             RateLimitKey::Header { name, .. } => {
-                let authority = || Some(Cow::Borrowed(request.authority));
+                let authority_value = || Some(Cow::Borrowed(request.authority));
                 match name.as_str() {
-                    ":authority" => hash_key(&authority()),
+                    ":authority" => hash_key(&authority_value()),
                     name => hash_key(&request.fields.joined_values(name)),
                 }
             }
         }
     }
 
+    /// Takes a token from the bucket of this key, or returns the time until a token is available.
     fn take_token(&self, key: u128, now: u64) -> Result<(), Duration> {
         match &self.tokens {
             Tokens::Shared(bucket) => bucket.take_token(self.rate, now),
@@ -509,6 +529,7 @@ impl CompiledRateRule {
         }
     }
 
+    /// Returns an unused token to the bucket of this key.
     fn return_tokens(&self, key: u128) {
         match &self.tokens {
             Tokens::Shared(bucket) => bucket.return_tokens(self.rate),
@@ -517,17 +538,18 @@ impl CompiledRateRule {
     }
 }
 
-/// Returns a 128-bit hash of a value: clients must not find a collision with the bucket of another, and memory
-/// use does not depend on the length of values.
+/// Returns a 128-bit hash of a value. With this length, a client cannot find a value whose bucket is that of another
+/// client. Hashes limit the memory for long values.
 fn hash_key(value: &impl Hash) -> u128 {
-    let half = |salt: u64| {
+    let half_hash = |salt: u64| {
         let mut hasher = DefaultHasher::new();
         (salt, value).hash(&mut hasher);
         u128::from(hasher.finish())
     };
-    half(0) << 64 | half(1)
+    half_hash(0) << 64 | half_hash(1)
 }
 
+/// Returns a time in nanoseconds.
 fn to_nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,10 +1,10 @@
-//! The attributes of a request that rules match: method, path, authority, headers, query.
+//! The view of a request that rules match: method, path, query, authority and headers.
 
 use std::borrow::Cow;
 
 use leno_model::RepeatedHeader;
 
-/// The attributes of a request for matching, borrowed from the received bytes.
+/// The attributes of a request that rules match, borrowed from the received bytes.
 #[derive(Clone, Copy)]
 pub struct RequestView<'a> {
     /// The method as sent; methods are case-sensitive.
@@ -21,14 +21,15 @@ pub struct RequestView<'a> {
 
 /// The headers of a request, by name.
 pub trait HeaderLookup {
-    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent.
+    /// Returns all values of the header with this lower-case name, joined by `", "`; `None` if it is absent.
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// Returns the values of all headers with [similar names](is_similar_name), joined by `", "`.
+    /// Returns the values of all headers with [similar names](is_similar_name), joined by `", "`; `None` if there are
+    /// none.
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// Returns all values of this lowercase header name joined by `", "`; `None` if it is absent, or if a
-    /// different [similar name](is_similar_name) is present.
+    /// Returns all values of the header with this lower-case name, joined by `", "`; `None` if it is absent, or if a
+    /// header with a different [similar name](is_similar_name) is present.
     fn find_unique(&self, name: &str) -> Option<Cow<'_, str>> {
         let values = self.joined_values(name)?;
         // A header with a similar name adds at least a separator.
@@ -36,16 +37,16 @@ pub trait HeaderLookup {
         is_unique.then_some(values)
     }
 
-    /// Returns the first value of this lowercase header name; `None` if it is absent.
+    /// Returns the first value of the header with this lower-case name; `None` if it is absent.
     fn first_value(&self, name: &str) -> Option<Cow<'_, str>>;
 
-    /// Returns the values of a claim in the request's verified token.
+    /// Returns the values of a claim in the request's verified token; empty if there is no token or no such claim.
     fn claim_values(&self, _name: &str) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Returns the value of a header for matching.
+/// Returns the value of a header that rules match; `None` if it is absent. `:authority` and `host` are the authority.
 pub(crate) fn header_value<'a>(
     request: &RequestView<'a>,
     name: &str,
@@ -58,8 +59,8 @@ pub(crate) fn header_value<'a>(
     }
 }
 
-/// True if two header names differ only in case and separators: `X_Role` and `x-role` are one variable to
-/// CGI-like applications (RFC 3875 §4.1.18), and PHP also maps `.` to `_`.
+/// True if two header names differ only in case and separators. CGI-like applications read `X_Role` and `x-role` as one
+/// variable (RFC 3875 §4.1.18), and PHP also maps `.` to `_`.
 #[must_use]
 pub fn is_similar_name(first: &[u8], second: &[u8]) -> bool {
     let is_similar = |(first, second): (&u8, &u8)| {
@@ -69,25 +70,27 @@ pub fn is_similar_name(first: &[u8], second: &[u8]) -> bool {
     first.len() == second.len() && first.iter().zip(second).all(is_similar)
 }
 
-/// Headers as a list, for tools and tests.
+/// Looks up headers in a list, for diagnostic tools and tests.
 impl HeaderLookup for Vec<(String, String)> {
     fn joined_values(&self, name: &str) -> Option<Cow<'_, str>> {
-        let matching = self.iter().filter(|(listed, _)| listed.eq_ignore_ascii_case(name));
-        join_values(matching.map(|(_, value)| value.as_str()))
+        let matching_fields =
+            self.iter().filter(|(field_name, _)| field_name.eq_ignore_ascii_case(name));
+        join_values(matching_fields.map(|(_, value)| value.as_str()))
     }
 
     fn find_similar(&self, name: &str) -> Option<Cow<'_, str>> {
-        let is_similar = |listed: &str| is_similar_name(listed.as_bytes(), name.as_bytes());
-        let matching = self.iter().filter(|(listed, _)| is_similar(listed));
-        join_values(matching.map(|(_, value)| value.as_str()))
+        let is_similar = |field_name: &str| is_similar_name(field_name.as_bytes(), name.as_bytes());
+        let matching_fields = self.iter().filter(|(field_name, _)| is_similar(field_name));
+        join_values(matching_fields.map(|(_, value)| value.as_str()))
     }
 
     fn first_value(&self, name: &str) -> Option<Cow<'_, str>> {
-        let header = self.iter().find(|(listed, _)| listed.eq_ignore_ascii_case(name));
+        let header = self.iter().find(|(field_name, _)| field_name.eq_ignore_ascii_case(name));
         header.map(|(_, value)| Cow::Borrowed(value.as_str()))
     }
 }
 
+/// Joins values by `", "`; `None` if there are none.
 fn join_values<'a>(mut values: impl Iterator<Item = &'a str>) -> Option<Cow<'a, str>> {
     let mut joined = Cow::Borrowed(values.next()?);
     for value in values {

@@ -1,4 +1,5 @@
-//! External authorization, token validation and global rate limits for inbound requests.
+//! The external checks of inbound requests: external authorization, token validation and global rate limits. Decides
+//! which checks a request needs, and builds rate limit descriptors; the proxy sends the check requests.
 
 mod header_change;
 
@@ -24,7 +25,7 @@ pub use header_change::{
     HeaderAction, HeaderChange, InvalidHeaderChange, request_edits, response_edits,
 };
 
-/// The compiled external checks of a workload's ports, of which at least one has checks.
+/// The compiled external checks of a workload's ports. At least one port has checks.
 #[derive(Debug)]
 pub struct CompiledChecks {
     ports: BTreeMap<u16, CompiledPortChecks>,
@@ -33,23 +34,24 @@ pub struct CompiledChecks {
 /// The checks of one port, in the order of evaluation.
 #[derive(Debug, Default)]
 pub struct CompiledPortChecks {
-    tokens: Vec<CompiledJwtValidation>,
+    token_validations: Vec<CompiledJwtValidation>,
     authorizations: Vec<CompiledAuthorization>,
-    limits: Vec<CompiledGlobalLimit>,
+    global_limits: Vec<CompiledGlobalLimit>,
 }
 
-/// An external authorization service, and the requests it checks.
+/// A compiled external authorization policy: the authorization service, and the requests that it checks.
 #[derive(Debug)]
 pub struct CompiledAuthorization {
     /// The name of the policy.
     pub policy: ServicePolicyName,
     /// The authorization rule that was compiled.
     pub rule: Authorization,
+    /// The requests that the service checks.
     requests: CheckedRequests,
     match_slot: Arc<MatchSlot>,
 }
 
-/// The JSON Web Tokens that requests may or must carry.
+/// A compiled token policy: the JSON web tokens that requests may or must carry.
 #[derive(Debug)]
 pub struct CompiledJwtValidation {
     /// The name of the policy.
@@ -61,7 +63,7 @@ pub struct CompiledJwtValidation {
     match_slot: Arc<MatchSlot>,
 }
 
-/// A rate limit service, with the descriptors it receives.
+/// A compiled global rate limit: the rate limit service, and the descriptors that it receives.
 #[derive(Debug)]
 pub struct CompiledGlobalLimit {
     /// The name of the policy.
@@ -70,20 +72,21 @@ pub struct CompiledGlobalLimit {
     pub rule: GlobalLimit,
     /// The response when the limit is exceeded, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
-    descriptors: Vec<CheckedRequests>,
+    /// The requests of each descriptor, in the order of the rule's descriptors.
+    descriptor_requests: Vec<CheckedRequests>,
     match_slot: Arc<MatchSlot>,
 }
 
-/// A descriptor of one request.
+/// The descriptor that a rate limit service receives for one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestDescriptor {
     /// The keys and values of the descriptor.
     pub entries: Vec<(String, String)>,
-    /// The number of tokens that the request takes from the limit.
+    /// The number of hits that the request counts as.
     pub hits_addend: u32,
 }
 
-/// The caller, for descriptors.
+/// The client of a request. Descriptors may contain its account and address.
 #[derive(Debug, Clone, Copy)]
 pub struct CheckedClient<'a> {
     /// The calling account, if verified.
@@ -93,7 +96,7 @@ pub struct CheckedClient<'a> {
 }
 
 impl CompiledChecks {
-    /// Compiles all checks of a configuration; `None` if it has none.
+    /// Compiles all checks of a configuration; `None` if the configuration has no checks.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
@@ -113,7 +116,7 @@ impl CompiledChecks {
                     }
                     RequestCheck::Tokens(rule) => {
                         port_checks
-                            .tokens
+                            .token_validations
                             .push(CompiledJwtValidation::compile(&check.policy, rule)?);
                     }
                 }
@@ -123,13 +126,13 @@ impl CompiledChecks {
             for limit in limits {
                 let Some(rule) = &limit.limits.global else { continue };
                 let compiled = CompiledGlobalLimit::compile(&limit.policy, rule)?;
-                ports.entry(*port).or_default().limits.push(compiled);
+                ports.entry(*port).or_default().global_limits.push(compiled);
             }
         }
         Ok((!ports.is_empty()).then_some(Self { ports }))
     }
 
-    /// Returns the checks of a port.
+    /// Returns the checks of a port; `None` if it has none.
     #[must_use]
     pub fn for_port(&self, port: u16) -> Option<&CompiledPortChecks> {
         self.ports.get(&port)
@@ -137,14 +140,14 @@ impl CompiledChecks {
 }
 
 impl CompiledPortChecks {
-    /// Returns the token validations, which precede all other decisions.
+    /// Returns the token validations, which are evaluated before all other decisions.
     #[must_use]
     pub fn token_validations(&self) -> &[CompiledJwtValidation] {
-        &self.tokens
+        &self.token_validations
     }
 
-    /// Returns the authorization services that must check a request. Every interpretation of the request
-    /// counts, so that alternative encodings cannot bypass a check.
+    /// Returns the authorization services that must check a request. A service must check the request if any
+    /// interpretation matches, so that alternative encodings cannot bypass a check.
     pub fn required_authorizations<'a>(
         &'a self,
         request: &RequestView<'a>,
@@ -153,7 +156,7 @@ impl CompiledPortChecks {
         self.authorizations.iter().filter(move |check| check.requests.may_match(&request))
     }
 
-    /// Returns the rate limit services that must check a request, with its descriptors.
+    /// Returns the rate limit services that must check a request, each with the request's descriptors.
     pub fn required_limits<'a>(
         &'a self,
         request: &RequestView<'a>,
@@ -164,12 +167,12 @@ impl CompiledPortChecks {
             let descriptors = limit.describe_request(&request, client);
             (!descriptors.is_empty()).then_some((limit, descriptors))
         };
-        self.limits.iter().filter_map(with_descriptors)
+        self.global_limits.iter().filter_map(with_descriptors)
     }
 }
 
 impl CompiledAuthorization {
-    /// Returns the decision, for metrics and logs.
+    /// Returns the decision of the policy, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::from_whole_policy(&self.policy, &self.match_slot)
@@ -189,13 +192,13 @@ impl CompiledJwtValidation {
         Ok(Self { policy, rule, required, match_slot: Arc::default() })
     }
 
-    /// True if a request must carry a token. Every interpretation of the request counts.
+    /// True if a request must carry a token, in any interpretation of the request.
     #[must_use]
     pub fn is_required(&self, request: &RequestView<'_>) -> bool {
         self.required.as_ref().is_some_and(|requests| requests.may_match(request))
     }
 
-    /// Returns the decision, for metrics and logs.
+    /// Returns the decision of the policy, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::from_whole_policy(&self.policy, &self.match_slot)
@@ -204,11 +207,13 @@ impl CompiledJwtValidation {
 
 impl CompiledGlobalLimit {
     fn compile(policy: &ServicePolicyName, rule: &GlobalLimit) -> Result<Self, InvalidPattern> {
-        let descriptors =
-            rule.descriptors.iter().map(|rule| CheckedRequests::compile(&rule.requests, policy));
+        let descriptor_requests = rule
+            .descriptors
+            .iter()
+            .map(|descriptor| CheckedRequests::compile(&descriptor.requests, policy));
         Ok(Self {
             policy: policy.clone(),
-            descriptors: descriptors.collect::<Result<_, _>>()?,
+            descriptor_requests: descriptor_requests.collect::<Result<_, _>>()?,
             response: (rule.response != FixedResponse::default())
                 .then(|| Arc::new(rule.response.clone())),
             rule: rule.clone(),
@@ -216,32 +221,33 @@ impl CompiledGlobalLimit {
         })
     }
 
+    /// Returns the descriptors of a request; empty if no descriptor applies.
     fn describe_request(
         &self,
         request: &RequestView<'_>,
         client: CheckedClient<'_>,
     ) -> Vec<RequestDescriptor> {
-        let rules = self.rule.descriptors.iter().zip(&self.descriptors);
-        let matching = rules.filter(|(_, requests)| requests.may_match(request));
-        matching
+        let descriptors = self.rule.descriptors.iter().zip(&self.descriptor_requests);
+        let matching_descriptors = descriptors.filter(|(_, requests)| requests.may_match(request));
+        matching_descriptors
             .filter_map(|(descriptor, _)| build_descriptor(descriptor, request, client))
             .collect()
     }
 
-    /// Returns the decision, for metrics and logs.
+    /// Returns the decision of the policy, for metrics and logs.
     #[must_use]
     pub fn policy_decision(&self) -> PolicyDecision {
         PolicyDecision::from_service_policy(&self.policy, GLOBAL_LIMIT_NAME, &self.match_slot)
     }
 }
 
-/// Returns the descriptor of a request; `None` if a value of an entry is absent.
+/// Builds the descriptor of a request; `None` if the value of an entry is absent.
 fn build_descriptor(
     descriptor: &Descriptor,
     request: &RequestView<'_>,
     client: CheckedClient<'_>,
 ) -> Option<RequestDescriptor> {
-    let value = |value: &DescriptorValue| match value {
+    let entry_value = |value: &DescriptorValue| match value {
         DescriptorValue::Text(text) => Some(text.clone()),
         DescriptorValue::Header(name) if name == ":authority" => Some(request.authority.to_owned()),
         DescriptorValue::Header(name) => request.fields.joined_values(name).map(Cow::into_owned),
@@ -252,12 +258,12 @@ fn build_descriptor(
     };
     let mut entries = Vec::with_capacity(descriptor.entries.len());
     for entry in &descriptor.entries {
-        entries.push((entry.key.clone(), value(&entry.value)?));
+        entries.push((entry.key.clone(), entry_value(&entry.value)?));
     }
     Some(RequestDescriptor { entries, hits_addend: descriptor.hits_addend })
 }
 
-/// The requests of a rule; empty for all requests.
+/// The requests that a check applies to; all requests when empty.
 #[derive(Debug)]
 struct CheckedRequests(Box<[DenialMatcher]>);
 
@@ -272,7 +278,7 @@ impl CheckedRequests {
             .map_err(|error| error.with_object(ObjectKey::ServicePolicy(policy.clone())))
     }
 
-    /// True if an application may interpret the request as one of these.
+    /// True if an application may interpret the request as one of these requests.
     fn may_match(&self, request: &RequestView<'_>) -> bool {
         if self.0.is_empty() {
             return true;

@@ -1,64 +1,64 @@
-//! Retry decisions for failed requests.
+//! Retries: decides whether a failed attempt may be followed by another attempt, and computes the pause before it.
 
 use std::time::Duration;
 
 use leno_model::{Reason, RetryCondition, RetryRule};
 
-/// A failed attempt.
+/// The state of a request after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailedAttempt {
     /// The part of the request that was sent.
     pub sent: SentPart,
-    /// True for idempotent methods: see [`is_idempotent`].
+    /// True for an idempotent method, according to [`is_idempotent`].
     pub idempotent: bool,
     /// True if the whole request, including its body, can be sent again.
     pub body_replayable: bool,
-    /// True if part of a response was forwarded.
+    /// True if part of a response was forwarded to the client.
     pub response_started: bool,
-    /// The number of earlier attempts: 0 for the first.
+    /// The number of earlier attempts; 0 for the first attempt.
     pub number: u8,
-    /// The number of alternative endpoints.
+    /// The number of other endpoints that may be tried.
     pub alternatives: usize,
     /// The time since the request began.
     pub waited: Duration,
 }
 
 impl FailedAttempt {
-    /// True if the request has waited the maximum time for an application that does not listen.
+    /// True if the request has waited the maximum time for an unreachable application.
     fn has_waited_maximum(&self, reason: Reason) -> bool {
-        let wait_max = if self.alternatives == 0 { MAX_UNREACHABLE_ALONE } else { MAX_UNREACHABLE };
-        reason == Reason::ConnectFailed && self.waited >= wait_max
+        let max_wait = if self.alternatives == 0 { MAX_UNREACHABLE_ALONE } else { MAX_UNREACHABLE };
+        reason == Reason::ConnectFailed && self.waited >= max_wait
     }
 }
 
 /// The part of a request that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SentPart {
-    /// No byte.
-    Nothing,
-    /// Part of the head, or more.
+    /// No byte was sent.
+    None,
+    /// At least a part of the head was sent.
     HeadOrMore,
 }
 
 /// True if the request may be retried.
 ///
-/// A request is retried at most [`MAX_RETRIES`] times, or [`unsent_max`] times while nothing was sent. It is
-/// never retried after the client received part of a response, or if sent bytes are no longer available.
-/// Otherwise the reason decides.
+/// A request is retried at most [`MAX_RETRIES`] times, or [`max_unsent`] times if no byte of it was sent. It is never
+/// retried after the client received part of a response, or if the sent bytes are no longer available. Otherwise
+/// [`Reason::retry`] decides.
 #[must_use]
 pub fn may_retry(reason: Reason, attempt: &FailedAttempt) -> bool {
-    let unsent = attempt.sent == SentPart::Nothing;
-    let retries_max = if unsent { unsent_max(attempt.alternatives) } else { MAX_RETRIES.into() };
-    if usize::from(attempt.number) >= retries_max
+    let is_unsent = attempt.sent == SentPart::None;
+    let max_retries = if is_unsent { max_unsent(attempt.alternatives) } else { MAX_RETRIES.into() };
+    if usize::from(attempt.number) >= max_retries
         || attempt.response_started
         || attempt.has_waited_maximum(reason)
-        || !(unsent || attempt.body_replayable)
+        || !(is_unsent || attempt.body_replayable)
     {
         return false;
     }
     match reason.retry() {
         RetryCondition::Never => false,
-        RetryCondition::IfUnsent => unsent || attempt.idempotent,
+        RetryCondition::IfUnsent => is_unsent || attempt.idempotent,
         RetryCondition::Always => true,
     }
 }
@@ -66,39 +66,39 @@ pub fn may_retry(reason: Reason, attempt: &FailedAttempt) -> bool {
 /// The failure of an attempt, for retry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptFailure {
-    /// No response.
+    /// There was no complete response, for this reason.
     Failed(Reason),
-    /// A response with this status, or a gRPC status that maps to it.
+    /// The response had this HTTP status, or a gRPC status that maps to it.
     Response(u16),
 }
 
-/// True if the request may be retried under a rule; the budget decides after that.
+/// True if the request may be retried under a rule. The caller must check the retry budget as well.
 ///
-/// A response is retried if the rule lists its status. A failure before any byte was sent is always retried. A
-/// failure after that, which may have had an effect, is retried for idempotent methods; for others only if the
-/// rule lists the resulting status. A rule with zero attempts permits no retries; any other rule permits an
-/// unsent request to try further endpoints, as without a rule.
+/// A response is retried if the rule lists its status. A failure before any byte was sent is always retried. A later
+/// failure, after which the request may have had an effect, is retried for idempotent methods; for other methods it is
+/// retried only if the rule lists the resulting status. A rule with zero attempts permits no retries. With any other
+/// rule, an unsent request may try further endpoints as without a rule.
 #[must_use]
 pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &FailedAttempt) -> bool {
-    let unsent = attempt.sent == SentPart::Nothing;
-    let retries_max = match rule.attempts {
+    let is_unsent = attempt.sent == SentPart::None;
+    let max_retries = match rule.attempts {
         0 => 0,
-        attempts if unsent => unsent_max(attempt.alternatives).max(attempts.into()),
+        attempts if is_unsent => max_unsent(attempt.alternatives).max(attempts.into()),
         attempts => attempts.into(),
     };
-    if usize::from(attempt.number) >= retries_max
+    if usize::from(attempt.number) >= max_retries
         || attempt.response_started
-        || !(unsent || attempt.body_replayable)
+        || !(is_unsent || attempt.body_replayable)
     {
         return false;
     }
-    let lists = |status: u16| rule.codes.contains(&status);
+    let lists_status = |status: u16| rule.codes.contains(&status);
     match failure {
-        AttemptFailure::Response(status) => lists(status),
+        AttemptFailure::Response(status) => lists_status(status),
         AttemptFailure::Failed(Reason::AttemptTimeout) => {
-            unsent || attempt.idempotent || lists(Reason::AttemptTimeout.status())
+            is_unsent || attempt.idempotent || lists_status(Reason::AttemptTimeout.status())
         }
-        // Later attempts follow pauses, which are not waits for an application.
+        // The elapsed time of later attempts includes pauses between attempts, so only the first attempt is limited.
         AttemptFailure::Failed(Reason::ConnectFailed)
             if attempt.number == 0 && attempt.waited >= MAX_UNREACHABLE =>
         {
@@ -106,14 +106,16 @@ pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &Failed
         }
         AttemptFailure::Failed(reason) => match reason.retry() {
             RetryCondition::Never => false,
-            RetryCondition::IfUnsent => unsent || attempt.idempotent || lists(reason.status()),
+            RetryCondition::IfUnsent => {
+                is_unsent || attempt.idempotent || lists_status(reason.status())
+            }
             RetryCondition::Always => true,
         },
     }
 }
 
-/// Returns the pause before the next retry, after this number of retries. It doubles with each retry, up to
-/// [`MAX_GROWTH`] times the base, plus up to 50 % jitter. `random` is a uniform random number.
+/// Returns the pause before the next retry, after this number of retries. The pause doubles with each retry, up to
+/// [`MAX_GROWTH`] times the rule's backoff, and has up to 50 % of additional jitter. `random` is a uniform random number.
 #[must_use]
 pub fn retry_pause(rule: &RetryRule, number: u8, random: u64) -> Duration {
     let factor = 1_u32.checked_shl(number.into()).unwrap_or(MAX_GROWTH).min(MAX_GROWTH);
@@ -122,36 +124,35 @@ pub fn retry_pause(rule: &RetryRule, number: u8, random: u64) -> Duration {
     pause.saturating_add(Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX)))
 }
 
-/// True if the method is idempotent (RFC 9110, section 9.2.2).
+/// True if the method is idempotent (RFC 9110 §9.2.2).
 #[must_use]
 pub fn is_idempotent(method: &str) -> bool {
     matches!(method, "GET" | "HEAD" | "OPTIONS" | "TRACE" | "PUT" | "DELETE")
 }
 
-/// The maximum number of retries of a request of which some bytes were sent. It is one, because a second
-/// failure is more likely caused by the service than by the endpoint, and each further attempt adds load to the
-/// service.
+/// The maximum number of retries of a request after some of its bytes were sent. It is one, because a second failure is
+/// more likely caused by the service than by the endpoint, and each attempt adds load to the service.
 pub const MAX_RETRIES: u8 = 1;
 
-/// Returns the maximum number of retries of an unsent request for this number of alternative endpoints. Several
-/// endpoints may fail at once, with their node, and an attempt to connect costs them no work.
+/// Returns the maximum number of retries of an unsent request, given the number of other endpoints. Several endpoints
+/// may fail together with their node, and an attempt to connect adds no load to the service.
 #[must_use]
-pub fn unsent_max(alternatives: usize) -> usize {
+pub fn max_unsent(alternatives: usize) -> usize {
     alternatives.clamp(MAX_RETRIES.into(), MAX_UNSENT_RETRIES)
 }
 
-/// The maximum number of retries of an unsent request: each waits up to a second for a connection.
+/// The maximum number of retries of an unsent request. Each retry waits up to a second for a connection.
 pub const MAX_UNSENT_RETRIES: usize = 4;
 
-/// The elapsed time after which an unreachable application is not retried at another endpoint. A sidecar waits
-/// ten seconds for a starting application, so a request that waited for one does not wait for another.
+/// The elapsed time after which a request to an unreachable application is not retried at another endpoint. A sidecar
+/// waits up to ten seconds for a starting application, and a request waits for one application only.
 pub const MAX_UNREACHABLE: Duration = Duration::from_secs(9);
 
-/// The elapsed time after which an unreachable application without an alternative endpoint is not retried. Such
-/// a retry helps if the application is restarting, or if the connection was closed; both fail at once.
+/// The elapsed time after which a request to an unreachable application is not retried if there is no other endpoint. A
+/// retry helps only if the application is restarting or the connection was closed, and both failures are fast.
 pub const MAX_UNREACHABLE_ALONE: Duration = Duration::from_secs(1);
 
-/// The maximum pause as a multiple of the base.
+/// The maximum pause as a multiple of the rule's backoff, without jitter.
 pub const MAX_GROWTH: u32 = 10;
 
 #[cfg(test)]
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     const FIRST: FailedAttempt = FailedAttempt {
-        sent: SentPart::Nothing,
+        sent: SentPart::None,
         idempotent: false,
         body_replayable: false,
         response_started: false,
@@ -273,9 +274,7 @@ mod tests {
             (UpstreamRefused, 0, 60_000, true),
         ] {
             let waited = Duration::from_millis(waited_ms);
-            for (sent, body_replayable) in
-                [(SentPart::Nothing, false), (SentPart::HeadOrMore, true)]
-            {
+            for (sent, body_replayable) in [(SentPart::None, false), (SentPart::HeadOrMore, true)] {
                 let attempt =
                     FailedAttempt { sent, body_replayable, alternatives, waited, ..FIRST };
                 assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");

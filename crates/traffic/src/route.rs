@@ -1,4 +1,5 @@
-//! HTTP routing: rule precedence and backend selection for one service port.
+//! HTTP routing: selects the rule and the backend of each request to a service port, by the precedence of the Gateway
+//! API.
 
 mod index;
 
@@ -23,29 +24,31 @@ use self::index::RouteIndex;
 
 /// The compiled routes of one service port.
 ///
-/// Of all matches for a request, the first in this order decides (Gateway API, `HTTPRouteRule`): exact path;
-/// longest prefix; regular expression; any path (also the prefix `/`); then a match with methods; most headers;
-/// most query parameters; and among equals the name of the route, the order of its rules and of their matches.
-/// The Gateway API leaves the position of regular expressions open; here a catch-all does not hide them.
+/// Among all matches for a request, the first one in this order applies (Gateway API, `HTTPRouteRule`): exact path;
+/// longest prefix; regular expression; any path (also the prefix `/`); then a match with methods; most headers; most
+/// query parameters; then by the name of the route, the order of its rules and the order of their matches. The Gateway
+/// API does not specify the position of regular expressions; here they take precedence over matches for any path.
 ///
-/// Exact paths and prefixes are indexed; if many matches share one, or have none, so are exact headers, query
-/// parameters and methods. The cost of a request does not grow with their number. Only regular expressions
-/// without such conditions are tried one by one.
+/// Exact paths and prefixes are indexed. If many matches have the same path condition, their exact headers, query
+/// parameters and methods are indexed as well. The time for a request does not grow with the number of indexed matches.
+/// Only regular expressions without such conditions are evaluated one by one.
 #[derive(Debug, Clone)]
 pub struct PortRoutes {
     /// True if requests that match no rule are rejected.
     has_attached_routes: bool,
     /// True if there are neither rules nor attached routes.
     is_trivial: bool,
-    /// True if a rule has CORS.
+    /// True if a rule has a CORS policy.
     has_cors: bool,
+    /// The index of the rules' matches.
     index: RouteIndex,
+    /// The rules, in the order of the port's configuration.
     rules: Box<[CompiledRouteRule]>,
-    /// The client's retry policy, for rules without retries of their own.
+    /// The client's retry policy, for rules without their own retry settings.
     default_retry: Option<Box<DefaultRetry>>,
 }
 
-/// A client's default retry policy, compiled.
+/// A client's compiled retry policy, the default of rules.
 #[derive(Debug, Clone)]
 struct DefaultRetry {
     policy: ServiceRetry,
@@ -62,7 +65,7 @@ impl PortRoutes {
         Self::from_rules(&port.rules, port.routed)
     }
 
-    /// Adds a client's retry policy, for rules without retries of their own.
+    /// Adds a client's retry policy, for rules without their own retry settings.
     #[must_use]
     pub fn with_retry(mut self, policy: Option<&ServiceRetry>) -> Self {
         let Some(policy) = policy else { return self };
@@ -132,8 +135,8 @@ impl PortRoutes {
         }
     }
 
-    /// Returns the rule for the request that a CORS preflight announces; `None` if the request is no preflight,
-    /// or the rule has no CORS.
+    /// Returns the rule for the actual request of a CORS preflight request; `None` if the request is not a preflight
+    /// request, or if the rule has no CORS policy.
     #[inline(never)]
     fn preflight_rule(&self, request: &RequestView<'_>) -> Option<&CompiledRouteRule> {
         let method = preflight_for(request)?;
@@ -142,7 +145,8 @@ impl PortRoutes {
         rule.actions.as_ref().is_some_and(|actions| actions.cors.is_some()).then_some(rule)
     }
 
-    /// True if there are no rules and no attached routes: every request goes to the service's own endpoints.
+    /// True if there are no rules and no attached routes, so that every request is forwarded to the service's own
+    /// endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.is_trivial
@@ -170,10 +174,10 @@ impl PortRoutes {
 /// The routing result of a request.
 #[derive(Debug, Clone, Copy)]
 pub enum RouteChoice<'a> {
-    /// No route is attached, and no split rule matches: the service's own endpoints.
+    /// The request is forwarded to the service's own endpoints: no route is attached, and no split rule matches.
     Direct,
-    /// A rule matched, and its backend was selected. The caller responds `invalid-backend` if the mesh does not
-    /// contain the backend.
+    /// A rule matches, and a backend was selected. The caller must respond with `invalid-backend` if the snapshot does
+    /// not contain the backend.
     To {
         /// The matching rule.
         rule: &'a CompiledRouteRule,
@@ -182,36 +186,36 @@ pub enum RouteChoice<'a> {
         /// The index of the backend in [`CompiledRouteRule::backends`].
         index: usize,
     },
-    /// Routes are attached, but none matches the request.
+    /// Routes are attached, and no rule matches the request.
     NoRoute,
     /// The matching rule redirects.
     Redirect {
         /// The matching rule.
         rule: &'a CompiledRouteRule,
     },
-    /// The matching rule has no backends, or none with a weight, or no grant permits the selected one.
+    /// The matching rule has no backend with a positive weight, or no grant permits the selected backend.
     InvalidBackend {
         /// The matching rule.
         rule: &'a CompiledRouteRule,
     },
 }
 
-/// A rule without its matches.
+/// A compiled route rule, without its matches.
 #[derive(Debug, Clone)]
 pub struct CompiledRouteRule {
     /// The index of the rule in the port's configuration.
     pub index: usize,
     /// The name of the rule's route.
     pub route: RouteName,
-    /// The kind of the route resource.
+    /// The kind of the rule's route.
     pub kind: RouteKind,
     /// The timeout of the whole exchange; no limit when absent.
     pub request_timeout: Option<Duration>,
     /// The backends.
     pub backends: Box<[WeightedBackend]>,
-    /// The other actions of the rule, if any.
+    /// The actions of the rule, if any.
     pub actions: Option<Arc<CompiledActions>>,
-    /// The actions for each backend, if one has header edits of its own; otherwise empty.
+    /// The actions for each backend, if a backend has its own edits; otherwise empty.
     backend_actions: Box<[Option<Arc<CompiledActions>>]>,
     /// The session persistence of the rule, if any.
     pub persistence: Option<Arc<CompiledPersistence>>,
@@ -223,19 +227,19 @@ pub struct CompiledRouteRule {
     weight_total: u64,
 }
 
-/// Compiles the rules, each with its index in its route.
+/// Compiles rules, and numbers them within their routes.
 fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
     let mut rule_counts: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
         let number = rule_counts.entry((rule.kind, &rule.route)).or_default();
-        let compiled = CompiledRouteRule::new(index, rule, *number);
+        let compiled_rule = CompiledRouteRule::new(index, rule, *number);
         *number += 1;
-        compiled
+        compiled_rule
     });
     rules.collect()
 }
 
-/// Returns the actions for each backend, if one of them has header edits of its own; otherwise an empty list.
+/// Returns the actions for each backend, if a backend has its own edits; otherwise an empty list.
 fn backend_actions(
     rule: &RouteRule,
     actions: Option<&Arc<CompiledActions>>,
@@ -281,7 +285,7 @@ impl CompiledRouteRule {
         }
     }
 
-    /// Returns the actions for a request to this backend, if any.
+    /// Returns the actions for a request to the backend at this index, if any.
     #[must_use]
     pub fn actions_at(&self, index: usize) -> Option<&Arc<CompiledActions>> {
         match self.backend_actions.get(index) {
@@ -290,34 +294,35 @@ impl CompiledRouteRule {
         }
     }
 
-    /// Returns the routing result for the backend at this index; `None` if there is none.
+    /// Returns the routing result for the backend at this index; `None` if the rule has no such backend.
     pub(crate) fn choice_at(&self, index: usize) -> Option<RouteChoice<'_>> {
         Some(RouteChoice::To { rule: self, backend: self.backends.get(index)?, index })
     }
 
-    /// Returns the backend that the random number selects by weight, with its index.
+    /// Selects a backend by weight, with its index. `random` is a uniform random number.
     fn select_backend(&self, random: u64) -> Option<(usize, &WeightedBackend)> {
         select_by_weight(&self.backends, self.weight_total, random)
     }
 }
 
-/// Returns the backend that the random number selects by weight, with its index; `total` is the sum of weights.
+/// Selects a backend by weight, with its index. `weight_total` is the sum of all weights, including weights without a backend;
+/// `None` if such a weight is selected or the sum is 0. `random` is a uniform random number.
 pub(crate) fn select_by_weight(
     backends: &[WeightedBackend],
-    total: u64,
+    weight_total: u64,
     random: u64,
 ) -> Option<(usize, &WeightedBackend)> {
-    // Weights have 32 bits and random numbers 64: the bias of the remainder is below one in four billion.
-    let mut remainder = random.checked_rem(total)?;
+    // Weights have 32 bits and random numbers have 64, so the bias of the remainder is below one in four billion.
+    let mut remainder = random.checked_rem(weight_total)?;
     backends.iter().enumerate().find(|(_, backend)| {
         let weight = u64::from(backend.weight);
-        let selected = remainder < weight;
+        let is_selected = remainder < weight;
         remainder = remainder.saturating_sub(weight);
-        selected
+        is_selected
     })
 }
 
-/// A match of a rule.
+/// A compiled match of a rule.
 #[derive(Debug, Clone)]
 struct CompiledMatch {
     matcher: RequestMatcher,
@@ -325,13 +330,16 @@ struct CompiledMatch {
     rule: usize,
 }
 
-/// The specificity of a match; the greatest wins.
+/// The specificity of a match. The match with the greatest rank takes precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     path: PathRank,
-    names_methods: bool,
-    headers: usize,
-    parameters: usize,
+    /// True if the match has a condition on methods.
+    has_methods: bool,
+    /// The number of header conditions.
+    header_count: usize,
+    /// The number of query parameter conditions.
+    parameter_count: usize,
 }
 
 /// The specificity of a path condition, in ascending order.
@@ -347,15 +355,15 @@ enum PathRank {
 /// The reason why one match takes precedence over another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precedence {
-    /// A more specific path.
+    /// The path condition is more specific.
     Path,
-    /// A method.
+    /// The match has a condition on methods.
     Method,
-    /// More headers.
+    /// The match has more header conditions.
     Headers,
-    /// More query parameters.
+    /// The match has more query parameter conditions.
     Query,
-    /// Equal specificity: the older route, or the order of route names, rules or matches.
+    /// The matches are equally specific; the age or name of the route, or the order of rules or matches decides.
     Order,
 }
 
@@ -365,23 +373,24 @@ pub fn takes_precedence(first: &RequestMatch, second: &RequestMatch) -> bool {
     match_rank(first) > match_rank(second)
 }
 
-/// Returns the reason why `first` takes precedence over `second`, given that it does.
+/// Returns the reason why `first` takes precedence over `second`, if both match and `first` does take precedence.
 #[must_use]
 pub fn precedence(first: &RequestMatch, second: &RequestMatch) -> Precedence {
     let (first, second) = (match_rank(first), match_rank(second));
     if first.path != second.path {
         Precedence::Path
-    } else if first.names_methods != second.names_methods {
+    } else if first.has_methods != second.has_methods {
         Precedence::Method
-    } else if first.headers != second.headers {
+    } else if first.header_count != second.header_count {
         Precedence::Headers
-    } else if first.parameters != second.parameters {
+    } else if first.parameter_count != second.parameter_count {
         Precedence::Query
     } else {
         Precedence::Order
     }
 }
 
+/// Returns the rank of a match.
 fn match_rank(request: &RequestMatch) -> Rank {
     Rank {
         path: match &request.path {
@@ -393,9 +402,9 @@ fn match_rank(request: &RequestMatch) -> Rank {
             },
             PathMatch::Exact(_) => PathRank::Exact,
         },
-        names_methods: !request.methods.is_empty(),
-        headers: request.headers.len(),
-        parameters: request.query.len(),
+        has_methods: !request.methods.is_empty(),
+        header_count: request.headers.len(),
+        parameter_count: request.query.len(),
     }
 }
 

@@ -1,4 +1,5 @@
-//! Index of many rules by their exact conditions, as an alternative to evaluating them one by one.
+//! An index of many rules by their exact conditions: the texts that rules compare a header, path, parameter, method or
+//! caller with. All kinds of rules use it when they have too many rules to evaluate them one by one.
 
 mod prefix_index;
 mod rule_positions;
@@ -15,13 +16,14 @@ use crate::variant::{PathVariants, any_listed_value, any_value, folded_case, hos
 pub(crate) use prefix_index::{PrefixIndex, whole_elements};
 pub(crate) use rule_positions::RulePositions;
 
-/// An index of rules. It finds the positions of the rules that may match a request.
+/// An index of rules that finds the positions of the rules that may match a request.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleIndex {
+    /// The rules with an indexed condition other than a path prefix, by attribute.
     columns: Box<[Column]>,
-    /// The rules with a path prefix, in order, if any.
+    /// The positions of the rules with a path prefix, if any.
     prefixes: Option<Box<PrefixIndex<Vec<usize>>>>,
-    /// The rules without an indexed condition, in order.
+    /// The positions of the rules without an indexed condition.
     unconditional: Box<[usize]>,
     /// The number of rules.
     rule_count: usize,
@@ -31,7 +33,8 @@ pub(crate) struct RuleIndex {
 #[derive(Clone, Copy)]
 pub(crate) struct LookupKeys<'a> {
     pub(crate) request: &'a RequestView<'a>,
-    /// The normalized path, if every interpretation of the request counts, and not only the request as sent.
+    /// The variants of the path, if every interpretation of the request is looked up; absent if only the request as
+    /// sent is looked up.
     path_variants: Option<&'a PathVariants>,
     /// The caller, if rules have callers.
     caller: Option<&'a ServiceAccount>,
@@ -56,21 +59,21 @@ impl<'a> LookupKeys<'a> {
         Self { caller, ..self }
     }
 
-    /// True if the request matches every rule about paths.
+    /// True if the request must match every path condition.
     fn matches_any_path(self) -> bool {
         self.path_variants.is_some_and(PathVariants::is_any_path)
     }
 }
 
-/// The rules by the text that they compare one attribute with.
+/// The rules that compare one attribute, by the text that they compare it with.
 #[derive(Debug, Clone)]
 struct Column {
     key: IndexedAttribute,
     rules: RulesByText,
 }
 
-/// The rules for each text, in order. The texts come from an operator, so requests cannot cause hash
-/// collisions.
+/// The positions of the rules for each text, in order. The texts come from the configuration, so requests cannot cause
+/// hash collisions.
 type RulesByText = FxHashMap<Box<str>, Vec<usize>>;
 
 /// An attribute of a request that rules compare with exact texts.
@@ -97,8 +100,7 @@ pub(crate) enum IndexedAttribute {
 pub(crate) type IndexCondition = (IndexedAttribute, Vec<Box<str>>);
 
 impl RuleIndex {
-    /// Indexes rules in order, with the conditions of each. Each rule is stored under the most selective of its
-    /// attributes.
+    /// Indexes rules by their conditions. Each rule is stored under the most selective attribute of its conditions.
     pub(crate) fn from_rules(rules: &[Vec<IndexCondition>]) -> Self {
         let keys = selective_keys(rules);
         let mut rules_by_key: Vec<RulesByText> =
@@ -107,14 +109,15 @@ impl RuleIndex {
         for (index, conditions) in rules.iter().enumerate() {
             let condition_on =
                 |key: &IndexedAttribute| conditions.iter().find(|(attribute, _)| attribute == key);
-            let mut pairs = rules_by_key.iter_mut().zip(&keys);
-            let selected = pairs.find_map(|(by_text, key)| Some((by_text, condition_on(key)?)));
-            let Some((by_text, (_, texts))) = selected else {
+            let mut columns_and_keys = rules_by_key.iter_mut().zip(&keys);
+            let selected_column = columns_and_keys
+                .find_map(|(rules_by_text, key)| Some((rules_by_text, condition_on(key)?)));
+            let Some((rules_by_text, (_, texts))) = selected_column else {
                 unconditional.push(index);
                 continue;
             };
             for text in texts {
-                let positions = by_text.entry(text.clone()).or_default();
+                let positions = rules_by_text.entry(text.clone()).or_default();
                 // A repeated text is stored once.
                 if positions.last() != Some(&index) {
                     positions.push(index);
@@ -139,7 +142,7 @@ impl RuleIndex {
         }
     }
 
-    /// Builds the index; `None` for a small number of rules, which is faster to evaluate one by one.
+    /// Builds the index; `None` for a small number of rules: their evaluation one by one is faster.
     pub(crate) fn build_if_many(
         rule_count: usize,
         index_conditions: impl FnOnce() -> Vec<Vec<IndexCondition>>,
@@ -147,8 +150,8 @@ impl RuleIndex {
         needs_index(rule_count).then(|| Box::new(Self::from_rules(&index_conditions())))
     }
 
-    /// Returns the first rule in order that matches a request as sent, regardless of the caller. Equivalent to
-    /// `first_match_by_keys` without a caller; a separate function for the hot path.
+    /// Returns the position of the first rule that matches a request as sent, in an index without conditions on
+    /// callers. Equivalent to `first_match_by_keys` without a caller, and faster.
     pub(crate) fn first_match(
         &self,
         request: &RequestView<'_>,
@@ -174,7 +177,7 @@ impl RuleIndex {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Returns the first rule in order that matches.
+    /// Returns the position of the first rule that matches.
     pub(crate) fn first_match_by_keys(
         &self,
         keys: LookupKeys<'_>,
@@ -186,7 +189,7 @@ impl RuleIndex {
         self.search_lists(keys, |best, positions| find_before(best, positions, &is_match))
     }
 
-    /// Returns all candidate rules in order, a superset of the matching ones.
+    /// Returns the positions of all candidate rules in order, a superset of the matching rules.
     pub(crate) fn candidates(&self, keys: LookupKeys<'_>) -> RulePositions<'_> {
         if keys.matches_any_path() {
             return RulePositions::all_rules(self.rule_count);
@@ -196,7 +199,7 @@ impl RuleIndex {
         positions
     }
 
-    /// Returns all candidate rules for a caller, of an index whose rules have conditions on the caller only.
+    /// Returns the positions of all candidate rules for a caller, in an index with conditions on callers only.
     pub(crate) fn rules_for_caller(&self, caller: Option<&ServiceAccount>) -> RulePositions<'_> {
         let mut positions = RulePositions::empty();
         self.columns.iter().for_each(|column| positions.add_list(column.rules_for_caller(caller)));
@@ -204,7 +207,7 @@ impl RuleIndex {
         positions
     }
 
-    /// Returns the first of these candidates that matches. `candidates` are positions in ascending order.
+    /// Returns the position of the first candidate that matches. `candidates` are positions in ascending order.
     pub(crate) fn first_match_among(
         &self,
         candidates: &[usize],
@@ -215,21 +218,22 @@ impl RuleIndex {
             return candidates.iter().copied().find(|position| is_match(*position));
         }
         self.search_lists(keys, |best, positions| {
-            // Iterates over the shorter list and searches the longer one: many rules may have the same
-            // condition on requests of other callers, and a part may be most of them.
+            // Iterates over the shorter list and searches the longer one, because either list may contain almost
+            // all rules.
             let (shorter, longer) = if positions.len() < candidates.len() {
                 (positions, candidates)
             } else {
                 (candidates, positions)
             };
-            let earlier = shorter.iter().copied().take_while(|position| *position < best);
-            let mut common = earlier.filter(|position| longer.binary_search(position).is_ok());
-            common.find(|position| is_match(*position)).unwrap_or(best)
+            let earlier_positions = shorter.iter().copied().take_while(|position| *position < best);
+            let mut common_positions =
+                earlier_positions.filter(|position| longer.binary_search(position).is_ok());
+            common_positions.find(|position| is_match(*position)).unwrap_or(best)
         })
     }
 
-    /// Returns the first rule found by `find_before`, which is called for each matching list with the best
-    /// rule so far.
+    /// Calls `find_before` for each list of candidate rules, with the best position so far, and returns the best
+    /// position of all lists.
     #[inline]
     fn search_lists(
         &self,
@@ -241,8 +245,8 @@ impl RuleIndex {
         (best != usize::MAX).then_some(best)
     }
 
-    /// Calls `on_list` with each list of candidate rules, in order. If every interpretation counts, the path
-    /// must have no dot segments.
+    /// Calls `on_list` with each list of candidate rules. If every interpretation is looked up, the path must have no
+    /// dot segments.
     #[inline]
     fn for_each_list<'a>(&'a self, keys: LookupKeys<'_>, mut on_list: impl FnMut(&'a [usize])) {
         match keys.path_variants {
@@ -275,8 +279,8 @@ impl RuleIndex {
         on_list(&self.unconditional);
     }
 
-    /// Calls `on_list` with each list for the alternative readings of the path. Separate, so that the usual
-    /// path needs no stack space for it.
+    /// Calls `on_list` with each list for the alternative readings of the path. This is a separate function so that
+    /// usual paths do not need its stack space.
     #[inline(never)]
     fn for_each_alternative<'a>(
         &'a self,
@@ -294,8 +298,8 @@ impl RuleIndex {
     }
 }
 
-/// Returns the first of these positions, in order, that precedes the best so far and matches; otherwise the
-/// best so far (initially `usize::MAX`).
+/// Returns the first of these ascending positions that is less than the best position so far and matches; otherwise the
+/// best position so far, which is initially `usize::MAX`.
 #[inline]
 pub(crate) fn find_before(
     best: usize,
@@ -306,7 +310,7 @@ pub(crate) fn find_before(
     earlier.find(|position| is_match(*position)).unwrap_or(best)
 }
 
-/// Returns the first matching position like [`find_before`], over the rules of all prefixes of this path.
+/// Returns the first matching position like [`find_before`], among the rules for all prefixes of this path.
 #[inline]
 fn find_by_prefix(
     prefixes: &PrefixIndex<Vec<usize>>,
@@ -324,24 +328,27 @@ pub(crate) fn needs_index(count: usize) -> bool {
     count > MAX_UNINDEXED_RULES
 }
 
-/// Returns the most selective attributes, in descending order; ties keep the original order.
+/// Returns the most selective attributes: those with the most distinct texts first, at most [`MAX_COLUMNS`]. Attributes
+/// with equally many texts retain their order.
 fn selective_keys(rules: &[Vec<IndexCondition>]) -> Vec<&IndexedAttribute> {
     let mut texts_by_key: FxHashMap<&IndexedAttribute, (usize, FxHashSet<&str>)> =
         FxHashMap::default();
     for (key, texts) in rules.iter().flatten() {
-        let count = texts_by_key.len();
-        let (_, distinct) =
-            texts_by_key.entry(key).or_insert_with(|| (count, FxHashSet::default()));
-        distinct.extend(texts.iter().map(|text| &**text));
+        let attribute_count = texts_by_key.len();
+        let (_, distinct_texts) =
+            texts_by_key.entry(key).or_insert_with(|| (attribute_count, FxHashSet::default()));
+        distinct_texts.extend(texts.iter().map(|text| &**text));
     }
-    let mut keys: Vec<(usize, usize, &IndexedAttribute)> =
-        texts_by_key.into_iter().map(|(key, (first, texts))| (texts.len(), first, key)).collect();
+    let mut keys: Vec<(usize, usize, &IndexedAttribute)> = texts_by_key
+        .into_iter()
+        .map(|(key, (first_position, texts))| (texts.len(), first_position, key))
+        .collect();
     keys.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
     keys.into_iter().map(|(_, _, key)| key).take(MAX_COLUMNS).collect()
 }
 
 impl Column {
-    /// Returns the rules for the attribute's value in the request.
+    /// Returns the positions of the rules for the attribute's value in the request.
     #[inline(always)]
     fn rules_for(&self, request: &RequestView<'_>) -> &[usize] {
         let rules = match &self.key {
@@ -356,7 +363,7 @@ impl Column {
         rules.map_or(&[], Vec::as_slice)
     }
 
-    /// Calls `on_list` with each list for any interpretation of the request; the texts of rules are normalized.
+    /// Calls `on_list` with each list for any interpretation of the request. The texts of the rules must be normalized.
     #[inline(never)]
     fn for_each_interpreted<'a>(
         &'a self,
@@ -376,20 +383,20 @@ impl Column {
                     *repeated == RepeatedHeader::Joined && *ignores_case,
                     "{name} is compared joined and without case"
                 );
-                if let Some(joined) = request.fields.find_similar(name) {
-                    self.for_each_value(|compare| any_value(&joined, compare), on_list);
+                if let Some(joined_values) = request.fields.find_similar(name) {
+                    self.for_each_value(|compare| any_value(&joined_values, compare), on_list);
                 }
             }
             IndexedAttribute::Query(name) => {
-                let named = all_parameters(request.query.unwrap_or_default())
+                let named_parameters = all_parameters(request.query.unwrap_or_default())
                     .filter(|(encoded, _)| may_be_named(encoded, name));
-                for (_, value) in named {
+                for (_, value) in named_parameters {
                     for value in possible_values(value) {
                         self.for_each_value(|compare| any_listed_value(&value, compare), on_list);
                     }
                 }
             }
-            // The method may be overridden.
+            // Prefixes have their own index, and a method may be overridden.
             IndexedAttribute::PathPrefix | IndexedAttribute::Method => {
                 debug_assert!(false, "an index for all interpretations has no such column")
             }
@@ -399,7 +406,7 @@ impl Column {
         }
     }
 
-    /// Calls `on_list` with each list for a path as applications read it.
+    /// Calls `on_list` with each list for a form of the path that applications may read.
     fn for_each_path_form<'a>(
         &'a self,
         sent: &str,
@@ -412,18 +419,17 @@ impl Column {
         }
     }
 
-    /// Calls `on_list` with each list for the values that `compare_values` passes to its argument, once per
-    /// list: a client may repeat a value thousands of times. If there are too many values, calls it with all
-    /// lists.
+    /// Calls `on_list` with each list for the values that `compare_values` passes to its argument. Each list is passed
+    /// once, because a client may repeat a value many times. If there are too many values, passes all lists.
     fn for_each_value<'a>(
         &'a self,
         compare_values: impl FnOnce(&mut dyn FnMut(&str) -> bool) -> bool,
         on_list: &mut dyn FnMut(&'a [usize]),
     ) {
-        let mut reported = FxHashSet::default();
+        let mut reported_lists = FxHashSet::default();
         let has_too_many_values = compare_values(&mut |value| {
             let rules = self.rules_for_text(&folded_case(value));
-            if !rules.is_empty() && reported.insert(rules.as_ptr()) {
+            if !rules.is_empty() && reported_lists.insert(rules.as_ptr()) {
                 on_list(rules);
             }
             false
@@ -433,12 +439,12 @@ impl Column {
         }
     }
 
-    /// Returns the rules for the value of an attribute other than a header. Separate, so that the lookup of
-    /// headers, the most frequent one, is inlined.
+    /// Returns the rules for the value of an attribute other than a header. This is a separate function so that the
+    /// most frequent lookup, that of headers, can be inlined.
     #[inline(never)]
     fn rules_except_headers(&self, request: &RequestView<'_>) -> Option<&Vec<usize>> {
         match &self.key {
-            // Other functions look these up.
+            // Other functions look up these attributes.
             IndexedAttribute::Header { .. }
             | IndexedAttribute::PathPrefix
             | IndexedAttribute::Namespace
@@ -468,7 +474,7 @@ impl Column {
     }
 }
 
-/// Returns the value in lower case; allocates only if it changes.
+/// Returns the value in lower case; allocates only if the value changes.
 pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
     let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
     match value.bytes().all(is_lower) {
@@ -477,7 +483,7 @@ pub(crate) fn lowercase_text(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// The maximum number of indexed attributes: each costs a lookup per request.
+/// The maximum number of indexed attributes, each of which requires a lookup per request.
 const MAX_COLUMNS: usize = 8;
 /// The maximum number of rules that are evaluated one by one, without an index.
 const MAX_UNINDEXED_RULES: usize = if cfg!(test) { 2 } else { 16 };
@@ -497,9 +503,12 @@ mod tests {
         (key, vec![text.into()])
     }
 
-    /// Returns the first of the evaluated rules, given that all of them match, and the number of evaluated
-    /// rules.
-    fn look_up(lookup: &RuleIndex, path: &str, fields: &[(&str, &str)]) -> (Option<usize>, usize) {
+    /// Returns the position of the first candidate, and the number of evaluated rules; every evaluated rule matches.
+    fn find_first_rule(
+        index: &RuleIndex,
+        path: &str,
+        fields: &[(&str, &str)],
+    ) -> (Option<usize>, usize) {
         let fields: Vec<(String, String)> =
             fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let request = RequestView {
@@ -509,12 +518,12 @@ mod tests {
             authority: "shop",
             fields: &fields,
         };
-        let count = Cell::new(0);
-        let first_rule = lookup.first_match(&request, |_| {
-            count.set(count.get() + 1);
+        let evaluation_count = Cell::new(0);
+        let first_rule = index.first_match(&request, |_| {
+            evaluation_count.set(evaluation_count.get() + 1);
             true
         });
-        (first_rule, count.get())
+        (first_rule, evaluation_count.get())
     }
 
     #[test]
@@ -540,11 +549,11 @@ mod tests {
                 let lookup =
                     RuleIndex::from_rules(&(0..rules).map(index_condition).collect::<Vec<_>>());
                 let fields = [("x-all", "1"), ("x-user", "u-7")];
-                assert_eq!(look_up(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
+                assert_eq!(find_first_rule(&lookup, "/u-7", &fields), (Some(7), 1), "{kind}");
                 // A request without a match evaluates no rule.
                 let unmatched = [("x-all", "1"), ("x-user", "u-")];
                 if kind != 1 {
-                    assert_eq!(look_up(&lookup, "/u-", &unmatched), (None, 0), "{kind}");
+                    assert_eq!(find_first_rule(&lookup, "/u-", &unmatched), (None, 0), "{kind}");
                 }
             }
         }
@@ -553,9 +562,9 @@ mod tests {
     #[test]
     fn a_rule_without_conditions_is_evaluated_in_order() {
         let lookup = RuleIndex::from_rules(&[vec![], vec![header_condition("x", "1")], vec![]]);
-        assert_eq!(look_up(&lookup, "/", &[("x", "1")]).0, Some(0));
+        assert_eq!(find_first_rule(&lookup, "/", &[("x", "1")]).0, Some(0));
         let lookup = RuleIndex::from_rules(&[vec![header_condition("x", "1")], vec![]]);
-        assert_eq!(look_up(&lookup, "/", &[("x", "1")]), (Some(0), 1));
-        assert_eq!(look_up(&lookup, "/", &[("x", "2")]), (Some(1), 1));
+        assert_eq!(find_first_rule(&lookup, "/", &[("x", "1")]), (Some(0), 1));
+        assert_eq!(find_first_rule(&lookup, "/", &[("x", "2")]), (Some(1), 1));
     }
 }

@@ -1,4 +1,5 @@
-//! Session affinity of one request.
+//! The session affinity of one request: selects the endpoint of the request's session, and returns the response field
+//! that tells the client its endpoint.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,22 +12,22 @@ use crate::request::RequestView;
 use crate::route::{CompiledRouteRule, RouteChoice};
 use crate::session_persistence::{CompiledPersistence, EndpointNumbers};
 
-/// A request under session persistence: its endpoint, and the response field for its client.
+/// The session affinity of a request under a rule with session persistence.
 #[derive(Debug, Clone)]
 pub struct SessionAffinity {
     persistence: Arc<CompiledPersistence>,
-    /// The endpoint of the session, and the start of the session.
+    /// The endpoint and the start of the session; absent for a request without a valid session.
     session: Option<(Arc<Endpoint>, Duration)>,
     /// The path of the cookie, if the value is sent in a cookie.
     path: Box<str>,
 }
 
 impl SessionAffinity {
-    /// Applies session persistence to a request: replaces `choice` if the request has a valid value, and
-    /// returns the session; `None` if the rule has no session persistence.
+    /// Applies session persistence to a request; `None` if the rule has no session persistence. If the request has a
+    /// valid session, `choice` is replaced by the backend of the session's endpoint.
     ///
-    /// While the endpoint of the session is healthy, its backend is selected regardless of weights, including 0
-    /// (GEP-1619). `now` returns the time since the Unix epoch.
+    /// The backend of a healthy session endpoint is selected even if its weight is 0 (GEP-1619). `now` returns the time
+    /// since the Unix epoch.
     #[inline]
     pub fn for_request(
         choice: &mut RouteChoice<'_>,
@@ -60,26 +61,26 @@ impl SessionAffinity {
         now: Duration,
     ) -> Box<Self> {
         let value = persistence.session_value(request, now);
-        let selected = value.and_then(|value| {
+        let selected_endpoint = value.and_then(|value| {
             let find = |names, endpoints| persistence.find_endpoint(names, endpoints, value);
             let (index, endpoint) = find_backend_endpoint(rule, snapshot, is_healthy, find)?;
             Some((index, (endpoint, value.started)))
         });
         if let Some(session_choice) =
-            selected.as_ref().and_then(|(index, _)| rule.choice_at(*index))
+            selected_endpoint.as_ref().and_then(|(index, _)| rule.choice_at(*index))
         {
             *choice = session_choice;
         }
-        let session = selected.map(|(_, session)| session);
+        let session = selected_endpoint.map(|(_, session)| session);
         let (persistence, path) = (persistence.clone(), persistence.cookie_path(request).into());
         Box::new(Self { persistence, session, path })
     }
 
-    /// Returns the endpoint of the session, if it is among these.
+    /// Returns the endpoint of the session, if it is one of these endpoints.
     #[must_use]
     pub fn find_endpoint<'a>(&self, endpoints: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
         let (session_endpoint, _) = self.session.as_ref()?;
-        // Usually the endpoints are from the same snapshot.
+        // Usually the endpoints belong to the same snapshot, so that pointers can be compared.
         let same_object = endpoints.iter().find(|endpoint| Arc::ptr_eq(endpoint, session_endpoint));
         same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == session_endpoint.id))
     }
@@ -90,8 +91,8 @@ impl SessionAffinity {
         self.session.as_ref().map(|(endpoint, _)| &endpoint.id)
     }
 
-    /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
-    /// it. `now` is the time since the Unix epoch. `is_tls` is true if the client connection uses TLS.
+    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the client
+    /// already has it. `now` is the time since the Unix epoch. `is_tls` is true if the client connection uses TLS.
     #[must_use]
     pub fn response_field(
         &self,
@@ -106,7 +107,7 @@ impl SessionAffinity {
     }
 }
 
-/// Returns the index of the first backend with a healthy endpoint that `find` returns, and the endpoint.
+/// Returns the index of the first backend for which `find` returns a healthy endpoint, and the endpoint.
 fn find_backend_endpoint<'a>(
     rule: &CompiledRouteRule,
     snapshot: &'a CompiledSnapshot,

@@ -1,4 +1,4 @@
-//! Session persistence: the cookie and header values that identify endpoints.
+//! Session persistence: compiled rules, and the cookie and header values that identify endpoints.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -17,17 +17,18 @@ use crate::tag::{cookie_value, header_value};
 
 /// A compiled session persistence rule.
 ///
-/// A value is an endpoint number, plus two timestamps if the rule has limits. It reveals no address or name,
-/// and is the same from every sidecar and after every restart. It is not secret: a client that knows the
-/// workloads behind a rule can forge one, and reaches an endpoint of the rule, as it would with a valid value
-/// or after enough requests. To restrict access, use policies, not weights.
+/// A value consists of an endpoint number, and of two timestamps if the rule has time limits. It reveals no address or
+/// name, and is the same in every sidecar and after every restart. It is not secret: a client that knows the workload
+/// names can forge a value. It then reaches an endpoint of the rule, as with any other request. Access must be restricted
+/// by policies, not by weights.
 #[derive(Debug, Clone)]
 pub struct CompiledPersistence {
     rule: SessionPersistence,
+    /// The name of the cookie or header.
     name: Box<str>,
-    /// The salt of endpoint numbers: those of another rule are invalid here.
+    /// The salt of endpoint numbers, which makes the values of other rules invalid for this rule.
     salt: u64,
-    /// The paths of the rule's matches, for cookies, the longest first.
+    /// The cookie paths of the rule's matches, the longest first; empty if the rule sets a path.
     paths: Box<[Box<str>]>,
 }
 
@@ -53,12 +54,13 @@ impl CompiledPersistence {
         })
     }
 
-    /// Returns the header that carries the value, if any.
+    /// Returns the name of the header that carries the value; `None` for a cookie.
     pub(crate) fn header_name(&self) -> Option<&str> {
         (self.rule.kind == PersistenceType::Header).then_some(&self.name)
     }
 
-    /// Returns the value of a request, if it is valid and not expired. `now` is the time since the Unix epoch.
+    /// Returns the value that a request contains; `None` if it is absent, invalid or expired. `now` is the time since
+    /// the Unix epoch.
     pub(crate) fn session_value(
         &self,
         request: &RequestView<'_>,
@@ -73,7 +75,7 @@ impl CompiledPersistence {
         let value = PersistenceValue::parse(&value?)?;
         let age = |since: Option<u64>| {
             let since = Duration::from_millis(since?);
-            // Clocks differ slightly; a value from the far future is forged, and would never expire.
+            // Clocks differ slightly. A time in the far future is forged, and the value would never expire.
             (since <= now + MAX_CLOCK_SKEW).then(|| now.saturating_sub(since))
         };
         let (session_age, idle_time) = (age(value.started), age(value.last_sent));
@@ -84,7 +86,7 @@ impl CompiledPersistence {
         (!is_expired).then_some(PresentedValue { number: value.number, started })
     }
 
-    /// Returns the endpoint of a port that a value identifies.
+    /// Returns the endpoint of a port that a value identifies; `None` if the port has no such endpoint.
     pub(crate) fn find_endpoint<'a>(
         &self,
         endpoint_numbers: &EndpointNumbers,
@@ -94,8 +96,8 @@ impl CompiledPersistence {
         endpoint_numbers.find_endpoint(endpoints, value.number ^ self.salt)
     }
 
-    /// Returns the response field that identifies the endpoint to the client; `None` if the client already has
-    /// it. `since` is the start of the session, if there is one.
+    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the client
+    /// already has it. `since` is the start of the session, if there is one.
     pub(crate) fn response_field(
         &self,
         responding_endpoint: &EndpointId,
@@ -114,7 +116,7 @@ impl CompiledPersistence {
             last_sent: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.kind {
-            // A client of header persistence does not store the last value.
+            // Clients do not store header values, so the header is added to each response.
             PersistenceType::Header => return Some((name.to_string().into(), value.encode())),
             _ if since.is_some() && rule.idle.is_none() => return None,
             PersistenceType::Cookie => None,
@@ -132,8 +134,8 @@ impl CompiledPersistence {
         Some((Cow::Borrowed("set-cookie"), cookie))
     }
 
-    /// Returns the path of a cookie: that of the rule, or the longest path of its matches that is a prefix of
-    /// the request's path.
+    /// Returns the path of the cookie: the path that the rule sets, or the longest path of the rule's matches that is a
+    /// prefix of the request's path.
     pub(crate) fn cookie_path(&self, request: &RequestView<'_>) -> &str {
         if let Some(path) = &self.rule.path {
             return path;
@@ -146,28 +148,31 @@ impl CompiledPersistence {
     }
 }
 
-/// The endpoints of a port by number; built on first use, and only for rules with persistence.
+/// The indices of a port's endpoints by endpoint number. Built on first use, because only rules with persistence need it.
 #[derive(Debug, Default)]
 pub struct EndpointNumbers(OnceLock<FxHashMap<u64, usize>>);
 
 impl EndpointNumbers {
-    /// Returns the endpoint with this number; the endpoints of the port never change.
+    /// Returns the endpoint with this number. All calls must pass the same endpoints.
     fn find_endpoint<'a>(
         &self,
         endpoints: &'a [Arc<Endpoint>],
         number: u64,
     ) -> Option<&'a Arc<Endpoint>> {
         let endpoint_numbers = self.0.get_or_init(|| {
-            let indexed = endpoints.iter().enumerate();
-            indexed.map(|(index, endpoint)| (endpoint_number(&endpoint.id), index)).collect()
+            let indexed_endpoints = endpoints.iter().enumerate();
+            indexed_endpoints
+                .map(|(index, endpoint)| (endpoint_number(&endpoint.id), index))
+                .collect()
         });
         endpoints.get(*endpoint_numbers.get(&number)?)
     }
 }
 
-/// A valid value of a request.
+/// A valid value that a request contains.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PresentedValue {
+    /// The salted number of the endpoint.
     number: u64,
     /// The start of the session.
     pub(crate) started: Duration,
@@ -177,6 +182,7 @@ pub(crate) struct PresentedValue {
 /// milliseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PersistenceValue {
+    /// The salted number of the endpoint.
     number: u64,
     /// The time of the first response with this endpoint.
     started: Option<u64>,
@@ -185,17 +191,18 @@ struct PersistenceValue {
 }
 
 impl PersistenceValue {
+    /// Parses a value; `None` if the text has another form.
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split('.');
-        let hexadecimal = |field: &str| {
+        let parse_hexadecimal = |field: &str| {
             let is_valid = !field.is_empty() && field.bytes().all(|byte| byte.is_ascii_hexdigit());
             is_valid.then(|| u64::from_str_radix(field, 16).ok()).flatten()
         };
-        let number = fields.next().filter(|field| field.len() == 16).and_then(hexadecimal)?;
+        let number = fields.next().filter(|field| field.len() == 16).and_then(parse_hexadecimal)?;
         let (started, last_sent) = match (fields.next(), fields.next()) {
             (None, _) => (None, None),
             (Some(started), last_sent) => {
-                (Some(hexadecimal(started)?), Some(hexadecimal(last_sent?)?))
+                (Some(parse_hexadecimal(started)?), Some(parse_hexadecimal(last_sent?)?))
             }
         };
         fields.next().is_none().then_some(Self { number, started, last_sent })
@@ -211,13 +218,13 @@ impl PersistenceValue {
     }
 }
 
-/// Returns the number of an endpoint, equal on every machine and in every version.
+/// Returns the number of an endpoint, which is the same on every machine and in every version.
 fn endpoint_number(endpoint: &EndpointId) -> u64 {
     let EndpointId { service, port, workload } = endpoint;
     hash(ENDPOINT_SALT, &format!("{service} {port} {workload}"))
 }
 
-/// Returns the cookie path of a match: its path, up to the first pattern character.
+/// Returns the cookie path of a match: its path, or the literal elements of its path pattern.
 fn cookie_path(request: &RequestMatch) -> &str {
     let path = match &request.path {
         PathMatch::Any => "/",
@@ -226,7 +233,7 @@ fn cookie_path(request: &RequestMatch) -> &str {
         PathMatch::Regex(pattern) => literal_elements(pattern),
     };
     match path.split_once(';') {
-        // The following text would start another cookie attribute.
+        // The text after a `;` would start another cookie attribute.
         Some((before, _)) => whole_elements(before),
         None if path.is_empty() || !path.bytes().all(|byte| byte.is_ascii_graphic()) => "/",
         None => path,

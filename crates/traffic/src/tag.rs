@@ -1,4 +1,5 @@
-//! Tag routing: selection of service instances by their labels.
+//! Tag routing: selects the instances of a service by the request, the caller and the labels of the instances. The
+//! sidecar of the client calls it before load balancing.
 
 mod conditions;
 mod instance_sets;
@@ -29,16 +30,18 @@ pub use weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 
 /// The tag rules of one service port, compiled for one caller, with the current instances of each set.
 ///
-/// Sets are computed when rules or instances change. A request only finds its rule, selects a share at random
-/// if there are several, and uses an existing list.
+/// The instances are computed when rules or endpoints change. For a request, only its rule is searched and a share is
+/// selected at random, if there are several.
 #[derive(Debug)]
 pub struct CompiledTagRules {
+    /// The rules as configured.
     source: Arc<TagRules>,
     caller: CallerAttributes,
+    /// The compiled rules.
     compiled: Arc<RulesForCaller>,
     /// The instances of each set, by set index.
     instances_by_set: Box<[CallerInstances]>,
-    /// The match counters of the rules, then those of the caller rules.
+    /// The match counters of the request rules, followed by those of the caller rules.
     match_slots: Arc<[MatchSlot]>,
 }
 
@@ -51,24 +54,25 @@ pub struct TagDecision<'a> {
     pub by_caller: Option<usize>,
     /// The selected instances, if any.
     pub endpoints: Option<&'a Endpoints>,
-    /// The fallbacks of a preference that yields, for the case that none of the selected instances is healthy:
-    /// the next lists, and finally all instances.
+    /// The lists of instances that are used if none of the selected instances is healthy: those of the next caller
+    /// rules, and finally all instances. `None` without a caller rule, or if the rule has no fallback.
     pub fallbacks: Option<&'a Arc<[Endpoints]>>,
+    /// The set that the decision selects.
     set: SetId,
 }
 
-/// The instances of a set after the caller rules.
+/// The instances of a set, narrowed by the caller rules.
 #[derive(Debug)]
 struct CallerInstances {
     /// True if the set has instances.
     has_instances: bool,
-    /// The shares, if there is more than one list.
+    /// The shares of the lists, if there is more than one list.
     shares: Option<WeightedTargets>,
     /// The index of the caller rule that the lists come from, if any.
     by_caller: Option<usize>,
     /// One list for each share.
     lists: Box<[Endpoints]>,
-    /// The fallbacks, if the rule yields.
+    /// The fallbacks, if the caller rule has them.
     fallbacks: Option<Arc<[Endpoints]>>,
 }
 
@@ -83,21 +87,21 @@ impl CompiledTagRules {
         endpoints: &Arc<[Arc<Endpoint>]>,
         previous: Option<&Self>,
     ) -> Result<Self, InvalidPattern> {
-        let unchanged =
+        let unchanged_rules =
             previous.filter(|previous| previous.source == *rules && previous.caller == *caller);
-        let compiled = match unchanged {
+        let compiled = match unchanged_rules {
             Some(previous) => Arc::clone(&previous.compiled),
             None => Arc::new(RulesForCaller::from_rules(rules, caller)?),
         };
         let instances_by_set = compiled.sets.iter().map(|set| {
             let members = set.members_of(endpoints);
-            CallerInstances::from_preferences(members, &compiled.by_caller)
+            CallerInstances::from_caller_rules(members, &compiled.caller_rules)
         });
         let instances_by_set = instances_by_set.collect();
-        let count = rules.rules.len() + rules.caller_rules.len();
-        let match_slots = unchanged.map_or_else(
-            || (0..count).map(|_| MatchSlot::default()).collect(),
-            |unchanged| Arc::clone(&unchanged.match_slots),
+        let rule_count = rules.rules.len() + rules.caller_rules.len();
+        let match_slots = unchanged_rules.map_or_else(
+            || (0..rule_count).map(|_| MatchSlot::default()).collect(),
+            |unchanged_rules| Arc::clone(&unchanged_rules.match_slots),
         );
         Ok(Self {
             source: Arc::clone(rules),
@@ -131,17 +135,17 @@ impl CompiledTagRules {
         self.build_decision(None, Some(ALL_INSTANCES), random)
     }
 
-    /// Returns the rules behind a decision, with their origins and match counters.
+    /// Returns the origins and match counters of the rules that led to a decision.
     pub fn matched_rules(
         &self,
         decision: &TagDecision<'_>,
     ) -> impl Iterator<Item = (&RuleOrigin, &MatchSlot)> {
-        let TagRules { rules, caller_rules: by_caller, .. } = &*self.source;
+        let TagRules { rules, caller_rules, .. } = &*self.source;
         let rule = decision
             .rule
             .and_then(|index| Some((&rules.get(index)?.origin, self.match_slots.get(index)?)));
         let caller_rule = decision.by_caller.and_then(|index| {
-            Some((&by_caller.get(index)?.origin, self.match_slots.get(rules.len() + index)?))
+            Some((&caller_rules.get(index)?.origin, self.match_slots.get(rules.len() + index)?))
         });
         rule.into_iter().chain(caller_rule)
     }
@@ -161,34 +165,39 @@ impl CompiledTagRules {
     ) -> Option<SetId> {
         let sticky_point = rule.sticky_point(request);
         let target = rule.split.choose_target(ChoicePurpose::Route, sticky_point, random);
-        let available = target.filter(|(_, set)| self.has_instances(*set));
-        let is_spill = target.is_some_and(|(index, _)| rule.split.spill_target == Some(index));
-        if let (Some((_, set)), true) = (available, !is_spill || rule.fallback.is_none()) {
+        let available_target = target.filter(|(_, set)| self.has_instances(*set));
+        let is_remainder =
+            target.is_some_and(|(index, _)| rule.split.remainder_target == Some(index));
+        if let (Some((_, set)), true) = (available_target, !is_remainder || rule.fallback.is_none())
+        {
             return Some(set);
         }
         let fallback = rule.fallback.as_ref().and_then(|fallback| {
             fallback.choose_target(ChoicePurpose::Fallback, sticky_point, random)
         });
         let fallback = fallback.map(|(_, set)| set).filter(|set| self.has_instances(*set));
-        let selected = fallback.or(available.map(|(_, set)| set));
+        let selected = fallback.or(available_target.map(|(_, set)| set));
         selected.or_else(|| self.find_set_with_instances(&rule.fallback_policy))
     }
 
+    /// Returns the first of these sets that has instances.
     fn find_set_with_instances(&self, sets: &[SetId]) -> Option<SetId> {
         sets.iter().copied().find(|set| self.has_instances(*set))
     }
 
+    /// True if a set has instances.
     fn has_instances(&self, set: SetId) -> bool {
         self.instances_by_set.get(set).is_some_and(|instances| instances.has_instances)
     }
 
+    /// Builds the decision for a matching rule, if any, and a set, if any has instances.
     fn build_decision(
         &self,
         rule: Option<usize>,
         set: Option<SetId>,
         random: &mut impl RandomChoice,
     ) -> TagDecision<'_> {
-        // If the port has no instance at all, the set of all instances is selected: tags are not the cause.
+        // If the port has no instances, the set of all instances is selected, because tags are not the cause.
         let is_port_empty = !self.has_instances(ALL_INSTANCES);
         let selected = set.or(is_port_empty.then_some(ALL_INSTANCES)).and_then(|set| {
             let instances = self.instances_by_set.get(set)?;
@@ -216,23 +225,23 @@ impl CompiledTagRules {
 }
 
 impl CallerInstances {
-    /// Narrows the members of a set by the first preference that selects some of them.
-    fn from_preferences(members: Endpoints, preferences: &[CompiledCallerRule]) -> Self {
+    /// Narrows the members of a set by the first caller rule that selects a part of them.
+    fn from_caller_rules(members: Endpoints, caller_rules: &[CompiledCallerRule]) -> Self {
         let has_instances = !members.is_empty();
-        for (index, preference) in preferences.iter().enumerate() {
+        for (index, caller_rule) in caller_rules.iter().enumerate() {
             let lists =
-                preference.sets.iter().map(|set| preference.accepted_endpoints(set, &members));
+                caller_rule.sets.iter().map(|set| caller_rule.accepted_endpoints(set, &members));
             let lists: Box<[Endpoints]> = lists.collect();
             let is_narrowed = lists.iter().any(|list| !Arc::ptr_eq(list, &members));
             if is_narrowed {
-                let shares = (lists.len() > 1).then(|| preference.shares.clone());
-                let by_caller = Some(preference.index);
-                let fallbacks = preferences
+                let shares = (lists.len() > 1).then(|| caller_rule.shares.clone());
+                let by_caller = Some(caller_rule.index);
+                let fallbacks = caller_rules
                     .get(index..)
-                    .and_then(|preferences| fallback_lists(preferences, &members));
+                    .and_then(|caller_rules| fallback_lists(caller_rules, &members));
                 return Self { has_instances, shares, by_caller, lists, fallbacks };
             }
-            if !preference.continues {
+            if !caller_rule.continues {
                 break;
             }
         }
@@ -249,33 +258,33 @@ impl CallerInstances {
     }
 }
 
-/// Returns the fallbacks for the case that no instance of the first preference is healthy: the instances of the
-/// following preferences that yield, and finally all instances; `None` if the first does not yield.
+/// Returns the lists of instances that are used if no instance of the first caller rule is healthy: those of the
+/// following caller rules with a fallback, and finally all instances. `None` if the first rule has no fallback.
 fn fallback_lists(
-    preferences: &[CompiledCallerRule],
+    caller_rules: &[CompiledCallerRule],
     all_endpoints: &Endpoints,
 ) -> Option<Arc<[Endpoints]>> {
-    preferences.first().filter(|first| first.yields)?;
+    caller_rules.first().filter(|first_rule| first_rule.has_fallback)?;
     let is_tried_next = |(previous, next): (&CompiledCallerRule, &CompiledCallerRule)| {
-        previous.continues && next.yields
+        previous.continues && next.has_fallback
     };
-    let pairs = preferences.iter().zip(preferences.iter().skip(1));
-    let following = pairs.take_while(|pair| is_tried_next(*pair)).map(|(_, next)| next);
-    let lists = following
+    let pairs = caller_rules.iter().zip(caller_rules.iter().skip(1));
+    let later_rules = pairs.take_while(|pair| is_tried_next(*pair)).map(|(_, next)| next);
+    let lists = later_rules
         .flat_map(|rule| rule.sets.iter().map(|set| rule.accepted_endpoints(set, all_endpoints)));
-    let narrowed = lists.filter(|list| !Arc::ptr_eq(list, all_endpoints));
-    Some(narrowed.chain([Arc::clone(all_endpoints)]).collect())
+    let narrowed_lists = lists.filter(|list| !Arc::ptr_eq(list, all_endpoints));
+    Some(narrowed_lists.chain([Arc::clone(all_endpoints)]).collect())
 }
 
 impl CompiledCallerRule {
-    /// Returns the preferred instances, or all instances if the preferred ones are too few.
+    /// Returns the preferred instances, or all instances if there are too few preferred instances.
     fn accepted_endpoints(&self, set: &InstanceSet, all_endpoints: &Endpoints) -> Endpoints {
-        let preferred = set.members_of(all_endpoints);
-        let (count, total) = (preferred.len() as u64, all_endpoints.len() as u64);
+        let preferred_endpoints = set.members_of(all_endpoints);
+        let (count, total) = (preferred_endpoints.len() as u64, all_endpoints.len() as u64);
         let is_enough =
             total < u64::from(self.min_total) || count * 100 >= total * u64::from(self.min_percent);
         match is_enough && count > 0 {
-            true => preferred,
+            true => preferred_endpoints,
             false => Arc::clone(all_endpoints),
         }
     }

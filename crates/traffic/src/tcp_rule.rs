@@ -1,16 +1,16 @@
-//! Weighted routing of opaque connections.
+//! The routing of opaque connections to the weighted backends of a TCP rule.
 
 use leno_model::{TcpRule, WeightedBackend};
 
 use crate::route::select_by_weight;
 
-/// Returns the backend of a connection; `None` if no backend has a weight, or no grant permits the selected
-/// one. `random` is a uniform random number.
+/// Selects the backend of a connection; `None` if no backend has a positive weight, or if no grant permits the selected
+/// backend. `random` is a uniform random number.
 #[must_use]
 pub fn select_tcp_backend(rule: &TcpRule, random: u64) -> Option<&WeightedBackend> {
-    let total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
+    let weight_total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
     let (_, backend) =
-        select_by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random)?;
+        select_by_weight(&rule.backends, weight_total + u64::from(rule.ungranted_weight), random)?;
     Some(backend)
 }
 

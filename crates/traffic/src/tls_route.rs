@@ -1,4 +1,4 @@
-//! Routing of application TLS sessions by server name.
+//! The routing of TLS sessions of applications by server name, without termination (TLS passthrough).
 
 use leno_model::{HostPattern, PortConfig, TlsRule, WeightedBackend};
 use rustc_hash::FxHashMap;
@@ -7,17 +7,19 @@ use crate::route::select_by_weight;
 
 /// The compiled TLS routes of one service port.
 ///
-/// Of all rules with a matching name, an exact name wins, then the longest wildcard; among equals the first
-/// route (Gateway API, `TLSRoute`).
+/// Among the rules that match a server name, a rule with the exact name takes precedence, then the longest wildcard,
+/// then the first rule (Gateway API, `TLSRoute`).
 #[derive(Debug, Clone)]
 pub struct TlsRoutes {
     rules: Box<[TlsRule]>,
-    exact: ServerNameIndex,
+    /// The exact names.
+    exact_names: ServerNameIndex,
     /// The wildcards `*.NAME`, by name.
     wildcards: ServerNameIndex,
 }
 
-/// The first rule for each name. The names come from an operator, so clients cannot cause hash collisions.
+/// The index of the first rule for each name. The names come from the configuration, so clients cannot cause hash
+/// collisions.
 type ServerNameIndex = FxHashMap<Box<str>, usize>;
 
 impl TlsRoutes {
@@ -29,20 +31,21 @@ impl TlsRoutes {
 
     /// Compiles rules.
     pub(crate) fn from_rules(rules: &[TlsRule]) -> Self {
-        let (mut exact, mut wildcards) = (ServerNameIndex::default(), ServerNameIndex::default());
+        let mut exact_names = ServerNameIndex::default();
+        let mut wildcards = ServerNameIndex::default();
         for (index, rule) in rules.iter().enumerate() {
             for pattern in &rule.hostnames {
                 let (names, name) = match pattern {
-                    HostPattern::Exact(name) => (&mut exact, name),
+                    HostPattern::Exact(name) => (&mut exact_names, name),
                     HostPattern::Below(name) => (&mut wildcards, name),
                 };
                 names.entry(name.as_str().into()).or_insert(index);
             }
         }
-        Self { rules: rules.into(), exact, wildcards }
+        Self { rules: rules.into(), exact_names, wildcards }
     }
 
-    /// True if no route is attached: every session goes to the service's own endpoints.
+    /// True if no route is attached, so that every session is forwarded to the service's own endpoints.
     #[must_use]
     pub fn is_trivial(&self) -> bool {
         self.rules.is_empty()
@@ -63,18 +66,22 @@ impl TlsRoutes {
         let Some(rule) = server_name.and_then(|name| self.find_rule(name)) else {
             return TlsChoice::NoRoute;
         };
-        let total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
-        match select_by_weight(&rule.backends, total + u64::from(rule.ungranted_weight), random) {
+        let weight_total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
+        match select_by_weight(
+            &rule.backends,
+            weight_total + u64::from(rule.ungranted_weight),
+            random,
+        ) {
             Some((_, backend)) => TlsChoice::To { rule, backend },
             None => TlsChoice::InvalidBackend { rule },
         }
     }
 
-    /// Returns the rule for a server name. Names are compared case-insensitively (RFC 6066 §3); clients send
-    /// them without a final dot.
+    /// Returns the rule for a server name; `None` if no rule matches. Names are compared case-insensitively (RFC 6066
+    /// §3); clients send them without a final dot.
     fn find_rule(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
-        let mut index = self.exact.get(name.as_str());
+        let mut index = self.exact_names.get(name.as_str());
         let mut remaining = name.as_str();
         while let (None, Some((_, parent))) = (index, remaining.split_once('.')) {
             index = self.wildcards.get(parent);
@@ -87,19 +94,18 @@ impl TlsRoutes {
 /// The routing result of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsChoice<'a> {
-    /// No route is attached: the service's own endpoints.
+    /// No route is attached, and the session is forwarded to the service's own endpoints.
     Direct,
-    /// A rule matched, and its backend was selected. The session fails if the mesh does not contain the
-    /// backend.
+    /// A rule matches, and a backend was selected. The session fails if the snapshot does not contain the backend.
     To {
         /// The matching rule.
         rule: &'a TlsRule,
         /// The selected backend.
         backend: &'a WeightedBackend,
     },
-    /// Routes are attached, but none matches this server name.
+    /// Routes are attached, and no rule matches the server name.
     NoRoute,
-    /// The matching rule has no backend with a weight, or the selected one does not exist.
+    /// The matching rule has no backend with a positive weight, or no grant permits the selected backend.
     InvalidBackend {
         /// The matching rule.
         rule: &'a TlsRule,

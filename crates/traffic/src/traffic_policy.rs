@@ -1,4 +1,4 @@
-//! Compiled traffic policies of a port, with the counters that all threads share.
+//! The compiled client-side traffic policies of a port, with the counters that all data threads share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,8 +13,8 @@ use crate::fault::CompiledFaults;
 use crate::match_slot::MatchSlot;
 use crate::pattern::InvalidPattern;
 
-/// The client-side policies of one path to a port: a direct call of its service, or a call of another service
-/// with a route to the port. Both paths share the counts of the port's own policies.
+/// The client-side policies for requests to a port: either for requests to the port's own service, or for requests to
+/// another service whose route forwards to the port. Both share the counters of the port's own policies.
 #[derive(Debug, Default)]
 pub struct PortTrafficPolicy {
     /// Outlier detection for the port's endpoints.
@@ -31,7 +31,7 @@ pub struct PortTrafficPolicy {
     pub hedging: Option<Arc<PortHedging>>,
 }
 
-/// A circuit breaker, with the counts for its limits in the whole sidecar.
+/// A compiled circuit breaker, with the counters for its concurrency limits, which all data threads share.
 #[derive(Debug)]
 pub struct CompiledCircuitBreaker {
     /// The policy and its rule.
@@ -49,9 +49,9 @@ pub struct CompiledCircuitBreaker {
 /// One port of a service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServicePortId {
-    /// The service.
+    /// The name of the service.
     pub service: ServiceName,
-    /// Its port.
+    /// The port of the service.
     pub port: u16,
 }
 
@@ -72,7 +72,7 @@ impl CompiledCircuitBreaker {
 }
 
 impl PortTrafficPolicy {
-    /// Compiles the policies of direct calls of the port's service.
+    /// Compiles the policies for requests to the port's own service.
     ///
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression.
@@ -93,14 +93,13 @@ impl PortTrafficPolicy {
     /// Combines the policies of a called service (`called`) with the policies of the port that its route
     /// forwards to (`own`).
     ///
-    /// Faults and hedging of the called service take precedence over the port's own. Both circuit breakers
-    /// apply. Outlier detection and load balancing belong to the endpoints: those of the called service are
-    /// defaults for a port without its own.
+    /// Faults and hedging of the called service take precedence over those of the port. Both circuit breakers apply.
+    /// Outlier detection and load balancing of the port take precedence over those of the called service.
     #[must_use]
     pub fn for_forwarded(called: &Self, own: Option<&Arc<Self>>) -> Arc<Self> {
         let no_policies = Self::default();
         let port: &Self = own.map_or(&no_policies, |own| own);
-        let combined = Self {
+        let combined_policy = Self {
             outlier_detection: port
                 .outlier_detection
                 .clone()
@@ -112,8 +111,8 @@ impl PortTrafficPolicy {
             hedging: called.hedging.clone().or_else(|| port.hedging.clone()),
         };
         match own {
-            Some(own) if combined.is_same(own) => Arc::clone(own),
-            _ => Arc::new(combined),
+            Some(own) if combined_policy.is_same(own) => Arc::clone(own),
+            _ => Arc::new(combined_policy),
         }
     }
 
@@ -141,7 +140,8 @@ impl PortTrafficPolicy {
         outlier_detection.chain(breakers).chain(faults).chain(balancing).chain(hedging)
     }
 
-    /// Returns the timeout for connecting to an endpoint, if a policy sets one: the port's own first.
+    /// Returns the timeout for connections to an endpoint; `None` if no policy sets one. The port's own policy takes
+    /// precedence.
     #[must_use]
     pub fn connect_timeout(&self) -> Option<Duration> {
         let mut breakers = self.breaker.iter().chain(&self.called);
@@ -156,7 +156,7 @@ impl PortTrafficPolicy {
     }
 }
 
-/// Returns a copy with separate counters, since each port has its own.
+/// Returns a separate copy of a policy, because the state of a policy is kept for each port.
 fn copy_counters<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
     shared.map(|shared| Arc::new(T::clone(shared)))
 }
@@ -173,13 +173,13 @@ fn is_same<T>(left: Option<&Arc<T>>, right: Option<&Arc<T>>) -> bool {
 /// The requests and connections in progress at a port, each with its limit.
 #[derive(Debug)]
 pub struct InProgressCounts {
-    /// Opaque connections.
+    /// The number of opaque connections.
     pub connections: LimitedCount,
-    /// Requests.
+    /// The number of requests in progress.
     pub requests: LimitedCount,
-    /// Requests that wait for a connection.
+    /// The number of requests that wait for a connection.
     pub pending: LimitedCount,
-    /// Retries in progress.
+    /// The number of retries in progress.
     pub retries: LimitedCount,
 }
 
@@ -195,7 +195,7 @@ impl InProgressCounts {
     }
 }
 
-/// A counter with a limit. Without a limit it does not count.
+/// A counter with a limit. A counter without a limit is never incremented.
 #[derive(Debug)]
 pub struct LimitedCount {
     limit: Option<u32>,
@@ -205,9 +205,9 @@ pub struct LimitedCount {
 /// The result of [`LimitedCount::try_enter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountResult {
-    /// Admitted without being counted: there is no limit.
+    /// There is no limit, and the count was not incremented.
     Unlimited,
-    /// Admitted and counted; [`LimitedCount::leave`] must be called once.
+    /// The count was incremented; [`LimitedCount::leave`] must be called once.
     Counted,
     /// The limit is reached.
     Full,
@@ -251,23 +251,23 @@ mod tests {
 
     #[test]
     fn concurrent_threads_never_exceed_the_limit() {
-        let limited = LimitedCount { limit: Some(3), count: AtomicU32::new(0) };
-        let (inside, maximum) = (AtomicU32::new(0), AtomicU32::new(0));
+        let counter = LimitedCount { limit: Some(3), count: AtomicU32::new(0) };
+        let (entered, max_entered) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        if limited.try_enter() == CountResult::Counted {
-                            let count = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                            maximum.fetch_max(count, Ordering::SeqCst);
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            limited.leave();
+                        if counter.try_enter() == CountResult::Counted {
+                            let count = entered.fetch_add(1, Ordering::SeqCst) + 1;
+                            max_entered.fetch_max(count, Ordering::SeqCst);
+                            entered.fetch_sub(1, Ordering::SeqCst);
+                            counter.leave();
                         }
                     }
                 });
             }
         });
-        assert!((1..=3).contains(&maximum.load(Ordering::SeqCst)));
-        assert_eq!(limited.count.load(Ordering::SeqCst), 0);
+        assert!((1..=3).contains(&max_entered.load(Ordering::SeqCst)));
+        assert_eq!(counter.count.load(Ordering::SeqCst), 0);
     }
 }

@@ -1,4 +1,5 @@
-//! Path, host and value normalization, for matching every form that an application might decode.
+//! The variants of paths, hosts and values that applications may read in a request. Deny rules must match all of them,
+//! so that no encoding bypasses a rule.
 
 mod normalized;
 mod url_readings;
@@ -19,19 +20,19 @@ pub(crate) use values::{any_listed_value, any_value, bare_value};
 /// The kinds of paths that allow rules distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PathKind {
-    /// A path that applications read as sent, apart from escapes.
+    /// A path that all applications read in the same way, apart from escapes.
     Plain,
-    /// A path with a `.` or `..` element, plain or encoded. The application may resolve it to another path than
-    /// the rule allowed, so rules about paths do not match.
+    /// A path with a `.` or `..` element, plain or encoded. An application may resolve it to a path that a rule does not
+    /// allow, so allow rules with a path condition do not match.
     DotSegments,
-    /// A network-path reference, in which an application may drop the first element. Allow rules must match
-    /// each of these paths.
+    /// A network-path reference (`//…`). An application may remove its first element. Allow rules must match each path
+    /// that an application may read.
     NetworkPath,
 }
 
 impl PathKind {
     pub(crate) fn from_path(path: &str) -> Self {
-        // The usual path has one leading slash and no potential dot segments, and needs no second check.
+        // Usual paths have one leading slash and no potential dot segments, and need no further check.
         let is_usual = match path.as_bytes() {
             [b'/', b'/', ..] => false,
             [b'/', tail @ ..] => !tail.iter().any(|byte| DOT_SEGMENT_BYTES[usize::from(*byte)]),
@@ -43,8 +44,8 @@ impl PathKind {
         Self::from_unusual_path(path)
     }
 
-    /// Classifies a path that is not plain at first sight. Separate, so that the usual path needs no stack space
-    /// for it.
+    /// Classifies a path that needs a further check. This is a separate function so that usual paths do not need its
+    /// stack space.
     #[inline(never)]
     fn from_unusual_path(path: &str) -> Self {
         let mut previous = b'/';
@@ -76,8 +77,9 @@ fn has_dot_segments(decoded: impl Iterator<Item = u8>) -> bool {
     element.is_dot_segment()
 }
 
-/// True if the most lenient application may read dot segments in a path: fully decoded, with overlong
-/// encodings, blanks and control characters around an element, NTFS streams, and an encoded query or fragment.
+/// True if the most lenient application may read dot segments in a path. It decodes all layers of escapes and overlong
+/// encodings, and ignores blanks and control characters around an element, NTFS streams, and an encoded query or
+/// fragment.
 fn has_lenient_dot_segments(path: &str) -> bool {
     let is_unusual =
         |byte: u8| matches!(byte, b'%' | b':' | b'?' | b'#') || !byte.is_ascii_graphic();
@@ -101,7 +103,7 @@ pub(crate) fn matches_each_reading(matcher: &RequestMatcher, path: &str) -> bool
         .is_some_and(|readings| readings.iter().all(|reading| matcher.matches_path(reading)))
 }
 
-/// True for the bytes of which every path with dot segments contains one.
+/// The bytes of which every path with dot segments contains at least one.
 const DOT_SEGMENT_BYTES: [bool; 256] = {
     let mut may_occur = [false; 256];
     may_occur[b'.' as usize] = true;
@@ -110,10 +112,10 @@ const DOT_SEGMENT_BYTES: [bool; 256] = {
     may_occur
 };
 
-/// The normalized forms of a path, and the alternative readings of it.
+/// The normalized forms of a path, and its alternative readings.
 pub(crate) struct PathVariants {
-    paths: PossiblePaths,
-    /// True if the path has a dot: applications may ignore the following text.
+    possible_paths: PossiblePaths,
+    /// True if the path has a dot. Applications may ignore the text after a dot.
     is_dotted: bool,
     /// The other forms of the path; absent if the normalized path equals the path as sent.
     unusual: Option<Box<UnusualPath>>,
@@ -124,7 +126,7 @@ pub(crate) struct PathVariants {
 enum PossiblePaths {
     /// Only the normalized path.
     One,
-    /// Listed alternatives.
+    /// The normalized path and the listed alternatives.
     Several,
     /// Any path.
     Any,
@@ -136,9 +138,9 @@ struct UnusualPath {
     decoded: Option<String>,
     /// The normalized path without element parameters.
     normalized: String,
-    /// The normalized path with element parameters, if that differs.
+    /// The normalized path with element parameters; absent if the path has none.
     with_parameters: Option<String>,
-    /// Alternative readings of the path, each with its normalized forms.
+    /// The alternative readings of the path, each with its normalized forms.
     alternatives: Box<[(String, PathVariants)]>,
 }
 
@@ -154,9 +156,9 @@ impl PathVariants {
         let has_unusual_end = path.len() > 1 && matches!(previous, b'/' | b'.');
         let is_unusual =
             kinds & CHANGED != 0 || has_unusual_end || (is_dotted && path.contains("./"));
-        let paths =
+        let possible_paths =
             if kind == PathKind::DotSegments { PossiblePaths::Any } else { PossiblePaths::One };
-        let mut variants = Self { paths, is_dotted, unusual: None };
+        let mut variants = Self { possible_paths, is_dotted, unusual: None };
         if is_unusual && !variants.is_any_path() {
             variants.normalize(path);
             variants.add_alternatives(path);
@@ -166,16 +168,17 @@ impl PathVariants {
 
     /// Normalizes an alternative reading of a path.
     fn from_reading(path: &str) -> Self {
-        let mut variants = Self { paths: PossiblePaths::One, is_dotted: false, unusual: None };
+        let mut variants =
+            Self { possible_paths: PossiblePaths::One, is_dotted: false, unusual: None };
         variants.normalize(path);
         variants.limit_stems(path)
     }
 
-    /// Treats a path with too many stems as any path.
+    /// Treats a path with too many stems as a path that may be any path.
     #[inline]
     fn limit_stems(mut self, path: &str) -> Self {
         if self.is_dotted && has_many_stems(self.normalized_path(path)) {
-            self.paths = PossiblePaths::Any;
+            self.possible_paths = PossiblePaths::Any;
         }
         self
     }
@@ -188,12 +191,12 @@ impl PathVariants {
             false => Some(Cow::Borrowed(path)),
         };
         let Some(decoded_path) = decoded_path else {
-            self.paths = PossiblePaths::Any;
+            self.possible_paths = PossiblePaths::Any;
             return;
         };
         let normalized = normalize_path(&decoded_path, Parameters::Dropped);
         if normalized.has_dot_segments {
-            self.paths = PossiblePaths::Any;
+            self.possible_paths = PossiblePaths::Any;
         }
         self.is_dotted = normalized.text.contains('.');
         let with_parameters = decoded_path
@@ -210,12 +213,13 @@ impl PathVariants {
 
     /// Adds the alternative readings of the path.
     fn add_alternatives(&mut self, path: &str) {
-        let Some(unusual) = self.unusual.as_mut().filter(|_| self.paths == PossiblePaths::One)
+        let Some(unusual) =
+            self.unusual.as_mut().filter(|_| self.possible_paths == PossiblePaths::One)
         else {
             return;
         };
         let Some(readings) = alternative_readings(path) else {
-            self.paths = PossiblePaths::Any;
+            self.possible_paths = PossiblePaths::Any;
             return;
         };
         let readings = readings.into_iter().map(|reading| {
@@ -224,21 +228,21 @@ impl PathVariants {
         });
         unusual.alternatives = readings.collect();
         if unusual.alternatives.iter().any(|(_, variants)| variants.is_any_path()) {
-            self.paths = PossiblePaths::Any;
+            self.possible_paths = PossiblePaths::Any;
         } else if !unusual.alternatives.is_empty() {
-            self.paths = PossiblePaths::Several;
+            self.possible_paths = PossiblePaths::Several;
         }
     }
 
     /// True if applications may read any path.
     pub(crate) fn is_any_path(&self) -> bool {
-        self.paths == PossiblePaths::Any
+        self.possible_paths == PossiblePaths::Any
     }
 
-    /// True if applications may read another path.
+    /// True if applications may read another path than the normalized one.
     #[inline]
     pub(crate) fn is_ambiguous(&self) -> bool {
-        self.paths != PossiblePaths::One
+        self.possible_paths != PossiblePaths::One
     }
 
     /// Returns the alternative readings, each with its normalized forms.
@@ -264,9 +268,9 @@ impl PathVariants {
         path.unwrap_or_else(|| self.normalized_path(sent))
     }
 
-    /// Returns the prefixes of the normalized path that applications may read as the whole path, without a
-    /// response format or the path info of a script: each ends before a dot of the last element, or after an
-    /// element with a dot.
+    /// Returns the stems of the normalized path: the prefixes that applications may read as the whole path, without a
+    /// response format (`.json`) or the path info of a script. A stem ends before a dot of the last element, or after
+    /// an element with a dot.
     #[inline]
     pub(crate) fn path_stems<'a>(&'a self, sent: &'a str) -> impl Iterator<Item = &'a str> {
         // Most paths have no dot, and need no search for a slash.
@@ -279,8 +283,8 @@ impl PathVariants {
         Stems { path, position: 0, is_dotted: false, last_slash }
     }
 
-    /// True if `is_match` is true for a form of the path other than the normalized one. Only regular expressions
-    /// can distinguish these forms.
+    /// True if `is_match` is true for a form of the path other than the normalized path. Only regular expressions can
+    /// distinguish these forms.
     pub(crate) fn matches_other_form(&self, sent: &str, is_match: impl Fn(&str) -> bool) -> bool {
         let unusual = self.unusual.as_ref();
         let forms = unusual.into_iter().flat_map(|unusual| {
@@ -292,11 +296,12 @@ impl PathVariants {
     }
 }
 
+/// Returns bytes as text; invalid UTF-8 is replaced.
 fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Iterates over the prefixes that applications may read as the whole path.
+/// An iterator over the stems of a path.
 struct Stems<'a> {
     /// The normalized path; empty if it has no dot.
     path: &'a str,
@@ -331,8 +336,8 @@ impl<'a> Iterator for Stems<'a> {
     }
 }
 
-/// Returns the hosts that applications may read in an authority: as sent, normalized, and percent-decoded as by
-/// URL parsers.
+/// Returns the hosts that applications may read in an authority: as sent, normalized, and percent-decoded and
+/// normalized, as by URL parsers.
 pub(crate) fn host_readings(authority: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let sent = std::iter::once(Cow::Borrowed(authority));
     let decoded = authority.contains('%').then(|| lossy_text(&decoded_layers(authority).0));
@@ -340,7 +345,7 @@ pub(crate) fn host_readings(authority: &str) -> impl Iterator<Item = Cow<'_, str
     sent.chain(std::iter::once_with(|| Cow::Owned(normalize_host(authority)))).chain(decoded)
 }
 
-/// Returns a host as most applications read it.
+/// Returns the host of an authority without port and final dot, in lower case.
 fn normalize_host(authority: &str) -> String {
     let host = match authority.rsplit_once(':') {
         Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
@@ -349,8 +354,8 @@ fn normalize_host(authority: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// One element of a path, read byte by byte. Text after a `;` is a parameter, which some applications remove
-/// before they resolve `..`.
+/// The state of one path element that is read byte by byte. Text after a `;` is a parameter, which some applications
+/// remove before they resolve `..`.
 #[derive(Debug, Default)]
 struct Element {
     /// The number of dots.
@@ -362,7 +367,7 @@ struct Element {
 }
 
 impl Element {
-    /// Consumes a byte; true if it ends a dot segment.
+    /// Reads a byte; true if the byte ends a dot segment.
     fn consume(&mut self, byte: u8) -> bool {
         match byte {
             b'/' | b'\\' => {
@@ -378,6 +383,7 @@ impl Element {
         false
     }
 
+    /// True if the element is `.` or `..`.
     fn is_dot_segment(&self) -> bool {
         self.other_count == 0 && matches!(self.dot_count, 1 | 2)
     }
@@ -388,7 +394,7 @@ const CHANGED: u8 = 1;
 /// The kind of a dot.
 const DOT: u8 = 2;
 
-/// The kind of each byte; 0 for bytes that stay as they are.
+/// The kind of each byte; 0 for bytes that normalization does not change.
 const BYTE_KINDS: [u8; 256] = {
     let mut kinds = [0; 256];
     let mut byte: usize = 0;
@@ -406,7 +412,7 @@ const BYTE_KINDS: [u8; 256] = {
     kinds
 };
 
-/// True if a path has more stems, or longer ones, than rules are compared with.
+/// True if a path has more or longer stems than are compared with rules.
 fn has_many_stems(path: &str) -> bool {
     if path.len() <= MAX_STEMS {
         return false;
@@ -415,11 +421,11 @@ fn has_many_stems(path: &str) -> bool {
     dots > MAX_STEMS || dots.saturating_mul(path.len()) > MAX_STEM_BYTES
 }
 
-/// The maximum number of stems that are compared with a rule; a path with more dots may be any path.
+/// The maximum number of stems that are compared with a rule. A path with more dots is treated as any path.
 const MAX_STEMS: usize = 64;
 
-/// The maximum total length of the stems in bytes; beyond it a path may be any path. Each regular expression
-/// reads all of them, and a path may be as long as the request head.
+/// The maximum total length of the stems in bytes. A path with longer stems is treated as any path, because each regular
+/// expression is compared with all stems.
 const MAX_STEM_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

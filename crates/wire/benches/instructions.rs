@@ -24,51 +24,51 @@ use leno_wire::link::{Link, LinkEvent, LinkLimits, Role, StreamKind};
 
 #[library_benchmark(config = measured(3_381))]
 #[bench::of_a_service(parsed_request())]
-fn parse_request((mut head, out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
+fn parse_request((mut head, output): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let parsed = head.parse(black_box(REQUEST));
     assert_eq!(parsed, Ok(Parsed::Complete(REQUEST.len())));
-    (head, out)
+    (head, output)
 }
 
 #[library_benchmark(config = measured(2_299))]
 #[bench::of_a_service(parsed_response())]
-fn parse_response((mut head, out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
+fn parse_response((mut head, output): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     let parsed = head.parse(black_box(RESPONSE), RequestKind::Other);
     assert_eq!(parsed, Ok(Parsed::Complete(RESPONSE.len())));
-    (head, out)
+    (head, output)
 }
 
 // Encodes a request for a link.
 #[library_benchmark(config = measured(662))]
 #[bench::of_a_service(parsed_request())]
-fn encode_request((head, mut out): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
+fn encode_request((head, mut output): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let edits = RequestEdits { framing: Framing::OutOfBand, ..RequestEdits::default() };
-    write_request(black_box(REQUEST), &head, &edits, &mut out);
-    (head, out)
+    write_request(black_box(REQUEST), &head, &edits, &mut output);
+    (head, output)
 }
 
 // Encodes a response from a link for a client.
 #[library_benchmark(config = measured(625))]
 #[bench::of_a_service(parsed_response())]
-fn encode_response((head, mut out): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
-    write_response(black_box(RESPONSE), &head, &ResponseEdits::default(), &mut out);
-    (head, out)
+fn encode_response((head, mut output): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
+    write_response(black_box(RESPONSE), &head, &ResponseEdits::default(), &mut output);
+    (head, output)
 }
 
 // Transfers a request without a body: one frame written, one read.
 #[library_benchmark(config = measured(794))]
 #[bench::of_a_service(LinkPair::warmed_up())]
-fn link_request(mut ends: LinkPair) -> LinkPair {
-    ends.send_request();
-    ends
+fn link_request(mut link_pair: LinkPair) -> LinkPair {
+    link_pair.send_request();
+    link_pair
 }
 
 // Transfers a response with a body of 1 KiB: two frames written, two read.
 #[library_benchmark(config = measured(1_577))]
 #[bench::of_a_service(LinkPair::with_request())]
-fn link_response(mut ends: LinkPair) -> LinkPair {
-    ends.send_response();
-    ends
+fn link_response(mut link_pair: LinkPair) -> LinkPair {
+    link_pair.send_response();
+    link_pair
 }
 
 library_benchmark_group!(
@@ -107,69 +107,79 @@ fn parsed_response() -> (ResponseHead, BytesMut) {
     (head, BytesMut::with_capacity(BUFFER_BYTES))
 }
 
-/// Both ends of a link, each with its received bytes.
+/// Both ends of a link, each with the bytes that it has received and not yet parsed.
 struct LinkPair {
-    opener: (Link, BytesMut),
-    acceptor: (Link, BytesMut),
+    opener_end: (Link, BytesMut),
+    acceptor_end: (Link, BytesMut),
     events: Vec<LinkEvent>,
 }
 
 impl LinkPair {
-    /// Creates a pair whose buffers have grown to the size that the first streams need.
+    /// Creates a pair with buffers that have grown to the size for the first streams.
     fn warmed_up() -> Self {
         let new_end =
             |role| (Link::new(role, LinkLimits::default()), BytesMut::with_capacity(BUFFER_BYTES));
-        let mut ends = Self {
-            opener: new_end(Role::Opener),
-            acceptor: new_end(Role::Acceptor),
+        let mut link_pair = Self {
+            opener_end: new_end(Role::Opener),
+            acceptor_end: new_end(Role::Acceptor),
             events: Vec::with_capacity(8),
         };
-        transfer_output(&mut ends.opener, &mut ends.acceptor, &mut ends.events);
-        transfer_output(&mut ends.acceptor, &mut ends.opener, &mut ends.events);
+        transfer_output(
+            &mut link_pair.opener_end,
+            &mut link_pair.acceptor_end,
+            &mut link_pair.events,
+        );
+        transfer_output(
+            &mut link_pair.acceptor_end,
+            &mut link_pair.opener_end,
+            &mut link_pair.events,
+        );
         for _ in 0..4 {
-            ends.send_request();
-            ends.send_response();
-            ends.events.clear();
+            link_pair.send_request();
+            link_pair.send_response();
+            link_pair.events.clear();
         }
-        ends
+        link_pair
     }
 
     fn with_request() -> Self {
-        let mut ends = Self::warmed_up();
-        ends.send_request();
-        ends
+        let mut link_pair = Self::warmed_up();
+        link_pair.send_request();
+        link_pair
     }
 
     fn send_request(&mut self) {
-        let write = |out: &mut BytesMut| out.put_slice(REQUEST);
-        let opened = self.opener.0.open_stream(StreamKind::Http, true, write);
-        opened.expect("the link is free");
-        transfer_output(&mut self.opener, &mut self.acceptor, &mut self.events);
+        let write = |output: &mut BytesMut| output.put_slice(REQUEST);
+        let open_result = self.opener_end.0.open_stream(StreamKind::Http, true, write);
+        open_result.expect("the link is free");
+        transfer_output(&mut self.opener_end, &mut self.acceptor_end, &mut self.events);
     }
 
     fn send_response(&mut self) {
         let Some(LinkEvent::Opened { stream, .. }) = self.events.pop() else {
             unreachable!("the request came before");
         };
-        let acceptor = &mut self.acceptor.0;
-        let write = |out: &mut BytesMut| out.put_slice(RESPONSE);
+        let acceptor = &mut self.acceptor_end.0;
+        let write = |output: &mut BytesMut| output.put_slice(RESPONSE);
         acceptor.send_head(stream, false, false, write).expect("the stream is open");
-        let sent = acceptor.send_data(stream, &[b'x'; 1024], true);
-        assert_eq!(sent, Ok(1024));
-        transfer_output(&mut self.acceptor, &mut self.opener, &mut self.events);
+        let sent_bytes = acceptor.send_data(stream, &[b'x'; 1024], true);
+        assert_eq!(sent_bytes, Ok(1024));
+        transfer_output(&mut self.acceptor_end, &mut self.opener_end, &mut self.events);
     }
 }
 
 /// Transfers the output of one end to the other, as TLS would.
 fn transfer_output(
-    from: &mut (Link, BytesMut),
-    to: &mut (Link, BytesMut),
+    sender: &mut (Link, BytesMut),
+    receiver: &mut (Link, BytesMut),
     events: &mut Vec<LinkEvent>,
 ) {
-    let output = from.0.output();
-    to.1.extend_from_slice(output);
+    let output = sender.0.output();
+    receiver.1.extend_from_slice(output);
     output.clear();
-    while let Some(event) = to.0.receive(&mut to.1).expect("the peer keeps to the protocol") {
+    while let Some(event) =
+        receiver.0.receive(&mut receiver.1).expect("the peer keeps to the protocol")
+    {
         events.push(event);
     }
 }

@@ -4,7 +4,7 @@
 //! bytes; its driver moves both through TLS and a socket. The output of one iteration of an event loop is
 //! collected in [`Link::output`], to be encrypted and written at once.
 
-mod budget;
+mod allowances;
 mod codes;
 mod frame;
 mod limits;
@@ -17,7 +17,7 @@ use std::hash::BuildHasherDefault;
 
 use bytes::{Bytes, BytesMut};
 
-use self::budget::MisuseBudget;
+use self::allowances::FrameAllowances;
 pub use self::codes::{GoAwayCode, LinkError, OpenError, ResetCode, StreamClosed};
 pub use self::limits::*;
 use self::stream::StreamState;
@@ -32,7 +32,7 @@ pub use self::stream::{StreamId, StreamIdHasher};
 pub struct Link {
     role: Role,
     own_limits: LinkLimits,
-    /// The peer's limits: those of its HELLO, and the minimum before it arrives.
+    /// The limits from the peer's HELLO; the minimum limits until the HELLO arrives.
     peer_limits: LinkLimits,
     /// True if the peer's HELLO announces support for rejection reasons.
     peer_reads_reasons: bool,
@@ -49,10 +49,10 @@ pub struct Link {
     ping_in_flight: bool,
     /// True if another ping was requested before the PONG of the last one.
     ping_requested: bool,
-    budget: MisuseBudget,
-    /// Streams with new credit from the peer's HELLO, to be reported one event at a time.
-    credited: Vec<StreamId>,
-    failure: Option<LinkError>,
+    allowances: FrameAllowances,
+    /// Streams that received credit through the peer's HELLO and whose [`LinkEvent::Credit`] is not yet reported.
+    credited_streams: Vec<StreamId>,
+    fatal_error: Option<LinkError>,
 }
 
 /// The role of an end.
@@ -89,7 +89,7 @@ pub enum LinkEvent {
         /// The request head, or the metadata of the TCP connection.
         head: Bytes,
         /// The peer sends nothing more on this stream.
-        end: bool,
+        end_stream: bool,
     },
     /// A response head. Only for the opener.
     Head {
@@ -102,16 +102,16 @@ pub enum LinkEvent {
         /// The peer itself rejected the request: the head is not from the application.
         rejected: bool,
         /// The peer sends nothing more on this stream.
-        end: bool,
+        end_stream: bool,
     },
     /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::record_consumed`].
     Data {
         /// The stream.
         stream: StreamId,
-        /// The bytes; empty only together with `end`.
+        /// The bytes; empty only together with `end_stream`.
         data: Bytes,
         /// The peer sends nothing more on this stream.
-        end: bool,
+        end_stream: bool,
     },
     /// The trailer section of a body. The peer sends nothing more on this stream.
     Trailers {
@@ -129,19 +129,19 @@ pub enum LinkEvent {
         /// The label of the rejection reason; empty without one.
         reason: Bytes,
     },
-    /// A stream with insufficient credit has more.
+    /// A stream that had no credit may send again.
     Credit {
         /// The stream that may continue to send.
         stream: StreamId,
     },
-    /// The peer accepts, or opens, no more streams. Open streams up to `last` continue.
+    /// The peer accepts, or opens, no more streams. Open streams up to `last_stream` continue.
     ///
-    /// For the opener: its streams after `last` are removed from the link; they were never processed and are
-    /// safe to retry elsewhere. May be repeated with a lower `last`, and with a code that is not
+    /// For the opener: its streams after `last_stream` are removed from the link; they were never processed and are
+    /// safe to retry elsewhere. May be repeated with a lower `last_stream`, and with a code that is not
     /// [graceful](GoAwayCode::is_graceful) if the peer is about to close.
     GoAway {
         /// The last stream that the peer processes.
-        last: StreamId,
+        last_stream: StreamId,
         /// The reason code.
         code: GoAwayCode,
     },
@@ -170,9 +170,9 @@ impl Link {
             pong_pending: false,
             ping_in_flight: false,
             ping_requested: false,
-            budget: MisuseBudget::new(&own_limits),
-            credited: Vec::new(),
-            failure: None,
+            allowances: FrameAllowances::new(&own_limits),
+            credited_streams: Vec::new(),
+            fatal_error: None,
         }
     }
 
@@ -188,7 +188,7 @@ impl Link {
     /// While an earlier ping is in flight, a new one is delayed, and one event reports both: the PONG of the
     /// earlier ping proves nothing about later frames.
     pub fn ping(&mut self) {
-        if self.failure.is_some() {
+        if self.fatal_error.is_some() {
             return;
         }
         if self.ping_in_flight {
@@ -199,7 +199,7 @@ impl Link {
         }
     }
 
-    /// Asks the peer to open no more streams, but still serves those it opens before it receives this. Call
+    /// Asks the peer to open no more streams, and serves the streams that the peer opens before it receives this. Call
     /// [`Link::ping`] next, and [`Link::go_away`] at the [`LinkEvent::Pong`].
     pub fn drain(&mut self) {
         if self.role == Role::Acceptor {
@@ -209,26 +209,26 @@ impl Link {
         }
     }
 
-    /// Stops new streams: the acceptor ignores those after the last one it has seen, the opener opens none.
+    /// Stops new streams: the acceptor ignores streams after the last one that it has seen, and the opener opens none.
     /// Open streams continue; close the connection when [`Link::is_idle`].
     pub fn go_away(&mut self, code: GoAwayCode) {
-        let last = match self.role {
+        let last_stream = match self.role {
             Role::Opener => StreamId::NONE,
             Role::Acceptor => self.last_stream,
         };
-        self.send_go_away(last, code);
+        self.send_go_away(last_stream, code);
     }
 
     /// Restores the peer's allowances for useless frames. Call it from a timer, about every ten seconds, so
     /// that single useless frames do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
-        self.budget.renew_allowances(self.role);
+        self.allowances.renew_allowances(self.role);
     }
 
     /// True if senders should pause until output is written.
     #[must_use]
     pub fn is_congested(&self) -> bool {
-        self.output.len() >= self.own_limits.output_max
+        self.output.len() >= self.own_limits.congestion_threshold
     }
 
     /// Returns the number of open streams.
@@ -243,8 +243,8 @@ impl Link {
         if self.role == Role::Acceptor || self.is_going_away() {
             return 0;
         }
-        let max = self.peer_limits.streams_max.min(self.own_limits.streams_max);
-        usize::try_from(max).unwrap_or(usize::MAX).saturating_sub(self.streams.len())
+        let max_streams = self.peer_limits.max_streams.min(self.own_limits.max_streams);
+        usize::try_from(max_streams).unwrap_or(usize::MAX).saturating_sub(self.streams.len())
     }
 
     /// True if no stream is open and no output is pending.
@@ -256,7 +256,7 @@ impl Link {
     /// True if either side stopped new streams, or the link failed.
     #[must_use]
     pub fn is_going_away(&self) -> bool {
-        self.go_away_sent.is_some() || self.go_away_received.is_some() || self.failure.is_some()
+        self.go_away_sent.is_some() || self.go_away_received.is_some() || self.fatal_error.is_some()
     }
 
     /// True if the peer supports the mark of requests from HTTP/2 clients.
@@ -269,7 +269,7 @@ impl Link {
     #[must_use]
     pub fn available_credit(&self, stream: StreamId) -> u32 {
         match self.streams.get(&stream) {
-            Some(stream) if !stream.sending.is_ended() => stream.credit,
+            Some(stream) if !stream.send_direction.is_ended() => stream.send_credit,
             _ => 0,
         }
     }
@@ -280,25 +280,27 @@ impl Link {
         &self.own_limits
     }
 
-    fn send_go_away(&mut self, last: StreamId, code: GoAwayCode) {
-        if self.failure.is_some() || self.go_away_sent.is_some_and(|sent| sent <= last) {
+    fn send_go_away(&mut self, last_stream: StreamId, code: GoAwayCode) {
+        if self.fatal_error.is_some()
+            || self.go_away_sent.is_some_and(|sent_last_stream| sent_last_stream <= last_stream)
+        {
             return;
         }
-        self.go_away_sent = Some(last);
-        frame::write_go_away(&mut self.output, last.number(), code as u8);
+        self.go_away_sent = Some(last_stream);
+        frame::write_go_away(&mut self.output, last_stream.number(), code as u8);
     }
 
     /// Reports the error to the peer and stops all processing.
     fn fail_link(&mut self, error: LinkError) -> LinkError {
-        let last = match self.role {
+        let last_stream = match self.role {
             Role::Opener => StreamId::NONE,
             Role::Acceptor => self.go_away_sent.unwrap_or(StreamId::ALL).min(self.last_stream),
         };
-        frame::write_go_away(&mut self.output, last.number(), error.go_away_code() as u8);
+        frame::write_go_away(&mut self.output, last_stream.number(), error.go_away_code() as u8);
         self.streams.clear();
-        self.credited.clear();
+        self.credited_streams.clear();
         self.pong_pending = false;
-        self.failure = Some(error);
+        self.fatal_error = Some(error);
         error
     }
 
@@ -306,7 +308,7 @@ impl Link {
     fn remove_if_ended(&mut self, stream: StreamId) {
         if self.streams.get(&stream).is_some_and(StreamState::is_finished) {
             self.streams.remove(&stream);
-            self.budget.record_stream_end();
+            self.allowances.record_stream_end();
         }
     }
 }

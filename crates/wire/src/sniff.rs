@@ -64,15 +64,15 @@ fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
 }
 
 /// Detects `METHOD SP` and a slash or a scheme for registered methods; otherwise requires a whole request line,
-/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait`: more bytes may
-/// come.
+/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait` is true if more bytes
+/// may come.
 fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
     let length = bytes.iter().take_while(|byte| is_method_byte(**byte)).count();
-    let (method, rest) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
+    let (method, after_method) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
     if method.len() > MAX_METHOD_BYTES {
         return DetectedProtocol::Opaque;
     }
-    let target = match rest {
+    let target = match after_method {
         [] if may_wait => return DetectedProtocol::Incomplete,
         [b' ', target @ ..] if !method.is_empty() => target,
         _ => return DetectedProtocol::Opaque,

@@ -5,7 +5,7 @@
 pub struct CollectedPoint {
     /// `service.instance.id`.
     pub workload: String,
-    /// Its name and labels, as in `/metrics`.
+    /// The name and labels, as in `/metrics`.
     pub series: String,
     /// `Sum`, `Gauge` or `Histogram`.
     pub kind: String,
@@ -13,7 +13,7 @@ pub struct CollectedPoint {
     pub unit: String,
     /// The value, or the count of a histogram.
     pub value: f64,
-    /// Its complete printed text.
+    /// The complete printed text.
     pub text: String,
 }
 
@@ -30,7 +30,7 @@ pub struct CollectedRecord {
     pub trace: String,
     /// The span ID: 16 hexadecimal digits, or empty.
     pub span: String,
-    /// Its complete printed text, including attributes.
+    /// The complete printed text, including attributes.
     pub text: String,
 }
 
@@ -38,15 +38,15 @@ impl CollectedRecord {
     /// Returns the value of an attribute as printed, such as `Str(GET)`.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        let start = format!("-> {name}: ");
-        self.text.lines().find_map(|line| line.trim().strip_prefix(start.as_str()))
+        let line_prefix = format!("-> {name}: ");
+        self.text.lines().find_map(|line| line.trim().strip_prefix(line_prefix.as_str()))
     }
 }
 
 /// Returns all points in order of arrival.
-pub(super) fn parse_points(printed: &str) -> Vec<CollectedPoint> {
+pub(super) fn parse_points(printed_output: &str) -> Vec<CollectedPoint> {
     let mut points = Vec::new();
-    for resource in resource_blocks(printed, "ResourceMetrics #") {
+    for resource in resource_blocks(printed_output, "ResourceMetrics #") {
         let workload = workload_name(resource);
         for metric in resource.split("\nMetric #").skip(1) {
             let field = |key: &str| text_after(metric, &format!("-> {key}: ")).unwrap_or_default();
@@ -68,9 +68,9 @@ pub(super) fn parse_points(printed: &str) -> Vec<CollectedPoint> {
 }
 
 /// Returns all log records in order of arrival.
-pub(super) fn parse_records(printed: &str) -> Vec<CollectedRecord> {
+pub(super) fn parse_records(printed_output: &str) -> Vec<CollectedRecord> {
     let mut records = Vec::new();
-    for resource in resource_blocks(printed, "ResourceLog #") {
+    for resource in resource_blocks(printed_output, "ResourceLog #") {
         let workload = workload_name(resource);
         for block in resource.split("\nLogRecord #").skip(1) {
             let field = |key: &str| text_after(block, key).unwrap_or_default();
@@ -91,14 +91,16 @@ pub(super) fn parse_records(printed: &str) -> Vec<CollectedRecord> {
 ///
 /// Lines arrive one at a time: a resource with an incomplete entry is skipped.
 pub(super) fn resource_blocks<'a>(
-    printed: &'a str,
-    start: &'a str,
+    printed_output: &'a str,
+    block_start: &'a str,
 ) -> impl Iterator<Item = &'a str> {
-    let complete = printed.rsplit_once(ENTRY_END).map_or("", |(complete, _)| complete);
-    complete.split(start).skip(1).map(|resource| {
-        let starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
-        let end = starts.iter().filter_map(|start| resource.find(start)).min();
-        end.and_then(|end| resource.get(..end)).unwrap_or(resource)
+    let complete_output =
+        printed_output.rsplit_once(ENTRY_END).map_or("", |(complete_output, _)| complete_output);
+    complete_output.split(block_start).skip(1).map(|resource| {
+        let block_starts = ["ResourceSpans #", "ResourceMetrics #", "ResourceLog #"];
+        let block_end =
+            block_starts.iter().filter_map(|block_start| resource.find(block_start)).min();
+        block_end.and_then(|block_end| resource.get(..block_end)).unwrap_or(resource)
     })
 }
 
@@ -110,9 +112,11 @@ fn workload_name(resource: &str) -> String {
     value.trim_end_matches(')').to_owned()
 }
 
-/// Returns the rest of the first line with this prefix.
-fn text_after(block: &str, start: &str) -> Option<String> {
-    block.lines().find_map(|line| Some(line.trim_start().strip_prefix(start)?.trim().to_owned()))
+/// Returns the rest of the first line that begins with this prefix.
+fn text_after(block: &str, line_prefix: &str) -> Option<String> {
+    block
+        .lines()
+        .find_map(|line| Some(line.trim_start().strip_prefix(line_prefix)?.trim().to_owned()))
 }
 
 /// Returns the attributes of a point in braces.
@@ -136,10 +140,10 @@ mod tests {
         let record = "ResourceLog #0\n     -> service.instance.id: Str(shop/web-1)\n\
                       LogRecord #0\nSeverityText: INFO\nBody: Str(all)\nTrace ID: 07\n\
                       Attributes:\n     -> path: Str(/)\n\t{\"otelcol.component.id\": \"debug\"}\n";
-        let printed = [record, record].concat();
+        let printed_output = [record, record].concat();
         let mut counts = Vec::new();
-        for end in 0..=printed.len() {
-            let records = parse_records(&printed[..end]);
+        for end in 0..=printed_output.len() {
+            let records = parse_records(&printed_output[..end]);
             assert!(
                 records.iter().all(|record| record.attribute("path") == Some("Str(/)")),
                 "{records:?}"

@@ -6,7 +6,7 @@ use crate::installed::{install_objects, test_options};
 use crate::server::{ApiServerProcess, run};
 use leno_kubernetes::install::InstallOptions;
 
-/// Waits until a new policy is in force in a namespace, and returns its message.
+/// Waits until a policy rejects an object in a namespace, and returns its message.
 async fn wait_for_rejection(
     server: &ApiServerProcess,
     namespace: &str,
@@ -25,6 +25,7 @@ async fn wait_for_rejection(
     panic!("{kind} {name} is accepted in {namespace}")
 }
 
+/// Waits until a policy rejects an object in the namespace `shop`, and returns its message.
 async fn rejection_message(
     server: &ApiServerProcess,
     kind: &str,
@@ -53,22 +54,23 @@ fn ineffective_rules_are_rejected_by_the_api_server() {
                 "sources": [{"kind": "ServiceAccount", "name": "a", "namespace": "another"}],
             })
         };
-        let message = rejection_message(&server, TARGETS, "t", &target("other")).await;
+        let message = rejection_message(&server, TRAFFIC_TARGETS, "t", &target("other")).await;
         assert!(message.contains("is not the namespace of the TrafficTarget"), "{message}");
         server
-            .try_apply(TARGETS, Some("shop"), "t", json!({"spec": target("shop")}))
+            .try_apply(TRAFFIC_TARGETS, Some("shop"), "t", json!({"spec": target("shop")}))
             .await
             .unwrap();
 
         let backends = json!([{"name": "web", "port": {"number": 80, "protocol": "http"}}]);
         let message =
-            rejection_message(&server, BACKENDS, "b", &json!({"backends": backends})).await;
+            rejection_message(&server, INGRESS_BACKENDS, "b", &json!({"backends": backends})).await;
         assert!(message.contains("spec.sources: is empty"), "{message}");
         let sources = json!([{"kind": "IPRange", "name": "192.0.2.0/24"}]);
-        let message = rejection_message(&server, BACKENDS, "b", &json!({"sources": sources})).await;
+        let message =
+            rejection_message(&server, INGRESS_BACKENDS, "b", &json!({"sources": sources})).await;
         assert!(message.contains("spec.backends: is empty"), "{message}");
         let valid = json!({"spec": {"backends": backends, "sources": sources}});
-        server.try_apply(BACKENDS, Some("shop"), "b", valid).await.unwrap();
+        server.try_apply(INGRESS_BACKENDS, Some("shop"), "b", valid).await.unwrap();
         // Rules that another mesh supports and Leno does not are a warning.
         let ports = json!([{"number": 5432, "protocol": "tcp"}]);
         let egress = json!({"spec": {"hosts": ["db.example"], "ports": ports}});
@@ -101,7 +103,8 @@ fn policies_apply_only_to_namespaces_of_the_mesh() {
         let no_sources =
             json!({"backends": [{"name": "web", "port": {"number": 80, "protocol": "http"}}]});
         for name in ["ours", "osm", "fsm"] {
-            let message = wait_for_rejection(&server, name, BACKENDS, "b", &no_sources).await;
+            let message =
+                wait_for_rejection(&server, name, INGRESS_BACKENDS, "b", &no_sources).await;
             assert!(message.contains("spec.sources: is empty"), "{message}");
             // The warning policy may take effect later than the rejecting one.
             let mut attempts = 0..MAX_ATTEMPTS;
@@ -114,7 +117,10 @@ fn policies_apply_only_to_namespaces_of_the_mesh() {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
-        server.try_apply(BACKENDS, Some("other"), "b", json!({"spec": no_sources})).await.unwrap();
+        server
+            .try_apply(INGRESS_BACKENDS, Some("other"), "b", json!({"spec": no_sources}))
+            .await
+            .unwrap();
         assert_eq!(server.creation_warnings(EGRESSES, "other", "e").await, "");
     });
 }
@@ -151,7 +157,7 @@ fn without_a_control_plane_only_pods_with_injection_are_rejected() {
             server.try_apply("v1/Pod", Some(namespace), "free", pod(labels)).await.unwrap();
         }
         // The documented procedure for emergencies.
-        server.delete_object(WEBHOOKS, None, "sidecar-injector.leno.dev").await;
+        server.delete_object(WEBHOOK_CONFIGURATIONS, None, "sidecar-injector.leno.dev").await;
         for _ in 0..MAX_ATTEMPTS {
             if server.try_apply("v1/Pod", Some("shop"), "late", pod(json!({}))).await.is_ok() {
                 return;
@@ -225,7 +231,7 @@ fn the_policies_on_the_security_page_reject_pods_that_evade_the_mesh() {
             let message = server.try_apply("v1/Pod", Some("shop"), "bad", pod).await.unwrap_err();
             assert!(message.contains(expected), "{pointer}: {message}");
         }
-        // The test may update the MeshConfig, hence label namespaces.
+        // The test's account may update the MeshConfig, so it may also label namespaces.
         let ignored = json!({"metadata": {"labels": {
             "leno.dev/injection": "enabled", "leno.dev/ignore": "true",
         }}});
@@ -245,9 +251,9 @@ async fn pod_rejection(server: &ApiServerProcess, namespace: &str, pod: Value) -
     panic!("a pod is created without a sidecar")
 }
 
-const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
-const BACKENDS: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
+const TRAFFIC_TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
+const INGRESS_BACKENDS: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
 const EGRESSES: &str = "policy.openservicemesh.io/v1alpha1/Egress";
-const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const WEBHOOK_CONFIGURATIONS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(500);
 const MAX_ATTEMPTS: usize = 120;

@@ -9,7 +9,7 @@ use leno_identity::{Authority, AuthoritySource};
 use leno_kubernetes::api::NamespaceName;
 use leno_kubernetes::external_principals::{SecretPermissions, reconcile_external_principals};
 use leno_kubernetes::install::{
-    InstallOptions, apply_manifests, installation_manifests, withdraw_permissions,
+    InstallOptions, apply_manifests, installation_manifests, remove_secret_permissions,
 };
 use leno_kubernetes::source::{KubernetesSource, SourceOptions};
 use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
@@ -46,7 +46,7 @@ impl CertificateController {
         let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: "leno-control-a".to_owned(),
-            facts: watch::Sender::default().subscribe(),
+            sidecar_facts: watch::Sender::default().subscribe(),
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(hold_lease(client.clone(), identity, leader_sender, watch::channel(false).1));
@@ -65,15 +65,15 @@ impl CertificateController {
             is_leader,
             outcomes,
         ));
-        let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.send_updates(output));
-        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+        let (update_sender, mut updates) = mpsc::channel(4);
+        tasks.spawn(source.send_updates(update_sender));
+        tasks.spawn(async move { while updates.recv().await.is_some() {} });
         Self { authority, directory, _tasks: tasks }
     }
 }
 
 fn create_authority(directory: &TempDir, name: &str) -> Authority {
-    let source = AuthoritySource::Own(directory.path().join(name));
+    let source = AuthoritySource::BuiltIn(directory.path().join(name));
     let domain = TrustDomain::new("cluster.local").unwrap();
     source.open_or_create(&domain, SystemTime::now()).unwrap()
 }
@@ -83,13 +83,13 @@ async fn apply_cert(server: &ApiServerProcess, namespace: &str, name: &str, secr
     let host = format!("{name}.corp.example");
     let secret = json!({"namespace": namespace, "name": secret});
     let object = json!({"spec": {"subjectAltNames": [host], "secret": secret}});
-    server.apply_object(CERTS, Some(namespace), name, object).await;
+    server.apply_object(ACCESS_CERTS, Some(namespace), name, object).await;
 }
 
 /// Returns the reason in the status of an AccessCert, once it has the status `error`.
 async fn wait_for_error(server: &ApiServerProcess, namespace: &str, name: &str) -> String {
     let is_error = |object: &Value| current_status(object) == "error";
-    let object = server.wait_until(CERTS, Some(namespace), name, is_error).await;
+    let object = server.wait_until(ACCESS_CERTS, Some(namespace), name, is_error).await;
     object["status"]["reason"].as_str().unwrap().to_owned()
 }
 
@@ -116,7 +116,7 @@ fn external_clients_get_certificates_in_secrets() {
 
         apply_cert(&server, "shop", "batch", "batch-tls").await;
         let access_cert = server
-            .wait_until(CERTS, Some("shop"), "batch", |request| {
+            .wait_until(ACCESS_CERTS, Some("shop"), "batch", |request| {
                 current_status(request) == "committed"
             })
             .await;
@@ -156,11 +156,11 @@ fn external_clients_get_certificates_in_secrets() {
                 secret["data"]["tls.key"].is_string()
             })
             .await;
-        server.delete_object(CERTS, Some("shop"), "batch").await;
+        server.delete_object(ACCESS_CERTS, Some("shop"), "batch").await;
         server.wait_until(SECRETS, Some("shop"), "new-tls", Value::is_null).await;
 
         // A namespace that is no longer listed loses its permission.
-        withdraw_permissions(&server.admin_client().await, &[].into(), |_| ()).await.unwrap();
+        remove_secret_permissions(&server.admin_client().await, &[].into(), |_| ()).await.unwrap();
         // Permission changes take effect in the API server with a short delay.
         let secrets: Api<Secret> = Api::namespaced(server.client_as(ACCOUNT).await, "shop");
         let deadline = Instant::now() + MAX_WAIT;
@@ -175,7 +175,7 @@ fn external_clients_get_certificates_in_secrets() {
 }
 
 const ACCOUNT: &str = "system:serviceaccount:leno-system:leno-control";
-const CERTS: &str = "policy.flomesh.io/v1alpha1/AccessCert";
+const ACCESS_CERTS: &str = "policy.flomesh.io/v1alpha1/AccessCert";
 const SECRETS: &str = "v1/Secret";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const MAX_WAIT: Duration = Duration::from_secs(60);

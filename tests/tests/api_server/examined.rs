@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::installed::{install_objects, run_program, test_options};
 use crate::server::{ApiServerProcess, run};
 
-/// Returns verdict and text of the finding about a subject.
+/// Returns the verdict and the text of the finding about a subject.
 async fn finding_about(server: &ApiServerProcess, subject: &str) -> (&'static str, String) {
     let findings = examine_all(&server.admin_client().await, None).await.unwrap();
     let finding = findings.into_iter().find(|finding| finding.subject == subject).unwrap().finding;
@@ -94,23 +94,23 @@ fn missing_and_unused_node_agents_are_reported() {
     run(async {
         let server = ApiServerProcess::start().await;
         install_objects(&server, &test_options()).await;
-        assert_finding(&server, NETWORK, ("ok", "init containers")).await;
+        assert_finding(&server, NETWORK_SUBJECT, ("ok", "init containers")).await;
         let with_cni = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &with_cni).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(2)).await;
-        assert_finding(&server, NETWORK, ("ok", "2 agents of 2 are ready")).await;
+        assert_finding(&server, NETWORK_SUBJECT, ("ok", "2 agents of 2 are ready")).await;
         let node = json!({"metadata": {}});
         server.apply_object("v1/Node", None, "n1", node).await;
         server.patch_status(DAEMON_SETS, "leno-cni", "leno-cni", agent_status(1)).await;
         let too_few = "1 agents of 2 are ready; there is none on n1";
-        assert_finding(&server, NETWORK, ("error", too_few)).await;
+        assert_finding(&server, NETWORK_SUBJECT, ("error", too_few)).await;
         server.delete_object(DAEMON_SETS, Some("leno-cni"), "leno-cni").await;
         let missing = "run `leno install -n mesh --cni --apply`";
-        assert_finding(&server, NETWORK, ("error", missing)).await;
+        assert_finding(&server, NETWORK_SUBJECT, ("error", missing)).await;
         install_objects(&server, &with_cni).await;
         install_objects(&server, &test_options()).await;
         let unused = "`leno install -n mesh --cni --apply` uses them";
-        assert_finding(&server, NETWORK, ("warning", unused)).await;
+        assert_finding(&server, NETWORK_SUBJECT, ("warning", unused)).await;
     });
 }
 
@@ -172,7 +172,7 @@ fn certificates_that_expire_soon_are_reported() {
         install_objects(&server, &test_options()).await;
         let missing = ("error", "see the log of the control plane");
         assert_finding(&server, "authority", missing).await;
-        assert_finding(&server, ROOTS, missing).await;
+        assert_finding(&server, ROOTS_SUBJECT, missing).await;
         for (days, authority, roots) in [
             (400, ("ok", "valid for 400 days"), ("ok", "1, valid for 400 days")),
             (
@@ -184,10 +184,10 @@ fn certificates_that_expire_soon_are_reported() {
             let pem = certificate_pem(days);
             let secret = json!({"data": {"ca.pem": STANDARD.encode(&pem), "ca.key": ""}});
             server.apply_object("v1/Secret", Some("mesh"), "leno-authority", secret).await;
-            let map = json!({"data": {"roots.pem": pem}});
-            server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", map).await;
+            let config_map = json!({"data": {"roots.pem": pem}});
+            server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", config_map).await;
             assert_finding(&server, "authority", authority).await;
-            assert_finding(&server, ROOTS, roots).await;
+            assert_finding(&server, ROOTS_SUBJECT, roots).await;
         }
         // An external intermediate is short-lived and renewed.
         let encoded = STANDARD.encode(certificate_pem(20));
@@ -205,7 +205,7 @@ fn an_unreachable_webhook_is_reported() {
         install_objects(&server, &test_options()).await;
         let untrusted = "the webhook configuration has no CA bundle";
         assert_finding(&server, "webhook", ("error", untrusted)).await;
-        server.delete_object(WEBHOOKS, None, INJECTOR).await;
+        server.delete_object(WEBHOOK_CONFIGURATIONS, None, INJECTOR).await;
         assert_finding(&server, "webhook", ("error", "run `leno install --apply` again")).await;
         let kind = "apiextensions.k8s.io/v1/CustomResourceDefinition";
         server.delete_object(kind, None, "lanes.leno.dev").await;
@@ -221,38 +221,41 @@ fn objects_that_differ_from_the_installation_are_reported() {
         let server = ApiServerProcess::start().await;
         let options = InstallOptions { cni: Some(NodeNetwork::default()), ..test_options() };
         install_objects(&server, &options).await;
-        assert_finding(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
+        assert_finding(&server, OBJECTS_SUBJECT, ("ok", "match the output of `leno install`"))
+            .await;
         server
             .delete_object("rbac.authorization.k8s.io/v1/ClusterRoleBinding", None, "leno-control")
             .await;
         let absent = "ClusterRoleBinding leno-control is absent";
-        assert_finding(&server, OBJECTS, ("error", absent)).await;
+        assert_finding(&server, OBJECTS_SUBJECT, ("error", absent)).await;
         install_objects(&server, &options).await;
-        assert_finding(&server, OBJECTS, ("ok", "match the output of `leno install`")).await;
+        assert_finding(&server, OBJECTS_SUBJECT, ("ok", "match the output of `leno install`"))
+            .await;
         server.delete_object("v1/Service", Some("mesh"), "leno-control").await;
-        assert_finding(&server, OBJECTS, ("error", "Service mesh/leno-control is absent")).await;
+        assert_finding(&server, OBJECTS_SUBJECT, ("error", "Service mesh/leno-control is absent"))
+            .await;
         install_objects(&server, &options).await;
 
         // A webhook with half of its entries, each with a `caBundle`.
-        let mut webhook = server.find_object(WEBHOOKS, None, INJECTOR).await.unwrap();
+        let mut webhook = server.find_object(WEBHOOK_CONFIGURATIONS, None, INJECTOR).await.unwrap();
         let entries = webhook["webhooks"].as_array_mut().unwrap();
         for entry in entries.iter_mut() {
             entry["clientConfig"]["caBundle"] = STANDARD.encode(certificate_pem(400)).into();
         }
         let removed = entries.remove(0);
         assert_eq!(removed["name"], format!("namespace.{INJECTOR}"));
-        server.delete_object(WEBHOOKS, None, INJECTOR).await;
+        server.delete_object(WEBHOOK_CONFIGURATIONS, None, INJECTOR).await;
         let remaining = json!({"webhooks": webhook["webhooks"]});
-        server.apply_object(WEBHOOKS, None, INJECTOR, remaining).await;
+        server.apply_object(WEBHOOK_CONFIGURATIONS, None, INJECTOR, remaining).await;
         let absent = format!("webhooks[namespace.{INJECTOR}] is absent");
         assert_finding(&server, "webhook", ("error", &absent)).await;
     });
 }
 
-const OBJECTS: &str = "objects of the installation";
+const OBJECTS_SUBJECT: &str = "objects of the installation";
 const DEPLOYMENTS: &str = "apps/v1/Deployment";
 const DAEMON_SETS: &str = "apps/v1/DaemonSet";
-const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const WEBHOOK_CONFIGURATIONS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
 const INJECTOR: &str = "sidecar-injector.leno.dev";
-const NETWORK: &str = "network of nodes";
-const ROOTS: &str = "roots of the mesh";
+const NETWORK_SUBJECT: &str = "network of nodes";
+const ROOTS_SUBJECT: &str = "roots of the mesh";

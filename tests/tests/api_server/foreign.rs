@@ -1,4 +1,4 @@
-//! Settings of another mesh in the cluster, and events about its objects.
+//! Settings of another mesh in the cluster, zones of nodes, and events about rejected or unsupported settings.
 
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,14 @@ fn the_settings_of_osm_are_followed() {
         let namespaces = [Name::new("osm-system").unwrap()].into();
         let source = KubernetesSource::new(server.admin_client().await, SourceOptions::default());
         let mut updates = SourceUpdates::from_source(source.with_settings_namespaces(namespaces));
-        updates.wait_until("a first picture", |updates| updates.updates == 1).await;
+        updates.wait_until("a first update", |updates| updates.update_count == 1).await;
         assert_eq!(mesh_settings(&updates), None);
-        server.define_kind(OSM).await;
+        server.define_kind(OSM_MESH_CONFIG).await;
         // An older object in another namespace.
         server.create_namespace("shop").await;
         let permissive = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
         let permissive = json!({"spec": {"traffic": permissive}});
-        server.apply_object(OSM, Some("shop"), "osm-mesh-config", permissive).await;
+        server.apply_object(OSM_MESH_CONFIG, Some("shop"), "osm-mesh-config", permissive).await;
         updates
             .wait_until("a warning", |updates| {
                 updates
@@ -47,16 +47,16 @@ fn the_settings_of_osm_are_followed() {
         assert_eq!(mesh_settings(&updates), None);
         let traffic = json!({"enableEgress": true});
         let spec = json!({"spec": {"traffic": traffic}});
-        server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        server.apply_object(OSM_MESH_CONFIG, Some("osm-system"), "osm-mesh-config", spec).await;
         updates
             .wait_until("a mesh that denies by default", |updates| {
-                let mode =
+                let admission_and_egress =
                     mesh_settings(updates).map(|config| (config.default_policy, config.egress));
-                mode == Some((DefaultPolicy::Deny, Egress::Allow))
+                admission_and_egress == Some((DefaultPolicy::Deny, Egress::Allow))
             })
             .await;
         let spec = json!({"spec": {"traffic": {"enablePermissiveTrafficPolicyMode": true}}});
-        server.apply_object(OSM, Some("osm-system"), "osm-mesh-config", spec).await;
+        server.apply_object(OSM_MESH_CONFIG, Some("osm-system"), "osm-mesh-config", spec).await;
         updates
             .wait_until("a mesh that allows by default", |updates| {
                 mesh_settings(updates)
@@ -140,9 +140,9 @@ fn rejected_or_unsupported_settings_have_events() {
             is_leader,
             watch::Sender::default(),
         ));
-        let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.send_updates(output));
-        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+        let (update_sender, mut update_receiver) = mpsc::channel(4);
+        tasks.spawn(source.send_updates(update_sender));
+        tasks.spawn(async move { while update_receiver.recv().await.is_some() {} });
 
         let deadline = Instant::now() + MAX_WAIT;
         for (namespace, kind, reason, text) in [
@@ -167,6 +167,6 @@ fn rejected_or_unsupported_settings_have_events() {
     });
 }
 
-const OSM: &str = "config.openservicemesh.io/v1alpha2/MeshConfig";
+const OSM_MESH_CONFIG: &str = "config.openservicemesh.io/v1alpha2/MeshConfig";
 const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

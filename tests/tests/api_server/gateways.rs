@@ -38,7 +38,7 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         }
         server.install_kinds("gateway-api.sh");
         let class = json!({"spec": {"controllerName": "leno.dev/gateway-controller"}});
-        server.apply_object(CLASS, None, "leno", class).await;
+        server.apply_object(GATEWAY_CLASS, None, "leno", class).await;
         let mut updates = GatewayUpdates::start(&server).await;
         create_service_with_endpoints(&server).await;
         let (chain, key) = generate_pair();
@@ -47,7 +47,7 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         server.apply_object("v1/Secret", Some("shop"), "cert", secret).await;
         let spec = gateway_spec(json!([http_listener(), https_listener()]));
         server.apply_object(GATEWAY, Some("shop"), "edge", spec).await;
-        server.apply_object(ROUTE, Some("shop"), "web", route_spec()).await;
+        server.apply_object(HTTP_ROUTE, Some("shop"), "web", route_spec()).await;
 
         let config = updates.wait_for_gateway("a gateway with two ports and a route", |gateway| {
             gateway.ports.len() == 2 && has_https_hosts(&gateway.ports[1].serves)
@@ -71,27 +71,28 @@ fn a_gateway_gets_its_configuration_status_and_resources() {
         let owner = &gateway["metadata"]["uid"];
         let budget = "policy/v1/PodDisruptionBudget";
         for kind in ["v1/ServiceAccount", "v1/Service", "apps/v1/Deployment", budget] {
-            let created =
-                server.wait_until(kind, Some("shop"), RESOURCE, |object| !object.is_null()).await;
+            let created = server
+                .wait_until(kind, Some("shop"), RESOURCE_NAME, |object| !object.is_null())
+                .await;
             assert_eq!(&created["metadata"]["ownerReferences"][0]["uid"], owner, "{kind}");
         }
         let status = json!({"availableReplicas": 1, "readyReplicas": 1, "replicas": 1});
-        server.patch_status("apps/v1/Deployment", "shop", RESOURCE, status).await;
+        server.patch_status("apps/v1/Deployment", "shop", RESOURCE_NAME, status).await;
         let ingress = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}});
-        server.patch_status("v1/Service", "shop", RESOURCE, ingress).await;
+        server.patch_status("v1/Service", "shop", RESOURCE_NAME, ingress).await;
         let is_served = |gateway: &Value| has_condition(gateway, "Programmed", "Programmed");
         let gateway = server.wait_until(GATEWAY, Some("shop"), "edge", is_served).await;
         assert_eq!(gateway["status"]["addresses"][0]["value"], "192.0.2.7");
         let generation = &gateway["metadata"]["generation"];
         assert_eq!(&gateway["status"]["conditions"][0]["observedGeneration"], generation);
 
-        let route = server.wait_until(ROUTE, Some("shop"), "web", |route| {
+        let route = server.wait_until(HTTP_ROUTE, Some("shop"), "web", |route| {
             route["status"]["parents"][0]["conditions"][1]["reason"] == "ResolvedRefs"
         });
         let route = route.await;
         let parent = &route["status"]["parents"][0];
         assert_eq!(parent["controllerName"], "leno.dev/gateway-controller");
-        let class = server.wait_until(CLASS, None, "leno", |class| {
+        let class = server.wait_until(GATEWAY_CLASS, None, "leno", |class| {
             class["status"]["conditions"][0]["reason"] == "Accepted"
         });
         let features = class.await["status"]["supportedFeatures"].clone();
@@ -107,7 +108,7 @@ async fn assert_removal(server: &ApiServerProcess, updates: &mut GatewayUpdates)
     updates.wait_for_gateway("a gateway with one port", |gateway| gateway.ports.len() == 1).await;
     let has_one_port =
         |service: &Value| service["spec"]["ports"].as_array().is_some_and(|ports| ports.len() == 1);
-    server.wait_until("v1/Service", Some("shop"), RESOURCE, has_one_port).await;
+    server.wait_until("v1/Service", Some("shop"), RESOURCE_NAME, has_one_port).await;
     server.delete_object(GATEWAY, Some("shop"), "edge").await;
     let belongs_to_gateway = |object: &&Object| is_gateway(object) || is_endpoint(object);
     updates
@@ -118,7 +119,7 @@ async fn assert_removal(server: &ApiServerProcess, updates: &mut GatewayUpdates)
 /// The gateway part of a control plane, and the updates that it received.
 struct GatewayUpdates {
     objects: BTreeMap<ObjectKey, Object>,
-    queue: mpsc::Receiver<RegistryUpdate>,
+    update_receiver: mpsc::Receiver<RegistryUpdate>,
     _tasks: JoinSet<()>,
 }
 
@@ -132,7 +133,7 @@ impl GatewayUpdates {
         let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("leno-system"),
             name: name.clone(),
-            facts: watch::Sender::default().subscribe(),
+            sidecar_facts: watch::Sender::default().subscribe(),
         };
         tasks.spawn(hold_lease(
             server.admin_client().await,
@@ -162,9 +163,9 @@ impl GatewayUpdates {
             source.subscribe_gateways(),
             is_leader,
         ));
-        let (output, queue) = mpsc::channel(4);
-        tasks.spawn(source.send_updates(output));
-        Self { objects: BTreeMap::new(), queue, _tasks: tasks }
+        let (update_sender, update_receiver) = mpsc::channel(4);
+        tasks.spawn(source.send_updates(update_sender));
+        Self { objects: BTreeMap::new(), update_receiver, _tasks: tasks }
     }
 
     async fn wait_until(
@@ -173,7 +174,7 @@ impl GatewayUpdates {
         is_satisfied: impl Fn(&[&Object]) -> bool,
     ) {
         while !is_satisfied(&self.objects.values().collect::<Vec<_>>()) {
-            let update = timeout(MAX_WAIT, self.queue.recv()).await;
+            let update = timeout(MAX_WAIT, self.update_receiver.recv()).await;
             let Ok(Some(update)) = update else {
                 panic!("{condition_name} never came: {:?}", self.objects.keys().collect::<Vec<_>>())
             };
@@ -266,8 +267,8 @@ fn has_condition(object: &Value, condition: &str, reason: &str) -> bool {
     conditions.is_some_and(|conditions| conditions.iter().any(matches))
 }
 
-const CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
+const GATEWAY_CLASS: &str = "gateway.networking.k8s.io/v1/GatewayClass";
 const GATEWAY: &str = "gateway.networking.k8s.io/v1/Gateway";
-const ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
-const RESOURCE: &str = "leno-gateway-edge";
+const HTTP_ROUTE: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
+const RESOURCE_NAME: &str = "leno-gateway-edge";
 const MAX_WAIT: Duration = Duration::from_secs(120);

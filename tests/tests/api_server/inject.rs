@@ -23,10 +23,10 @@ fn inject_reads_the_settings_of_the_cluster() {
             .await;
         let roots = json!({"data": {"roots.pem": "ROOTS\n"}});
         server.apply_object("v1/ConfigMap", Some("mesh"), "leno-roots", roots).await;
-        server.define_kind(SETTINGS).await;
+        server.define_kind(FSM_MESH_CONFIG).await;
         server.create_namespace("fsm-system").await;
         let settings = json!({"spec": {"traffic": {"outboundPortExclusionList": [26]}}});
-        server.apply_object(SETTINGS, Some("fsm-system"), "fsm-mesh-config", settings).await;
+        server.apply_object(FSM_MESH_CONFIG, Some("fsm-system"), "fsm-mesh-config", settings).await;
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("web.yaml");
         std::fs::write(&file, POD).unwrap();
@@ -68,4 +68,4 @@ fn inject_reads_the_settings_of_the_cluster() {
     });
 }
 
-const SETTINGS: &str = "config.flomesh.io/v1alpha3/MeshConfig";
+const FSM_MESH_CONFIG: &str = "config.flomesh.io/v1alpha3/MeshConfig";

@@ -50,7 +50,7 @@ async fn control_arguments(server: &ApiServerProcess) -> Value {
 fn kinds_of_another_mesh_are_unchanged() {
     run(async {
         let server = ApiServerProcess::start().await;
-        server.define_kind(TARGETS).await;
+        server.define_kind(TRAFFIC_TARGETS).await;
         let with_smi = InstallOptions { with_smi: true, ..test_options() };
         let name = "traffictargets.access.smi-spec.io";
         let before = server.find_object(DEFINITIONS, None, name).await.unwrap();
@@ -100,7 +100,7 @@ fn repeated_installs_keep_earlier_options() {
     });
 }
 
-const TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
+const TRAFFIC_TARGETS: &str = "access.smi-spec.io/v1alpha3/TrafficTarget";
 const CLUSTER_ROLES: &str = "rbac.authorization.k8s.io/v1/ClusterRole";
 const CLUSTER_ROLE_BINDINGS: &str = "rbac.authorization.k8s.io/v1/ClusterRoleBinding";
 const DEFINITIONS: &str = "apiextensions.k8s.io/v1/CustomResourceDefinition";

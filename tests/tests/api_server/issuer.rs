@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::Api;
 use kube::api::PostParams;
 use leno_tests::{
-    ApplicationReply, TestApplication, TestProgram, cert_manager, eventually, free_port,
+    ApplicationResponse, TestApplication, TestProgram, cert_manager, eventually, free_port,
     leno_command,
 };
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use crate::server::{ApiServerProcess, run};
 
 #[test]
 #[ignore = "takes cert-manager's controllers: ./test cert-manager"]
-fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
+fn an_authority_of_cert_manager_signs_and_is_renewed_without_a_restart() {
     run(async {
         let server = ApiServerProcess::start().await;
         let _controllers = start_issuer(&server).await;
@@ -37,7 +37,7 @@ fn an_authority_of_cert_manager_signs_and_is_renewed_while_all_runs() {
         let after = mesh.signed_chain(&server).await;
         let new_root =
             secret_text(&server.read(SECRET, "cert-manager", "company").await, "tls.crt");
-        // Members with the old and the new roots.
+        // Members with the old roots and members with the new roots accept both chains.
         for roots in [old_root, new_root] {
             for chain in [&before, &after] {
                 mesh.assert_verified(&roots, chain);
@@ -54,10 +54,12 @@ fn an_ingress_controller_is_admitted_with_a_certificate_of_the_issuer() {
         let _controllers = start_issuer(&server).await;
         create_certificate(&server, documented_certificate()).await;
         let client = create_certificate(&server, client_certificate()).await;
-        let application = TestApplication::start(|_| ApplicationReply::ok("here"));
+        let application = TestApplication::start(|_| ApplicationResponse::ok("here"));
         server.create_service("web", application.port()).await;
-        server.define_kind(BACKEND).await;
-        server.apply_object(BACKEND, Some("shop"), "web", ingress_policy(application.port())).await;
+        server.define_kind(INGRESS_BACKEND).await;
+        server
+            .apply_object(INGRESS_BACKEND, Some("shop"), "web", ingress_policy(application.port()))
+            .await;
         let mesh = IssuedMesh::start(&server).await;
         mesh.assert_verified(&published_roots(&server).await, &secret_text(&client, "tls.crt"));
         let listener = mesh.inbound_port();
@@ -137,7 +139,7 @@ fn client_certificate() -> Value {
     }})
 }
 
-/// Opens the application's port to that controller.
+/// Returns a policy that opens the application's port to the ingress controller.
 fn ingress_policy(port: u16) -> Value {
     let backend = json!({
         "name": "web",
@@ -192,17 +194,17 @@ fn secret_text(secret: &Value, key: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Starts a control plane of the cluster, in a namespace.
+/// Starts a control plane with an authority in a namespace of the cluster.
 fn start_control_plane(
     server: &ApiServerProcess,
     namespace: &str,
     port: u16,
-    data: &Path,
+    data_directory: &Path,
 ) -> TestProgram {
     let listen = format!("127.0.0.1:{port}");
     let mut command = leno_command();
     command.args(["control", "--kubernetes", "--page", "off", "--listen", &listen, "--data"]);
-    command.arg(data).env("KUBECONFIG", server.kubeconfig());
+    command.arg(data_directory).env("KUBECONFIG", server.kubeconfig());
     command.env("POD_IP", "127.0.0.1").env("POD_NAMESPACE", namespace);
     TestProgram::start("leno control", &mut command)
 }
@@ -280,7 +282,7 @@ impl IssuedMesh {
         eventually("the sidecar has a listener", MAX_WAIT, find_port).0
     }
 
-    /// Returns the application's response to an external client with such a certificate.
+    /// Returns the application's response to an external client with the certificate in the Secret `client`.
     fn curl_application(&self, listener: u16, client: &Value) -> String {
         let file = |key: &str| self.write_file(key, &secret_text(client, key));
         let url = format!("https://web.shop.cluster.local:{listener}/");
@@ -308,6 +310,6 @@ async fn pod_token(server: &ApiServerProcess) -> String {
 
 const CERTIFICATE: &str = "cert-manager.io/v1/Certificate";
 const ISSUER: &str = "cert-manager.io/v1/ClusterIssuer";
-const BACKEND: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
+const INGRESS_BACKEND: &str = "policy.openservicemesh.io/v1alpha1/IngressBackend";
 const SECRET: &str = "v1/Secret";
 const MAX_WAIT: Duration = Duration::from_secs(60);

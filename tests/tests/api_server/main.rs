@@ -60,7 +60,7 @@ fn created_changed_and_deleted_objects_are_followed() {
         server.create_namespace("shop").await;
         server.create_pod("web-1", "10.9.0.1").await;
         let mut source = SourceUpdates::from_client(server.admin_client().await);
-        source.wait_until("a first picture", |source| source.updates == 1).await;
+        source.wait_until("a first update", |source| source.update_count == 1).await;
         assert!(source.progress.borrow().is_synced());
         assert!(source.objects.contains_key(&workload_key("web-1")));
 
@@ -109,18 +109,18 @@ fn later_kinds_are_read_and_their_last_valid_objects_stay() {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         let mut source = SourceUpdates::from_client(server.admin_client().await);
-        source.wait_until("a first picture", |source| source.updates == 1).await;
+        source.wait_until("a first update", |source| source.update_count == 1).await;
 
-        server.define_kind(GROUPS).await;
+        server.define_kind(HTTP_ROUTE_GROUPS).await;
         let spec = |path: &str| json!({"spec": {"matches": [{"name": "m", "pathRegex": path}]}});
-        server.apply_object(GROUPS, Some("shop"), "g", spec("/a")).await;
+        server.apply_object(HTTP_ROUTE_GROUPS, Some("shop"), "g", spec("/a")).await;
         source
             .wait_until("a kind defined later", |source| {
                 source.objects.contains_key(&group_key("g"))
             })
             .await;
 
-        server.apply_object(GROUPS, Some("shop"), "g", spec("(")).await;
+        server.apply_object(HTTP_ROUTE_GROUPS, Some("shop"), "g", spec("(")).await;
         source.wait_until("a rejection", |source| source.rejected.len() == 1).await;
         let rejection = source.rejected[0].to_string();
         assert!(
@@ -129,7 +129,7 @@ fn later_kinds_are_read_and_their_last_valid_objects_stay() {
         );
         assert!(source.objects.contains_key(&group_key("g")), "the last valid version stays");
 
-        server.apply_object(GROUPS, Some("shop"), "g", spec("/b")).await;
+        server.apply_object(HTTP_ROUTE_GROUPS, Some("shop"), "g", spec("/b")).await;
         source.wait_until("no rejection", |source| source.rejected.is_empty()).await;
         server.delete_object(DEFINITIONS, None, "httproutegroups.specs.smi-spec.io").await;
         source
@@ -138,8 +138,8 @@ fn later_kinds_are_read_and_their_last_valid_objects_stay() {
             })
             .await;
         // A kind that is defined again is discovered again.
-        server.define_kind(GROUPS).await;
-        server.apply_object(GROUPS, Some("shop"), "h", spec("/c")).await;
+        server.define_kind(HTTP_ROUTE_GROUPS).await;
+        server.apply_object(HTTP_ROUTE_GROUPS, Some("shop"), "h", spec("/c")).await;
         source
             .wait_until("the kind again", |source| source.objects.contains_key(&group_key("h")))
             .await;
@@ -152,11 +152,11 @@ fn unreadable_kinds_are_reported_and_others_are_read() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
-        server.define_kind(GROUPS).await;
+        server.define_kind(HTTP_ROUTE_GROUPS).await;
         server.allow_reading("reader", &["pods", "services", "namespaces"]).await;
         server.create_pod("web-1", "10.9.0.1").await;
         let mut source = SourceUpdates::from_client(server.client_as("reader").await);
-        source.wait_until("a first picture", |source| source.updates == 1).await;
+        source.wait_until("a first update", |source| source.update_count == 1).await;
         assert!(source.objects.contains_key(&workload_key("web-1")));
         let warnings: Vec<String> = source.warnings.iter().map(ToString::to_string).collect();
         let kinds = ["EndpointSlice", "EndpointSlice of the API server", "HTTPRouteGroup", "Node"];
@@ -184,7 +184,7 @@ fn watches_resume_after_a_restart_of_the_api_server() {
             server.create_pod(name, address).await;
         }
         let mut source = SourceUpdates::from_client(server.admin_client().await);
-        source.wait_until("a first picture", |source| source.updates == 1).await;
+        source.wait_until("a first update", |source| source.update_count == 1).await;
         server.restart_server().await;
         server.delete_object("v1/Pod", Some("shop"), "web-1").await;
         server.create_pod("web-3", "10.9.0.3").await;
@@ -199,5 +199,5 @@ fn watches_resume_after_a_restart_of_the_api_server() {
     });
 }
 
-const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
+const HTTP_ROUTE_GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
 const DEFINITIONS: &str = "apiextensions.k8s.io/v1/CustomResourceDefinition";

@@ -15,7 +15,7 @@ fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
         }});
         server.apply_object("v1/Namespace", None, "shop", json!({"metadata": metadata})).await;
         server.create_service("web", 8080).await;
-        for kind in [EGRESS, RETRY, CHAIN] {
+        for kind in [EGRESS, RETRY, PLUGIN_CHAIN] {
             server.define_kind(kind).await;
         }
         let source = json!({"kind": "ServiceAccount", "name": "a", "namespace": "shop"});
@@ -28,7 +28,9 @@ fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
             "retryPolicy": {"retryOn": "retriable-status-codes", "numRetries": 3},
         }});
         server.apply_object(RETRY, Some("shop"), "again", retry).await;
-        server.apply_object(CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}})).await;
+        server
+            .apply_object(PLUGIN_CHAIN, Some("shop"), "mail", json!({"spec": {"chains": []}}))
+            .await;
 
         let output = leno_command()
             .args(["migrate", "check", "-o", "json"])
@@ -58,4 +60,4 @@ fn migration_of_a_cluster_reports_kept_objects_of_another_mesh() {
 
 const EGRESS: &str = "policy.flomesh.io/v1alpha1/Egress";
 const RETRY: &str = "policy.flomesh.io/v1alpha1/Retry";
-const CHAIN: &str = "plugin.flomesh.io/v1alpha1/PluginChain";
+const PLUGIN_CHAIN: &str = "plugin.flomesh.io/v1alpha1/PluginChain";

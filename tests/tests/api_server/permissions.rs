@@ -35,9 +35,9 @@ async fn establish_authority(authority: &mut SharedAuthority) -> AuthoritySource
     }
 }
 
-fn count_roots(map: &Value) -> usize {
-    let text = map["data"]["roots.pem"].as_str().unwrap_or_default();
-    text.matches("BEGIN CERTIFICATE").count()
+fn count_roots(config_map: &Value) -> usize {
+    let roots_pem = config_map["data"]["roots.pem"].as_str().unwrap_or_default();
+    roots_pem.matches("BEGIN CERTIFICATE").count()
 }
 
 #[test]
@@ -123,7 +123,8 @@ fn the_expiring_ca_of_the_webhook_is_replaced_and_published() {
             certificate(&server.wait_until(SECRETS, Some("mesh"), "leno-webhook", is_new).await);
         let deadline = Instant::now() + MAX_WAIT;
         loop {
-            let configuration = server.find_object(WEBHOOKS, None, INJECTOR).await.unwrap();
+            let configuration =
+                server.find_object(WEBHOOK_CONFIGURATIONS, None, INJECTOR).await.unwrap();
             let webhooks = configuration["webhooks"].as_array().unwrap();
             if webhooks.iter().all(|webhook| webhook["clientConfig"]["caBundle"] == replaced) {
                 return;
@@ -137,6 +138,6 @@ fn the_expiring_ca_of_the_webhook_is_replaced_and_published() {
 const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
 const SECRETS: &str = "v1/Secret";
 const CONFIG_MAPS: &str = "v1/ConfigMap";
-const WEBHOOKS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
+const WEBHOOK_CONFIGURATIONS: &str = "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration";
 const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -180,8 +180,8 @@ impl ApiServerProcess {
             .header("content-type", "application/json")
             .body(kube::client::Body::from(object.to_string().into_bytes()))
             .unwrap();
-        let answer = self.admin.send(request).await.unwrap();
-        let warnings = answer.headers().get_all("warning");
+        let response = self.admin.send(request).await.unwrap();
+        let warnings = response.headers().get_all("warning");
         warnings.iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>().join("\n")
     }
 
@@ -226,7 +226,7 @@ impl ApiServerProcess {
     /// Defines a kind without a schema, named as `group/version/Kind`, and waits until it is served.
     pub(crate) async fn define_kind(&self, kind: &str) {
         let (_, resource) = self.dynamic_api(kind, None);
-        let ApiResource { group, version, kind, plural: many, api_version: served } = resource;
+        let ApiResource { group, version, kind, plural, api_version } = resource;
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
         }});
@@ -235,18 +235,20 @@ impl ApiServerProcess {
             "subresources": {"status": {}},
         });
         let singular = kind.to_lowercase();
-        let list = format!("{kind}List");
+        let list_kind = format!("{kind}List");
         let definition = json!({
             // Kubernetes protects its own API groups without this annotation.
             "metadata": {"annotations": {"api-approved.kubernetes.io": "unapproved, a test"}},
             "spec": {
                 "group": group,
                 "scope": "Namespaced",
-                "names": {"kind": kind, "plural": many, "singular": singular, "listKind": list},
+                "names": {
+                    "kind": kind, "plural": plural, "singular": singular, "listKind": list_kind,
+                },
                 "versions": [version],
             },
         });
-        let name = format!("{many}.{group}");
+        let name = format!("{plural}.{group}");
         self.apply_object(
             "apiextensions.k8s.io/v1/CustomResourceDefinition",
             None,
@@ -257,9 +259,9 @@ impl ApiServerProcess {
         let deadline = Instant::now() + MAX_WAIT;
         let is_listed = |resources: kube::Result<_>| {
             let resources: APIResourceList = resources.ok()?;
-            resources.resources.iter().any(|resource| resource.name == many).then_some(())
+            resources.resources.iter().any(|resource| resource.name == plural).then_some(())
         };
-        while is_listed(self.admin.list_api_group_resources(&served).await).is_none() {
+        while is_listed(self.admin.list_api_group_resources(&api_version).await).is_none() {
             assert!(Instant::now() < deadline, "{name} is not served");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

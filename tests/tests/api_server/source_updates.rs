@@ -1,4 +1,4 @@
-//! The accumulated updates of a source.
+//! Receives the updates of a source and keeps its current objects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,17 +11,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The accumulated updates of a source.
+/// The objects of a source after all its updates, and what the updates reported.
 pub(crate) struct SourceUpdates {
     pub(crate) objects: BTreeMap<ObjectKey, Object>,
     pub(crate) rejected: Vec<RejectedDocument>,
     pub(crate) warnings: Vec<Warning>,
     /// The removed objects in order.
     pub(crate) removed: Vec<ObjectKey>,
-    /// The number of updates.
-    pub(crate) updates: usize,
+    pub(crate) update_count: usize,
     pub(crate) progress: watch::Receiver<ListProgress>,
-    queue: mpsc::Receiver<RegistryUpdate>,
+    update_receiver: mpsc::Receiver<RegistryUpdate>,
     _tasks: JoinSet<()>,
 }
 
@@ -30,20 +29,20 @@ impl SourceUpdates {
         Self::from_source(KubernetesSource::new(client, SourceOptions::default()))
     }
 
-    /// Follows a source.
+    /// Starts a source and receives its updates.
     pub(crate) fn from_source(source: KubernetesSource) -> Self {
         let progress = source.subscribe_progress();
-        let (output, queue) = mpsc::channel(4);
+        let (update_sender, update_receiver) = mpsc::channel(4);
         let mut tasks = JoinSet::new();
-        tasks.spawn(source.send_updates(output));
+        tasks.spawn(source.send_updates(update_sender));
         Self {
             objects: BTreeMap::new(),
             rejected: Vec::new(),
             warnings: Vec::new(),
             removed: Vec::new(),
-            updates: 0,
+            update_count: 0,
             progress,
-            queue,
+            update_receiver,
             _tasks: tasks,
         }
     }
@@ -55,7 +54,7 @@ impl SourceUpdates {
         is_satisfied: impl Fn(&Self) -> bool,
     ) {
         while !is_satisfied(self) {
-            let update = timeout(MAX_WAIT, self.queue.recv()).await;
+            let update = timeout(MAX_WAIT, self.update_receiver.recv()).await;
             match update {
                 Ok(Some(update)) => self.apply_update(update),
                 _ => panic!(
@@ -67,7 +66,7 @@ impl SourceUpdates {
     }
 
     fn apply_update(&mut self, update: RegistryUpdate) {
-        self.updates += 1;
+        self.update_count += 1;
         for change in update.changes {
             match change {
                 Change::Upsert(object) => {
@@ -83,7 +82,7 @@ impl SourceUpdates {
                 }
             }
         }
-        assert_eq!(update.objects, self.objects.len());
+        assert_eq!(update.object_count, self.objects.len());
         (self.rejected, self.warnings) = (update.rejected, update.warnings);
     }
 }

@@ -21,8 +21,8 @@ fn one_control_plane_writes_the_statuses() {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
-        server.define_kind(ROUTES).await;
-        server.define_kind(GROUPS).await;
+        server.define_kind(HTTP_ROUTES).await;
+        server.define_kind(HTTP_ROUTE_GROUPS).await;
         let _tasks = start_control_planes(&server, &["leno-control-a", "leno-control-b"]).await;
         let parent = json!({"group": "", "kind": "Service", "name": "web"});
         let rules = json!([{"backendRefs": [{"name": "web", "port": 80}]}]);
@@ -33,7 +33,7 @@ fn one_control_plane_writes_the_statuses() {
             "spec": {"parentRefs": [{"name": "edge"}, parent], "rules": rules},
             "status": {"parents": [other_parent]},
         });
-        server.apply_object(ROUTES, Some("shop"), "r", route).await;
+        server.apply_object(HTTP_ROUTES, Some("shop"), "r", route).await;
         let route = wait_for_route_reason(&server, "NoMatchingParent").await;
         assert!(route["status"]["parents"].as_array().unwrap().contains(&other_parent));
         server.create_service("web", 8080).await;
@@ -50,7 +50,7 @@ fn one_control_plane_writes_the_statuses() {
         assert_eq!(our_entry["conditions"][2]["status"], "True");
 
         let invalid = json!({"spec": {"matches": [{"name": "m", "pathRegex": "("}]}});
-        server.apply_object(GROUPS, Some("shop"), "g", invalid).await;
+        server.apply_object(HTTP_ROUTE_GROUPS, Some("shop"), "g", invalid).await;
         let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Rejected");
         assert_eq!(event["regarding"]["name"], "g");
@@ -59,19 +59,19 @@ fn one_control_plane_writes_the_statuses() {
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap();
         assert!(holder.starts_with("leno-control-"), "{holder}");
         // An unchanged status is not written again.
-        let unchanged = server.read(ROUTES, "shop", "r").await;
+        let unchanged = server.read(HTTP_ROUTES, "shop", "r").await;
         assert_eq!(unchanged["metadata"]["resourceVersion"], route["metadata"]["resourceVersion"]);
     });
 }
 
 #[test]
 #[ignore = "needs an API server: ./test kubernetes"]
-fn overridden_objects_name_the_deciding_one_until_its_deletion() {
+fn overridden_objects_name_the_object_in_force_until_its_deletion() {
     run(async {
         let server = ApiServerProcess::start().await;
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
-        for kind in [ROUTES, GRPC_ROUTES, SPLITS] {
+        for kind in [HTTP_ROUTES, GRPC_ROUTES, TRAFFIC_SPLITS] {
             server.define_kind(kind).await;
         }
         let _tasks = start_control_planes(&server, &["leno-control-a"]).await;
@@ -80,7 +80,7 @@ fn overridden_objects_name_the_deciding_one_until_its_deletion() {
             "parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         });
-        server.apply_object(ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
+        server.apply_object(HTTP_ROUTES, Some("shop"), "r", json!({"spec": spec})).await;
         wait_for_route_reason(&server, "Accepted").await;
         server.apply_object(GRPC_ROUTES, Some("shop"), "g", json!({"spec": spec})).await;
         let route = wait_for_route_reason(&server, "Conflicted").await;
@@ -98,7 +98,7 @@ fn overridden_objects_name_the_deciding_one_until_its_deletion() {
         assert_eq!(our_parent(&route).unwrap()["conditions"][2]["status"], "True");
 
         let split = json!({"service": "web", "backends": [{"service": "web", "weight": 1}]});
-        server.apply_object(SPLITS, Some("shop"), "s", json!({"spec": split})).await;
+        server.apply_object(TRAFFIC_SPLITS, Some("shop"), "s", json!({"spec": split})).await;
         let event = wait_for_event(&server).await;
         assert_eq!(event["reason"], "Conflicted");
         assert_eq!(event["regarding"]["name"], "s");
@@ -180,7 +180,7 @@ async fn start_control_planes(server: &ApiServerProcess, names: &[&str]) -> Join
         let identity = ElectionIdentity {
             namespace: NamespaceName::from_literal("mesh"),
             name: (*name).to_owned(),
-            facts: watch::Sender::default().subscribe(),
+            sidecar_facts: watch::Sender::default().subscribe(),
         };
         let (leader_sender, is_leader) = watch::channel(false);
         tasks.spawn(hold_lease(client.clone(), identity, leader_sender, watch::channel(false).1));
@@ -192,9 +192,9 @@ async fn start_control_planes(server: &ApiServerProcess, names: &[&str]) -> Join
             is_leader,
             unwritten_statuses,
         ));
-        let (output, mut queue) = mpsc::channel(4);
-        tasks.spawn(source.send_updates(output));
-        tasks.spawn(async move { while queue.recv().await.is_some() {} });
+        let (update_sender, mut update_receiver) = mpsc::channel(4);
+        tasks.spawn(source.send_updates(update_sender));
+        tasks.spawn(async move { while update_receiver.recv().await.is_some() {} });
     }
     tasks
 }
@@ -216,7 +216,7 @@ async fn wait_for_route_reason(server: &ApiServerProcess, reason: &str) -> Value
     let has_reason = |object: &Value| {
         our_parent(object).is_some_and(|parent| parent["conditions"][0]["reason"] == reason)
     };
-    server.wait_until(ROUTES, Some("shop"), "r", has_reason).await
+    server.wait_until(HTTP_ROUTES, Some("shop"), "r", has_reason).await
 }
 
 fn our_parent(route: &Value) -> Option<&Value> {
@@ -225,9 +225,9 @@ fn our_parent(route: &Value) -> Option<&Value> {
 }
 
 const ACCOUNT: &str = "system:serviceaccount:mesh:leno-control";
-const ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
+const HTTP_ROUTES: &str = "gateway.networking.k8s.io/v1/HTTPRoute";
 const GRPC_ROUTES: &str = "gateway.networking.k8s.io/v1/GRPCRoute";
-const SPLITS: &str = "split.smi-spec.io/v1alpha4/TrafficSplit";
-const GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
+const TRAFFIC_SPLITS: &str = "split.smi-spec.io/v1alpha4/TrafficSplit";
+const HTTP_ROUTE_GROUPS: &str = "specs.smi-spec.io/v1alpha4/HTTPRouteGroup";
 const MAX_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

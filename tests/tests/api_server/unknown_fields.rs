@@ -22,22 +22,26 @@ fn a_rule_with_an_unknown_field_is_rejected_for_every_kind_of_write() {
         server.create_namespace("shop").await;
         install_objects(&server, &test_options()).await;
         let mut source = SourceUpdates::from_client(server.admin_client().await);
-        source.wait_until("a first picture", |source| source.updates == 1).await;
+        source.wait_until("a first update", |source| source.update_count == 1).await;
         // By a controller or Helm, by client-side apply, and by server-side apply.
-        server.create_unvalidated(POLICIES, "shop", "created", access_policy("metods")).await;
+        server
+            .create_unvalidated(ACCESS_POLICIES, "shop", "created", access_policy("metods"))
+            .await;
         let mut applied = access_policy("metods");
         applied["metadata"]["annotations"] =
             json!({"kubectl.kubernetes.io/last-applied-configuration": "{}"});
-        server.create_unvalidated(POLICIES, "shop", "applied", applied).await;
-        server.apply_object(POLICIES, Some("shop"), "server-side", access_policy("metods")).await;
+        server.create_unvalidated(ACCESS_POLICIES, "shop", "applied", applied).await;
+        server
+            .apply_object(ACCESS_POLICIES, Some("shop"), "server-side", access_policy("metods"))
+            .await;
         let mut valid_and_unknown = access_policy("methods");
         valid_and_unknown["ports"] = json!([80]);
-        server.create_unvalidated(POLICIES, "shop", "beside", valid_and_unknown).await;
+        server.create_unvalidated(ACCESS_POLICIES, "shop", "beside", valid_and_unknown).await;
         for name in ["created", "applied", "server-side", "beside"] {
             source
                 .wait_until("a rejection", |source| {
                     let has_name = |document: &&leno_registry::RejectedDocument| {
-                        document.at.name.as_deref() == Some(name)
+                        document.location.name.as_deref() == Some(name)
                     };
                     source
                         .rejected
@@ -48,7 +52,7 @@ fn a_rule_with_an_unknown_field_is_rejected_for_every_kind_of_write() {
                 .await;
         }
         assert!(policy_keys(&source).is_empty(), "{:?}", policy_keys(&source));
-        server.create_unvalidated(POLICIES, "shop", "good", access_policy("methods")).await;
+        server.create_unvalidated(ACCESS_POLICIES, "shop", "good", access_policy("methods")).await;
         source.wait_until("a policy", |source| policy_keys(source).len() == 1).await;
     });
 }
@@ -58,4 +62,4 @@ fn policy_keys(source: &SourceUpdates) -> Vec<&ObjectKey> {
     source.objects.keys().filter(|key| matches!(key, ObjectKey::AccessPolicy(_))).collect()
 }
 
-const POLICIES: &str = "leno.dev/v1alpha1/AccessPolicy";
+const ACCESS_POLICIES: &str = "leno.dev/v1alpha1/AccessPolicy";

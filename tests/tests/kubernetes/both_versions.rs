@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, http_server, kubectl};
 use leno_tests::eventually;
 
 /// A dual-stack Service in front of the HTTP test application.
@@ -14,8 +14,9 @@ const DUAL_STACK: &str = "{apiVersion: v1, kind: Service, metadata: {name: both}
   ipFamilyPolicy: SingleStack, ipFamilies: [IPv6], ports: [{name: http, port: 8080}]}}
 ";
 
-fn has_both_versions() -> bool {
-    let ranges = stdout_of(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].spec.podCIDRs}"]));
+fn has_both_ip_versions() -> bool {
+    let ranges =
+        expect_stdout(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].spec.podCIDRs}"]));
     ranges.contains("::")
 }
 
@@ -28,7 +29,7 @@ fn sidecar_metric(namespace: &TestNamespace, from: &str, address: &str, metric: 
 }
 
 fn object_field(namespace: &TestNamespace, object: &str, path: &str) -> String {
-    stdout_of(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
+    expect_stdout(&namespace.kubectl(&["get", object, "-o", &format!("jsonpath={path}")]))
         .trim()
         .to_owned()
 }
@@ -36,7 +37,7 @@ fn object_field(namespace: &TestNamespace, object: &str, path: &str) -> String {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn services_and_pods_are_reached_by_both_versions_of_ip() {
-    if !has_both_versions() {
+    if !has_both_ip_versions() {
         return eprintln!("skipped: the cluster has one version of IP");
     }
     let metadata =
@@ -51,7 +52,7 @@ fn services_and_pods_are_reached_by_both_versions_of_ip() {
     unmeshed.wait_ready();
     let service = object_field(&meshed, "service/both", "{.spec.clusterIPs[1]}");
     let pods = "{.items[0].status.podIPs[*].ip}";
-    let pod = stdout_of(&meshed.kubectl(&[
+    let pod = expect_stdout(&meshed.kubectl(&[
         "get",
         "pods",
         "-l",
@@ -138,7 +139,7 @@ fn sidecars_answer_dns_queries_if_enabled() {
         stdout.lines().filter(|line| line.starts_with("Address")).count()
     };
     let addresses_before = count_addresses();
-    stdout_of(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    expect_stdout(&meshed.kubectl(&["scale", "deployment/server", "--replicas=1"]));
     eventually("one is gone", Duration::from_secs(60), || {
         (count_addresses() == addresses_before - 1).then_some(())
     });

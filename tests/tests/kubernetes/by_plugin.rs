@@ -1,8 +1,8 @@
 //! Unprivileged Pods in a cluster with the CNI plugin (`leno install --cni`).
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, http_server};
 
-/// Its Pods must run as an unprivileged user without capabilities.
+/// The metadata of a meshed namespace whose Pods must run as an unprivileged user without capabilities.
 const RESTRICTED: &str =
     "labels: {leno.dev/injection: enabled, pod-security.kubernetes.io/enforce: restricted}";
 
@@ -36,7 +36,8 @@ fn a_pod_of_a_restricted_namespace_is_meshed() {
     unmeshed.expect_curl("client", &[&url], 56, 0);
     let capabilities =
         "jsonpath={.items[*].spec.initContainers[*].securityContext.capabilities.add}";
-    let added_capabilities = stdout_of(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
+    let added_capabilities =
+        expect_stdout(&namespace.kubectl(&["get", "pods", "-o", capabilities]));
     assert_eq!(added_capabilities, "");
 }
 

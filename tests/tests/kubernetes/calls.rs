@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{TestNamespace, stdout_of};
+use leno_tests::cluster::{TestNamespace, expect_stdout};
 use leno_tests::eventually;
 
 /// Returns a gRPC server and its Service.
@@ -20,8 +20,8 @@ fn grpc_server(name: &str, arguments: &str, protocol: &str) -> String {
     )
 }
 
-/// The permitted calls.
-const ALLOWED: &str = "
+/// Policies that allow the account `caller` one method of `clear`, and everything of `secure`.
+const POLICIES: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
 metadata: {name: calls}
@@ -50,15 +50,15 @@ spec:
 ";
 
 /// The output of a successful call.
-const SERVED: &str = "OK SERVING";
+const SERVED_OUTPUT: &str = "OK SERVING";
 /// The output of a call that no policy allows.
-const DENIED: &str = "code = PermissionDenied desc = denied-outbound";
+const DENIED_OUTPUT: &str = "code = PermissionDenied desc = denied-outbound";
 /// The output of an opaque call that no policy allows.
-const RESET: &str = "code = Unavailable";
+const RESET_OUTPUT: &str = "code = Unavailable";
 /// The output of a call that matches no route of a policy.
-const NO_ROUTE: &str = "code = Unimplemented desc = no-policy-route";
+const NO_ROUTE_OUTPUT: &str = "code = Unimplemented desc = no-policy-route";
 
-/// Waits until a call has this result.
+/// Waits until the output of a call contains a text.
 fn expect_call(namespace: &TestNamespace, arguments: &[&str], expected: &str) {
     let mut last_output = String::new();
     eventually(
@@ -79,9 +79,9 @@ fn expect_call(namespace: &TestNamespace, arguments: &[&str], expected: &str) {
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn plaintext_grpc_is_routed_and_encrypted_grpc_is_forwarded_as_tcp() {
-    let strict =
+    let strict_metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
-    let namespace = TestNamespace::with_metadata("calls", strict);
+    let namespace = TestNamespace::with_metadata("calls", strict_metadata);
     namespace.apply_manifests(
         &[grpc_server("clear", "", "grpc"), grpc_server("secure", ", -tls", "tcp")].join("---\n"),
     );
@@ -90,14 +90,14 @@ fn plaintext_grpc_is_routed_and_encrypted_grpc_is_forwarded_as_tcp() {
     let plaintext = |method| ["clear:9000", method];
     let secure = ["-tls", "secure:9000", "/grpc.health.v1.Health/Check"];
     // A client without a policy is rejected: plaintext calls with a status, opaque bytes with a reset.
-    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED);
-    expect_call(&namespace, &secure, RESET);
-    namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
-    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), SERVED);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED_OUTPUT);
+    expect_call(&namespace, &secure, RESET_OUTPUT);
+    namespace.apply_manifests(&POLICIES.replace("NAMESPACE", namespace.name()));
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), SERVED_OUTPUT);
     // The server does not implement the other service, and would report that itself.
-    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Other"), NO_ROUTE);
-    expect_call(&namespace, &secure, SERVED);
-    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
-    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED);
-    expect_call(&namespace, &secure, RESET);
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Other"), NO_ROUTE_OUTPUT);
+    expect_call(&namespace, &secure, SERVED_OUTPUT);
+    expect_stdout(&namespace.kubectl(&["delete", "traffictarget", "clear", "secure"]));
+    expect_call(&namespace, &plaintext("/grpc.health.v1.Health/Check"), DENIED_OUTPUT);
+    expect_call(&namespace, &secure, RESET_OUTPUT);
 }

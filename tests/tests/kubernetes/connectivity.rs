@@ -1,6 +1,6 @@
 //! Connectivity of meshed and unmeshed Pods, by names and addresses.
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, http_server, kubectl};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -35,7 +35,7 @@ fn every_client_reaches_every_replica() {
     assert_eq!(pods.len(), 3);
     let path = "jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {end}";
     let pods_and_addresses =
-        stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+        expect_stdout(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let pods_and_addresses: Vec<&str> = pods_and_addresses.split_whitespace().collect();
     for client in clients {
         namespace.expect_reached(client, &["http://server/"], &pods);
@@ -60,7 +60,7 @@ fn unmeshed_services_are_reached_without_mutual_tls() {
     unmeshed_namespace.wait_ready();
     let url = format!("http://server.{}/", unmeshed_namespace.name());
     meshed.expect_curl("client", &[&url], 0, 200);
-    let address = stdout_of(&unmeshed_namespace.kubectl(&[
+    let address = expect_stdout(&unmeshed_namespace.kubectl(&[
         "get",
         "pods",
         "-o",
@@ -119,7 +119,7 @@ spec:
       - {name: app, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [http], ports: [{containerPort: 8080}]}
 ",
     );
-    stdout_of(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
+    expect_stdout(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
     for peer in ["peer-0", "peer-1"] {
         let url = format!("http://{peer}.peers:8080/");
@@ -180,7 +180,7 @@ fn unmeshed_clients_are_allowed_if_configured() {
     meshed.expect_curl("client", &[&url], 0, 200);
     unmeshed.expect_curl("client", &[&url], 0, 200);
     let strict = "leno.dev/mtls=strict";
-    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), strict]));
+    expect_stdout(&kubectl(&["annotate", "--overwrite", "namespace", meshed.name(), strict]));
     unmeshed.expect_curl("client", &[&url], 56, 0);
     meshed.expect_curl("client", &[&url], 0, 200);
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl, program_image};
 use leno_tests::eventually;
 use leno_tests::leno_command;
 
@@ -23,66 +23,75 @@ fn bookinfo_serves_only_allowed_clients_in_strict_mode() {
         .args(["demo", "--kubernetes", "--image", &program_image()])
         .output()
         .unwrap();
-    let manifests = stdout_of(&manifests);
-    let (first, rest) = manifests.split_once("---\n").expect("the first document is the namespace");
-    assert!(first.contains("kind: Namespace") && !rest.contains("kind: Namespace"));
+    let manifests = expect_stdout(&manifests);
+    let (namespace_manifest, other_manifests) =
+        manifests.split_once("---\n").expect("the first document is the namespace");
+    assert!(
+        namespace_manifest.contains("kind: Namespace")
+            && !other_manifests.contains("kind: Namespace")
+    );
     let namespace_line = format!("namespace: {}", namespace.name());
-    namespace.apply_manifests(&rest.replace("namespace: bookinfo", &namespace_line));
+    namespace.apply_manifests(&other_manifests.replace("namespace: bookinfo", &namespace_line));
     namespace.create_client("traffic");
     namespace.create_client("outsider");
     namespace.wait_ready();
 
-    let product = "http://productpage:9080/api/v1/products/1";
-    namespace.expect_curl("traffic", &[product], 0, 200);
+    let product_url = "http://productpage:9080/api/v1/products/1";
+    namespace.expect_curl("traffic", &[product_url], 0, 200);
     namespace.expect_curl("traffic", &["http://gateway-ratings:9080/ratings/1"], 0, 200);
     namespace.expect_curl("traffic", &["http://ratings:9080/ratings/1"], 0, 403);
-    namespace.expect_curl("outsider", &[product], 0, 403);
+    namespace.expect_curl("outsider", &[product_url], 0, 403);
     namespace.expect_curl("outsider", &["http://ratings:9080/ratings/1"], 0, 403);
 
-    let version = |user: &[&str]| {
-        let body = namespace.curl("traffic", &[&[product][..], user].concat()).body;
+    let responding_version = |user: &[&str]| {
+        let body = namespace.curl("traffic", &[&[product_url][..], user].concat()).body;
         ["v1", "v2", "v3"].into_iter().find(|v| body.contains(&format!("\"version\":\"{v}\"")))
     };
     let mut seen_versions = BTreeSet::new();
     eventually("versions 1 and 3 of reviews respond", MAX_WAIT, || {
-        seen_versions.extend(version(&[]));
+        seen_versions.extend(responding_version(&[]));
         (seen_versions.len() > 1).then_some(())
     });
     assert_eq!(seen_versions, BTreeSet::from(["v1", "v3"]));
     for _ in 0..10 {
-        assert_eq!(version(&["-H", "end-user: jason"]), Some("v2"));
+        assert_eq!(responding_version(&["-H", "end-user: jason"]), Some("v2"));
     }
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_bookstore_serves_the_clients_that_its_policies_allow() {
-    let shop = Bookstore::start_bookstore();
+    let bookstore = Bookstore::start_bookstore();
 
     // `defaultPolicy: allow`: every client is served.
-    shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
-    shop.wait_for_result("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
+    bookstore.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+    bookstore.wait_for_result("bookthief", "200", &["bookstore-v1", "bookstore-v2"]);
 
     // `defaultPolicy: deny` with SMI: only the buyer, and only its routes.
-    shop.warehouse.apply_manifests(
+    bookstore.warehouse.apply_manifests(
         &WAREHOUSE_POLICIES
-            .replace("STORE", shop.store.name())
-            .replace("WAREHOUSE", shop.warehouse.name()),
+            .replace("STORE", bookstore.store.name())
+            .replace("WAREHOUSE", bookstore.warehouse.name()),
     );
-    shop.allow_customers(&["bookbuyer"]);
-    for namespace in [&shop.store, &shop.warehouse] {
+    bookstore.allow_customers(&["bookbuyer"]);
+    for namespace in [&bookstore.store, &bookstore.warehouse] {
         annotate_namespace(namespace, "leno.dev/default-policy=deny");
     }
-    shop.wait_for_result("bookthief", "403", &[]);
-    shop.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
+    bookstore.wait_for_result("bookthief", "403", &[]);
+    bookstore.wait_for_result("bookbuyer", "200", &["bookstore-v1", "bookstore-v2"]);
 
     // The thief is allowed, and then rejected again. Its requests for `/books-bought` match no route, because
     // that route requires another client: as in OSM, the response is 404.
-    shop.allow_customers(&["bookbuyer", "bookthief"]);
-    shop.expect_attempts("bookthief", "/buy-a-book/new", "200", &["bookstore-v1", "bookstore-v2"]);
-    shop.expect_attempts("bookthief", "/books-bought", "404", &[]);
-    shop.allow_customers(&["bookbuyer"]);
-    shop.wait_for_result("bookthief", "403", &[]);
+    bookstore.allow_customers(&["bookbuyer", "bookthief"]);
+    bookstore.expect_attempts(
+        "bookthief",
+        "/buy-a-book/new",
+        "200",
+        &["bookstore-v1", "bookstore-v2"],
+    );
+    bookstore.expect_attempts("bookthief", "/books-bought", "404", &[]);
+    bookstore.allow_customers(&["bookbuyer"]);
+    bookstore.wait_for_result("bookthief", "403", &[]);
 
     // The split moves from one version to the other.
     for ((weight_v1, weight_v2), sellers) in [
@@ -90,8 +99,8 @@ fn the_bookstore_serves_the_clients_that_its_policies_allow() {
         ((50, 50), &["bookstore-v1", "bookstore-v2"]),
         ((0, 100), &["bookstore-v2"]),
     ] {
-        shop.split_traffic(weight_v1, weight_v2);
-        shop.wait_for_result("bookbuyer", "200", sellers);
+        bookstore.split_traffic(weight_v1, weight_v2);
+        bookstore.wait_for_result("bookbuyer", "200", sellers);
     }
 }
 
@@ -106,16 +115,16 @@ struct Bookstore {
 impl Bookstore {
     fn start_bookstore() -> Self {
         let create_meshed = |name| TestNamespace::new(name, SidecarInjection::Enabled);
-        let shop = Self {
+        let bookstore = Self {
             buyer: create_meshed("bookbuyer"),
             thief: create_meshed("bookthief"),
             store: create_meshed("bookstore"),
             warehouse: create_meshed("bookwarehouse"),
         };
-        let store_address = format!("bookstore.{}:14001", shop.store.name());
-        let warehouse_address = format!("bookwarehouse.{}:14001", shop.warehouse.name());
-        let database_address = format!("mysql.{}:3306", shop.warehouse.name());
-        shop.warehouse.apply_manifests(&format!(
+        let store_address = format!("bookstore.{}:14001", bookstore.store.name());
+        let warehouse_address = format!("bookwarehouse.{}:14001", bookstore.warehouse.name());
+        let database_address = format!("mysql.{}:3306", bookstore.warehouse.name());
+        bookstore.warehouse.apply_manifests(&format!(
             "{MYSQL}---\n{}",
             shop_manifests(
                 "bookwarehouse",
@@ -125,17 +134,20 @@ impl Bookstore {
         ));
         for name in ["bookstore-v1", "bookstore-v2"] {
             let arguments = format!("store, -name, {name}, -warehouse, '{warehouse_address}'");
-            shop.store.apply_manifests(&shop_manifests(name, "bookstore", &arguments));
+            bookstore.store.apply_manifests(&shop_manifests(name, "bookstore", &arguments));
         }
-        for (namespace, name) in [(&shop.buyer, "bookbuyer"), (&shop.thief, "bookthief")] {
+        for (namespace, name) in [(&bookstore.buyer, "bookbuyer"), (&bookstore.thief, "bookthief")]
+        {
             let arguments = format!("buyer, -name, {name}, -store, '{store_address}'");
             namespace.apply_manifests(&shop_manifests(name, name, &arguments));
         }
-        shop.store.apply_manifests(&service_manifest("bookstore", "app: bookstore"));
-        for namespace in [&shop.warehouse, &shop.store, &shop.buyer, &shop.thief] {
+        bookstore.store.apply_manifests(&service_manifest("bookstore", "app: bookstore"));
+        for namespace in
+            [&bookstore.warehouse, &bookstore.store, &bookstore.buyer, &bookstore.thief]
+        {
             namespace.wait_ready();
         }
-        shop
+        bookstore
     }
 
     /// Applies OSM's objects with these customers of the store.
@@ -198,7 +210,7 @@ impl Bookstore {
                     "app",
                     "--tail=80",
                 ]);
-                let log = stdout_of(&log);
+                let log = expect_stdout(&log);
                 let attempts: Vec<Vec<&str>> = log
                     .lines()
                     .map(|line| line.split(' ').collect::<Vec<_>>())
@@ -225,7 +237,13 @@ impl Bookstore {
 }
 
 fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
-    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+    expect_stdout(&kubectl(&[
+        "annotate",
+        "--overwrite",
+        "namespace",
+        namespace.name(),
+        annotation,
+    ]));
 }
 
 /// Returns a part of the shop: account, Deployment, and the Service of the same name.

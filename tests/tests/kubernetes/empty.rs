@@ -1,6 +1,6 @@
 //! A fresh installation without meshed Pods: no command warns.
 
-use leno_tests::cluster::{kubectl, stdout_of};
+use leno_tests::cluster::{expect_stdout, kubectl};
 use leno_tests::leno_command;
 use serde_json::Value;
 
@@ -9,13 +9,13 @@ use serde_json::Value;
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn an_installation_without_workloads_has_no_warning() {
     let output = leno_command().args(["check", "--kubernetes", "-o", "json"]).output().unwrap();
-    let findings: Vec<Value> = serde_json::from_str(&stdout_of(&output)).expect("findings");
+    let findings: Vec<Value> = serde_json::from_str(&expect_stdout(&output)).expect("findings");
     let unexpected: Vec<&Value> =
         findings.iter().filter(|finding| finding["verdict"] != "ok").collect();
     assert!(!findings.is_empty() && unexpected.is_empty(), "{unexpected:?}");
     let pods = ["get", "pods", "-l", "app.kubernetes.io/name=leno-control"];
     let names = ["-o", "jsonpath={.items[*].metadata.name}"];
-    let pods = stdout_of(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
+    let pods = expect_stdout(&kubectl(&[&["-n", "leno-system"], &pods[..], &names].concat()));
     for pod in pods.split_whitespace() {
         let run_leno = |arguments: &[&str]| {
             let exec = ["-n", "leno-system", "exec", pod, "--", "/leno"];
@@ -24,7 +24,7 @@ fn an_installation_without_workloads_has_no_warning() {
             // A warning would be on standard error.
             let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
             assert_eq!(stderr, "", "{arguments:?}");
-            stdout_of(&output)
+            expect_stdout(&output)
         };
         let rejected = run_leno(&["get", "rejected"]);
         assert!(rejected.contains("nothing is rejected"), "{rejected}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{TestNamespace, stdout_of};
+use leno_tests::cluster::{TestNamespace, expect_stdout};
 use leno_tests::eventually;
 
 /// Three Pods like those of ZooKeeper: they listen only on the Pod's address, on ports for clients, followers
@@ -31,8 +31,8 @@ spec:
       - {name: client, image: 'kc.local/toolbox:1', imagePullPolicy: Never, command: [sh, -c, 'trap exit TERM; sleep infinity & wait']}
 ";
 
-/// Peers may call each other on three of the ports.
-const ALLOWED: &str = "
+/// Policies that allow peers to call each other on three of the ports.
+const POLICIES: &str = "
 {apiVersion: specs.smi-spec.io/v1alpha4, kind: TCPRoute, metadata: {name: ensemble}, spec: {matches: {ports: [2181, 2888, 3888]}}}
 ---
 apiVersion: access.smi-spec.io/v1alpha3
@@ -44,7 +44,7 @@ spec:
   sources: [{kind: ServiceAccount, name: peer, namespace: NAMESPACE}]
 ";
 
-/// Returns a further container of the StatefulSet that listens on this port.
+/// Returns the manifest of one more container of the StatefulSet, which listens on this port.
 fn listening_container(port: u16) -> String {
     format!(
         "      - {{name: at-{port}, image: 'kc.local/testapp:1', imagePullPolicy: Never, args: [tcp, -listen, '$(POD_IP):{port}'],\n         \
@@ -61,8 +61,8 @@ fn peers_connect_by_name_to_every_port_of_a_route() {
     );
     let ports = [2181, 2888, 3888, 4888];
     namespace.apply_manifests(&(ENSEMBLE.to_owned() + &ports.map(listening_container).concat()));
-    namespace.apply_manifests(&ALLOWED.replace("NAMESPACE", namespace.name()));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
+    namespace.apply_manifests(&POLICIES.replace("NAMESPACE", namespace.name()));
+    expect_stdout(&namespace.kubectl(&["rollout", "status", "statefulset/peer", "--timeout=120s"]));
     namespace.wait_ready();
     // Returns the responses of each peer on each port to one peer.
     let query_peers = |from: &str| {

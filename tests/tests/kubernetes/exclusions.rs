@@ -1,6 +1,6 @@
 //! Traffic that bypasses the sidecar by annotations of the Pod.
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout};
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
@@ -13,29 +13,29 @@ fn a_pod_reaches_excluded_ports_and_ranges_without_its_sidecar() {
   {name: http, port: 81, targetPort: 8080}]}}",
     );
     let address = ["get", "service", "server", "-o", "jsonpath={.spec.clusterIP}"];
-    let address = stdout_of(&namespace.kubectl(&address));
+    let address = expect_stdout(&namespace.kubectl(&address));
     namespace.create_client("client");
     namespace.create_annotated_client(
         "by-port",
         "openservicemesh.io/outbound-port-exclusion-list: '80'",
     );
-    let range = "openservicemesh.io/outbound-ip-range-exclusion-list";
-    namespace.create_annotated_client("by-range", &format!("{range}: '{address}/32'"));
+    let exclusion = "openservicemesh.io/outbound-ip-range-exclusion-list";
+    namespace.create_annotated_client("by-range", &format!("{exclusion}: '{address}/32'"));
     let inclusion = "openservicemesh.io/outbound-ip-range-inclusion-list";
     namespace.create_annotated_client("by-inclusion", &format!("{inclusion}: '{address}/32'"));
     namespace.wait_ready();
     // A connection that bypasses the sidecar has no mutual TLS and is reset.
     let (meshed, bypassed) = ((0, 200), (56, 0));
-    for (client, server, unexcluded, second) in [
+    for (client, server_result, aside_result, second_result) in [
         ("client", meshed, meshed, meshed),
         ("by-port", bypassed, meshed, bypassed),
         ("by-range", bypassed, meshed, meshed),
         ("by-inclusion", meshed, bypassed, bypassed),
     ] {
         for (url, (exit, status)) in [
-            ("http://server/", server),
-            ("http://aside:81/", unexcluded),
-            ("http://second/", second),
+            ("http://server/", server_result),
+            ("http://aside:81/", aside_result),
+            ("http://second/", second_result),
         ] {
             namespace.expect_curl(client, &[url], exit, status);
         }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout};
 use leno_tests::eventually;
 
 use super::under_load::LoadPod;
 
-/// Creates a gateway and a route to `server`; returns its external address.
+/// Creates a gateway and a route to `server`; returns the gateway's external address.
 pub(crate) fn create_gateway(namespace: &TestNamespace) -> String {
     namespace.apply_manifests(
         "apiVersion: gateway.networking.k8s.io/v1
@@ -26,12 +26,12 @@ spec:
 ",
     );
     let programmed = ["wait", "--for=condition=Programmed", "gateway/front", "--timeout=90s"];
-    stdout_of(&namespace.kubectl(&programmed));
+    expect_stdout(&namespace.kubectl(&programmed));
     let address = ["get", "gateway/front", "-o", "jsonpath={.status.addresses[0].value}"];
-    stdout_of(&namespace.kubectl(&address))
+    expect_stdout(&namespace.kubectl(&address))
 }
 
-/// Returns a namespace outside the mesh, and the URL of a gateway from there.
+/// Returns a namespace outside the mesh, and the URL of the gateway at an address once it responds there.
 pub(crate) fn external_clients_at(address: &str) -> (TestNamespace, String) {
     let external_clients = TestNamespace::new("outsiders", SidecarInjection::Disabled);
     external_clients.create_client("outsider");
@@ -59,8 +59,8 @@ fn external_clients_reach_meshed_pods_only_through_a_gateway() {
         let other_path =
             external_clients.curl("outsider", &["-H", "x-a: b", &format!("{url}anything")]);
         assert_eq!((other_path.exit, other_path.status), (0, 200), "{injection:?}");
-        let name = format!("http://server.{}/", namespace.name());
-        let direct_response = external_clients.curl("outsider", &[&name]);
+        let server_url = format!("http://server.{}/", namespace.name());
+        let direct_response = external_clients.curl("outsider", &[&server_url]);
         match injection {
             // Mutual TLS is required there.
             SidecarInjection::Enabled => assert_ne!(direct_response.exit, 0),
@@ -81,8 +81,8 @@ fn a_rollout_of_a_gateway_and_its_backend_fails_no_request() {
     let (external_clients, url) = external_clients_at(&address);
     let load = LoadPod::start(&external_clients, &url);
     for deployment in ["deployment/server", "deployment/leno-gateway-front"] {
-        stdout_of(&namespace.kubectl(&["rollout", "restart", deployment]));
-        stdout_of(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
+        expect_stdout(&namespace.kubectl(&["rollout", "restart", deployment]));
+        expect_stdout(&namespace.kubectl(&["rollout", "status", deployment, "--timeout=120s"]));
     }
     let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
@@ -126,7 +126,7 @@ fn a_gateway_does_not_use_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let condition = ["get", "jwtvalidation.leno.dev/server", "-o"];
     let enforced = "jsonpath={.status.conditions[?(@.type==\"Enforced\")].status} {.status.conditions[?(@.type==\"Enforced\")].message}";
     eventually("the policy reports the pod", Duration::from_secs(60), || {
-        let output = stdout_of(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
+        let output = expect_stdout(&namespace.kubectl(&[&condition[..], &[enforced]].concat()));
         (output.starts_with("False ") && output.ends_with(&format!("{}/plain", namespace.name())))
             .then_some(())
     });
@@ -135,6 +135,6 @@ fn a_gateway_does_not_use_a_pod_that_cannot_enforce_a_policy_of_its_service() {
     let unexpected: Vec<_> = responses.iter().filter(|response| response.status != 401).collect();
     assert_eq!((responses.len(), unexpected), (200, Vec::new()));
     // Without the meshed Pod, no endpoint is left.
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=0"]));
     external_clients.expect_curl("outsider", &[&url], 0, 503);
 }

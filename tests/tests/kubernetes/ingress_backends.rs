@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{CurlResult, SidecarInjection, TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{CurlResult, SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 use rcgen::{
     CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 
-/// Opens the server's port to one member of the mesh, with TLS terminated by the sidecar.
+/// Opens the server's port to external clients, with TLS terminated by the sidecar.
 const INGRESS_BACKEND: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: IngressBackend
@@ -18,25 +18,35 @@ spec:
   sources: [SOURCES]
 ";
 
-/// Returns a value from the Secret of the mesh's authority.
-fn authority_value(key: &str) -> String {
+/// Returns the value of a key of the Secret of the mesh's authority.
+fn read_authority_value(key: &str) -> String {
     let template = format!("go-template={{{{index .data \"{key}\" | base64decode}}}}");
-    stdout_of(&kubectl(&["-n", "leno-system", "get", "secret", "leno-authority", "-o", &template]))
+    expect_stdout(&kubectl(&[
+        "-n",
+        "leno-system",
+        "get",
+        "secret",
+        "leno-authority",
+        "-o",
+        &template,
+    ]))
 }
 
-/// Returns certificate and key of an account of this mesh, for an ingress controller outside it.
+/// Returns the certificate and the key of an account of this mesh, for an ingress controller outside it.
 fn issue_certificate(account: &str, namespace: &TestNamespace) -> String {
-    let signer = KeyPair::from_pem(&authority_value("ca.key")).expect("the key of the root");
-    let root = authority_value("ca.pem");
-    let issuer = Issuer::from_ca_cert_pem(&root, signer).expect("the root");
-    let key = KeyPair::generate().expect("a key");
+    let signing_key =
+        KeyPair::from_pem(&read_authority_value("ca.key")).expect("the key of the root");
+    let root_pem = read_authority_value("ca.pem");
+    let issuer = Issuer::from_ca_cert_pem(&root_pem, signing_key).expect("the root");
+    let leaf_key = KeyPair::generate().expect("a key");
     let id = format!("spiffe://cluster.local/ns/{}/sa/{account}", namespace.name());
     let mut parameters = CertificateParams::default();
     parameters.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     parameters.use_authority_key_identifier_extension = true;
-    parameters.signed_by(&key, &issuer).expect("a certificate").pem() + &key.serialize_pem()
+    parameters.signed_by(&leaf_key, &issuer).expect("a certificate").pem()
+        + &leaf_key.serialize_pem()
 }
 
 /// Waits until requests without a certificate are reset five times in a row. TLS 1.3 reports it after the
@@ -65,7 +75,7 @@ fn an_ingress_backend_with_tls_admits_a_principal_by_its_certificate() {
         // Passed as an argument: the input of `kubectl exec -i` can be lost.
         let file = format!("echo \"$0\" > /tmp/{account}.pem");
         let write = ["sh", "-c", &file, &issue_certificate(account, &external_namespace)];
-        stdout_of(&external_namespace.exec("controller", &write));
+        expect_stdout(&external_namespace.exec("controller", &write));
     }
     let url = format!("https://server.{}:80/", namespace.name());
     let with_certificate = |file: &'static str| ["-k", "--cert", file, url.as_str()];
@@ -89,7 +99,7 @@ fn an_ingress_backend_with_tls_admits_a_principal_by_its_certificate() {
     namespace.apply_manifests(&ingress_backend("true", "{kind: IPRange, name: 10.0.0.0/8}"));
     expect(&["-k", &url], 0, 200);
     let kind = "ingressbackends.policy.openservicemesh.io";
-    stdout_of(&namespace.kubectl(&["delete", kind, "opening"]));
+    expect_stdout(&namespace.kubectl(&["delete", kind, "opening"]));
     wait_until_rejected(&external_namespace, &url);
     expect(&controller_arguments, 0, 403);
 }

@@ -1,10 +1,13 @@
 //! Sidecar injection by labels and annotations.
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, program_image, stdout_of};
+use leno_tests::cluster::{
+    SidecarInjection, TestNamespace, expect_stdout, http_server, program_image,
+};
 
-fn has_sidecar(metadata: &str, pod: &str) -> bool {
+/// Tells if a Pod has a sidecar in a namespace with this metadata. `pod_metadata` is added to that of the Pod.
+fn has_sidecar(metadata: &str, pod_metadata: &str) -> bool {
     let namespace = TestNamespace::with_metadata("injected", metadata);
-    namespace.apply_manifests(&http_server("server", 1, pod));
+    namespace.apply_manifests(&http_server("server", 1, pod_metadata));
     namespace.wait_ready();
     namespace.list_containers("server").contains("leno-proxy")
 }
@@ -53,28 +56,28 @@ fn a_pod_with_an_invalid_annotation_is_rejected() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn a_pod_with_an_unknown_annotation_or_without_cluster_dns_is_created_with_a_warning() {
     let namespace = TestNamespace::new("warned", SidecarInjection::Enabled);
-    let pod = |name: &str, annotations: &str, spec: &str| {
+    let create_pod = |name: &str, annotations: &str, spec: &str| {
         let image = program_image();
         namespace.try_apply(&format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{{annotations}}}}}, spec: {{{spec} \
              containers: [{{name: app, image: '{image}', imagePullPolicy: Never, args: [help]}}]}}}}"
         ))
     };
-    let misspelled = pod("marked", "leno.dev/outbound-port-exclusion: '80'", "");
+    let misspelled = create_pod("marked", "leno.dev/outbound-port-exclusion: '80'", "");
     let warnings = String::from_utf8_lossy(&misspelled.stderr).into_owned();
     assert!(misspelled.status.success(), "{warnings}");
     assert!(
         warnings.contains("did you mean `leno.dev/outbound-port-exclusion-list`?"),
         "{warnings}"
     );
-    let no_dns = pod("nameless", "", "dnsPolicy: Default,");
+    let no_dns = create_pod("nameless", "", "dnsPolicy: Default,");
     let warnings = String::from_utf8_lossy(&no_dns.stderr).into_owned();
     assert!(no_dns.status.success(), "{warnings}");
     assert!(warnings.contains("spec.dnsPolicy is Default"), "{warnings}");
     let default_container =
         "jsonpath={.metadata.annotations.kubectl\\.kubernetes\\.io/default-container}";
     assert_eq!(
-        stdout_of(&namespace.kubectl(&["get", "pod", "marked", "-o", default_container])),
+        expect_stdout(&namespace.kubectl(&["get", "pod", "marked", "-o", default_container])),
         "app"
     );
 }

@@ -5,16 +5,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl, program_image};
 use leno_tests::eventually;
 use serde_json::{Value, json};
 
 use crate::under_load::LoadPod;
 
-/// Creates six ready unmeshed servers, and the namespace of a meshed client.
+/// Creates a namespace with ready unmeshed servers, and an empty meshed namespace for clients.
 fn start_unmeshed(name: &str) -> (TestNamespace, TestNamespace) {
     let servers = TestNamespace::new(name, SidecarInjection::Disabled);
-    servers.create_http_server("server", REPLICAS);
+    servers.create_http_server("server", REPLICA_COUNT);
     servers.wait_ready();
     (servers, TestNamespace::new(&format!("{name}-clients"), SidecarInjection::Enabled))
 }
@@ -30,11 +30,11 @@ fn assert_no_failures(load: LoadPod<'_>) {
     assert_eq!(failures, serde_json::json!({}), "of {requests} requests");
 }
 
-/// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts an object in it.
-fn label_and_restart(servers: &TestNamespace, label: &str, object: &str) {
-    stdout_of(&kubectl(&["label", "namespace", servers.name(), label]));
-    stdout_of(&servers.kubectl(&["rollout", "restart", object]));
-    stdout_of(&servers.kubectl(&["rollout", "status", object, "--timeout=300s"]));
+/// Labels a namespace, or removes the label (`leno.dev/injection-`), and restarts a workload in it.
+fn label_and_restart(servers: &TestNamespace, label: &str, workload: &str) {
+    expect_stdout(&kubectl(&["label", "namespace", servers.name(), label]));
+    expect_stdout(&servers.kubectl(&["rollout", "restart", workload]));
+    expect_stdout(&servers.kubectl(&["rollout", "status", workload, "--timeout=300s"]));
 }
 
 /// Returns the number of meshed Pods of an application.
@@ -47,7 +47,7 @@ fn expect_waiting(servers: &TestNamespace, pod: &str, reasons: &[&str]) {
     let states = "jsonpath={.status.initContainerStatuses[*].state.waiting.reason} \
                   {.status.containerStatuses[*].state.waiting.reason}";
     eventually(&format!("{pod} waits for {reasons:?}"), Duration::from_secs(180), || {
-        let reasons_text = stdout_of(&servers.kubectl(&["get", "pod", pod, "-o", states]));
+        let reasons_text = expect_stdout(&servers.kubectl(&["get", "pod", pod, "-o", states]));
         reasons.iter().any(|reason| reasons_text.contains(reason)).then_some(())
     });
 }
@@ -56,7 +56,7 @@ fn expect_waiting(servers: &TestNamespace, pod: &str, reasons: &[&str]) {
 fn join_and_leave(servers: &TestNamespace) {
     label_and_restart(servers, "leno.dev/injection=enabled", "deployment/server");
     eventually("all pods have a sidecar", Duration::from_secs(120), || {
-        (count_meshed(servers, "server") == REPLICAS as usize).then_some(())
+        (count_meshed(servers, "server") == REPLICA_COUNT as usize).then_some(())
     });
     label_and_restart(servers, "leno.dev/injection-", "deployment/server");
     eventually("no pod has a sidecar", Duration::from_secs(120), || {
@@ -73,8 +73,7 @@ fn a_namespace_joins_and_leaves_the_mesh_without_a_failed_request() {
     assert_no_failures(load);
 }
 
-/// Two Pods of the same Service with a sidecar: one with an image that cannot be pulled, one with a crashing
-/// sidecar.
+/// Adds two meshed Pods behind the Service: one with an image that cannot be pulled, one with a sidecar that crashes.
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_that_cannot_start_fail_no_request() {
@@ -101,7 +100,8 @@ fn add_pod_with_missing_image(servers: &TestNamespace) {
     );
     expect_waiting(servers, "unpulled", &["ErrImageNeverPull", "ImagePullBackOff"]);
     assert!(
-        stdout_of(&servers.kubectl(&["get", "pod/unpulled", "-o", SIDECAR])).contains("leno-proxy")
+        expect_stdout(&servers.kubectl(&["get", "pod/unpulled", "-o", INIT_CONTAINERS_PATH]))
+            .contains("leno-proxy")
     );
 }
 
@@ -109,8 +109,8 @@ fn add_pod_with_missing_image(servers: &TestNamespace) {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn host_network_pods_are_reached_while_another_pod_cannot_start() {
     let servers = TestNamespace::new("node-network", SidecarInjection::Disabled);
-    servers.apply_manifests(NODE_NETWORK);
-    stdout_of(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
+    servers.apply_manifests(HOST_NETWORK_SERVERS);
+    expect_stdout(&servers.kubectl(&["rollout", "status", "daemonset/server", "--timeout=300s"]));
     let clients = TestNamespace::new("node-network-clients", SidecarInjection::Enabled);
     let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
     add_pod_with_missing_image(&servers);
@@ -129,9 +129,9 @@ fn the_only_replica_serves_requests_while_it_terminates() {
     let clients = TestNamespace::new("lone-clients", SidecarInjection::Enabled);
     let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
     let old_pod = format!("pod/{}", servers.list_pods("server")[0]);
-    stdout_of(&servers.kubectl(&["delete", &old_pod, "--wait=false"]));
-    stdout_of(&servers.kubectl(&["wait", "--for=delete", &old_pod, "--timeout=120s"]));
-    stdout_of(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    expect_stdout(&servers.kubectl(&["delete", &old_pod, "--wait=false"]));
+    expect_stdout(&servers.kubectl(&["wait", "--for=delete", &old_pod, "--timeout=120s"]));
+    expect_stdout(&servers.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
     assert_no_failures(load);
 }
 
@@ -142,22 +142,22 @@ fn one_meshed_replica_among_unmeshed_ones_does_not_get_all_requests() {
     clients.create_client("client");
     clients.wait_ready();
     let load = LoadPod::start_with_new_connections(&clients, &server_url(&servers));
-    let canary = leno_tests::cluster::http_server("canary", 1, "");
-    let canary = canary
+    let manifests = leno_tests::cluster::http_server("canary", 1, "");
+    let manifests = manifests
         .replace("{app: canary}, ", "{app: server, track: canary, leno.dev/injection: enabled}, ");
-    let canary = canary
+    let manifests = manifests
         .replace("{matchLabels: {app: canary}}", "{matchLabels: {app: server, track: canary}}");
-    servers.apply_manifests(&canary);
-    stdout_of(&servers.kubectl(&["rollout", "status", "deployment/canary", "--timeout=300s"]));
+    servers.apply_manifests(&manifests);
+    expect_stdout(&servers.kubectl(&["rollout", "status", "deployment/canary", "--timeout=300s"]));
     assert_eq!(count_meshed(&servers, "server"), 1);
-    let address = server_url(&servers);
+    let url = server_url(&servers);
     let pods = servers.list_pods("server");
-    assert_eq!(pods.len(), 1 + REPLICAS as usize);
+    assert_eq!(pods.len(), 1 + REPLICA_COUNT as usize);
     let pod_names: Vec<&str> = pods.iter().map(String::as_str).collect();
-    clients.expect_reached("client", &[&address], &pod_names);
-    stdout_of(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
+    clients.expect_reached("client", &[&url], &pod_names);
+    expect_stdout(&servers.kubectl(&["delete", "deployment/canary", "--timeout=120s"]));
     eventually("the canary is gone", Duration::from_secs(120), || {
-        (servers.list_pods("server").len() == REPLICAS as usize).then_some(())
+        (servers.list_pods("server").len() == REPLICA_COUNT as usize).then_some(())
     });
     assert_no_failures(load);
 }
@@ -166,8 +166,8 @@ fn one_meshed_replica_among_unmeshed_ones_does_not_get_all_requests() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
     let servers = TestNamespace::new("stateful", SidecarInjection::Disabled);
-    servers.apply_manifests(STATEFUL);
-    stdout_of(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
+    servers.apply_manifests(STATEFUL_SERVERS);
+    expect_stdout(&servers.kubectl(&["rollout", "status", "statefulset/server", "--timeout=300s"]));
     let clients = TestNamespace::new("stateful-clients", SidecarInjection::Enabled);
     clients.create_client("client");
     clients.wait_ready();
@@ -187,7 +187,7 @@ fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
         let update = format!(
             "{{\"spec\":{{\"updateStrategy\":{{\"rollingUpdate\":{{\"partition\":{partition}}}}}}}}}"
         );
-        stdout_of(&servers.kubectl(&[
+        expect_stdout(&servers.kubectl(&[
             "patch",
             "statefulset/server",
             "--type=merge",
@@ -200,7 +200,7 @@ fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
         eventually("the pods have a sidecar", Duration::from_secs(180), || {
             (count_meshed(&servers, "server") == meshed_count).then_some(())
         });
-        stdout_of(&servers.kubectl(&[
+        expect_stdout(&servers.kubectl(&[
             "wait",
             "--for=condition=Ready",
             "pods",
@@ -212,9 +212,9 @@ fn pods_of_a_stateful_set_are_reached_by_name_while_they_join() {
     assert_no_failures(load);
 }
 
-/// Returns the addresses of the ready server Pods.
-fn ready_addresses(servers: &TestNamespace) -> Vec<String> {
-    let pods = stdout_of(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
+/// Returns the sorted addresses of the ready server Pods.
+fn list_ready_addresses(servers: &TestNamespace) -> Vec<String> {
+    let pods = expect_stdout(&servers.kubectl(&["get", "pods", "-l", "app=server", "-o", "json"]));
     let pods: Value = serde_json::from_str(&pods).unwrap();
     let is_ready = |pod: &&Value| {
         let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
@@ -242,7 +242,7 @@ fn apply_slice(servers: &TestNamespace, addresses: &[String]) {
     servers.apply_manifests(&slice.to_string());
 }
 
-/// Ends the thread that lists endpoints, even if the test fails.
+/// Ends the thread that lists endpoints when it is dropped, thus even if the test fails.
 struct StopListing<'a>(&'a AtomicBool);
 
 impl Drop for StopListing<'_> {
@@ -260,8 +260,8 @@ fn manual_endpoints_join_and_leave_without_a_failed_request() {
     servers.apply_manifests(
         "{apiVersion: v1, kind: Service, metadata: {name: hand}, spec: {ports: [{name: http, port: 80, targetPort: 8080}]}}",
     );
-    let addresses = ready_addresses(&servers);
-    assert_eq!(addresses.len(), REPLICAS as usize);
+    let addresses = list_ready_addresses(&servers);
+    assert_eq!(addresses.len(), REPLICA_COUNT as usize);
     apply_slice(&servers, &addresses);
     let load =
         LoadPod::start_with_new_connections(&clients, &format!("http://hand.{}/", servers.name()));
@@ -270,8 +270,8 @@ fn manual_endpoints_join_and_leave_without_a_failed_request() {
         let _stop_listing = StopListing(&is_stopped);
         scope.spawn(|| {
             let (started, mut listed_addresses) = (Instant::now(), addresses);
-            while !is_stopped.load(Ordering::Relaxed) && started.elapsed() < MAX_LISTING {
-                let ready = ready_addresses(&servers);
+            while !is_stopped.load(Ordering::Relaxed) && started.elapsed() < MAX_LISTING_DURATION {
+                let ready = list_ready_addresses(&servers);
                 if ready != listed_addresses {
                     apply_slice(&servers, &ready);
                     listed_addresses = ready;
@@ -284,9 +284,9 @@ fn manual_endpoints_join_and_leave_without_a_failed_request() {
 }
 
 /// The maximum duration of the thread that lists endpoints: longer than two rollouts.
-const MAX_LISTING: Duration = Duration::from_secs(900);
+const MAX_LISTING_DURATION: Duration = Duration::from_secs(900);
 /// Three servers with stable names, a Service for all, and a headless one.
-const STATEFUL: &str = "
+const STATEFUL_SERVERS: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, ports: [{name: http, port: 80, targetPort: http}]}}
@@ -313,7 +313,7 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ";
 /// A server in the network of each node: it cannot have a sidecar.
-const NODE_NETWORK: &str = "
+const HOST_NETWORK_SERVERS: &str = "
 {apiVersion: v1, kind: ServiceAccount, metadata: {name: server}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: server}, spec: {selector: {app: server}, ports: [{name: http, port: 80, targetPort: http}]}}
@@ -337,6 +337,6 @@ spec:
         readinessProbe: {httpGet: {path: /, port: http}, periodSeconds: 1}
 ";
 /// The number of servers of a Deployment.
-const REPLICAS: u32 = 6;
-/// The names of the containers that may include a sidecar.
-const SIDECAR: &str = "jsonpath={.spec.initContainers[*].name}";
+const REPLICA_COUNT: u32 = 6;
+/// The path of the names of the containers that may include a sidecar.
+const INIT_CONTAINERS_PATH: &str = "jsonpath={.spec.initContainers[*].name}";

@@ -1,8 +1,8 @@
-//! Rate limits and retries by OSM's policies.
+//! Rate limits and retries by OSM's policies, and the exposure of a sidecar's metrics.
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout};
 use leno_tests::eventually;
 
 #[test]
@@ -13,7 +13,7 @@ fn requests_beyond_a_local_limit_get_429() {
     namespace.create_client("client");
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
-    let setting = |fields: &str| {
+    let traffic_setting = |fields: &str| {
         format!(
             "{{apiVersion: policy.openservicemesh.io/v1alpha1, kind: UpstreamTrafficSetting, metadata: {{name: server}}, \
              spec: {{host: server.{}.svc.cluster.local, {fields}}}}}",
@@ -21,26 +21,27 @@ fn requests_beyond_a_local_limit_get_429() {
         )
     };
     let limit = "{requests: 1, unit: minute}";
-    namespace.apply_manifests(&setting(&format!("rateLimit: {{local: {{http: {limit}}}}}")));
+    namespace
+        .apply_manifests(&traffic_setting(&format!("rateLimit: {{local: {{http: {limit}}}}}")));
     for path in ["", "status/200"] {
         namespace.expect_curl("client", &[&format!("http://server/{path}")], 0, 429);
     }
     // A limit for one route: the others have none.
     let route_limit = format!("httpRoutes: [{{path: /status/200, rateLimit: {{local: {limit}}}}}]");
-    stdout_of(&namespace.kubectl(&[
+    expect_stdout(&namespace.kubectl(&[
         "delete",
         "upstreamtrafficsettings.policy.openservicemesh.io",
         "server",
     ]));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 200);
-    namespace.apply_manifests(&setting(&route_limit));
+    namespace.apply_manifests(&traffic_setting(&route_limit));
     namespace.expect_curl("client", &["http://server/status/200"], 0, 429);
     namespace.expect_curl("client", &["http://server/"], 0, 200);
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
-fn metrics_of_a_pod_are_exposed_if_an_annotation_enables_it() {
+fn metrics_are_exposed_if_an_annotation_of_the_namespace_enables_them() {
     let client = TestNamespace::new("scraper", SidecarInjection::Disabled);
     client.create_client("client");
     let metadata =
@@ -55,7 +56,7 @@ fn metrics_of_a_pod_are_exposed_if_an_annotation_enables_it() {
     for (namespace, status) in &namespaces {
         namespace.wait_ready();
         let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
-        let address = stdout_of(&namespace.kubectl(&address));
+        let address = expect_stdout(&namespace.kubectl(&address));
         let url = |path: &str| format!("http://{}:15020{path}", address.trim());
         assert_eq!(client.curl("client", &[&url("/metrics")]).status, *status);
         assert_eq!(client.curl("client", &[&url("/readyz")]).status, 200);
@@ -63,7 +64,7 @@ fn metrics_of_a_pod_are_exposed_if_an_annotation_enables_it() {
 }
 
 /// A retry policy with OSM's default values.
-const RETRY: &str =
+const RETRY_POLICY: &str =
     "{apiVersion: policy.openservicemesh.io/v1alpha1, kind: Retry, metadata: {name: retry}, spec: {
   source: {kind: ServiceAccount, name: client, namespace: NAMESPACE},
   destinations: [{kind: Service, name: server, namespace: NAMESPACE}],
@@ -80,33 +81,33 @@ fn a_failing_request_is_retried_as_often_as_the_policy_permits() {
     namespace.wait_ready();
     namespace.expect_curl("client", &["http://server/"], 0, 200);
     let address = ["get", "pod", "client", "-o", "jsonpath={.status.podIP}"];
-    let address = stdout_of(&namespace.kubectl(&address));
-    let metrics = format!("http://{}:15020/metrics", address.trim());
-    let retries = || {
-        let metrics = namespace.curl("client", &[&metrics]).body;
+    let address = expect_stdout(&namespace.kubectl(&address));
+    let metrics_url = format!("http://{}:15020/metrics", address.trim());
+    let count_retries = || {
+        let metrics = namespace.curl("client", &[&metrics_url]).body;
         let line = metrics.lines().find(|line| line.starts_with("leno_retries_total "));
         let count = line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
         count.unwrap_or_else(|| panic!("no retries are counted in {metrics}"))
     };
-    let failing = "http://server/status/503";
-    let initial_retries = retries();
-    assert_eq!(namespace.curl("client", &[failing]).status, 503);
-    assert_eq!(retries(), initial_retries, "there is no retry without a policy");
-    namespace.apply_manifests(&RETRY.replace("NAMESPACE", namespace.name()));
+    let failing_url = "http://server/status/503";
+    let initial_retries = count_retries();
+    assert_eq!(namespace.curl("client", &[failing_url]).status, 503);
+    assert_eq!(count_retries(), initial_retries, "there is no retry without a policy");
+    namespace.apply_manifests(&RETRY_POLICY.replace("NAMESPACE", namespace.name()));
     let mut retries_before = initial_retries;
     eventually("one request is sent six times", Duration::from_secs(60), || {
-        let response = namespace.curl("client", &[failing]);
+        let response = namespace.curl("client", &[failing_url]);
         assert_eq!((response.exit, response.status), (0, 503), "the response of the last attempt");
-        let retries_after = retries();
+        let retries_after = count_retries();
         let new_retries = retries_after - retries_before;
         retries_before = retries_after;
         assert!(new_retries == 0 || new_retries == 5, "{new_retries} retries");
         (new_retries == 5).then_some(())
     });
-    stdout_of(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
+    expect_stdout(&namespace.kubectl(&["delete", "retries.policy.openservicemesh.io", "retry"]));
     eventually("a request is sent only once again", Duration::from_secs(60), || {
-        assert_eq!(namespace.curl("client", &[failing]).status, 503);
-        let retries_after = retries();
+        assert_eq!(namespace.curl("client", &[failing_url]).status, 503);
+        let retries_after = count_retries();
         let new_retries = retries_after - retries_before;
         retries_before = retries_after;
         (new_retries == 0).then_some(())

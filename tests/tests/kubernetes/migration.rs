@@ -2,7 +2,7 @@
 //! afterwards, workloads left in the old mesh are rejected.
 
 use leno_tests::cluster::{
-    SidecarInjection, TestNamespace, apply_globally, kubectl, kubectl_with, stdout_of,
+    SidecarInjection, TestNamespace, apply_globally, expect_stdout, kubectl, kubectl_with,
 };
 
 /// OSM's labels and annotations of a namespace in its mesh; Leno supports them as well.
@@ -37,7 +37,7 @@ impl OtherMesh {
 ",
         );
         mesh_namespace.wait_ready();
-        let bundle = stdout_of(&kubectl_with(
+        let bundle = expect_stdout(&kubectl_with(
             &[
                 "create",
                 "secret",
@@ -69,14 +69,20 @@ impl Drop for OtherMesh {
     }
 }
 
-/// Returns for both meshes if the Pods of an application have a sidecar.
+/// Returns if the Pods of an application have a sidecar of Leno, and if they have one of the other mesh.
 fn sidecars_present(namespace: &TestNamespace, app: &str) -> (bool, bool) {
     let containers = namespace.list_containers(app);
     (containers.contains("leno-proxy"), containers.split(' ').any(|name| name == "envoy"))
 }
 
 fn annotate_namespace(namespace: &TestNamespace, annotation: &str) {
-    stdout_of(&kubectl(&["annotate", "--overwrite", "namespace", namespace.name(), annotation]));
+    expect_stdout(&kubectl(&[
+        "annotate",
+        "--overwrite",
+        "namespace",
+        namespace.name(),
+        annotation,
+    ]));
 }
 
 #[test]
@@ -114,17 +120,17 @@ fn namespaces_move_from_another_mesh_one_by_one() {
         "openservicemesh.io/monitored-by-",
         "leno.dev/injection=enabled",
     ];
-    stdout_of(&kubectl(&labels));
+    expect_stdout(&kubectl(&labels));
     annotate_namespace(&moving_namespace, "openservicemesh.io/sidecar-injection-");
     annotate_namespace(&moving_namespace, "leno.dev/mtls=permissive");
-    stdout_of(&moving_namespace.kubectl(&["rollout", "restart", "deployment/server"]));
-    stdout_of(&moving_namespace.kubectl(&[
+    expect_stdout(&moving_namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    expect_stdout(&moving_namespace.kubectl(&[
         "rollout",
         "status",
         "deployment/server",
         "--timeout=120s",
     ]));
-    stdout_of(&moving_namespace.kubectl(&["delete", "pod", "client"]));
+    expect_stdout(&moving_namespace.kubectl(&["delete", "pod", "client"]));
     moving_namespace.create_client("client");
     moving_namespace.wait_ready();
     assert_eq!(sidecars_present(&moving_namespace, "client"), (true, false));

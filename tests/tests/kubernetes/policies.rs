@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 
 /// One client may send any request, another one only requests for `/foo`.
-const TARGETS: &str = "
+const TRAFFIC_TARGETS: &str = "
 apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
 metadata: {name: routes}
@@ -44,7 +44,7 @@ fn traffic_targets_permit_requests_in_a_strict_namespace() {
     namespace.create_client("two");
     namespace.create_client("three");
     namespace.wait_ready();
-    namespace.apply_manifests(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&TRAFFIC_TARGETS.replace("NAMESPACE", namespace.name()));
     namespace.expect_curl("one", &["http://server/anything"], 0, 200);
     namespace.expect_curl("two", &["http://server/foo"], 0, 200);
     namespace.expect_curl("two", &["http://server/anything"], 0, 403);
@@ -88,9 +88,9 @@ fn a_changed_default_policy_of_a_namespace_applies_to_running_pods() {
     namespace.create_client("three");
     namespace.wait_ready();
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
-    let annotate = |mode: &str| {
-        let annotation = format!("leno.dev/default-policy{mode}");
-        stdout_of(&kubectl(&[
+    let annotate = |suffix: &str| {
+        let annotation = format!("leno.dev/default-policy{suffix}");
+        expect_stdout(&kubectl(&[
             "annotate",
             "--overwrite",
             "namespace",
@@ -100,13 +100,13 @@ fn a_changed_default_policy_of_a_namespace_applies_to_running_pods() {
     };
     annotate("=deny");
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
-    namespace.apply_manifests(&TARGETS.replace("NAMESPACE", namespace.name()));
+    namespace.apply_manifests(&TRAFFIC_TARGETS.replace("NAMESPACE", namespace.name()));
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
     namespace.expect_curl("three", &["http://server/foo"], 0, 403);
     annotate("-");
     namespace.expect_curl("three", &["http://server/foo"], 0, 200);
     annotate("=deny");
-    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    expect_stdout(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
 }
 
@@ -116,26 +116,29 @@ fn a_traffic_target_of_another_namespace_allows_nothing() {
     let metadata =
         "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
     let namespace = TestNamespace::with_metadata("astray", metadata);
-    let unmeshed = TestNamespace::new("another", SidecarInjection::Disabled);
-    let member = TestNamespace::new("member", SidecarInjection::Enabled);
+    let unmeshed_namespace = TestNamespace::new("another", SidecarInjection::Disabled);
+    let member_namespace = TestNamespace::new("member", SidecarInjection::Enabled);
     namespace.create_http_server("server", 1);
     namespace.create_client("one");
     namespace.create_client("two");
     namespace.wait_ready();
-    let targets = TARGETS.replace("NAMESPACE", namespace.name());
+    let targets = TRAFFIC_TARGETS.replace("NAMESPACE", namespace.name());
     // The same objects allow it in their own namespace.
     namespace.apply_manifests(&targets);
     namespace.expect_curl("one", &["http://server/foo"], 0, 200);
-    stdout_of(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
+    expect_stdout(&namespace.kubectl(&["delete", "traffictarget", "one", "two"]));
     namespace.expect_curl("one", &["http://server/foo"], 0, 403);
     // In another namespace of the mesh they are rejected at admission.
-    let rejection = member.try_apply(&targets);
+    let rejection = member_namespace.try_apply(&targets);
     let stderr = String::from_utf8_lossy(&rejection.stderr);
     assert!(!rejection.status.success(), "{stderr}");
     assert!(stderr.contains("is not the namespace of the TrafficTarget"), "{stderr}");
-    assert_eq!(stdout_of(&member.kubectl(&["get", "traffictargets", "-o", "name"])), "");
+    assert_eq!(
+        expect_stdout(&member_namespace.kubectl(&["get", "traffictargets", "-o", "name"])),
+        ""
+    );
     // Outside the mesh they are accepted without effect, as in OSM with its webhook disabled.
-    unmeshed.apply_manifests(&targets);
+    unmeshed_namespace.apply_manifests(&targets);
     // An object applied after them is in force, so they have been read.
     let (_, last_target) = targets.rsplit_once("---\n").expect("the last one is that of `two`");
     namespace.apply_manifests(last_target);
@@ -163,7 +166,8 @@ fn the_root_of_a_split_may_be_a_backend() {
     }
 }
 
-/// Opens the server's port to the Pods behind a Service of another namespace.
+/// Opens the server's port to the Pods behind a Service of another namespace, as an IngressBackend or an
+/// AccessControl.
 const INGRESS_BACKEND: &str = "
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: KIND
@@ -202,20 +206,20 @@ fn an_ingress_backend_admits_the_pods_of_a_service() {
     let expect_status = |kind: &str, expected: &str| {
         let path = "jsonpath={.status.currentStatus}";
         eventually(&format!("{kind} is {expected}"), Duration::from_secs(60), || {
-            let status = stdout_of(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
+            let status = expect_stdout(&namespace.kubectl(&["get", kind, "opening", "-o", path]));
             (status.trim() == expected).then_some(())
         });
     };
     expect_status("ingressbackends.policy.openservicemesh.io", "committed");
     expect_status("accesscontrols.policy.openservicemesh.io", "error");
-    stdout_of(&namespace.kubectl(&[
+    expect_stdout(&namespace.kubectl(&[
         "delete",
         "ingressbackends.policy.openservicemesh.io",
         "opening",
     ]));
     expect_status("accesscontrols.policy.openservicemesh.io", "committed");
     external_namespace.expect_curl("ingress", &[&url], 0, 200);
-    stdout_of(&namespace.kubectl(&[
+    expect_stdout(&namespace.kubectl(&[
         "delete",
         "accesscontrols.policy.openservicemesh.io",
         "opening",

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::{eventually, leno_command};
 
 /// Returns the notes of the events `PlaintextRejected` on a Pod.
@@ -11,7 +11,7 @@ fn rejection_notes(namespace: &TestNamespace, pod: &str) -> Vec<String> {
     let selector = format!("involvedObject.name={pod},reason=PlaintextRejected");
     let path = "jsonpath={range .items[*]}{.message}{\"\\n\"}{end}";
     let notes = namespace.kubectl(&["get", "events", "--field-selector", &selector, "-o", path]);
-    stdout_of(&notes).lines().map(str::to_owned).collect()
+    expect_stdout(&notes).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     let servers = meshed.list_pods("server");
     let [pod] = servers.as_slice() else { panic!("one pod, not {servers:?}") };
     let address = |pod: &str| {
-        stdout_of(&unmeshed.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
+        expect_stdout(&unmeshed.kubectl(&["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]))
     };
     // Readers of these events may have no access to the namespace of the first two.
     let expected = [
@@ -56,7 +56,7 @@ fn a_pod_has_an_event_for_each_client_without_a_sidecar() {
     assert!(notes.iter().all(|note| !note.contains(unmeshed.name())), "{notes:?}");
     assert!(notes[0].contains("annotation leno.dev/mtls: permissive"), "{notes:?}");
     // `kubectl describe` includes it: the event has the UID of the Pod.
-    let described = stdout_of(&meshed.kubectl(&["describe", "pod", pod]));
+    let described = expect_stdout(&meshed.kubectl(&["describe", "pod", pod]));
     assert!(described.contains("PlaintextRejected"), "{described}");
 }
 
@@ -83,8 +83,8 @@ fn the_event_about_a_pod_with_a_sidecar_reports_a_bypassed_mesh() {
     assert!(notes.iter().all(|note| !note.contains("start these clients")), "{notes:?}");
 }
 
-/// Returns the process of a Pod's sidecar.
-fn find_sidecar_process(namespace: &TestNamespace, pod: &str) -> String {
+/// Returns the process ID of a Pod's sidecar.
+fn find_sidecar_pid(namespace: &TestNamespace, pod: &str) -> String {
     let mut processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let process = entry.ok()?.file_name().into_string().ok()?;
         let environment = std::fs::read(format!("/proc/{process}/environ")).ok()?;
@@ -123,18 +123,24 @@ fn a_sidecar_without_a_control_plane_is_reported_by_check() {
         "{previous_finding}"
     );
     // No packet of the Pod reaches a control plane, whatever its address.
-    let addresses = |arguments: &[&str]| {
-        stdout_of(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
+    let query_addresses = |arguments: &[&str]| {
+        expect_stdout(&kubectl(&[&["-n", "leno-system", "get"], arguments].concat()))
     };
-    let service = addresses(&["service", "leno-control", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
+    let service_addresses =
+        query_addresses(&["service", "leno-control", "-o", "jsonpath={.spec.clusterIPs[*]}"]);
     let selector = "app.kubernetes.io/name=leno-control";
-    let pods =
-        addresses(&["pods", "-l", selector, "-o", "jsonpath={.items[*].status.podIPs[*].ip}"]);
-    let process = find_sidecar_process(&namespace, "client");
-    for address in service.split_whitespace().chain(pods.split_whitespace()) {
+    let pod_addresses = query_addresses(&[
+        "pods",
+        "-l",
+        selector,
+        "-o",
+        "jsonpath={.items[*].status.podIPs[*].ip}",
+    ]);
+    let pid = find_sidecar_pid(&namespace, "client");
+    for address in service_addresses.split_whitespace().chain(pod_addresses.split_whitespace()) {
         let version = if address.contains(':') { "-6" } else { "-4" };
         let blackhole = ["ip", version, "route", "add", "blackhole", address];
-        let result = Command::new("nsenter").args(["-t", &process, "-n"]).args(blackhole).status();
+        let result = Command::new("nsenter").args(["-t", &pid, "-n"]).args(blackhole).status();
         assert!(result.unwrap().success(), "{address}");
     }
     eventually("the sidecar without a connection is reported", MAX_WAIT, || {

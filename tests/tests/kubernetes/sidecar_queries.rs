@@ -3,17 +3,17 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 use serde_json::Value;
 
-/// Returns the Pods of the control plane.
-fn control_planes() -> Vec<String> {
+/// Returns the names of the running Pods of the control plane.
+fn list_control_plane_pods() -> Vec<String> {
     let selector = ["-l", "app.kubernetes.io/name=leno-control"];
     let running =
         ["--field-selector=status.phase=Running", "-o", "jsonpath={.items[*].metadata.name}"];
     let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &running[..]].concat();
-    stdout_of(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
+    expect_stdout(&kubectl(&get)).split_whitespace().map(str::to_owned).collect()
 }
 
 /// Runs `leno` in a Pod of the control plane.
@@ -23,11 +23,12 @@ fn run_leno(pod: &str, arguments: &[&str]) -> Output {
     kubectl(&[&exec[..], arguments, &data].concat())
 }
 
-fn stdout_text(output: &Output) -> String {
+/// Returns the text of the standard output, followed by that of the standard error.
+fn combined_output(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
-/// Returns the sidecars of a control plane in a namespace.
+/// Returns the sidecars in a namespace that are connected to a Pod of the control plane.
 fn list_sidecars(pod: &str, namespace: &TestNamespace) -> Vec<String> {
     let proxies = run_leno(pod, &["get", "proxies", "-o", "json"]);
     let proxies: Vec<Value> = serde_json::from_slice(&proxies.stdout).unwrap_or_default();
@@ -54,7 +55,7 @@ fn each_control_plane_queries_its_own_sidecars() {
     let servers = namespace.list_pods("web");
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     namespace.expect_reached("front", &["http://web/"], &servers);
-    let pods = control_planes();
+    let pods = list_control_plane_pods();
     eventually("each sidecar is connected to one control plane", MAX_WAIT, || {
         (pods.iter().map(|pod| list_sidecars(pod, &namespace).len()).sum::<usize>() == 5)
             .then_some(())
@@ -67,16 +68,16 @@ fn each_control_plane_queries_its_own_sidecars() {
         for name in &own_sidecars {
             let row = rows.iter().find(|row| row["workload"] == **name);
             assert!(row.is_some_and(|row| row["open"].is_u64()), "{name} at {pod}: {row:?}");
-            let output = stdout_text(&run_leno(pod, &["diagnose", name, "--to", &service]));
+            let output = combined_output(&run_leno(pod, &["diagnose", name, "--to", &service]));
             assert!(output.contains("✓ sidecar") && output.contains("✓ connectivity"), "{output}");
         }
         if own_sidecars.len() < 5 {
-            let output = stdout_text(&run_leno(pod, &["get", "connections"]));
+            let output = combined_output(&run_leno(pod, &["get", "connections"]));
             assert!(output.contains("scope: this control plane has "), "{output}");
-            let output = stdout_text(&run_leno(pod, &["get", "workloads"]));
+            let output = combined_output(&run_leno(pod, &["get", "workloads"]));
             assert!(output.contains("other-replica"), "{output}");
         }
-        let output = stdout_text(&run_leno(pod, &["status"]));
+        let output = combined_output(&run_leno(pod, &["status"]));
         // Other scenarios create and delete Pods at the same time.
         let prefix = format!("{}/", namespace.name());
         let is_own =
@@ -97,10 +98,10 @@ fn a_tap_ends_after_its_client_was_killed() {
     let front = format!("{}/front", namespace.name());
     let has_front = |pod: &String| list_sidecars(pod, &namespace).contains(&front);
     let (pod, _) = eventually("the sidecar is connected", MAX_WAIT, || {
-        control_planes().into_iter().find(has_front)
+        list_control_plane_pods().into_iter().find(has_front)
     });
     let service = format!("{}/web", namespace.name());
-    let taps = || {
+    let count_taps = || {
         let url = format!("http://{}/config", admin_address(&namespace, "front")?);
         let output =
             namespace.kubectl(&["exec", "front", "-c", "client", "--", "curl", "-s", &url]);
@@ -108,27 +109,28 @@ fn a_tap_ends_after_its_client_was_killed() {
         let taps = config["taps"].as_array()?.iter();
         Some(taps.filter(|tap| tap["service"] == *service).count())
     };
-    for (interactive, lifetime) in [(false, "30s"), (true, "1h")] {
+    for (interactive, tap_duration) in [(false, "30s"), (true, "1h")] {
         let mut client = Command::new("kubectl");
         client.args(["-n", "leno-system", "exec"]).args(interactive.then_some("-i"));
-        client.args([pod.as_str(), "--", "/leno", "tap", &service, "--duration", lifetime]);
+        client.args([pod.as_str(), "--", "/leno", "tap", &service, "--duration", tap_duration]);
         client
             .args(["--data", "/var/lib/leno/control"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null());
         let mut client = client.spawn().expect("kubectl runs");
-        eventually("the tap is open", MAX_WAIT, || (taps()? == 1).then_some(()));
+        eventually("the tap is open", MAX_WAIT, || (count_taps()? == 1).then_some(()));
         // Input that ends in the first second of a tap is inconclusive: a few queries take longer.
-        for _ in 0..QUERIES {
-            assert_eq!(taps(), Some(1), "the tap is open while its client runs");
+        for _ in 0..QUERY_COUNT {
+            assert_eq!(count_taps(), Some(1), "the tap is open while its client runs");
         }
         // The client exits without closing its connection to the API server.
         client.kill().expect("the client runs");
         client.wait().expect("the client has exited");
-        eventually("no tap is open", MAX_WAIT, || (taps()? == 0).then_some(()));
+        eventually("no tap is open", MAX_WAIT, || (count_taps()? == 0).then_some(()));
     }
 }
 
-/// Each query of a sidecar's taps runs two commands in Pods, each of which takes at least a tenth of a second.
-const QUERIES: usize = 8;
+/// The number of queries for which a tap must stay open: together more than a second. Each query runs two
+/// commands in Pods, and each command takes at least a tenth of a second.
+const QUERY_COUNT: usize = 8;
 const MAX_WAIT: Duration = Duration::from_secs(120);

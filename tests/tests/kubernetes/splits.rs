@@ -9,10 +9,10 @@ use leno_tests::eventually;
 
 use crate::tcp::{exchange_line, expect_lines, line_server};
 
-const STRICT: &str =
+const STRICT_METADATA: &str =
     "labels: {leno.dev/injection: enabled}, annotations: {leno.dev/default-policy: deny}";
 
-/// Returns an equal split over these Services.
+/// Returns the manifest of a split with equal weights of these Services.
 fn equal_split(root: &str, backends: &[&str]) -> String {
     let backends: Vec<String> =
         backends.iter().map(|name| format!("{{service: {name}, weight: 50}}")).collect();
@@ -23,7 +23,8 @@ fn equal_split(root: &str, backends: &[&str]) -> String {
     )
 }
 
-/// Returns targets that allow the clients' accounts to call these accounts.
+/// Returns the manifests of a route of this kind, and of targets that allow the clients' accounts to call the
+/// servers' accounts by it.
 fn traffic_targets(
     servers: (&TestNamespace, &[&str]),
     clients: (&TestNamespace, &[&str]),
@@ -60,7 +61,7 @@ fn traffic_targets(
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn clients_of_another_namespace_reach_every_backend_directly_and_through_the_root() {
     let (servers, clients) = (
-        TestNamespace::with_metadata("backends", STRICT),
+        TestNamespace::with_metadata("backends", STRICT_METADATA),
         TestNamespace::new("buyers", SidecarInjection::Enabled),
     );
     let names = ["v1", "v2", "v3"];
@@ -94,7 +95,7 @@ fn clients_of_another_namespace_reach_every_backend_directly_and_through_the_roo
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn backends_may_share_one_account() {
-    let namespace = TestNamespace::with_metadata("shared", STRICT);
+    let namespace = TestNamespace::with_metadata("shared", STRICT_METADATA);
     let server_manifests = |name: &str| {
         http_server(name, 1, "")
             .replace(&format!("serviceAccountName: {name}"), "serviceAccountName: server")
@@ -117,7 +118,7 @@ fn backends_may_share_one_account() {
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn tcp_connections_are_split() {
     let (servers, clients) = (
-        TestNamespace::with_metadata("lines", STRICT),
+        TestNamespace::with_metadata("lines", STRICT_METADATA),
         TestNamespace::new("callers", SidecarInjection::Enabled),
     );
     servers.apply_manifests(
@@ -153,6 +154,6 @@ fn tcp_connections_are_split() {
         assert_eq!(responses, BTreeSet::from([response_of("one"), response_of("two")]), "{root}");
         expect_lines(&clients, "outsider", &root, str::is_empty);
     }
-    let backend_url = format!("two.{}", servers.name());
-    expect_lines(&clients, "client", &backend_url, |lines| lines == response_of("two"));
+    let backend_name = format!("two.{}", servers.name());
+    expect_lines(&clients, "client", &backend_name, |lines| lines == response_of("two"));
 }

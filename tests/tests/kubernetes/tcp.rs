@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 
-/// Returns a line protocol server and its Service; `banner` is sent first.
+/// Returns the manifests of a server of a line protocol and of its Service with a port named `port`. The server
+/// sends `banner` first.
 pub(super) fn line_server(name: &str, banner: &str, port: &str) -> String {
     format!(
         "{{apiVersion: v1, kind: ServiceAccount, metadata: {{name: {name}}}}}
@@ -81,6 +82,6 @@ spec:
 ";
     namespace.apply_manifests(&policies.replace("NAMESPACE", namespace.name()));
     expect_lines(&namespace, "client", "echo", |lines| lines == "pod=echo line=hello\n");
-    stdout_of(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
+    expect_stdout(&kubectl(&["-n", namespace.name(), "delete", "traffictarget", "target"]));
     expect_lines(&namespace, "client", "echo", str::is_empty);
 }

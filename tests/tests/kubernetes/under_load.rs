@@ -4,14 +4,14 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, kubectl, program_image, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, kubectl, program_image};
 use leno_tests::eventually;
 use serde_json::Value;
 
 /// A Pod that sends requests at a constant rate until it is stopped.
 pub(crate) struct LoadPod<'a> {
     namespace: &'a TestNamespace,
-    started: Instant,
+    start_time: Instant,
 }
 
 impl<'a> LoadPod<'a> {
@@ -32,9 +32,14 @@ impl<'a> LoadPod<'a> {
         Self::start_load(namespace, url, &node_names()[0], ", --disable-keepalive")
     }
 
-    fn start_load(namespace: &'a TestNamespace, url: &str, node: &str, arguments: &str) -> Self {
+    fn start_load(
+        namespace: &'a TestNamespace,
+        url: &str,
+        node: &str,
+        extra_arguments: &str,
+    ) -> Self {
         let image = program_image();
-        let variable_value = namespace.name();
+        let namespace_name = namespace.name();
         namespace.apply_manifests(&format!(
             "apiVersion: batch/v1
 kind: Job
@@ -52,22 +57,22 @@ spec:
         imagePullPolicy: Never
         # Not that of the sidecar, whose connections are left alone.
         securityContext: {{runAsUser: 2000}}
-        env: [{{name: {LOAD_VARIABLE}, value: {variable_value}}}]
-        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json{arguments}]
+        env: [{{name: {LOAD_VARIABLE}, value: {namespace_name}}}]
+        args: [load, '{url}', --rate, '100', -c, '8', --warmup, 1s, -d, 15m, -o, json{extra_arguments}]
 "
         ));
         eventually("the load runs", Duration::from_secs(180), || {
             let state = namespace.kubectl(&["get", "job/load", "-o", "jsonpath={.status.ready}"]);
-            (stdout_of(&state) == "1").then_some(())
+            (expect_stdout(&state) == "1").then_some(())
         });
-        Self { namespace, started: Instant::now() }
+        Self { namespace, start_time: Instant::now() }
     }
 
     /// Stops the load after at least half a minute; returns the number of requests and the failures. All
     /// actions in between took place under load.
     pub(crate) fn stop_load(self) -> (u64, Value) {
         eventually("the load has run for long enough", 2 * MIN_DURATION, || {
-            (self.started.elapsed() >= MIN_DURATION).then_some(())
+            (self.start_time.elapsed() >= MIN_DURATION).then_some(())
         });
         let variable = format!("{LOAD_VARIABLE}={}", self.namespace.name());
         let process =
@@ -76,33 +81,36 @@ spec:
         assert!(output.success());
         eventually("the load ends", Duration::from_secs(60), || {
             let state_path = "jsonpath={.status.succeeded}{.status.failed}";
-            let state = stdout_of(&self.namespace.kubectl(&["get", "job/load", "-o", state_path]));
+            let state =
+                expect_stdout(&self.namespace.kubectl(&["get", "job/load", "-o", state_path]));
             (!state.is_empty()).then_some(())
         });
-        let log = stdout_of(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
+        let log = expect_stdout(&self.namespace.kubectl(&["logs", "job/load", "-c", "load"]));
         let report: Value = serde_json::from_str(&log).expect(&log);
         (report["requests"].as_u64().unwrap_or_default(), report["errors_by_kind"].clone())
     }
 }
 
-/// Returns a process of this machine, which includes the cluster's, by a word of its command line or
-/// environment: `file` is `cmdline` or `environ`.
+/// Returns the ID of a process of this machine, which includes the cluster's, whose command line (`file` is
+/// `cmdline`) or environment (`environ`) has an entry equal to `expected`.
 pub(crate) fn find_process(file: &str, expected: &str) -> Option<u32> {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     processes.filter_map(|process| process.file_name().to_str()?.parse().ok()).find(|pid: &u32| {
-        let variables = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        variables.split(|byte| *byte == 0).any(|argument| argument == expected.as_bytes())
+        let strings = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        strings.split(|byte| *byte == 0).any(|argument| argument == expected.as_bytes())
     })
 }
 
 /// Returns the sorted names of the nodes.
 pub(crate) fn node_names() -> Vec<String> {
-    let nodes = stdout_of(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
+    let nodes =
+        expect_stdout(&kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"]));
     let mut nodes: Vec<String> = nodes.split(' ').map(str::to_owned).collect();
     nodes.sort_unstable();
     nodes
 }
 
+/// Creates a meshed namespace with two ready servers.
 pub(crate) fn start_servers(name: &str) -> TestNamespace {
     let namespace = TestNamespace::new(name, SidecarInjection::Enabled);
     namespace.create_http_server("server", 2);
@@ -115,11 +123,21 @@ pub(crate) fn start_servers(name: &str) -> TestNamespace {
 fn a_rolling_restart_fails_no_request() {
     let namespace = start_servers("rolling");
     let load = LoadPod::start(&namespace, "http://server/");
-    stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
+    expect_stdout(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=1"]));
     eventually("three of the pods are gone", Duration::from_secs(120), || {
         (namespace.list_pods("server").len() == 1).then_some(())
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout};
 use leno_tests::eventually;
 
 #[test]
@@ -29,7 +29,7 @@ spec:
     );
     let result =
         namespace.kubectl(&["wait", "--for=condition=Complete", "job/once", "--timeout=120s"]);
-    stdout_of(&result);
+    expect_stdout(&result);
     let sidecar = namespace.kubectl(&[
         "get",
         "pods",
@@ -38,7 +38,7 @@ spec:
         "-o",
         "jsonpath={.items[*].spec.initContainers[*].name}",
     ]);
-    assert!(stdout_of(&sidecar).contains("leno-proxy"), "the pod of the job has no sidecar");
+    assert!(expect_stdout(&sidecar).contains("leno-proxy"), "the pod of the job has no sidecar");
 }
 
 #[test]
@@ -62,13 +62,13 @@ fn probes_report_the_state_of_the_application() {
     for ready_pod in ["pod/http", "pod/tcp"] {
         let result =
             namespace.kubectl(&["wait", "--for=condition=Ready", ready_pod, "--timeout=120s"]);
-        stdout_of(&result);
+        expect_stdout(&result);
     }
     for (failing_pod, response) in [("unwell", "statuscode: 500"), ("another", "statuscode: 502")] {
         let state_path =
             "jsonpath={.status.containerStatuses[0].started} {.status.containerStatuses[0].ready}";
         let state =
-            || stdout_of(&namespace.kubectl(&["get", "pod", failing_pod, "-o", state_path]));
+            || expect_stdout(&namespace.kubectl(&["get", "pod", failing_pod, "-o", state_path]));
         eventually("the container runs", Duration::from_secs(120), || {
             state().starts_with("true").then_some(())
         });
@@ -78,7 +78,7 @@ fn probes_report_the_state_of_the_application() {
         let event_arguments =
             ["get", "events", "--field-selector", &selector, "-o", "jsonpath={.items[*].message}"];
         eventually("the event shows the response", Duration::from_secs(120), || {
-            stdout_of(&namespace.kubectl(&event_arguments)).contains(response).then_some(())
+            expect_stdout(&namespace.kubectl(&event_arguments)).contains(response).then_some(())
         });
     }
 }
@@ -116,7 +116,7 @@ fn probes_of_every_container_work_over_http_https_and_tcp() {
     ];
     namespace.apply_manifests(&manifests.join("---\n"));
     for ready_pod in ["pod/http-https", "pod/https-tcp"] {
-        stdout_of(&namespace.kubectl(&[
+        expect_stdout(&namespace.kubectl(&[
             "wait",
             "--for=condition=Ready",
             ready_pod,
@@ -126,7 +126,7 @@ fn probes_of_every_container_work_over_http_https_and_tcp() {
     for (failing_pod, second) in [("wrong-port", "connected"), ("wrong-scheme", "secure")] {
         let is_container_ready = |name: &str| {
             let path = format!("jsonpath={{.status.containerStatuses[?(@.name=='{name}')].ready}}");
-            stdout_of(&namespace.kubectl(&["get", "pod", failing_pod, "-o", &path]))
+            expect_stdout(&namespace.kubectl(&["get", "pod", failing_pod, "-o", &path]))
         };
         eventually("the first container is ready", Duration::from_secs(120), || {
             (is_container_ready("clear") == "true").then_some(())
@@ -152,7 +152,7 @@ fn a_sidecar_has_the_resources_of_the_annotations() {
     namespace.wait_ready();
     let resources = |pod: &str| {
         let path = "jsonpath={.spec.initContainers[?(@.name=='leno-proxy')].resources}";
-        stdout_of(&namespace.kubectl(&["get", "pod", pod, "-o", path]))
+        expect_stdout(&namespace.kubectl(&["get", "pod", pod, "-o", path]))
     };
     for (pod, limits, requests) in [
         ("plain", ["300m", "128Mi"], ["20m", "16Mi"]),

@@ -12,17 +12,18 @@ struct Shop {
     stock: TestApplication,
 }
 
-/// Returns the mesh settings; `extra_fields` are appended to its `spec`.
-fn mesh_settings(mode: &str, extra_fields: &str) -> String {
+/// Returns the mesh settings; `extra_fields` are appended to the `spec` of the settings.
+fn mesh_settings(default_policy: &str, extra_fields: &str) -> String {
     format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{defaultPolicy: {mode}{extra_fields}}}\n"
+         spec: {{defaultPolicy: {default_policy}{extra_fields}}}\n"
     )
 }
 
-fn shop_manifests(config: &str, stock: &str, port: u16, listener: u16) -> String {
+fn shop_manifests(config: &str, stock_fields: &str, port: u16, listener: u16) -> String {
     let account = "  serviceAccount: stock\n";
-    let server = server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock}"));
+    let server =
+        server_manifest("stock", port, &[]).replace(account, &format!("{account}{stock_fields}"));
     [config, &server, &client_manifest("web", &[], &[("stock", listener)])].concat()
 }
 
@@ -36,10 +37,10 @@ impl Shop {
     }
 
     /// Rewrites the manifests: the mesh settings, and further fields of `stock-1`.
-    fn rewrite_manifests(&self, config: &str, stock: &str) {
+    fn rewrite_manifests(&self, config: &str, stock_fields: &str) {
         self.mesh.write(
             "mesh.yaml",
-            &shop_manifests(config, stock, self.stock.port(), self.listener.port()),
+            &shop_manifests(config, stock_fields, self.stock.port(), self.listener.port()),
         );
     }
 
@@ -78,20 +79,20 @@ fn dry_run_counts_the_requests_that_deny_would_reject() {
     let dry_run = mesh_settings("deny", ", namespaces: [{name: shop, defaultPolicy: dry-run}]");
     shop.rewrite_manifests(&dry_run, "");
     shop.wait_for_response("/items", (200, None));
-    let before = shop.audited_denials("denied");
-    assert!(before >= 1.0, "{before}");
+    let denials_before = shop.audited_denials("denied");
+    assert!(denials_before >= 1.0, "{denials_before}");
     let mut connection = TestConnection::open(shop.listener).unwrap();
     for _ in 0..5 {
         assert_eq!(connection.get("/items").unwrap().status, 200);
     }
-    assert_eq!(shop.audited_denials("denied") - before, 5.0);
+    assert_eq!(shop.audited_denials("denied") - denials_before, 5.0);
     let output = shop.explain_request("/items");
     assert!(
         output.contains("allowed by default policy dry-run; with default policy deny 403 denied"),
         "{output}"
     );
     assert!(output.contains("verdict   200-range"), "{output}");
-    // The workload's own mode precedes that of its namespace.
+    // The mode of a workload takes precedence over that of its namespace.
     shop.rewrite_manifests(&dry_run, "  defaultPolicy: deny\n");
     shop.wait_for_response("/items", (403, Some("denied-outbound")));
 }
@@ -156,8 +157,8 @@ fn a_tcp_connection_is_reset_when_a_rule_denies_it() {
                   metadata: {name: guard, namespace: shop}\n\
                   spec: {deny: [{from: [{serviceAccount: \"*\"}]}]}\n";
     mesh.write("policy.yaml", policy);
-    let ended = connection.read_to_end();
-    assert!(ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
+    let read_result = connection.read_to_end();
+    assert!(read_result.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
 }
 
 const MAX_WAIT: Duration = Duration::from_secs(20);

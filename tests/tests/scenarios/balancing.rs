@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+    ApplicationResponse, TestApplication, TestConnection, TestMesh, eventually, free_port,
 };
 
-/// `stock` with four instances that respond with their number, and an outbound listener for it.
+/// `stock` with four instances that respond with their number, and an outbound listener for this service.
 struct Shop {
     mesh: TestMesh,
     instances: Vec<TestApplication>,
@@ -29,8 +29,9 @@ spec: {{serviceAccount: stock, ports: [{{name: main, port: {port}, protocol: HTT
 }
 
 fn start_shop(policy: &str) -> Shop {
-    let start_instance =
-        |number: usize| TestApplication::start(move |_| ApplicationReply::ok(number.to_string()));
+    let start_instance = |number: usize| {
+        TestApplication::start(move |_| ApplicationResponse::ok(number.to_string()))
+    };
     let instances: Vec<TestApplication> = (0..4).map(start_instance).collect();
     let listener = free_port();
     let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("stock", listener)]);
@@ -52,7 +53,7 @@ spec: {selector: {app: stock}, ports: [{name: main, port: 9080, targetPort: main
 }
 
 impl Shop {
-    /// Opens a connection to the listener: its requests are handled by one data thread.
+    /// Opens a connection to the listener: requests on one connection are handled by one data thread.
     fn open_connection(&self) -> TestConnection {
         let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, self.listener));
         TestConnection::open(listener).expect("the listener is open")
@@ -68,9 +69,9 @@ impl Shop {
     }
 
     /// Returns the instances of this number of users.
-    fn map_users(&self, users: usize) -> Vec<String> {
+    fn map_users(&self, user_count: usize) -> Vec<String> {
         let mut connection = self.open_connection();
-        (0..users).map(|user| self.serving_instance(&mut connection, user)).collect()
+        (0..user_count).map(|user| self.serving_instance(&mut connection, user)).collect()
     }
 }
 
@@ -97,32 +98,36 @@ fn round_robin_gives_each_instance_the_same_number_of_requests() {
 fn consistent_hashing_moves_only_the_users_of_a_removed_instance() {
     for algorithm in ["Maglev", "RingHash"] {
         let shop = start_shop(&format!("  algorithm: {algorithm}\n  key: {{cookie: user}}\n"));
-        let (before, _) = eventually("all four instances respond", MAX_WAIT, || {
+        let (instances_before, _) = eventually("all four instances respond", MAX_WAIT, || {
             let instances_of_users = shop.map_users(200);
             (count_responses(&instances_of_users).len() == 4).then_some(instances_of_users)
         });
         assert_eq!(
             shop.map_users(200),
-            before,
+            instances_before,
             "each user has the same instance on every connection and thread"
         );
-        let counts = count_responses(&before);
+        let counts = count_responses(&instances_before);
         assert!(counts.values().all(|count| (20..=90).contains(count)), "{counts:?}");
         // One instance is removed: its users move to others, and few other users move.
         let port = shop.instances[2].port();
         let manifests = std::fs::read_to_string(shop.mesh.manifest_file("mesh.yaml"))
             .expect("the manifest exists");
         shop.mesh.write("mesh.yaml", &manifests.replace(&instance_manifest(2, port), ""));
-        let (after, _) = eventually("the removed instance gets no request", MAX_WAIT, || {
-            let instances_of_users = shop.map_users(200);
-            (!instances_of_users.contains(&"2".to_owned())).then_some(instances_of_users)
-        });
-        let moved =
-            before.iter().zip(&after).filter(|(old, new)| old != new && *old != "2").count();
-        assert!(moved <= 16, "{algorithm}: {moved} moved");
+        let (instances_after, _) =
+            eventually("the removed instance gets no request", MAX_WAIT, || {
+                let instances_of_users = shop.map_users(200);
+                (!instances_of_users.contains(&"2".to_owned())).then_some(instances_of_users)
+            });
+        let moved_count = instances_before
+            .iter()
+            .zip(&instances_after)
+            .filter(|(old, new)| old != new && *old != "2")
+            .count();
+        assert!(moved_count <= 16, "{algorithm}: {moved_count} moved");
         shop.mesh.write("mesh.yaml", &manifests);
         eventually("all users are back", MAX_WAIT, || {
-            (shop.map_users(200) == before).then_some(())
+            (shop.map_users(200) == instances_before).then_some(())
         });
     }
 }

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 /// Runs a suite in its shortest form; returns the report and the progress output.
 fn run_bench(home: &TempDir, arguments: &[&str]) -> (Value, String) {
     let mut command = leno_command();
-    command.arg("bench").args(arguments).args(SHORT).args(["-o", "json"]);
+    command.arg("bench").args(arguments).args(SHORT_RUN_OPTIONS).args(["-o", "json"]);
     // No contender is installed here.
     command.env("XDG_STATE_HOME", home.path());
     let output = command.output().unwrap();
@@ -103,9 +103,9 @@ fn nginx_sidecars_do_the_same_work() {
     let (report, _) = run_bench(&home, &["sidecar", "--contenders", "none,nginx"]);
     let nginx = &report["cases"][0]["contenders"]["nginx"];
     if !nginx.is_object() {
-        let missing = report["skipped"][0]["reason"].as_str().unwrap_or_default();
-        assert!(missing.contains("not installed"), "{}", report["skipped"]);
-        eprintln!("skipped: {missing}");
+        let skip_reason = report["skipped"][0]["reason"].as_str().unwrap_or_default();
+        assert!(skip_reason.contains("not installed"), "{}", report["skipped"]);
+        eprintln!("skipped: {skip_reason}");
         return;
     }
     assert_eq!(nginx["failed"], 0, "{nginx:#}");
@@ -148,8 +148,8 @@ fn suites_report_their_figures_in_the_form_of_published_tables() {
         let table = &report["tables"][0];
         assert_eq!(table["columns"].as_array().map(Vec::len), Some(columns), "{progress}{table:#}");
         assert_eq!(table["rows"].as_array().map(Vec::len), Some(rows), "{progress}{table:#}");
-        let complete = |row: &Value| !row.as_array().unwrap().contains(&Value::Null);
-        assert!(table["rows"].as_array().unwrap().iter().all(complete), "{progress}{table:#}");
+        let is_complete = |row: &Value| !row.as_array().unwrap().contains(&Value::Null);
+        assert!(table["rows"].as_array().unwrap().iter().all(is_complete), "{progress}{table:#}");
         assert!(!report["published"].as_array().unwrap().is_empty());
         assert!(!report["not_shown"].as_array().unwrap().is_empty());
     }
@@ -173,17 +173,17 @@ fn the_page_shows_tables_and_plots_in_a_browser() {
     for part in ["Two links of bookinfo", "leno, 1 CPU", "3395"] {
         assert!(shown.document.contains(part), "{part} is missing in {}", shown.document);
     }
-    let large = |tag: &str| {
+    let count_large_parts = |tag: &str| {
         let parts = shown.parts.iter().filter(|part| part.tag == tag);
-        let large: Vec<&PagePart> =
+        let large_parts: Vec<&PagePart> =
             parts.filter(|part| part.width >= 300 && part.height >= 60).collect();
-        for part in &large {
+        for part in &large_parts {
             assert!(shown.count_colors(part) >= MIN_COLORS, "{part:?} has no visible content");
         }
-        large.len()
+        large_parts.len()
     };
-    // The table in the published form, one for each link, and the published one; four plots.
-    assert!(large("table") >= 4 && large("svg") >= 4, "{:#?}", shown.parts);
+    // One table in the published form for each link, and the published table; four plots.
+    assert!(count_large_parts("table") >= 4 && count_large_parts("svg") >= 4, "{:#?}", shown.parts);
 }
 
 #[test]
@@ -193,9 +193,9 @@ fn an_interrupted_benchmark_leaves_no_process() {
     let mut bench = TestProgram::start("leno bench", &mut command);
     bench.wait_for_line("leno, repeat 1", MAX_WAIT);
     // Control plane, two sidecars, backend and load generator.
-    let (started, _) = eventually("all programs run", MAX_WAIT, || {
-        let started = child_processes(bench.pid());
-        (started.len() == 5).then_some(started)
+    let (processes, _) = eventually("all programs run", MAX_WAIT, || {
+        let processes = child_processes(bench.pid());
+        (processes.len() == 5).then_some(processes)
     });
     bench.send_signal(Signal::INT);
     assert!(!bench.wait_for_exit(MAX_WAIT).success());
@@ -204,14 +204,14 @@ fn an_interrupted_benchmark_leaves_no_process() {
         "{}",
         bench.printed_output()
     );
-    for child in started {
+    for child in processes {
         eventually(&format!("{} has ended", child.command), MAX_WAIT, || {
             (!is_running(child.pid)).then_some(())
         });
     }
 }
 
-const SHORT: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
+const SHORT_RUN_OPTIONS: [&str; 6] = ["--duration", "2s", "--warmup", "200ms", "--repeats", "1"];
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// The minimum number of colors of a visible part: background, lines, text and antialiasing.
 const MIN_COLORS: usize = 8;

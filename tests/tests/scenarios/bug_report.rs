@@ -16,22 +16,25 @@ spec: {ports: [{port: 9080}], run: [sleep, '60'], env: {PASSWORD: swordfish}}
     let report = mesh.data_directory().with_file_name("report.tar.gz");
     let output = run_bug_report(&mesh, &report);
     assert!(output.status.success(), "{output:?}");
-    let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
-    let listed = String::from_utf8(listed.stdout).unwrap();
+    let file_list = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
+    let file_list = String::from_utf8(file_list.stdout).unwrap();
     for part in [
         "about.json",
         "control/status.json",
         "control/metrics.txt",
         "sidecars/shop.one/config.json",
     ] {
-        assert!(listed.contains(&format!("leno-bug-report/{part}")), "{part}: {listed}");
+        assert!(file_list.contains(&format!("leno-bug-report/{part}")), "{part}: {file_list}");
     }
-    let printed = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();
-    let printed = String::from_utf8_lossy(&printed.stdout);
+    let report_content = Command::new("tar").arg("-xzOf").arg(&report).output().unwrap();
+    let report_content = String::from_utf8_lossy(&report_content.stdout);
     for secret in ["swordfish", "PRIVATE KEY", "leno-join-"] {
-        assert!(!printed.contains(secret), "{secret} is in the report");
+        assert!(!report_content.contains(secret), "{secret} is in the report");
     }
-    assert!(printed.contains("\"api-token\": \"[redacted]\""), "the name is kept: {printed}");
+    assert!(
+        report_content.contains("\"api-token\": \"[redacted]\""),
+        "the name is kept: {report_content}"
+    );
     assert!(!run_bug_report(&mesh, &report).status.success(), "an existing file is overwritten");
 }
 
@@ -46,8 +49,8 @@ fn a_report_without_a_control_plane_names_the_missing_part_and_fails() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert!(stdout.contains("missing: control: no mesh responds at"), "{stdout}");
     // Information available without the mesh is included.
-    let listed = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
-    assert!(String::from_utf8(listed.stdout).unwrap().contains("about.json"));
+    let file_list = Command::new("tar").arg("-tzf").arg(&report).output().unwrap();
+    assert!(String::from_utf8(file_list.stdout).unwrap().contains("about.json"));
 }
 
 fn run_bug_report(mesh: &TestMesh, report: &Path) -> Output {

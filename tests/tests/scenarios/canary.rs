@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port, get,
+    ApplicationResponse, TestApplication, TestConnection, TestMesh, eventually, free_port, get,
     leno_command,
 };
 use serde_json::Value;
@@ -67,7 +67,11 @@ fn policy_manifest(kind: &str, target: &str, spec: &str) -> String {
 }
 
 /// Starts the mesh; `instances` has the version and application of each instance.
-fn start_canary(instances: &[(&str, &TestApplication)], route: &str, policies: &str) -> Canary {
+fn start_canary(
+    instances: &[(&str, &TestApplication)],
+    route_manifest: &str,
+    policies: &str,
+) -> Canary {
     let listener = free_port();
     let mut manifests = mesh_config("allow") + &client_manifest("web", &[], &[("api", listener)]);
     for (number, (version, application)) in instances.iter().enumerate() {
@@ -83,26 +87,26 @@ fn start_canary(instances: &[(&str, &TestApplication)], route: &str, policies: &
     manifests += &service_manifest("api", "app: api");
     manifests += &service_manifest("api-v1", "app: api, version: v1");
     manifests += &service_manifest("api-v2", "app: api, version: v2");
-    let mesh = TestMesh::up(&(manifests + route + policies));
+    let mesh = TestMesh::up(&(manifests + route_manifest + policies));
     Canary { mesh, listener: SocketAddr::from((Ipv4Addr::LOCALHOST, listener)) }
 }
 
 impl Canary {
-    /// Returns the status of a request, and the mesh's reason.
+    /// Returns the status of a request, and the rejection reason of the mesh.
     fn status_and_reason(&self, path: &str) -> (u16, Option<String>) {
         let response = get(self.listener, path).expect("the listener responds");
         (response.status, response.rejection_reason().map(str::to_owned))
     }
 
-    /// Starts a request that an application holds; `received` counts the requests that reach one.
+    /// Starts a request that an application holds; `received` counts the requests that reach an application.
     fn hold_request(&self, received: impl Fn() -> usize) -> TestConnection {
-        let before = received();
+        let count_before = received();
         eventually("a request is held", MAX_WAIT, || {
             let mut connection = TestConnection::open(self.listener).expect("the listener is open");
             let request = "GET /hold HTTP/1.1\r\nhost: test\r\n\r\n";
             connection.send(request).expect("the connection is open");
-            while received() == before {
-                // A previous request may still count for a moment: then this one is rejected.
+            while received() == count_before {
+                // A previous request may still count for a moment: then the new request is rejected.
                 if connection
                     .has_activity(Duration::from_millis(50))
                     .expect("the connection is open")
@@ -144,14 +148,14 @@ impl Canary {
 }
 
 /// Returns an application that responds except to `/hold`, and its request counter.
-fn start_holding() -> (TestApplication, Arc<AtomicUsize>) {
+fn start_holding_application() -> (TestApplication, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counter = count.clone();
     let application = TestApplication::start(move |request| {
         counter.fetch_add(1, Ordering::SeqCst);
         match request.method_and_target().1 {
-            "/hold" => ApplicationReply::Silence,
-            _ => ApplicationReply::ok("ok"),
+            "/hold" => ApplicationResponse::NoResponse,
+            _ => ApplicationResponse::ok("ok"),
         }
     });
     (application, count)
@@ -160,7 +164,8 @@ fn start_holding() -> (TestApplication, Arc<AtomicUsize>) {
 #[test]
 fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind_of_route() {
     for kind in ["HTTPRoute", "GRPCRoute", "TCPRoute", "TrafficSplit"] {
-        let ((v1, v1_requests), (v2, v2_requests)) = (start_holding(), start_holding());
+        let ((v1, v1_requests), (v2, v2_requests)) =
+            (start_holding_application(), start_holding_application());
         let limit = policy_manifest("CircuitBreaker", "api", "limits: {requests: 2}");
         let canary = start_canary(
             &[("v1", &v1), ("v2", &v2)],
@@ -178,8 +183,8 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
         let received = || v1_requests.load(Ordering::SeqCst) + v2_requests.load(Ordering::SeqCst);
         let held_connections = [canary.hold_request(received), canary.hold_request(received)];
         for _ in 0..6 {
-            let full = (503, Some("circuit-full".to_owned()));
-            assert_eq!(canary.status_and_reason("/hold"), full, "{kind}");
+            let circuit_full = (503, Some("circuit-full".to_owned()));
+            assert_eq!(canary.status_and_reason("/hold"), circuit_full, "{kind}");
         }
         drop(held_connections);
     }
@@ -187,7 +192,8 @@ fn a_circuit_breaker_of_the_called_service_counts_over_all_backends_of_each_kind
 
 #[test]
 fn faults_of_the_called_service_are_injected_before_a_backend_is_selected() {
-    let ((v1, v1_requests), (v2, v2_requests)) = (start_holding(), start_holding());
+    let ((v1, v1_requests), (v2, v2_requests)) =
+        (start_holding_application(), start_holding_application());
     let spec = "rules: [{abort: {httpStatus: 500, percent: 50}}]";
     let faults = policy_manifest("FaultInjection", "api", spec);
     let canary =
@@ -207,14 +213,14 @@ fn faults_of_the_called_service_are_injected_before_a_backend_is_selected() {
 
 #[test]
 fn outlier_detection_of_the_called_service_ejects_at_its_failure_threshold() {
-    let (v2, _) = (start_holding().0, ());
-    let failed = Arc::new(AtomicUsize::new(0));
-    let count = failed.clone();
+    let (v2, _) = (start_holding_application().0, ());
+    let failure_count = Arc::new(AtomicUsize::new(0));
+    let failure_counter = failure_count.clone();
     let broken = TestApplication::start(move |_| {
-        count.fetch_add(1, Ordering::SeqCst);
-        ApplicationReply::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
+        failure_counter.fetch_add(1, Ordering::SeqCst);
+        ApplicationResponse::Bytes(b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n".to_vec())
     });
-    let (healthy, _) = start_holding();
+    let (healthy, _) = start_holding_application();
     let policies = [
         policy_manifest(
             "OutlierDetection",
@@ -231,16 +237,17 @@ fn outlier_detection_of_the_called_service_ejects_at_its_failure_threshold() {
     let statuses: Vec<u16> =
         (0..200).map(|_| connection.get("/").expect("a response").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 500).count(), 5);
-    assert_eq!(failed.load(Ordering::SeqCst), 5);
-    let ejected = canary.mesh.run_leno(&["get", "ejected"]);
-    let ejected = String::from_utf8(ejected.stdout).expect("text");
-    assert!(ejected.contains("shop/api-0"), "{ejected}");
+    assert_eq!(failure_count.load(Ordering::SeqCst), 5);
+    let ejected_list = canary.mesh.run_leno(&["get", "ejected"]);
+    let ejected_list = String::from_utf8(ejected_list.stdout).expect("text");
+    assert!(ejected_list.contains("shop/api-0"), "{ejected_list}");
 }
 
 #[test]
 fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backend() {
-    let start_instance =
-        |number: usize| TestApplication::start(move |_| ApplicationReply::ok(number.to_string()));
+    let start_instance = |number: usize| {
+        TestApplication::start(move |_| ApplicationResponse::ok(number.to_string()))
+    };
     let applications: Vec<TestApplication> = (0..3).map(start_instance).collect();
     let balancing =
         policy_manifest("LoadBalancing", "api", "algorithm: Maglev, key: {header: x-user}");
@@ -249,12 +256,13 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     let canary =
         start_canary(&instances, &route_manifest("HTTPRoute", &[("api-v1", 1)]), &balancing);
     let mut connection = TestConnection::open(canary.listener).expect("the listener is open");
-    let mut serves = |user: usize| {
+    let mut request_instance = |user: usize| {
         let request = format!("GET / HTTP/1.1\r\nhost: test\r\nx-user: u{user}\r\n\r\n");
         connection.send(request).expect("the connection is open");
         connection.receive_response().expect("a response").body
     };
-    let mut instances_of_users = || -> Vec<Vec<u8>> { (0..24).map(&mut serves).collect() };
+    let mut instances_of_users =
+        || -> Vec<Vec<u8>> { (0..24).map(&mut request_instance).collect() };
     // Users of an instance that is not ready yet are served by another.
     let all_serve = |instances_of_users: &[Vec<u8>]| {
         instances_of_users.iter().collect::<HashSet<_>>().len() == applications.len()
@@ -262,9 +270,9 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
     eventually("each instance serves users", MAX_WAIT, || {
         all_serve(&instances_of_users()).then_some(())
     });
-    let first = instances_of_users();
+    let first_instances = instances_of_users();
     for _ in 0..4 {
-        assert_eq!(instances_of_users(), first);
+        assert_eq!(instances_of_users(), first_instances);
     }
     assert!(
         canary.explain_request().contains("LoadBalancing shop/of-api"),
@@ -275,8 +283,8 @@ fn load_balancing_of_the_called_service_keeps_a_user_at_an_instance_of_the_backe
 
 #[test]
 fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
-    let silent = TestApplication::start(|_| ApplicationReply::Silence);
-    let (healthy, _) = start_holding();
+    let silent = TestApplication::start(|_| ApplicationResponse::NoResponse);
+    let (healthy, _) = start_holding_application();
     let hedging = policy_manifest("Hedging", "api", "after: 50ms");
     let route = route_manifest("HTTPRoute", &[("api-v1", 1)]);
     let canary = start_canary(&[("v1", &silent), ("v1", &healthy)], &route, &hedging);
@@ -289,7 +297,7 @@ fn hedging_of_the_called_service_sends_a_second_attempt_to_the_same_backend() {
 
 #[test]
 fn a_policy_without_effect_is_reported_with_the_route_that_takes_the_traffic() {
-    let ((v1, _), (v2, _)) = (start_holding(), start_holding());
+    let ((v1, _), (v2, _)) = (start_holding_application(), start_holding_application());
     let policies = [
         policy_manifest("OutlierDetection", "api", "consecutiveFailures: 5"),
         policy_manifest("OutlierDetection", "api-v1", "consecutiveFailures: 3"),

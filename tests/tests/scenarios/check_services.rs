@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest, server_with_protocol};
 use leno_tests::{
-    ApplicationReply, Response, TestApplication, TestMesh, TestProgram, check_service, eventually,
-    exchange_bytes, free_port,
+    ApplicationResponse, Response, TestApplication, TestMesh, TestProgram, check_service,
+    eventually, exchange_bytes, free_port,
 };
 
 fn loopback_address(port: u16) -> SocketAddr {
@@ -26,7 +26,7 @@ fn start_stock() -> TestApplication {
     TestApplication::start(|request| {
         let (attributes, key) =
             (request.first_header("x-attributes"), request.first_header("x-key"));
-        ApplicationReply::ok(format!(
+        ApplicationResponse::ok(format!(
             "{} {}",
             attributes.unwrap_or("nobody"),
             key.unwrap_or("no key")
@@ -112,7 +112,7 @@ fn authorization_services_inside_and_outside_the_mesh_decide() {
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
 fn an_authorization_service_receives_request_bodies() {
-    let stock = TestApplication::start(|request| ApplicationReply::ok(request.body.clone()));
+    let stock = TestApplication::start(|request| ApplicationResponse::ok(request.body.clone()));
     let (listener, port) = (free_port(), free_port());
     let address = format!("127.0.0.1:{port}");
     let authorizer =
@@ -133,7 +133,7 @@ fn an_authorization_service_receives_request_bodies() {
         );
         exchange_bytes(loopback_address(listener), &request).ok()
     };
-    for (setting, expected) in [
+    for (body_field, expected) in [
         ("body: {maxRequestBytes: 20}", r#""abc def" "" 7 "false""#),
         (
             "body: {maxRequestBytes: 3, allowPartialMessage: true, packAsBytes: true}",
@@ -142,7 +142,7 @@ fn an_authorization_service_receives_request_bodies() {
     ] {
         mesh.write(
             "ask.yaml",
-            &authorization_manifest("ask", &format!("{service_field}\n  {setting}")),
+            &authorization_manifest("ask", &format!("{service_field}\n  {body_field}")),
         );
         eventually("the service sees the body", MAX_WAIT, || {
             let response = post("abc def")?;
@@ -176,24 +176,24 @@ descriptors:
 
 /// Starts a rate limit service with its own Redis.
 fn start_rate_limiter(directory: &Path) -> (TestProgram, TestProgram, u16) {
-    let (redis, grpc) = (free_port(), free_port());
+    let (redis_port, grpc_port) = (free_port(), free_port());
     let mut command = Command::new("redis-server");
-    command.args(["--port", &redis.to_string(), "--save", ""]).current_dir(directory);
-    let store = TestProgram::start("redis", &mut command);
-    store.wait_for_line("Ready to accept connections", MAX_WAIT);
-    let limits = directory.join("limits/config");
-    std::fs::create_dir_all(&limits).expect("a folder");
-    std::fs::write(limits.join("shop.yaml"), LIMITS).expect("limits");
+    command.args(["--port", &redis_port.to_string(), "--save", ""]).current_dir(directory);
+    let redis_program = TestProgram::start("redis", &mut command);
+    redis_program.wait_for_line("Ready to accept connections", MAX_WAIT);
+    let limits_directory = directory.join("limits/config");
+    std::fs::create_dir_all(&limits_directory).expect("a folder");
+    std::fs::write(limits_directory.join("shop.yaml"), LIMITS).expect("limits");
     let mut command = Command::new(check_service("service_cmd"));
     command
         .env("GRPC_HOST", "127.0.0.1")
-        .env("GRPC_PORT", grpc.to_string())
+        .env("GRPC_PORT", grpc_port.to_string())
         .env("HOST", "127.0.0.1")
         .env("PORT", free_port().to_string())
         .env("DEBUG_HOST", "127.0.0.1")
         .env("DEBUG_PORT", free_port().to_string())
         .env("REDIS_SOCKET_TYPE", "tcp")
-        .env("REDIS_URL", format!("127.0.0.1:{redis}"))
+        .env("REDIS_URL", format!("127.0.0.1:{redis_port}"))
         .env("BACKEND_TYPE", "redis")
         .env("RUNTIME_ROOT", directory)
         .env("RUNTIME_SUBDIRECTORY", "limits")
@@ -201,25 +201,25 @@ fn start_rate_limiter(directory: &Path) -> (TestProgram, TestProgram, u16) {
         .env("RUNTIME_WATCH_ROOT", "false")
         .env("USE_STATSD", "false")
         .env("LOG_LEVEL", "info");
-    let service = TestProgram::start("ratelimit", &mut command);
+    let rate_limit_program = TestProgram::start("ratelimit", &mut command);
     eventually("the service listens", MAX_WAIT, || {
-        std::net::TcpStream::connect(loopback_address(grpc)).ok()
+        std::net::TcpStream::connect(loopback_address(grpc_port)).ok()
     });
-    (store, service, grpc)
+    (redis_program, rate_limit_program, grpc_port)
 }
 
 #[test]
 #[ignore = "takes programs of Go that ./test check-services builds"]
 fn envoys_rate_limit_service_counts_for_two_servers() {
     let directory = tempfile::tempdir().expect("a folder");
-    let (_store, _service, grpc) = start_rate_limiter(directory.path());
+    let (_store, _service, grpc_port) = start_rate_limiter(directory.path());
     let (first_application, second_application) = (start_stock(), start_stock());
     let listeners = [free_port(), free_port(), free_port()];
-    let limit = format!(
+    let rate_limit_manifest = format!(
         "---\napiVersion: leno.dev/v1alpha1\nkind: RateLimit\n\
          metadata: {{name: all, namespace: shop}}\nspec:\n  \
          targetRefs: [{{name: one}}, {{name: two}}]\n  global:\n    \
-         url: \"http://127.0.0.1:{grpc}\"\n    timeout: 10s\n    failureMode: deny\n    domain: shop\n    \
+         url: \"http://127.0.0.1:{grpc_port}\"\n    timeout: 10s\n    failureMode: deny\n    domain: shop\n    \
          descriptors: [{{entries: [{{key: client, from: client}}]}}]\n    rateLimitHeaders: true\n"
     );
     let manifests = [
@@ -228,19 +228,22 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
         server_manifest("two", second_application.port(), &[]),
         client_manifest("web", &[], &[("one", listeners[0]), ("two", listeners[1])]),
         client_manifest("app", &[], &[("one", listeners[2])]),
-        limit,
+        rate_limit_manifest,
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let [to_one, to_two, of_app] = listeners.map(loopback_address);
+    let [first_listener, second_listener, app_listener] = listeners.map(loopback_address);
     // Another client's response shows that the service has loaded its limits.
-    let (first, _) = eventually("another client is allowed", MAX_WAIT, || {
-        send_request(of_app, "").filter(|response| response.status == 200)
+    let (first_response, _) = eventually("another client is allowed", MAX_WAIT, || {
+        send_request(app_listener, "").filter(|response| response.status == 200)
     });
-    assert_eq!(first.first_header("x-ratelimit-limit"), Some("3, 3;w=3600"));
-    let statuses = [to_one, to_two, to_one, to_two, to_one].map(|listener| {
-        let response = send_request(listener, "").expect("the listener responds");
-        (response.status, response.first_header("x-ratelimit-remaining").map(str::to_owned))
-    });
+    assert_eq!(first_response.first_header("x-ratelimit-limit"), Some("3, 3;w=3600"));
+    let statuses =
+        [first_listener, second_listener, first_listener, second_listener, first_listener].map(
+            |listener| {
+                let response = send_request(listener, "").expect("the listener responds");
+                (response.status, response.first_header("x-ratelimit-remaining").map(str::to_owned))
+            },
+        );
     let rate_response = |status: u16, remaining: &str| (status, Some(remaining.to_owned()));
     assert_eq!(
         statuses,
@@ -252,7 +255,7 @@ fn envoys_rate_limit_service_counts_for_two_servers() {
             rate_response(429, "0")
         ]
     );
-    let rejected = send_request(to_two, "").expect("the listener responds");
+    let rejected = send_request(second_listener, "").expect("the listener responds");
     assert_eq!(rejected.rejection_reason(), Some("rate-limited"));
     let retry_after: u64 =
         rejected.first_header("retry-after").expect("a value").parse().expect("a number");

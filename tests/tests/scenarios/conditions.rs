@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use leno_tests::{
-    AdminPage, ApplicationReply, ControlProgram, SidecarProgram, TestApplication, TestMesh,
+    AdminEndpoint, ApplicationResponse, ControlProgram, SidecarProgram, TestApplication, TestMesh,
     TestProgram, eventually, exchange_bytes, free_port, get, get_page, ratings_manifests,
 };
 
@@ -45,10 +45,10 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
     let listener = free_port();
     let manifests = ratings_manifests(&command, port, listener_blocker.port(), "allow");
     let mesh = TestMesh::up(&format!("{manifests}{}", other_client(listener)));
-    let first = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
+    let up_line = mesh.up.wait_for_line("The mesh is up", Duration::from_secs(60));
     assert!(
-        first.contains("but 1 listener is closed and 1 application does not stay up"),
-        "{first}"
+        up_line.contains("but 1 listener is closed and 1 application does not stay up"),
+        "{up_line}"
     );
     // No request is forwarded to the process that has the port.
     for _ in 0..20 {
@@ -60,11 +60,11 @@ fn a_closed_listener_and_a_crash_loop_are_findings_in_every_view() {
             response.status
         );
     }
-    let closed = format!("listener-127.0.0.1:{} is closed", listener_blocker.port());
+    let closed_finding = format!("listener-127.0.0.1:{} is closed", listener_blocker.port());
     let status = eventually("status has both findings", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
-        let both = text.contains(&closed) && text.contains("keeps exiting");
-        (code == Some(1) && both).then_some(text)
+        let has_both_findings = text.contains(&closed_finding) && text.contains("keeps exiting");
+        (code == Some(1) && has_both_findings).then_some(text)
     });
     assert!(status.0.contains("Address already in use"), "{}", status.0);
     assert_same_findings_on_page(&mesh);
@@ -125,10 +125,10 @@ fn requests_are_not_forwarded_to_a_port_of_another_process() {
     let port_blocker = TestApplication::start_echo();
     let (port, listener) = (port_blocker.port(), free_port());
     let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, listener, "allow"));
-    let status = |text: &str| text.contains(&format!("port {port} of the application"));
+    let names_port = |text: &str| text.contains(&format!("port {port} of the application"));
     eventually("status reports the port as in use", Duration::from_secs(20), || {
         let (code, text) = run_command(&mesh, &["status"]);
-        (code == Some(1) && status(&text)).then_some(())
+        (code == Some(1) && names_port(&text)).then_some(())
     });
     for _ in 0..20 {
         let response = get(loopback_address(listener), "/").unwrap();
@@ -140,9 +140,9 @@ fn requests_are_not_forwarded_to_a_port_of_another_process() {
         );
     }
     let proxies = mesh.get_json("proxies");
-    let page = AdminPage::for_workload(&proxies, "bookinfo/ratings-1").unwrap();
+    let admin_endpoint = AdminEndpoint::for_workload(&proxies, "bookinfo/ratings-1").unwrap();
     assert!(
-        page.full_configuration()["application"][port.to_string()]
+        admin_endpoint.full_configuration()["application"][port.to_string()]
             .as_str()
             .unwrap()
             .contains("taken by")
@@ -150,7 +150,7 @@ fn requests_are_not_forwarded_to_a_port_of_another_process() {
 }
 
 /// Responds with a word, on a port that others may share.
-const SHARED: &str = "import http.server,socket,sys\n\
+const SHARED_PORT_SERVER: &str = "import http.server,socket,sys\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 def do_GET(self):\n\
 \x20  body=sys.argv[2].encode(); self.send_response(200); self.send_header('content-length',str(len(body))); self.end_headers(); self.wfile.write(body)\n\
@@ -160,16 +160,17 @@ class S(http.server.ThreadingHTTPServer):\n\
 \x20  self.socket.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEPORT,1); super().server_bind()\n\
 S(('127.0.0.1',int(sys.argv[1])),H).serve_forever()\n";
 
-/// The kernel gives each of the two a share of the connections.
+/// The kernel gives each of the two processes a share of the connections.
 #[test]
 fn requests_are_not_forwarded_to_a_port_shared_with_another_process() {
     let (port, listener) = (free_port(), free_port());
     let python_arguments = |word: &'static str| {
-        ["-c".to_owned(), SHARED.to_owned(), port.to_string(), word.to_owned()]
+        ["-c".to_owned(), SHARED_PORT_SERVER.to_owned(), port.to_string(), word.to_owned()]
     };
-    let run = [vec!["python3".to_owned()], python_arguments("own").to_vec()].concat();
+    let application_command =
+        [vec!["python3".to_owned()], python_arguments("own").to_vec()].concat();
     let mesh = TestMesh::up(&ratings_manifests(
-        &serde_json::json!(run).to_string(),
+        &serde_json::json!(application_command).to_string(),
         port,
         listener,
         "allow",
@@ -200,7 +201,8 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
     let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", free_port(), listener, "allow"));
     let response = get(loopback_address(listener), "/").unwrap();
     assert_eq!((response.status, response.rejection_reason()), (503, Some("connect-failed")));
-    let client = AdminPage::for_workload(&mesh.get_json("proxies"), "bookinfo/client-1").unwrap();
+    let client =
+        AdminEndpoint::for_workload(&mesh.get_json("proxies"), "bookinfo/client-1").unwrap();
     let metrics = String::from_utf8(get_page(client.address, "/metrics").unwrap().body).unwrap();
     let retries = metrics.lines().find(|line| line.starts_with("leno_retries_total "));
     assert_eq!(retries, Some("leno_retries_total 0"), "{metrics}");
@@ -211,17 +213,17 @@ fn a_request_waits_once_for_an_application_that_does_not_listen() {
 fn an_application_that_never_listens_is_a_finding_without_a_request() {
     let port = free_port();
     let mesh = TestMesh::up(&ratings_manifests("[sleep, \"600\"]", port, free_port(), "allow"));
-    let silent =
+    let finding =
         format!("port {port} of the application is not served: no process listens on the port");
     eventually("status names the port", Duration::from_secs(40), || {
         let (code, text) = run_command(&mesh, &["status"]);
-        (code == Some(1) && text.contains(&silent)).then_some(())
+        (code == Some(1) && text.contains(&finding)).then_some(())
     });
     let (code, text) =
         run_command(&mesh, &["diagnose", "bookinfo/client-1", "--to", "bookinfo/ratings"]);
-    let silent =
+    let finding =
         format!("bookinfo/ratings-1: port {port} is not served: no process listens on the port");
-    assert!(code == Some(1) && text.contains(&format!("✗ application  {silent}")), "{text}");
+    assert!(code == Some(1) && text.contains(&format!("✗ application  {finding}")), "{text}");
     assert!(text.contains("✓ connectivity bookinfo/ratings: reached 1 of 1 endpoint"), "{text}");
     let (code, text) = run_command(&mesh, &["get", "workloads"]);
     assert!(code == Some(0) && text.contains("no process listens on the port"), "{text}");
@@ -231,14 +233,14 @@ fn an_application_that_never_listens_is_a_finding_without_a_request() {
 fn an_open_circuit_is_listed_and_a_finding() {
     let application = TestApplication::start(|_| {
         let head = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n";
-        ApplicationReply::Bytes(head.as_bytes().to_vec())
+        ApplicationResponse::Bytes(head.as_bytes().to_vec())
     });
     let listener = free_port();
-    let breaker = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
+    let circuit_breaker_manifest = "---\napiVersion: leno.dev/v1alpha1\nkind: CircuitBreaker\n\
                    metadata: {name: ratings, namespace: bookinfo}\n\
                    spec: {targetRefs: [{kind: Service, name: ratings}], trip: {failures: [5xx], consecutiveFailures: 3, openDuration: 60s}}\n";
     let manifests = ratings_manifests("", application.port(), listener, "allow");
-    let mesh = TestMesh::up(&format!("{manifests}{breaker}"));
+    let mesh = TestMesh::up(&format!("{manifests}{circuit_breaker_manifest}"));
     assert_eq!(run_command(&mesh, &["get", "circuits", "-o", "json"]).0, Some(0));
     eventually("the circuit opens", Duration::from_secs(20), || {
         let response = get(loopback_address(listener), "/").unwrap();
@@ -291,33 +293,41 @@ fn an_empty_endpoint_list_and_a_rejected_join_are_findings() {
     let listener = free_port();
     let manifests = ratings_manifests("", free_port(), listener, "allow");
     let control = ControlProgram::start(&manifests, &[]);
-    let run = |arguments: &[&str]| {
+    let run_leno = |arguments: &[&str]| {
         let output = control.run_leno(arguments);
         let text = [output.stdout, output.stderr].concat();
         (output.status.code(), String::from_utf8_lossy(&text).into_owned())
     };
     let token = control.issue_token("bookinfo/client-1");
-    let used = control.data_directory().join("used.token");
-    std::fs::copy(&token, &used).unwrap();
-    let state = tempfile::tempdir().unwrap();
-    let first =
-        SidecarProgram::start_unready("bookinfo/client-1", &token, &state.path().join("one"), &[]);
+    let used_token = control.data_directory().join("used.token");
+    std::fs::copy(&token, &used_token).unwrap();
+    let state_directory = tempfile::tempdir().unwrap();
+    let first_sidecar = SidecarProgram::start_unready(
+        "bookinfo/client-1",
+        &token,
+        &state_directory.path().join("one"),
+        &[],
+    );
     eventually("the first sidecar joins", Duration::from_secs(30), || {
         let proxies = control.get_json("proxies");
         (proxies.as_array()?.len() == 1).then_some(())
     });
-    drop(first);
-    let _second =
-        SidecarProgram::start_unready("bookinfo/client-1", &used, &state.path().join("two"), &[]);
+    drop(first_sidecar);
+    let _second = SidecarProgram::start_unready(
+        "bookinfo/client-1",
+        &used_token,
+        &state_directory.path().join("two"),
+        &[],
+    );
     eventually("status names the join", Duration::from_secs(30), || {
-        let (code, text) = run(&["status"]);
+        let (code, text) = run_leno(&["status"]);
         (code == Some(1) && text.contains("bookinfo/client-1: a joining sidecar is rejected"))
             .then_some(())
     });
-    let (code, text) = run(&["diagnose", "bookinfo/client-1"]);
+    let (code, text) = run_leno(&["diagnose", "bookinfo/client-1"]);
     assert!(code == Some(1) && text.contains("token"), "{text}");
     eventually("status names the endpoints", Duration::from_secs(60), || {
-        let (code, text) = run(&["status"]);
+        let (code, text) = run_leno(&["status"]);
         (code == Some(1) && text.contains("bookinfo/ratings:9080 has no endpoint")).then_some(())
     });
 }

@@ -1,4 +1,4 @@
-//! `leno diagnose`: it names the step that fails.
+//! `leno diagnose`: the output names the step that fails.
 
 use std::process::Output;
 
@@ -67,8 +67,8 @@ fn a_diagnosis_names_the_failing_step() {
     });
 }
 
-/// Another workload that calls the first.
-const CALLER: &str = "apiVersion: leno.dev/v1alpha1
+/// Another workload that calls the first workload.
+const CALLER_MANIFEST: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web-1, namespace: shop, labels: {app: web}}
 spec: {serviceAccount: web, ports: [{port: 9081}]}
@@ -76,7 +76,7 @@ spec: {serviceAccount: web, ports: [{port: 9081}]}
 
 #[test]
 fn a_diagnosis_of_a_client_finds_an_unresponsive_server_sidecar() {
-    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}"));
+    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER_MANIFEST}"));
     let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(0), "{text}");
     let proxies = mesh.get_json("proxies");
@@ -88,8 +88,8 @@ fn a_diagnosis_of_a_client_finds_an_unresponsive_server_sidecar() {
     let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     signal_pid(pid, Signal::CONT);
     assert_eq!(code, Some(1), "{text}");
-    let failed = "✗ connectivity shop/cart-1 of shop/cart is unreachable at 127.0.0.1:";
-    assert!(text.contains(failed) && text.contains("connect-timeout"), "{text}");
+    let finding = "✗ connectivity shop/cart-1 of shop/cart is unreachable at 127.0.0.1:";
+    assert!(text.contains(finding) && text.contains("connect-timeout"), "{text}");
 }
 
 #[test]
@@ -99,7 +99,7 @@ kind: MeshConfig
 metadata: {name: mesh}
 spec: {defaultPolicy: deny}
 ";
-    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER}---\n{mesh_config}"));
+    let mesh = TestMesh::up(&format!("{MANIFESTS}---\n{CALLER_MANIFEST}---\n{mesh_config}"));
     let (code, text) = run_diagnose(&mesh, &["shop/web-1", "--to", "shop/cart"]);
     assert_eq!(code, Some(1), "{text}");
     let verdict = "✗ decision     GET http://cart.shop:80/: 403 denied";
@@ -110,7 +110,7 @@ spec: {defaultPolicy: deny}
 }
 
 /// Returns the subscriptions of a workload's sidecar.
-fn subscriptions_of(control: &ControlProgram, workload: &str) -> Vec<String> {
+fn get_subscriptions(control: &ControlProgram, workload: &str) -> Vec<String> {
     let proxies = control.get_json("proxies");
     let is_workload = |proxy: &&Value| proxy["workload"] == workload;
     let proxy = proxies.as_array().unwrap().iter().find(is_workload);
@@ -121,15 +121,15 @@ fn subscriptions_of(control: &ControlProgram, workload: &str) -> Vec<String> {
 
 #[test]
 fn a_mistyped_host_name_is_not_a_failure_and_is_removed_by_a_restart() {
-    let control = ControlProgram::start(CALLER, &[]);
+    let control = ControlProgram::start(CALLER_MANIFEST, &[]);
     let mut web = SidecarProgram::join(&control, "shop/web-1", &["--http-proxy", "127.0.0.1:0"]);
     let request =
         "GET http://typo.shop:9080/ HTTP/1.1\r\nhost: typo.shop:9080\r\nconnection: close\r\n\r\n";
-    let response = exchange_bytes(web.page.http_proxy(), request).unwrap();
+    let response = exchange_bytes(web.admin_endpoint.http_proxy(), request).unwrap();
     assert_eq!((response.status, response.rejection_reason()), (404, Some("unknown-service")));
     let max_wait = std::time::Duration::from_secs(20);
     leno_tests::eventually("the name is known to the control plane", max_wait, || {
-        subscriptions_of(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
+        get_subscriptions(&control, "shop/web-1").contains(&"shop/typo".to_owned()).then_some(())
     });
     let output = control.run_leno(&["diagnose", "shop/web-1"]);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -142,14 +142,14 @@ fn a_mistyped_host_name_is_not_a_failure_and_is_removed_by_a_restart() {
         let proxies = control.get_json("proxies");
         (!proxies.as_array()?.is_empty()).then_some(())
     });
-    assert_eq!(subscriptions_of(&control, "shop/web-1"), [""; 0]);
+    assert_eq!(get_subscriptions(&control, "shop/web-1"), [""; 0]);
     let output = control.run_leno(&["diagnose", "shop/web-1"]);
     assert_eq!(output.status.code(), Some(0));
     assert!(!String::from_utf8_lossy(&output.stdout).contains("typo"));
 }
 
-/// A JWT policy for its service, with keys in a file that does not exist yet.
-const TOKENS: &str = "---
+/// A JWT policy for the service, with keys in a file that does not exist yet.
+const JWT_POLICY: &str = "---
 apiVersion: leno.dev/v1alpha1
 kind: JwtValidation
 metadata: {name: tokens, namespace: shop}
@@ -159,13 +159,13 @@ spec:
   issuers: [{issuer: 'https://issuer.example', jwks: {file: issuer.jwks}}]
 ";
 
-const KEYS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use": "sig",
+const JWKS: &str = r#"{"keys": [{"kty": "EC", "crv": "P-256", "kid": "1", "use": "sig",
 "x": "MKBCTNIcKUSDii11ySs3526iDZ8AiTo7Tu6KPAqv7D4", "y": "4Etl6SRW2YiLUrN5vfvVHuhp7x8PxltmWWlbbM4IFyM"}]}"#;
 
 #[test]
 fn a_policy_without_keys_is_a_finding_until_keys_are_available() {
     let service = MANIFESTS.split("---\n").take(2).collect::<Vec<_>>().join("---\n");
-    let mesh = TestMesh::up(&format!("{service}{TOKENS}"));
+    let mesh = TestMesh::up(&format!("{service}{JWT_POLICY}"));
     let max_wait = std::time::Duration::from_secs(60);
     let status = || {
         let output = mesh.run_leno(&["status"]);
@@ -177,7 +177,7 @@ fn a_policy_without_keys_is_a_finding_until_keys_are_available() {
         let (code, text) = status();
         (code == Some(1) && text.contains(finding)).then_some(())
     });
-    mesh.write("issuer.jwks", KEYS);
+    mesh.write("issuer.jwks", JWKS);
     leno_tests::eventually("the mesh is healthy", max_wait, || {
         let (code, text) = status();
         (code == Some(0) && !text.contains("keys")).then_some(())

@@ -25,26 +25,26 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    AdminPage, ApplicationReply, TestApplication, TestMesh, eventually, free_port, get,
+    AdminEndpoint, ApplicationResponse, TestApplication, TestMesh, eventually, free_port, get,
 };
 
 /// An application in the test process that counts its requests.
 struct CountingApplication {
     application: TestApplication,
-    requests: Arc<AtomicUsize>,
+    request_count: Arc<AtomicUsize>,
 }
 
 impl CountingApplication {
     /// Starts an application that responds with the result of `respond` for the request target; `respond` may
     /// block.
     fn start(respond: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-        let requests = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&requests);
+        let request_count = Arc::new(AtomicUsize::new(0));
+        let request_counter = Arc::clone(&request_count);
         let application = TestApplication::start(move |request| {
-            count.fetch_add(1, Ordering::SeqCst);
-            ApplicationReply::ok(respond(request.method_and_target().1))
+            request_counter.fetch_add(1, Ordering::SeqCst);
+            ApplicationResponse::ok(respond(request.method_and_target().1))
         });
-        Self { application, requests }
+        Self { application, request_count }
     }
 
     /// Starts an application that responds with the request target.
@@ -58,7 +58,7 @@ impl CountingApplication {
 
     /// Returns the number of received requests, completed or not.
     fn received_requests(&self) -> usize {
-        self.requests.load(Ordering::SeqCst)
+        self.request_count.load(Ordering::SeqCst)
     }
 }
 
@@ -69,11 +69,11 @@ struct Shop {
     listener: SocketAddr,
 }
 
-/// Returns the shop; `mode` is the default policy, `allow` or `deny`.
-fn start_shop(mode: &str, ratings: CountingApplication) -> Shop {
+/// Returns the shop; `default_policy` is the default policy, `allow` or `deny`.
+fn start_shop(default_policy: &str, ratings: CountingApplication) -> Shop {
     let port = free_port();
     let manifests = [
-        mesh_config(mode),
+        mesh_config(default_policy),
         server_manifest("ratings", ratings.port(), &[]),
         client_manifest("web", &[], &[("ratings.shop", port)]),
     ];
@@ -85,8 +85,8 @@ fn loopback_address(port: u16) -> SocketAddr {
 }
 
 /// Returns the admin endpoint of a workload's sidecar, once the sidecar is connected.
-pub(crate) fn connected_sidecar(mesh: &TestMesh, workload: &str) -> AdminPage {
-    let poll = || AdminPage::for_workload(&mesh.get_json("proxies"), workload);
+pub(crate) fn connected_sidecar(mesh: &TestMesh, workload: &str) -> AdminEndpoint {
+    let poll = || AdminEndpoint::for_workload(&mesh.get_json("proxies"), workload);
     eventually(&format!("the sidecar of {workload} is connected"), MAX_WAIT, poll).0
 }
 
@@ -97,7 +97,7 @@ fn wait_until_status(listener: SocketAddr, status: u16) -> Duration {
 }
 
 /// Allows all GET requests of `web` to `ratings`.
-const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
+const ALLOW_GETS: &str = "apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
 metadata: {name: ratings-http, namespace: shop}
 spec: {matches: [{name: read, pathRegex: \"/.*\", methods: [GET]}]}

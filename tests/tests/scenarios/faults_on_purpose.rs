@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
-use leno_tests::{ApplicationReply, TestApplication, TestMesh, exchange_bytes, free_port, get};
+use leno_tests::{ApplicationResponse, TestApplication, TestMesh, exchange_bytes, free_port, get};
 
 const FAULTS: &str = "---
 apiVersion: leno.dev/v1alpha1
@@ -35,11 +35,11 @@ spec:
 
 #[test]
 fn injected_faults_delay_or_abort_requests_before_the_service() {
-    let received = Arc::new(AtomicUsize::new(0));
-    let count = received.clone();
+    let request_count = Arc::new(AtomicUsize::new(0));
+    let request_counter = request_count.clone();
     let stock = TestApplication::start(move |request| {
-        count.fetch_add(1, Ordering::SeqCst);
-        ApplicationReply::ok(request.method_and_target().1)
+        request_counter.fetch_add(1, Ordering::SeqCst);
+        ApplicationResponse::ok(request.method_and_target().1)
     });
     let listeners = [free_port(), free_port()];
     let manifests = [
@@ -63,32 +63,36 @@ fn injected_faults_delay_or_abort_requests_before_the_service() {
         (&b"I am a teapot"[..], Some("yes"))
     );
     assert_eq!(send_request(app, "/broken").status, 200, "the rule applies to other clients");
-    assert_eq!(received.load(Ordering::SeqCst), 2);
+    assert_eq!(request_count.load(Ordering::SeqCst), 2);
 
     let started = Instant::now();
     let response = send_request(web, "/late");
     assert_eq!((response.status, response.rejection_reason()), (504, Some("request-timeout")));
     assert!(started.elapsed() < Duration::from_secs(20), "the delay counts towards the timeout");
 
-    let before = received.load(Ordering::SeqCst);
+    let count_before = request_count.load(Ordering::SeqCst);
     let statuses: Vec<u16> = (0..200).map(|_| send_request(web, "/half").status).collect();
-    let succeeded = statuses.iter().filter(|status| **status == 200).count();
-    assert!((60..=140).contains(&succeeded), "{succeeded} of 200");
-    assert_eq!(received.load(Ordering::SeqCst) - before, succeeded, "no request is retried");
+    let success_count = statuses.iter().filter(|status| **status == 200).count();
+    assert!((60..=140).contains(&success_count), "{success_count} of 200");
+    assert_eq!(
+        request_count.load(Ordering::SeqCst) - count_before,
+        success_count,
+        "no request is retried"
+    );
 
-    // The request body is read, so the connection stays usable.
-    let post =
+    // The sidecar reads the body of an aborted request, so the connection stays usable.
+    let post_request =
         "POST /broken HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    assert_eq!(exchange_bytes(web, post).expect("the listener responds").status, 418);
+    assert_eq!(exchange_bytes(web, post_request).expect("the listener responds").status, 418);
 
-    let page = mesh.sidecar("shop/web-1");
-    assert!(page.sum_metrics("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);
-    assert!(page.sum_metrics("leno_faults_injected_total{fault=\"delay\"}") >= 2.0);
+    let web_sidecar = mesh.sidecar("shop/web-1");
+    assert!(web_sidecar.sum_metrics("leno_faults_injected_total{fault=\"abort\"}") >= 50.0);
+    assert!(web_sidecar.sum_metrics("leno_faults_injected_total{fault=\"delay\"}") >= 2.0);
     let mut command = leno_tests::leno_command();
     let url = "http://stock:9080/broken";
     command.args(["explain", "request", "--from", "shop/web-1", "--url", url, "-f"]);
     let output = command.arg(mesh.manifest_file("")).output().expect("leno runs");
-    let printed = String::from_utf8(output.stdout).expect("text");
+    let explain_output = String::from_utf8(output.stdout).expect("text");
     let expected = "FaultInjection shop/faults: broken aborts 100 % of such requests with 418";
-    assert!(printed.contains(expected), "{printed}");
+    assert!(explain_output.contains(expected), "{explain_output}");
 }

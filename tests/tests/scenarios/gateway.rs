@@ -65,7 +65,7 @@ fn requests_of_external_clients_follow_the_routes() {
     eventually("the sidecar is connected", MAX_WAIT, || {
         (send_request(address, "/", "").status == 200).then_some(())
     });
-    for (path, status, text) in [
+    for (path, status, expected_text) in [
         ("/a?b", 200, "meshed GET /a?b"),
         ("/plain/a", 200, "plain GET /plain/a"),
         ("/nobody", 500, ""),
@@ -75,7 +75,7 @@ fn requests_of_external_clients_follow_the_routes() {
         let response = send_request(address, path, "");
         assert_eq!(response.status, status, "{path}: {}", response.head);
         let body = String::from_utf8_lossy(&response.body);
-        assert!(body.contains(text), "{path}: {body}");
+        assert!(body.contains(expected_text), "{path}: {body}");
     }
     let request_for_other_host =
         "GET / HTTP/1.1\r\nhost: else.example.com\r\nconnection: close\r\n\r\n";
@@ -94,11 +94,11 @@ fn requests_of_external_clients_follow_the_routes() {
     }
     let forged_fields = "x-forwarded-for: 192.0.2.1\r\nx-forwarded-proto: https\r\n";
     for path in ["/", "/plain"] {
-        let output = String::from_utf8_lossy(&send_request(address, path, forged_fields).body)
+        let body = String::from_utf8_lossy(&send_request(address, path, forged_fields).body)
             .to_ascii_lowercase();
-        assert!(output.contains("x-forwarded-for: 127.0.0.1\r\n"), "{output}");
-        assert!(output.contains("x-forwarded-proto: http\r\n"), "{output}");
-        assert!(!output.contains("192.0.2.1"), "{output}");
+        assert!(body.contains("x-forwarded-for: 127.0.0.1\r\n"), "{body}");
+        assert!(body.contains("x-forwarded-proto: http\r\n"), "{body}");
+        assert!(!body.contains("192.0.2.1"), "{body}");
     }
 }
 
@@ -107,7 +107,7 @@ fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
     let gateway = TestGateway::start();
     let [first_certificate, second_certificate] =
         [self_signed_certificate("shop.example.com"), self_signed_certificate("cart.example.com")];
-    let (https, passthrough_port) = (free_port(), free_port());
+    let (https_port, passthrough_port) = (free_port(), free_port());
     let listeners = vec![
         with_certificate(
             gateway_listener("one", "shop.example.com", "", common_rules()),
@@ -119,40 +119,44 @@ fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
         ),
     ];
     // TLS passthrough forwards to the HTTPS port of the same gateway.
-    gateway.add_unmeshed("beside", https);
-    let passthrough = TlsRule {
+    gateway.add_unmeshed("beside", https_port);
+    let passthrough_rule = TlsRule {
         route: "bookinfo/route".parse().expect("a name"),
         hostnames: vec!["shop.example.com".parse().expect("a name")],
         backends: weighted_backends(&[("beside", 1)]),
         ungranted_weight: 0,
     };
     gateway.set_ports(vec![
-        (https, GatewayPortRules::Https(listeners.clone())),
-        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough.clone()])),
+        (https_port, GatewayPortRules::Https(listeners.clone())),
+        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough_rule.clone()])),
     ]);
     gateway.wait_until_ready();
-    for (name, certificate, wrong_certificate) in [
+    for (hostname, certificate, wrong_certificate) in [
         ("shop.example.com", &first_certificate, &second_certificate),
         ("cart.example.com", &second_certificate, &first_certificate),
     ] {
         for (flag, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
-            let output = gateway.curl_gateway(name, https, certificate, &[flag]);
-            assert_eq!(output, format!("200 {version}"), "{name}");
+            let output = gateway.curl(hostname, https_port, certificate, &[flag]);
+            assert_eq!(output, format!("200 {version}"), "{hostname}");
         }
-        assert_eq!(gateway.curl_gateway(name, https, wrong_certificate, &[]), "000 0", "{name}");
+        assert_eq!(
+            gateway.curl(hostname, https_port, wrong_certificate, &[]),
+            "000 0",
+            "{hostname}"
+        );
     }
-    let host = ["-H", "Host: cart.example.com"];
-    assert_eq!(gateway.curl_gateway("shop.example.com", https, &first_certificate, &host), "421 2");
+    let other_host = ["-H", "Host: cart.example.com"];
     assert_eq!(
-        gateway.curl_gateway("else.example.com", https, &first_certificate, &["-k"]),
-        "000 0"
+        gateway.curl("shop.example.com", https_port, &first_certificate, &other_host),
+        "421 2"
     );
+    assert_eq!(gateway.curl("else.example.com", https_port, &first_certificate, &["-k"]), "000 0");
     assert_eq!(
-        gateway.curl_gateway("shop.example.com", passthrough_port, &first_certificate, &[]),
+        gateway.curl("shop.example.com", passthrough_port, &first_certificate, &[]),
         "200 2"
     );
     assert_eq!(
-        gateway.curl_gateway("cart.example.com", passthrough_port, &second_certificate, &[]),
+        gateway.curl("cart.example.com", passthrough_port, &second_certificate, &[]),
         "000 0"
     );
     // A new certificate replaces the old one.
@@ -160,23 +164,23 @@ fn tls_sessions_are_terminated_or_passed_through_by_server_name() {
     let listeners =
         vec![with_certificate(listeners[0].clone(), &new_certificate), listeners[1].clone()];
     gateway.set_ports(vec![
-        (https, GatewayPortRules::Https(listeners)),
-        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough])),
+        (https_port, GatewayPortRules::Https(listeners)),
+        (passthrough_port, GatewayPortRules::Passthrough(vec![passthrough_rule])),
     ]);
     eventually("the new certificate is shown", MAX_WAIT, || {
-        (gateway.curl_gateway("shop.example.com", https, &new_certificate, &[]) == "200 2")
+        (gateway.curl("shop.example.com", https_port, &new_certificate, &[]) == "200 2")
             .then_some(())
     });
-    assert_eq!(gateway.curl_gateway("shop.example.com", https, &first_certificate, &[]), "000 0");
-    assert_eq!(gateway.curl_gateway("cart.example.com", https, &second_certificate, &[]), "200 2");
+    assert_eq!(gateway.curl("shop.example.com", https_port, &first_certificate, &[]), "000 0");
+    assert_eq!(gateway.curl("cart.example.com", https_port, &second_certificate, &[]), "200 2");
 }
 
 #[test]
 fn ports_open_and_close_without_closing_connections_to_other_ports() {
     let gateway = TestGateway::start();
     let (http_port, tcp_port) = (free_port(), free_port());
-    let http = || (http_port, GatewayPortRules::Http(http_listeners("")));
-    let tcp = || {
+    let http_rules = || (http_port, GatewayPortRules::Http(http_listeners("")));
+    let tcp_rules = || {
         let rule = TcpRule {
             route: "bookinfo/route".parse().expect("a name"),
             kind: RouteKind::Tcp,
@@ -185,7 +189,7 @@ fn ports_open_and_close_without_closing_connections_to_other_ports() {
         };
         (tcp_port, GatewayPortRules::Tcp(rule))
     };
-    gateway.set_ports(vec![http()]);
+    gateway.set_ports(vec![http_rules()]);
     gateway.wait_until_ready();
     let mut connection =
         TestConnection::open(gateway.address_of_port(http_port)).expect("a connection");
@@ -195,18 +199,18 @@ fn ports_open_and_close_without_closing_connections_to_other_ports() {
         assert_eq!(connection.receive_response().expect("a response").status, 200);
     };
     assert_still_served();
-    let status = |port| {
+    let request_status = |port| {
         let mut connection = TestConnection::open(gateway.address_of_port(port)).ok()?;
         connection.get("/").ok().map(|response| response.status)
     };
-    assert_eq!(status(tcp_port), None, "closed");
-    gateway.set_ports(vec![http(), tcp()]);
+    assert_eq!(request_status(tcp_port), None, "closed");
+    gateway.set_ports(vec![http_rules(), tcp_rules()]);
     eventually("the new port is open", MAX_WAIT, || {
-        status(tcp_port).filter(|status| *status == 200)
+        request_status(tcp_port).filter(|status| *status == 200)
     });
     assert_still_served();
-    gateway.set_ports(vec![http()]);
-    eventually("the port is closed", MAX_WAIT, || status(tcp_port).is_none().then_some(()));
+    gateway.set_ports(vec![http_rules()]);
+    eventually("the port is closed", MAX_WAIT, || request_status(tcp_port).is_none().then_some(()));
     assert_still_served();
 }
 
@@ -237,7 +241,7 @@ fn latency_of_legitimate_gateway_clients_during_a_flood() {
     let client = LegitimateClient {
         address: gateway.address_of_port(port),
         config: config.into(),
-        name: "shop.example.com".try_into().expect("a name"),
+        server_name: "shop.example.com".try_into().expect("a name"),
         request: b"GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n",
     };
     measure_flood("gateway", gateway.gateway_pid(), &client);

@@ -15,7 +15,7 @@ use std::time::Duration;
 use leno_tests::{ControlProgram, TestProgram, eventually, is_root, leno_command};
 
 /// Options for every kind of rule.
-const OPTIONS: &[&str] = &[
+const REDIRECT_OPTIONS: &[&str] = &[
     "--exclude-outbound-ports=25,5432",
     "--exclude-outbound-ranges=192.0.2.0/24,10.128.0.0/9,2001:db8::/32,203.0.113.7",
     "--exclude-inbound-ports=9000",
@@ -28,8 +28,8 @@ struct NetworkNamespace(String);
 
 impl NetworkNamespace {
     fn new(suffix: &str) -> Self {
-        static CREATED: AtomicU32 = AtomicU32::new(0);
-        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("lenotest{}-{number}-{suffix}", std::process::id());
         run_ip(&["netns", "add", &name]);
         run_ip(&["-n", &name, "link", "set", "lo", "up"]);
@@ -79,11 +79,12 @@ fn the_kernel_has_the_printed_rules() {
     }
     let (redirected, loaded) = (NetworkNamespace::new("ours"), NetworkNamespace::new("theirs"));
     // The second run replaces the rules of the first.
-    for options in [&["--exclude-outbound-ports=26"][..], OPTIONS, OPTIONS] {
+    for options in [&["--exclude-outbound-ports=26"][..], REDIRECT_OPTIONS, REDIRECT_OPTIONS] {
         let output = redirected.run_redirect(options);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let dry_run = leno_command().arg("redirect").args(OPTIONS).arg("--dry-run").output().unwrap();
+    let dry_run =
+        leno_command().arg("redirect").args(REDIRECT_OPTIONS).arg("--dry-run").output().unwrap();
     let mut nft =
         loaded.namespace_command("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     nft.stdin.take().unwrap().write_all(&dry_run.stdout).unwrap();
@@ -150,12 +151,15 @@ fn installed_rules_are_verified() {
     }
     let namespace = NetworkNamespace::new("verify");
     namespace.add_default_route();
-    let before = namespace.run_redirect(&["--verify"]);
-    assert!(!before.status.success());
-    assert!(String::from_utf8_lossy(&before.stderr).contains("delete the pod"), "{before:?}");
+    let output_before = namespace.run_redirect(&["--verify"]);
+    assert!(!output_before.status.success());
+    assert!(
+        String::from_utf8_lossy(&output_before.stderr).contains("delete the pod"),
+        "{output_before:?}"
+    );
     assert!(namespace.run_redirect(&[]).status.success());
-    let after = namespace.run_redirect(&["--verify"]);
-    assert!(after.status.success(), "{after:?}");
+    let output_after = namespace.run_redirect(&["--verify"]);
+    assert!(output_after.status.success(), "{output_after:?}");
 }
 
 /// Two Pods and an unmeshed client on one network with the control plane.
@@ -165,7 +169,7 @@ struct PodNetwork {
     directory: tempfile::TempDir,
     namespaces: Vec<NetworkNamespace>,
     control: ControlProgram,
-    running: Vec<TestProgram>,
+    running_programs: Vec<TestProgram>,
 }
 
 const CLIENT: u32 = 2;
@@ -176,9 +180,9 @@ const SIDECAR_UID: u32 = 1500;
 
 impl PodNetwork {
     fn start_pods() -> Self {
-        // Other tests of this process, and other runs, have their own.
-        static CREATED: AtomicU32 = AtomicU32::new(0);
-        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        // Other tests of this process, and other runs, have their own subnets.
+        static NEXT_NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
         let subnet = 1 + (std::process::id() + number) % 250;
         let bridge = format!("lntp{}{number}", std::process::id());
         run_ip(&["link", "add", &bridge, "type", "bridge"]);
@@ -192,7 +196,7 @@ impl PodNetwork {
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
         let namespaces = namespaces.into();
-        Self { subnet, bridge, directory, namespaces, control, running: Vec::new() }
+        Self { subnet, bridge, directory, namespaces, control, running_programs: Vec::new() }
     }
 
     fn pod_address(&self, host: u32) -> String {
@@ -214,10 +218,10 @@ impl PodNetwork {
         assert!(output.status.success(), "{output:?}");
         let sidecar_directory = self.directory.path().join(workload);
         std::fs::create_dir(&sidecar_directory).unwrap();
-        let token = sidecar_directory.join("token");
-        let issued = self.control.issue_token(&format!("shop/{workload}"));
-        std::fs::copy(issued, &token).unwrap();
-        for path in [&sidecar_directory, &token] {
+        let token_file = sidecar_directory.join("token");
+        let issued_token_file = self.control.issue_token(&format!("shop/{workload}"));
+        std::fs::copy(issued_token_file, &token_file).unwrap();
+        for path in [&sidecar_directory, &token_file] {
             std::os::unix::fs::chown(path, Some(SIDECAR_UID), Some(SIDECAR_UID)).unwrap();
         }
         let user = SIDECAR_UID.to_string();
@@ -230,26 +234,30 @@ impl PodNetwork {
         ]);
         command.arg(self.pod_address(host)).arg("--workload").arg(format!("shop/{workload}"));
         command.arg("--control").arg(self.control.listen_address().to_string());
-        command.arg("--token-file").arg(&token).arg("--state").arg(sidecar_directory.join("state"));
+        command
+            .arg("--token-file")
+            .arg(&token_file)
+            .arg("--state")
+            .arg(sidecar_directory.join("state"));
         command.args(options);
-        self.running.push(TestProgram::start(workload, &mut command));
+        self.running_programs.push(TestProgram::start(workload, &mut command));
     }
 
     /// Starts a web server on the address of a Pod.
     fn start_server(&mut self, host: u32, port: u16) {
         let mut command = self.host_namespace(host).namespace_command("python3");
         command.args(["-m", "http.server", &port.to_string(), "--bind", &self.pod_address(host)]);
-        self.running.push(TestProgram::start("application", &mut command));
+        self.running_programs.push(TestProgram::start("application", &mut command));
     }
 
     /// Returns the response to an application in a Pod, or `reset`.
-    fn request_from(&self, from: u32, host: u32, port: u16) -> String {
-        self.curl_from(from, &[&format!("http://{}:{port}/", self.pod_address(host))])
+    fn request_from(&self, client_host: u32, host: u32, port: u16) -> String {
+        self.curl_from(client_host, &[&format!("http://{}:{port}/", self.pod_address(host))])
     }
 
     /// Returns the status of a `curl` request from a Pod, `reset`, or curl's error.
-    fn curl_from(&self, from: u32, arguments: &[&str]) -> String {
-        let mut curl = self.host_namespace(from).namespace_command("curl");
+    fn curl_from(&self, client_host: u32, arguments: &[&str]) -> String {
+        let mut curl = self.host_namespace(client_host).namespace_command("curl");
         curl.args(["-sSv", "-m", "8", "-o", "/dev/null", "-w", "%{http_code}"]).args(arguments);
         let output = curl.output().unwrap();
         if output.status.success() {
@@ -264,17 +272,17 @@ impl PodNetwork {
         }
     }
 
-    fn wait_for_response(&self, from: u32, host: u32, port: u16, expected: &str) {
-        let condition = format!("{host}:{port} responds {expected} to {from}");
+    fn wait_for_response(&self, client_host: u32, host: u32, port: u16, expected: &str) {
+        let condition = format!("{host}:{port} responds {expected} to {client_host}");
         eventually(&condition, Duration::from_secs(30), || {
-            Some(()).filter(|()| self.request_from(from, host, port) == expected)
+            Some(()).filter(|()| self.request_from(client_host, host, port) == expected)
         });
     }
 }
 
 impl Drop for PodNetwork {
     fn drop(&mut self) {
-        self.running.clear();
+        self.running_programs.clear();
         self.namespaces.clear();
         run_ip(&["link", "del", &self.bridge]);
     }
@@ -283,9 +291,20 @@ impl Drop for PodNetwork {
 /// Returns a namespace with an address on the bridge.
 fn connected_namespace(bridge: &str, subnet: u32, host: u32, suffix: &str) -> NetworkNamespace {
     let namespace = NetworkNamespace::new(suffix);
-    let outer = format!("{bridge}-{host}");
-    run_ip(&["link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &namespace.0]);
-    run_ip(&["link", "set", &outer, "master", bridge, "up"]);
+    let bridge_interface = format!("{bridge}-{host}");
+    run_ip(&[
+        "link",
+        "add",
+        &bridge_interface,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        "eth0",
+        "netns",
+        &namespace.0,
+    ]);
+    run_ip(&["link", "set", &bridge_interface, "master", bridge, "up"]);
     let address = format!("10.254.{subnet}.{host}/24");
     run_ip(&["-n", &namespace.0, "address", "add", &address, "dev", "eth0"]);
     run_ip(&["-n", &namespace.0, "link", "set", "eth0", "up"]);

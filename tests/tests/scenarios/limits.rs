@@ -20,7 +20,7 @@ fn rate_limit(spec: &str) -> String {
     )
 }
 
-/// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for it.
+/// Starts `stock` behind a sidecar, with outbound listeners of `web` and `app` for this service.
 fn start_shop(policy: &str) -> (TestMesh, TestApplication, [SocketAddr; 2]) {
     let stock = TestApplication::start_echo();
     let listeners = [free_port(), free_port()];
@@ -66,8 +66,9 @@ fn each_client_has_its_own_limit_and_excess_requests_get_429() {
         rejected.first_header("retry-after").expect("a value").parse().expect("a number");
     assert!((1..=720).contains(&retry_after), "{retry_after}");
     let output = explain_request(&mesh, "/a");
-    let counts = "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
-    assert!(output.contains(counts), "{output}");
+    let limit_line =
+        "RateLimit shop/limit: clients allows 5 requests per 3600s (burst 5) per client";
+    assert!(output.contains(limit_line), "{output}");
     assert!(!explain_request(&mesh, "/free").contains("clients allows"));
     // The buckets are full again, and the limit applies to all clients: changing the policy replaces the limit.
     let rules = "targetRefs: [{kind: Service, name: stock}]\n  rules: [{requests: 1, per: 1h}]";
@@ -84,7 +85,7 @@ fn each_client_has_its_own_limit_and_excess_requests_get_429() {
 
 #[test]
 fn osm_limits_apply_by_path_and_to_all_clients_together() {
-    let setting = "---
+    let upstream_setting = "---
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
 metadata: {name: stock, namespace: shop}
@@ -96,7 +97,7 @@ spec:
   httpRoutes:
   - {path: \"/items/[0-9]+\", rateLimit: {local: {requests: 5, unit: hour}}}
 ";
-    let (_mesh, _stock, [web, app]) = start_shop(setting);
+    let (_mesh, _stock, [web, app]) = start_shop(upstream_setting);
     let count_allowed = |listener: SocketAddr, path: &str| {
         (0..10)
             .filter(|_| get(listener, path).expect("the listener responds").status == 200)
@@ -107,9 +108,9 @@ spec:
     assert_eq!(count_allowed(app, "/other"), 0, "all clients share one bucket");
     let rejected = get(app, "/other").expect("the listener responds");
     assert_eq!((rejected.status, rejected.first_header("x-limited")), (503, Some("1")));
-    let post =
+    let post_request =
         "POST /items/3 HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 3\r\n\r\nabc";
-    let rejected = exchange_bytes(app, post).expect("the listener responds");
+    let rejected = exchange_bytes(app, post_request).expect("the listener responds");
     assert_eq!((rejected.status, rejected.rejection_reason()), (429, Some("rate-limited")));
 }
 
@@ -124,20 +125,20 @@ fn an_excess_tcp_connection_is_reset_and_the_others_continue() {
         rate_limit("targetRefs: [{name: stock}]\n  connections: {count: 2, per: 1h}"),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let mut open: Vec<TestConnection> = Vec::new();
+    let mut open_connections: Vec<TestConnection> = Vec::new();
     for _ in 0..2 {
         let mut connection =
             TestConnection::open(loopback_address(listener)).expect("the listener is open");
         assert_eq!(connection.get("/a").expect("the request gets a response").status, 200);
-        open.push(connection);
+        open_connections.push(connection);
     }
     // The reset may reach the client while it connects, sends or waits.
-    let third =
-        TestConnection::open(loopback_address(listener)).and_then(|mut third| third.get("/a"));
-    let result = third.map(|response| response.status);
+    let third_connection = TestConnection::open(loopback_address(listener))
+        .and_then(|mut third_connection| third_connection.get("/a"));
+    let result = third_connection.map(|response| response.status);
     let kinds = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
     assert!(result.as_ref().is_err_and(|error| kinds.contains(&error.kind())), "{result:?}");
-    for connection in &mut open {
+    for connection in &mut open_connections {
         assert_eq!(connection.get("/b").expect("the request gets a response").status, 200);
     }
 }

@@ -13,8 +13,8 @@ fn loopback_address(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Serves two ports and responds with a word.
-const SERVER: &str = "import http.server,sys,threading\n\
+/// A server on two ports that responds with a word.
+const WORD_SERVER: &str = "import http.server,sys,threading\n\
 class H(http.server.BaseHTTPRequestHandler):\n\
 \x20 protocol_version='HTTP/1.1'\n\
 \x20 def do_GET(self):\n\
@@ -27,7 +27,7 @@ for port in sys.argv[2:]: threading.Thread(target=S(('127.0.0.1',int(port)),H).s
 /// A state of the workload.
 #[derive(Debug, Clone)]
 struct WorkloadVariant {
-    /// One for HTTP, and one for TCP.
+    /// The HTTP port and the TCP port.
     ports: [u16; 2],
     account: &'static str,
     word: String,
@@ -36,12 +36,19 @@ struct WorkloadVariant {
 impl WorkloadVariant {
     /// Returns the manifests of a mesh with a client that has a listener for each of the ports.
     fn mesh_manifests(&self, [listener, raw_listener]: [u16; 2]) -> String {
-        let [port, raw] = self.ports;
-        let command =
-            json!(["python3", "-c", SERVER, self.word, port.to_string(), raw.to_string()]);
+        let [port, raw_port] = self.ports;
+        let command = json!([
+            "python3",
+            "-c",
+            WORD_SERVER,
+            self.word,
+            port.to_string(),
+            raw_port.to_string()
+        ]);
         let manifests = ratings_manifests(&command.to_string(), port, listener, "allow");
-        let raw_port = format!("protocol: HTTP}}, {{name: raw, port: {raw}, protocol: TCP}}]");
-        let raw_outbound = format!(
+        let raw_port_yaml =
+            format!("protocol: HTTP}}, {{name: raw, port: {raw_port}, protocol: TCP}}]");
+        let raw_outbound_yaml = format!(
             "listen: \"{}\"}}\n  - {{service: raw.bookinfo, port: 9080, listen: \"{}\"}}\n",
             loopback_address(listener),
             loopback_address(raw_listener)
@@ -54,8 +61,8 @@ spec: {selector: {app: ratings}, ports: [{name: raw, port: 9080, targetPort: raw
 ";
         let account = format!("serviceAccount: {}", self.account);
         let manifests = manifests
-            .replace("protocol: HTTP}]", &raw_port)
-            .replace(&format!("listen: \"{}\"}}\n", loopback_address(listener)), &raw_outbound)
+            .replace("protocol: HTTP}]", &raw_port_yaml)
+            .replace(&format!("listen: \"{}\"}}\n", loopback_address(listener)), &raw_outbound_yaml)
             .replace("serviceAccount: ratings", &account);
         manifests + service
     }
@@ -93,10 +100,13 @@ fn start_load(arguments: &[&str], listener: u16) -> TestProgram {
 fn stop_and_report(mut load: TestProgram) -> Value {
     load.send_signal(Signal::INT);
     load.wait_for_exit(MAX_WAIT);
-    let printed = load.printed_output();
-    let json = printed.find('{').zip(printed.rfind('}')).map(|(from, to)| &printed[from..=to]);
+    let printed_output = load.printed_output();
+    let json = printed_output
+        .find('{')
+        .zip(printed_output.rfind('}'))
+        .map(|(json_start, json_end)| &printed_output[json_start..=json_end]);
     serde_json::from_str(json.unwrap_or_default())
-        .unwrap_or_else(|error| panic!("{error}: {printed}"))
+        .unwrap_or_else(|error| panic!("{error}: {printed_output}"))
 }
 
 /// The sidecar and the application are replaced, and requests wait for their successors.
@@ -104,33 +114,33 @@ fn stop_and_report(mut load: TestProgram) -> Value {
 fn ten_changes_of_the_only_instance_fail_no_request() {
     let listeners = [free_port(), free_port()];
     let ports = [[free_port(), free_port()], [free_port(), free_port()]];
-    let mut state = WorkloadVariant { ports: ports[0], account: "ratings", word: "0".to_owned() };
-    let mesh = TestMesh::up(&state.mesh_manifests(listeners));
-    state.wait_until_applied(&mesh, listeners);
+    let mut variant = WorkloadVariant { ports: ports[0], account: "ratings", word: "0".to_owned() };
+    let mesh = TestMesh::up(&variant.mesh_manifests(listeners));
+    variant.wait_until_applied(&mesh, listeners);
     let loads = [
         ("HTTP/1.1", start_load(&["-c", "100"], listeners[0])),
         ("HTTP/2", start_load(&["--http", "2", "-c", "2", "--streams", "50"], listeners[0])),
         ("TCP", start_load(&["--disable-keepalive", "-c", "100"], listeners[1])),
     ];
-    let kinds = ["port", "account", "run", "port account", "port account run"];
-    for (number, kind) in kinds.iter().cycle().take(10).enumerate() {
-        if kind.contains("port") {
-            // The command contains them.
-            state.ports = ports[usize::from(state.ports == ports[0])];
+    let changes = ["port", "account", "run", "port account", "port account run"];
+    for (number, changed_parts) in changes.iter().cycle().take(10).enumerate() {
+        if changed_parts.contains("port") {
+            // The command of the application contains the ports.
+            variant.ports = ports[usize::from(variant.ports == ports[0])];
         }
-        if kind.contains("account") {
-            state.account = if state.account == "ratings" { "reviews" } else { "ratings" };
+        if changed_parts.contains("account") {
+            variant.account = if variant.account == "ratings" { "reviews" } else { "ratings" };
         }
-        if kind.contains("run") {
-            state.word = (number + 1).to_string();
+        if changed_parts.contains("run") {
+            variant.word = (number + 1).to_string();
         }
-        mesh.write("mesh.yaml", &state.mesh_manifests(listeners));
-        state.wait_until_applied(&mesh, listeners);
+        mesh.write("mesh.yaml", &variant.mesh_manifests(listeners));
+        variant.wait_until_applied(&mesh, listeners);
     }
     for (protocol, load) in loads {
         let mut report = stop_and_report(load);
         let errors = report["errors_by_kind"].as_object_mut().unwrap();
-        // These were due at the time of the signal.
+        // Unsent requests were due at the time of the signal.
         errors.remove("unsent");
         assert!(errors.is_empty(), "{protocol}: {errors:?}\n{}", mesh.up.printed_output());
         let statuses = report["statuses"].as_object().unwrap();

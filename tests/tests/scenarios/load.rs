@@ -7,50 +7,53 @@ use std::thread::park_timeout;
 use std::time::{Duration, Instant};
 
 use leno_tests::{
-    ApplicationReply, Nginx, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+    ApplicationResponse, Nginx, TestApplication, TestProgram, eventually, free_port, get,
+    leno_command,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
 fn an_open_loop_counts_a_stall_for_all_delayed_requests_and_a_closed_loop_does_not() {
-    let run = |rate_arguments: &[&str]| {
+    let run_with_rate = |rate_arguments: &[&str]| {
         let server = start_stalling_server(Duration::from_secs(1), Duration::from_secs(1));
         let url = format!("http://127.0.0.1:{}/", server.port());
         let timing = ["--duration", "4s", "--warmup", "0s", &url];
         run_report(&[rate_arguments, &timing].concat())
     };
-    let open = run(&["--rate", "100"]);
-    assert_eq!(open["requests"], 400);
-    assert_eq!(open["errors"], 0);
+    let open_loop = run_with_rate(&["--rate", "100"]);
+    assert_eq!(open_loop["requests"], 400);
+    assert_eq!(open_loop["errors"], 0);
     // A quarter of the requests was due during the stall and waited for half a second on average; on a busy
-    // machine others wait as well.
-    let ms = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap() / 1e3;
-    assert!(ms(&open, "p90") > 500.0, "{open:#}");
-    assert!(ms(&open, "p99") > 900.0, "{open:#}");
-    assert!((950.0..5000.0).contains(&ms(&open, "max")), "{open:#}");
-    let stalled = open["timeline"].as_array().unwrap().iter();
-    let stalled = stalled.filter(|interval| interval["requests"] == 0).count();
-    assert!(stalled >= 2, "{open:#}");
+    // machine other requests wait as well.
+    let latency_ms =
+        |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap() / 1e3;
+    assert!(latency_ms(&open_loop, "p90") > 500.0, "{open_loop:#}");
+    assert!(latency_ms(&open_loop, "p99") > 900.0, "{open_loop:#}");
+    assert!((950.0..5000.0).contains(&latency_ms(&open_loop, "max")), "{open_loop:#}");
+    let stalled_intervals = open_loop["timeline"].as_array().unwrap().iter();
+    let stalled_intervals = stalled_intervals.filter(|interval| interval["requests"] == 0).count();
+    assert!(stalled_intervals >= 2, "{open_loop:#}");
 
-    let closed = run(&["--connections", "1"]);
-    assert!(ms(&closed, "p99") < ms(&open, "p90"), "{closed:#}");
-    assert!(ms(&closed, "max") > 500.0, "{closed:#}");
+    let closed_loop = run_with_rate(&["--connections", "1"]);
+    assert!(latency_ms(&closed_loop, "p99") < latency_ms(&open_loop, "p90"), "{closed_loop:#}");
+    assert!(latency_ms(&closed_loop, "max") > 500.0, "{closed_loop:#}");
 }
 
 #[test]
 fn every_request_is_counted_by_target_status_and_kind() {
     let server = TestApplication::start(|request| match request.method_and_target() {
         ("POST", "/good") if request.first_header("x-a") == Some("b") => {
-            ApplicationReply::ok(&request.body)
+            ApplicationResponse::ok(&request.body)
         }
-        (_, "/silent") => ApplicationReply::Silence,
-        _ => ApplicationReply::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        (_, "/silent") => ApplicationResponse::NoResponse,
+        _ => ApplicationResponse::Bytes(b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n".to_vec()),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
-    let [good, bad] = [format!("{root}/good=3"), format!("{root}/bad=1")];
-    let sizes = ["-n", "400", "-c", "4", "-H", "x-a: b", "--body-size", "1KiB", &good, &bad];
-    let report = run_report(&sizes);
+    let [good_target, bad_target] = [format!("{root}/good=3"), format!("{root}/bad=1")];
+    let load_arguments =
+        ["-n", "400", "-c", "4", "-H", "x-a: b", "--body-size", "1KiB", &good_target, &bad_target];
+    let report = run_report(&load_arguments);
     assert_eq!(report["requests"], 400);
     let errors = report["errors"].as_u64().unwrap();
     assert!((40..160).contains(&errors), "{report:#}");
@@ -67,8 +70,9 @@ fn every_request_is_counted_by_target_status_and_kind() {
     }
     assert_eq!((report["connections"].as_u64(), &report["rate"]), (Some(4), &Value::Null));
 
-    let silent = format!("{root}/silent");
-    let (report, code) = report_and_code(&["-n", "4", "-c", "4", "--timeout", "100ms", &silent]);
+    let silent_url = format!("{root}/silent");
+    let (report, code) =
+        report_and_code(&["-n", "4", "-c", "4", "--timeout", "100ms", &silent_url]);
     assert_eq!(report["errors_by_kind"], serde_json::json!({"timeout": 4}));
     assert_eq!((&report["latency_us"]["p50"], code), (&Value::Null, Some(1)));
 }
@@ -77,19 +81,19 @@ fn every_request_is_counted_by_target_status_and_kind() {
 fn exit_codes_distinguish_success_failure_and_wrong_usage() {
     let server = TestApplication::start(|request| match request.method_and_target() {
         (_, "/bad") => {
-            ApplicationReply::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec())
+            ApplicationResponse::Bytes(b"HTTP/1.1 404 No\r\ncontent-length: 0\r\n\r\n".to_vec())
         }
-        _ => ApplicationReply::ok("ok"),
+        _ => ApplicationResponse::ok("ok"),
     });
     let root = format!("http://127.0.0.1:{}", server.port());
-    let bad = format!("{root}/bad");
+    let bad_url = format!("{root}/bad");
     let unused_url = format!("http://127.0.0.1:{}/", free_port());
-    let code = |arguments: &[&str]| run_load(arguments).status.code();
-    assert_eq!(code(&["-n", "20", &root]), Some(0));
-    assert_eq!(code(&["-n", "20", &root, &bad]), Some(0));
-    assert_eq!(code(&["-n", "20", "--max-errors", "1%", &root, &bad]), Some(1));
-    assert_eq!(code(&["-n", "20", &bad]), Some(1));
-    assert_eq!(code(&["-n", "2", &unused_url]), Some(1));
+    let exit_code = |arguments: &[&str]| run_load(arguments).status.code();
+    assert_eq!(exit_code(&["-n", "20", &root]), Some(0));
+    assert_eq!(exit_code(&["-n", "20", &root, &bad_url]), Some(0));
+    assert_eq!(exit_code(&["-n", "20", "--max-errors", "1%", &root, &bad_url]), Some(1));
+    assert_eq!(exit_code(&["-n", "20", &bad_url]), Some(1));
+    assert_eq!(exit_code(&["-n", "2", &unused_url]), Some(1));
     for usage in [
         &["--rate", "0", &root] as &[&str],
         &["--connections", "0", &root],
@@ -101,15 +105,15 @@ fn exit_codes_distinguish_success_failure_and_wrong_usage() {
         &[&root, &root],
         &[],
     ] {
-        assert_eq!(code(usage), Some(2), "{usage:?}");
+        assert_eq!(exit_code(usage), Some(2), "{usage:?}");
     }
 }
 
 #[test]
 fn several_rates_are_reported_separately_and_the_page_is_self_contained() {
-    let server = TestApplication::start(|_| ApplicationReply::ok("ok"));
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("report.html");
+    let server = TestApplication::start(|_| ApplicationResponse::ok("ok"));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("report.html");
     let url = format!("http://127.0.0.1:{}/?<b>", server.port());
     let url = url.replace("<b>", "q=%3Cb%3E&r='");
     let rate_arguments = ["--rate", "100:300:100", "--step-duration", "500ms", "--warmup", "100ms"];
@@ -146,17 +150,19 @@ fn several_rates_are_reported_separately_and_the_page_is_self_contained() {
 
 #[test]
 fn a_signal_ends_the_run_early_with_a_report() {
-    let (request_sender, count) = mpsc::channel();
+    let (request_sender, request_receiver) = mpsc::channel();
     let server = TestApplication::start(move |_| {
-        // After this number, the receiver is gone.
+        // The receiver is gone after 20 requests.
         request_sender.send(()).ok();
-        ApplicationReply::ok("ok")
+        ApplicationResponse::ok("ok")
     });
     let url = format!("http://127.0.0.1:{}/", server.port());
-    let run = ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
-    let mut program = TestProgram::start("leno load", leno_command().args(run).arg(&url));
+    let load_arguments =
+        ["load", "-c", "2", "--rate", "100", "-d", "10m", "--warmup", "0s", "-o", "csv"];
+    let mut program =
+        TestProgram::start("leno load", leno_command().args(load_arguments).arg(&url));
     for _ in 0..20 {
-        count.recv_timeout(Duration::from_secs(20)).unwrap();
+        request_receiver.recv_timeout(Duration::from_secs(20)).unwrap();
     }
     program.send_signal(Signal::INT);
     assert!(
@@ -194,28 +200,28 @@ fn http2_and_grpc_work_with_nginx() {
     assert_eq!(report["statuses"], serde_json::json!({"200": 500}), "{report:#}");
     assert!(report["bytes_in"].as_u64().unwrap() > 2500);
 
-    let call = format!("{root}/shop.Cart/Get");
+    let call_url = format!("{root}/shop.Cart/Get");
     let (report, code) =
-        report_and_code(&["--grpc", "-n", "20", "-c", "2", "--body", "message", &call]);
+        report_and_code(&["--grpc", "-n", "20", "-c", "2", "--body", "message", &call_url]);
     assert_eq!(report["errors_by_kind"], serde_json::json!({"grpc-unavailable": 20}));
     assert_eq!(code, Some(1));
 
     // The server closes each connection, so client ports are not exhausted.
-    let fresh = format!("http://127.0.0.1:{}/", nginx.port);
-    let report = run_report(&["--disable-keepalive", "-c", "4", "-n", "200", &fresh]);
+    let nginx_url = format!("http://127.0.0.1:{}/", nginx.port);
+    let report = run_report(&["--disable-keepalive", "-c", "4", "-n", "200", &nginx_url]);
     assert_eq!(report["errors"], 0, "{report:#}");
 }
 
 /// Returns a server that stalls for this duration, some time after its first request.
-fn start_stalling_server(stall_start: Duration, length: Duration) -> TestApplication {
-    let first = OnceLock::new();
+fn start_stalling_server(stall_start: Duration, stall_duration: Duration) -> TestApplication {
+    let first_request_at = OnceLock::new();
     TestApplication::start(move |_| {
-        let stall_start = *first.get_or_init(Instant::now) + stall_start;
-        let stall = stall_start..stall_start + length;
-        while stall.contains(&Instant::now()) {
-            park_timeout(stall.end.saturating_duration_since(Instant::now()));
+        let stall_start = *first_request_at.get_or_init(Instant::now) + stall_start;
+        let stall_period = stall_start..stall_start + stall_duration;
+        while stall_period.contains(&Instant::now()) {
+            park_timeout(stall_period.end.saturating_duration_since(Instant::now()));
         }
-        ApplicationReply::ok("ok")
+        ApplicationResponse::ok("ok")
     })
 }
 

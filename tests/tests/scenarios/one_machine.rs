@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_tests::{TestMesh, eventually, free_port, get, ratings_manifests};
 
-const ALLOWED: &str = "apiVersion: specs.smi-spec.io/v1alpha4
+const ALLOW_GETS: &str = "apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
 metadata: {name: ratings-http, namespace: bookinfo}
 spec: {matches: [{name: read, pathRegex: \"/.*\", methods: [GET]}]}
@@ -25,11 +25,11 @@ struct Shop {
     listener: SocketAddr,
 }
 
-/// Starts a Python web server behind one workload, with an outbound listener for it at the other.
-fn start_shop(mode: &str) -> Shop {
+/// Starts a Python web server behind one workload, with an outbound listener for the server at another workload.
+fn start_shop(default_policy: &str) -> Shop {
     let (port, listener) = (free_port(), free_port());
     let command = format!("[\"python3\", \"-m\", \"http.server\", \"{port}\"]");
-    let mesh = TestMesh::up(&ratings_manifests(&command, port, listener, mode));
+    let mesh = TestMesh::up(&ratings_manifests(&command, port, listener, default_policy));
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     eventually("the application listens", Duration::from_secs(20), || {
         std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
@@ -66,19 +66,19 @@ fn the_proxy_listener_reaches_services_by_name() {
     assert!(workloads.to_string().contains("client-1"), "{workloads}");
     let line = shop.mesh.up.wait_for_line("curl -x http://", Duration::from_secs(60));
     let proxy = line.split_whitespace().nth(2).unwrap();
-    let code = |extra: &[&str], url: &str| {
+    let proxy_status = |extra_arguments: &[&str], url: &str| {
         let curl = Command::new("curl")
             .args(["-sS", "-o", "/dev/null", "-w", "%{http_code}", "-x", proxy])
-            .args(extra)
+            .args(extra_arguments)
             .arg(url)
             .output()
             .unwrap();
         String::from_utf8_lossy(&curl.stdout).into_owned()
     };
-    assert_eq!(code(&[], "http://ratings.bookinfo:9080/"), "200");
-    assert_eq!(code(&[], "http://ratings.bookinfo.svc.cluster.local:9080/"), "200");
-    assert_eq!(code(&["--proxytunnel"], "http://ratings.bookinfo:9080/"), "200");
-    assert_eq!(code(&[], "http://nobody.bookinfo:9080/"), "404");
+    assert_eq!(proxy_status(&[], "http://ratings.bookinfo:9080/"), "200");
+    assert_eq!(proxy_status(&[], "http://ratings.bookinfo.svc.cluster.local:9080/"), "200");
+    assert_eq!(proxy_status(&["--proxytunnel"], "http://ratings.bookinfo:9080/"), "200");
+    assert_eq!(proxy_status(&[], "http://nobody.bookinfo:9080/"), "404");
 }
 
 #[test]
@@ -89,20 +89,20 @@ fn a_deleted_or_restored_policy_takes_effect_within_a_second() {
         403,
         "default policy deny without a policy denies"
     );
-    shop.mesh.write("policy.yaml", ALLOWED);
+    shop.mesh.write("policy.yaml", ALLOW_GETS);
     assert!(wait_for_status(&shop, 200) < Duration::from_secs(1));
     shop.mesh.remove("policy.yaml");
     assert!(wait_for_status(&shop, 403) < Duration::from_secs(1));
-    shop.mesh.write("policy.yaml", ALLOWED);
+    shop.mesh.write("policy.yaml", ALLOW_GETS);
     assert!(wait_for_status(&shop, 200) < Duration::from_secs(1));
 }
 
 #[test]
 fn an_invalid_document_is_rejected_by_name_and_changes_nothing() {
     let shop = start_shop("deny");
-    shop.mesh.write("policy.yaml", ALLOWED);
+    shop.mesh.write("policy.yaml", ALLOW_GETS);
     wait_for_status(&shop, 200);
-    shop.mesh.write("policy.yaml", &ALLOWED.replace("methods: [GET]", "method: [GET]"));
+    shop.mesh.write("policy.yaml", &ALLOW_GETS.replace("methods: [GET]", "method: [GET]"));
     let line = shop.mesh.up.wait_for_line("policy.yaml:4", Duration::from_secs(60));
     assert!(line.contains("HTTPRouteGroup bookinfo/ratings-http"), "{line}");
     assert!(line.contains("spec.matches[0].method") && line.contains("methods"), "{line}");

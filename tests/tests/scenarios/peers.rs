@@ -31,14 +31,14 @@ mod routes;
 mod tls_route;
 mod websocket;
 
-/// The modes of a mesh: members may send any request, or only those allowed by a policy.
-const MODES: [&str; 2] = ["allow", "deny"];
+/// The default policies of a mesh: members may send any request, or only those allowed by a policy.
+const DEFAULT_POLICIES: [&str; 2] = ["allow", "deny"];
 
 /// Asserts that the path is closed with `defaultPolicy: deny` and open with `defaultPolicy: allow`, without a
 /// policy.
-fn assert_closed(mode: &str, listener: SocketAddr, path: &str) {
-    let reason = if mode == "deny" { Some("no-policy-route") } else { None };
-    assert_eq!(get(listener, path).unwrap().rejection_reason(), reason, "{mode}");
+fn assert_closed(default_policy: &str, listener: SocketAddr, path: &str) {
+    let reason = if default_policy == "deny" { Some("no-policy-route") } else { None };
+    assert_eq!(get(listener, path).unwrap().rejection_reason(), reason, "{default_policy}");
 }
 
 /// Returns the address of a loopback port.

@@ -13,7 +13,7 @@ use leno_tests::{
 };
 use serde_json::Value;
 
-const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const TRACE_ID: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
 /// A running Prometheus that scrapes these addresses.
 struct PrometheusServer {
@@ -22,21 +22,22 @@ struct PrometheusServer {
 }
 
 impl PrometheusServer {
-    fn start(directory: &Path, targets: &[SocketAddr]) -> Self {
-        let targets: Vec<_> = targets.iter().map(|target| format!("'{target}'")).collect();
+    fn start(directory: &Path, target_addresses: &[SocketAddr]) -> Self {
+        let target_addresses: Vec<_> =
+            target_addresses.iter().map(|target| format!("'{target}'")).collect();
         let rules = deployed_file("alerts.yaml");
         let configuration = format!(
             "global: {{scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 1s}}\n\
              rule_files: ['{}']\n\
              scrape_configs:\n- job_name: leno\n  static_configs: [{{targets: [{}]}}]\n",
             rules.display(),
-            targets.join(", ")
+            target_addresses.join(", ")
         );
-        let file = directory.join("prometheus.yaml");
-        std::fs::write(&file, configuration).expect("a configuration");
+        let configuration_file = directory.join("prometheus.yaml");
+        std::fs::write(&configuration_file, configuration).expect("a configuration");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let mut command = Command::new("prometheus");
-        command.arg(format!("--config.file={}", file.display()));
+        command.arg(format!("--config.file={}", configuration_file.display()));
         command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
         command.arg(format!("--web.listen-address={address}"));
         command.arg("--enable-feature=exemplar-storage");
@@ -57,15 +58,15 @@ impl PrometheusServer {
 
     /// Waits until a query has values, and returns them.
     fn wait_for_values(&self, query: &str) -> Vec<f64> {
-        let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let values_of_query = || {
-            let data = self.query_api(&format!("/api/v1/query?query={encoded}"))?;
+        let encoded_query: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let query_values = || {
+            let data = self.query_api(&format!("/api/v1/query?query={encoded_query}"))?;
             let entries = data["result"].as_array()?.iter();
             let values =
                 entries.filter_map(|entry| entry["value"][1].as_str()?.parse::<f64>().ok());
             Some(values.collect::<Vec<_>>()).filter(|values| !values.is_empty())
         };
-        eventually(query, MAX_WAIT, values_of_query).0
+        eventually(query, MAX_WAIT, query_values).0
     }
 }
 
@@ -74,22 +75,22 @@ fn start_bridge(socket: PathBuf) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     std::thread::spawn(move || {
-        for tcp in listener.incoming().map_while(Result::ok) {
-            let Ok(unix) = UnixStream::connect(&socket) else { return };
-            std::thread::spawn(move || relay_bytes(&tcp, &unix));
+        for tcp_stream in listener.incoming().map_while(Result::ok) {
+            let Ok(unix_stream) = UnixStream::connect(&socket) else { return };
+            std::thread::spawn(move || relay_bytes(&tcp_stream, &unix_stream));
         }
     });
     address
 }
 
-fn relay_bytes(tcp: &TcpStream, unix: &UnixStream) {
+fn relay_bytes(tcp_stream: &TcpStream, unix_stream: &UnixStream) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            drop(io::copy(&mut &*tcp, &mut &*unix));
-            drop(unix.shutdown(std::net::Shutdown::Write));
+            drop(io::copy(&mut &*tcp_stream, &mut &*unix_stream));
+            drop(unix_stream.shutdown(std::net::Shutdown::Write));
         });
-        drop(io::copy(&mut &*unix, &mut &*tcp));
-        drop(tcp.shutdown(std::net::Shutdown::Both));
+        drop(io::copy(&mut &*unix_stream, &mut &*tcp_stream));
+        drop(tcp_stream.shutdown(std::net::Shutdown::Both));
     });
 }
 
@@ -97,50 +98,51 @@ fn relay_bytes(tcp: &TcpStream, unix: &UnixStream) {
 fn prometheus_scrapes_metrics_and_exemplars_of_both_planes() {
     let stock = TestApplication::start_echo();
     let listener = free_port();
-    let config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
+    let tracing_config = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                   spec:\n  tracing: {sampling: 0%, errors: false, export: {zipkin: {endpoint: \
                   'http://127.0.0.1:9'}}}\n";
     let manifests = [
-        config.to_owned(),
+        tracing_config.to_owned(),
         server_manifest("stock", stock.port(), &[]),
         client_manifest("web", &[], &[("stock", listener)]),
     ];
     let mesh = TestMesh::up(&manifests.concat());
-    let sidecars = ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
-    let control = start_bridge(mesh.data_directory().join("control.sock"));
+    let sidecar_addresses =
+        ["shop/web-1", "shop/stock-1"].map(|workload| mesh.sidecar(workload).admin);
+    let control_address = start_bridge(mesh.data_directory().join("control.sock"));
     let directory = tempfile::tempdir().expect("a folder");
-    let targets = [sidecars[0], sidecars[1], control];
+    let targets = [sidecar_addresses[0], sidecar_addresses[1], control_address];
     let prometheus = PrometheusServer::start(directory.path(), &targets);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
     let send_request = || {
-        let context = format!("00-{TRACE}-00f067aa0ba902b7-01");
+        let trace_context = format!("00-{TRACE_ID}-00f067aa0ba902b7-01");
         let head = format!(
-            "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {context}\r\nconnection: close\r\n\r\n"
+            "GET / HTTP/1.1\r\nhost: stock\r\ntraceparent: {trace_context}\r\nconnection: close\r\n\r\n"
         );
         exchange_bytes(listener, &head).ok().filter(|response| response.status == 200)
     };
     eventually("a request gets a response", MAX_WAIT, send_request);
     // Every target is up, so each page is parsed completely.
     eventually("all targets are up", MAX_WAIT, || {
-        let up = prometheus.wait_for_values("up");
-        (up.len() == 3 && up.iter().all(|up| *up > 0.0)).then_some(())
+        let up_values = prometheus.wait_for_values("up");
+        (up_values.len() == 3 && up_values.iter().all(|up_values| *up_values > 0.0)).then_some(())
     });
-    let requests = "leno_requests_total{destination_service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
-    assert!(prometheus.wait_for_values(requests)[0] >= 1.0);
+    let requests_query = "leno_requests_total{destination_service=\"shop/stock\",direction=\"inbound\",code=\"2xx\"}";
+    assert!(prometheus.wait_for_values(requests_query)[0] >= 1.0);
     assert!(prometheus.wait_for_values("leno_control_proxies")[0] >= 2.0);
     assert!(prometheus.wait_for_values("leno_control_convergence_seconds_count")[0] >= 0.0);
-    let exemplars = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
+    let exemplars_path = "/api/v1/query_exemplars?query=leno_request_duration_seconds_bucket\
                      &start=0&end=99999999999";
     eventually("an exemplar names the trace", MAX_WAIT, || {
         send_request()?;
-        prometheus.query_api(exemplars)?.to_string().contains(TRACE).then_some(())
+        prometheus.query_api(exemplars_path)?.to_string().contains(TRACE_ID).then_some(())
     });
     let rules = prometheus.query_api("/api/v1/rules").expect("the rules").to_string();
     assert!(rules.contains("LenoServiceFails") && !rules.contains("\"health\":\"err\""), "{rules}");
 }
 
-fn deployed_file(file: &str) -> PathBuf {
-    project_root().join("deploy/prometheus").join(file)
+fn deployed_file(configuration_file: &str) -> PathBuf {
+    project_root().join("deploy/prometheus").join(configuration_file)
 }
 
 fn project_root() -> PathBuf {

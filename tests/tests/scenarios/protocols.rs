@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_with_protocol};
 use leno_tests::{
-    ApplicationReply, Nginx, TestApplication, TestMesh, TestProgram, eventually, free_port,
+    ApplicationResponse, Nginx, TestApplication, TestMesh, TestProgram, eventually, free_port,
     leno_command,
 };
 use serde_json::Value;
@@ -26,23 +26,23 @@ fn run_curl(arguments: &[&str]) -> String {
 /// `defaultPolicy: deny` without a policy that allows the client to call the service.
 #[test]
 fn an_http2_or_grpc_client_without_permission_gets_a_response() {
-    let application = TestApplication::start(|_| ApplicationReply::ok("ok"));
+    let application = TestApplication::start(|_| ApplicationResponse::ok("ok"));
     let protocols = ["HTTP", "HTTP2", "GRPC", ""];
     let listeners = protocols.map(|_| free_port());
-    let names = ["http", "http2", "grpc", "undeclared"];
+    let service_names = ["http", "http2", "grpc", "undeclared"];
     let mut manifests = mesh_config("deny");
-    for (name, protocol) in names.iter().zip(protocols) {
+    for (name, protocol) in service_names.iter().zip(protocols) {
         manifests += &server_with_protocol(name, application.port(), protocol, &[]);
     }
-    let pairs: Vec<_> = names.into_iter().zip(listeners).collect();
-    manifests += &client_manifest("web", &[], &pairs);
+    let service_listeners: Vec<_> = service_names.into_iter().zip(listeners).collect();
+    manifests += &client_manifest("web", &[], &service_listeners);
     let _mesh = TestMesh::up(&manifests);
-    for (name, listener) in pairs {
+    for (name, listener) in service_listeners {
         let url = format!("http://127.0.0.1:{listener}/shop.Cart/Add");
-        let page = run_curl(&[&url]);
-        assert!(page.starts_with("HTTP/2 403"), "{name}: {page}");
-        assert!(page.contains("leno-reason: denied-outbound;"), "{name}: {page}");
-        let call = run_curl(&[
+        let response = run_curl(&[&url]);
+        assert!(response.starts_with("HTTP/2 403"), "{name}: {response}");
+        assert!(response.contains("leno-reason: denied-outbound;"), "{name}: {response}");
+        let grpc_response = run_curl(&[
             "-H",
             "content-type: application/grpc",
             "-H",
@@ -52,8 +52,8 @@ fn an_http2_or_grpc_client_without_permission_gets_a_response() {
             &url,
         ]);
         assert!(
-            call.starts_with("HTTP/2 200") && call.contains("grpc-status: 7\r"),
-            "{name}: {call}"
+            grpc_response.starts_with("HTTP/2 200") && grpc_response.contains("grpc-status: 7\r"),
+            "{name}: {grpc_response}"
         );
     }
 }
@@ -72,18 +72,19 @@ fn a_half_closed_client_receives_its_response() {
     let application = TestApplication::start(|request| match request.method_and_target().1 {
         "/late" => {
             std::thread::park_timeout(Duration::from_millis(300));
-            ApplicationReply::ok("late")
+            ApplicationResponse::ok("late")
         }
-        _ => ApplicationReply::ok("ok"),
+        _ => ApplicationResponse::ok("ok"),
     });
     let (_mesh, listener) = start_pair(application.port(), "HTTP");
     for request in ["GET /late HTTP/1.1\r\nHost: a\r\n\r\n", "GET /late HTTP/1.0\r\n\r\n"] {
-        let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, listener)).expect("a listener");
-        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
-        client.write_all(request.as_bytes()).expect("sent");
-        client.shutdown(Shutdown::Write).expect("a connection");
+        let mut client_stream =
+            TcpStream::connect((Ipv4Addr::LOCALHOST, listener)).expect("a listener");
+        client_stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+        client_stream.write_all(request.as_bytes()).expect("sent");
+        client_stream.shutdown(Shutdown::Write).expect("a connection");
         let mut response = String::new();
-        client.read_to_string(&mut response).expect("a regular end");
+        client_stream.read_to_string(&mut response).expect("a regular end");
         assert!(response.ends_with("late"), "{request}: {response}");
     }
 }
@@ -100,7 +101,7 @@ fn no_request_fails_when_nginx_closes_its_connections() {
            location / {{ return 200 hello; }}"
     ));
     let [binary, arguments @ ..] = nginx.command();
-    let _running = TestProgram::start("nginx", Command::new(binary).args(arguments));
+    let _nginx_program = TestProgram::start("nginx", Command::new(binary).args(arguments));
     eventually("nginx listens", Duration::from_secs(20), || {
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
     });

@@ -1,6 +1,6 @@
 //! Nine published vulnerabilities of the meshes that Leno replaces, with Leno's behavior instead.
 //!
-//! docs/security.md lists them with these tests.
+//! docs/security.md lists the vulnerabilities with these tests.
 
 mod api_server;
 mod intruder;
@@ -42,27 +42,27 @@ impl TwoMachineMesh {
             client_manifest("web", &[], &[("stock", free_port())]),
         ];
         let control = ControlProgram::start(&manifests.concat(), &["--health", "127.0.0.1:0"]);
-        let health = ["--health", "127.0.0.1:0"];
-        let stock = SidecarProgram::join(&control, "shop/stock-1", &health);
-        let web = SidecarProgram::join(&control, "shop/web-1", &health);
+        let health_options = ["--health", "127.0.0.1:0"];
+        let stock = SidecarProgram::join(&control, "shop/stock-1", &health_options);
+        let web = SidecarProgram::join(&control, "shop/web-1", &health_options);
         Self { control, web, stock, _application: application }
     }
 
     /// Returns a part of the text of each private key in the mesh.
     fn private_keys(&self) -> Vec<String> {
-        let states =
+        let state_directories =
             ["shop/stock-1", "shop/web-1"].map(|workload| self.control.state_directory(workload));
-        let keys: Vec<String> = states
+        let keys: Vec<String> = state_directories
             .iter()
             .chain([&self.control.data_directory()])
-            .flat_map(|state| key_material(state))
+            .flat_map(|state_directory| key_material(state_directory))
             .collect();
         assert!(keys.len() >= 3, "a key of each sidecar, and that of the authority");
         keys
     }
 }
 
-/// a. Any client reads the configuration of any sidecar, including keys, and writes it.
+/// a. Any client reads the configuration of any sidecar, including keys, and changes the configuration.
 #[test]
 fn a_no_client_without_a_certificate_controls_the_data_plane() {
     let machines = TwoMachineMesh::start();
@@ -71,9 +71,12 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
     assert!(ports.contains(&machines.control.listen_address()), "{ports:?}");
     for port in ports {
         for (request, response) in attack_responses(port) {
-            let text = String::from_utf8_lossy(&response.body);
-            let leaked = keys.iter().any(|key| text.contains(key.as_str()));
-            assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
+            let response_text = String::from_utf8_lossy(&response.body);
+            let is_leaked = keys.iter().any(|key| response_text.contains(key.as_str()));
+            assert!(
+                !is_leaked && !response_text.contains("PRIVATE KEY"),
+                "{port} {request}: a key"
+            );
             let is_read = request.starts_with("GET ");
             assert!(
                 is_read || !(200..300).contains(&response.status),
@@ -83,11 +86,11 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
     }
     // The sidecars' port accepts only TLS, and requires a certificate.
     let address = machines.control.listen_address();
-    let plain = exchange_bytes(
+    let plain_result = exchange_bytes(
         address,
         "GET /api/v1/repo HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n",
     );
-    assert!(plain.is_err(), "{plain:?}");
+    assert!(plain_result.is_err(), "{plain_result:?}");
     let output = Command::new("timeout")
         .args(["20", "openssl", "s_client", "-quiet", "-alpn", "leno-discovery/1", "-connect"])
         .arg(address.to_string())
@@ -101,7 +104,7 @@ fn a_no_client_without_a_certificate_controls_the_data_plane() {
 #[test]
 fn a_no_pod_reads_the_api_server_through_the_webhook() {
     let mesh = FakeApiServer::with_control_plane();
-    let secret = mesh.authority_key();
+    let authority_key = mesh.authority_key();
     for namespace in [
         "leno-system/secrets/leno-authority",
         "shop/../leno-system/secrets/leno-authority",
@@ -113,31 +116,35 @@ fn a_no_pod_reads_the_api_server_through_the_webhook() {
         "",
         &"a".repeat(64),
     ] {
-        let before = mesh.received_paths();
+        let paths_before = mesh.received_paths();
         let status = mesh.send_review(namespace);
         assert_eq!(status, 400, "{namespace:?}");
-        let requested = mesh.received_paths().split_off(before.len());
-        let is_leaked =
-            requested.iter().any(|path| path.contains("leno-authority") || path.contains(".."));
-        assert!(!is_leaked, "{namespace:?}: {requested:?}");
+        let requested_paths = mesh.received_paths().split_off(paths_before.len());
+        let is_leaked = requested_paths
+            .iter()
+            .any(|path| path.contains("leno-authority") || path.contains(".."));
+        assert!(!is_leaked, "{namespace:?}: {requested_paths:?}");
     }
     assert_eq!(mesh.send_review("shop"), 200, "a review of a namespace gets a response");
-    let log = mesh.control_log();
-    assert!(!log.contains(&secret) && !log.contains("PRIVATE KEY"), "a key is in the log");
+    let control_log = mesh.control_log();
+    assert!(
+        !control_log.contains(&authority_key) && !control_log.contains("PRIVATE KEY"),
+        "a key is in the log"
+    );
 }
 
 /// b. Policies trust a header with the caller's identity.
 #[test]
 fn b_no_header_is_an_identity() {
     let stock = TestApplication::start_echo();
-    let (allowed, denied) = (free_port(), free_port());
+    let (allowed_port, denied_port) = (free_port(), free_port());
     let manifests = [
         mesh_config("deny"),
         server_manifest("stock", stock.port(), &[]),
-        client_manifest("web", &[], &[("stock", allowed)]),
-        client_manifest("other", &[], &[("stock", denied)]),
+        client_manifest("web", &[], &[("stock", allowed_port)]),
+        client_manifest("other", &[], &[("stock", denied_port)]),
         http_access_manifest("web", "stock", ".*"),
-        // The client's own sidecar permits the request: only the server's decides.
+        // The client's own sidecar permits the request: only the server's sidecar decides.
         http_access_manifest("other", "stock", "/public"),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
@@ -145,10 +152,10 @@ fn b_no_header_is_an_identity() {
                   x-forwarded-client-cert: By=x;URI=spiffe://cluster.local/ns/shop/sa/web\r\n\
                   l5d-client-id: web.shop.serviceaccount.identity.cluster.local\r\n";
     for (port, headers, status) in [
-        (allowed, "", 200),
-        (denied, "", 403),
-        (denied, identity_headers, 403),
-        (allowed, identity_headers, 200),
+        (allowed_port, "", 200),
+        (denied_port, "", 403),
+        (denied_port, identity_headers, 403),
+        (allowed_port, identity_headers, 200),
     ] {
         let head =
             format!("GET /private HTTP/1.1\r\nhost: stock\r\n{headers}connection: close\r\n\r\n");
@@ -165,9 +172,9 @@ fn b_no_header_is_an_identity() {
 fn c_a_tcp_port_needs_a_policy() {
     let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "no policy allows the connection");
-    mesh.mesh.write("tcp.yaml", &tcp_access_manifest("web", "stock"));
+    mesh.test_mesh.write("tcp.yaml", &tcp_access_manifest("web", "stock"));
     eventually("the policy opens the port", MAX_WAIT, || (!mesh.is_closed()).then_some(()));
-    mesh.mesh.remove("tcp.yaml");
+    mesh.test_mesh.remove("tcp.yaml");
     eventually("without the policy the port is closed", MAX_WAIT, || {
         mesh.is_closed().then_some(())
     });
@@ -185,7 +192,7 @@ fn d_a_client_verifies_which_service_the_server_is() {
         client_manifest("web", &[], &[("stock", listener)]),
     ];
     let control = ControlProgram::start(&manifests.concat(), &[]);
-    let mut server = SidecarProgram::join(&control, "shop/stock-1", &[]);
+    let mut stock_sidecar = SidecarProgram::join(&control, "shop/stock-1", &[]);
     let intruder_sidecar = SidecarProgram::join(&control, "shop/intruder-1", &[]);
     let _client = SidecarProgram::join(&control, "shop/web-1", &[]);
     let send_request = || get(loopback_address(listener), "/items").ok();
@@ -193,10 +200,12 @@ fn d_a_client_verifies_which_service_the_server_is() {
         send_request().filter(|response| response.status == 200)
     });
     // A server with a mesh certificate of another account takes the address of the service.
-    let address = server.page.inbound_listener(stock.port());
-    server.kill();
-    let _forwarder =
-        ByteForwarder::start(address, intruder_sidecar.page.inbound_listener(intruder.port()));
+    let stock_address = stock_sidecar.admin_endpoint.inbound_listener(stock.port());
+    stock_sidecar.kill();
+    let _forwarder = ByteForwarder::start(
+        stock_address,
+        intruder_sidecar.admin_endpoint.inbound_listener(intruder.port()),
+    );
     let is_rejected =
         || send_request().filter(|response| response.rejection_reason() == Some("wrong-identity"));
     let (response, _) = eventually("the client notices", MAX_WAIT, is_rejected);
@@ -256,12 +265,15 @@ fn f_no_local_page_shows_a_key_or_takes_a_change() {
     let keys = machines.private_keys();
     for sidecar in [&machines.web, &machines.stock] {
         let ports = listening_addresses(sidecar.program.pid());
-        assert!(ports.contains(&sidecar.page.address), "{ports:?}");
+        assert!(ports.contains(&sidecar.admin_endpoint.address), "{ports:?}");
         for port in ports {
             for (request, response) in attack_responses(port) {
-                let text = String::from_utf8_lossy(&response.body);
-                let leaked = keys.iter().any(|key| text.contains(key.as_str()));
-                assert!(!leaked && !text.contains("PRIVATE KEY"), "{port} {request}: a key");
+                let response_text = String::from_utf8_lossy(&response.body);
+                let is_leaked = keys.iter().any(|key| response_text.contains(key.as_str()));
+                assert!(
+                    !is_leaked && !response_text.contains("PRIVATE KEY"),
+                    "{port} {request}: a key"
+                );
                 let is_read = request.starts_with("GET ");
                 let is_accepted = (200..300).contains(&response.status);
                 assert!(is_read || !is_accepted, "{port} {request} is accepted");
@@ -305,9 +317,10 @@ spec: {trustDomain: cluster.local, defaultPolicy: allow, accessLog: {sampling: 1
 fn h_no_kind_has_a_field_for_a_secret() {
     let output = leno_command().args(["install"]).output().expect("leno runs");
     assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8(output.stdout).expect("text");
-    let crds =
-        text.split("---\n").filter(|document| document.contains("kind: CustomResourceDefinition"));
+    let manifests = String::from_utf8(output.stdout).expect("text");
+    let crds = manifests
+        .split("---\n")
+        .filter(|document| document.contains("kind: CustomResourceDefinition"));
     let crds: Vec<&str> = crds.collect();
     assert!(crds.len() > 10, "{} kinds", crds.len());
     let fields = crds.iter().flat_map(|crd| crd.lines());
@@ -328,9 +341,9 @@ fn h_no_kind_has_a_field_for_a_secret() {
 fn i_a_target_for_http_opens_no_tcp_port() {
     let mesh = TcpShop::start_shop();
     assert!(mesh.is_closed(), "there is no target");
-    mesh.mesh.write("http.yaml", &http_access_manifest("web", "stock", ".*"));
+    mesh.test_mesh.write("http.yaml", &http_access_manifest("web", "stock", ".*"));
     let has_target = || {
-        let output = mesh.mesh.run_leno(&["get", "policies", "-o", "json"]);
+        let output = mesh.test_mesh.run_leno(&["get", "policies", "-o", "json"]);
         String::from_utf8_lossy(&output.stdout).contains("web-to-stock").then_some(())
     };
     // A sidecar may read a connection before it has the target, and its request afterwards: such a connection
@@ -344,41 +357,42 @@ fn i_a_target_for_http_opens_no_tcp_port() {
 /// i. An `IngressBackend` for HTTPS without a principal accepts every certificate of the mesh.
 #[test]
 fn i_an_ingress_backend_for_https_needs_a_principal() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("ingress.yaml");
-    let backend = "apiVersion: policy.openservicemesh.io/v1alpha1
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("ingress.yaml");
+    let ingress_backend = "apiVersion: policy.openservicemesh.io/v1alpha1
 kind: IngressBackend
 metadata: {name: stock, namespace: shop}
 spec:
   backends: [{name: stock, port: {number: 8080, protocol: https}}]
   sources: [{kind: IPRange, name: 10.0.0.0/8}]
 ";
-    fs::write(&file, backend).expect("a file");
+    fs::write(&file, ingress_backend).expect("a file");
     let output = leno_command().args(["check", "-f"]).arg(&file).output().expect("leno runs");
     assert!(!output.status.success(), "{output:?}");
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text);
-    assert!(text.contains("AuthenticatedPrincipal"), "{text}");
+    let output_text = [output.stdout, output.stderr].concat();
+    let output_text = String::from_utf8_lossy(&output_text);
+    assert!(output_text.contains("AuthenticatedPrincipal"), "{output_text}");
 }
 
 /// i. Pods of one account share a key generated by the control plane; certificates are valid for ten years.
 #[test]
 fn i_each_sidecar_has_a_key_of_its_own_for_a_day() {
-    let replica = "---
+    let replica_manifest = "---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: web-2, namespace: shop, labels: {app: web}}
 spec: {serviceAccount: web}
 ";
-    let manifests = [mesh_config("deny"), client_manifest("web", &[], &[]), replica.to_owned()];
+    let manifests =
+        [mesh_config("deny"), client_manifest("web", &[], &[]), replica_manifest.to_owned()];
     let control = ControlProgram::start(&manifests.concat(), &[]);
     let workloads = ["shop/web-1", "shop/web-2"];
     let _proxies = workloads.map(|workload| SidecarProgram::join(&control, workload, &[]));
     let keys = workloads.map(|workload| key_material(&control.state_directory(workload)).pop());
     assert!(keys[0].is_some() && keys[0] != keys[1], "each sidecar has its own key");
-    // The control plane has no copy of them.
-    let data = directory_contents(&control.data_directory());
-    assert!(keys.iter().flatten().all(|key| !data.contains(key.as_str())));
+    // The control plane has no copy of the keys.
+    let control_files = directory_contents(&control.data_directory());
+    assert!(keys.iter().flatten().all(|key| !control_files.contains(key.as_str())));
     for workload in workloads {
         let file = control.state_directory(workload).join("credential.pem");
         let output = Command::new("openssl")
@@ -392,7 +406,7 @@ spec: {serviceAccount: web}
 
 /// A mesh that denies by default, in which the service `stock` uses TCP.
 struct TcpShop {
-    mesh: TestMesh,
+    test_mesh: TestMesh,
     listener: SocketAddr,
     _stock: TestApplication,
 }
@@ -407,7 +421,7 @@ impl TcpShop {
             client_manifest("web", &[], &[("stock", listener)]),
         ];
         let mesh = TestMesh::up(&manifests.concat());
-        Self { mesh, listener: loopback_address(listener), _stock: stock }
+        Self { test_mesh: mesh, listener: loopback_address(listener), _stock: stock }
     }
 
     /// True if no byte of the application is received.
@@ -429,12 +443,12 @@ impl TcpShop {
 /// Returns the text of all files below a directory.
 fn directory_contents(directory: &Path) -> String {
     let mut contents = String::new();
-    let mut folders: Vec<PathBuf> = vec![directory.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a directory") {
+    let mut directories: Vec<PathBuf> = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             match path.is_dir() {
-                true => folders.push(path),
+                true => directories.push(path),
                 false => {
                     let bytes = fs::read(&path).unwrap_or_default();
                     contents.push_str(&String::from_utf8_lossy(&bytes));

@@ -42,15 +42,15 @@ impl PipedMesh {
             .stderr(writer)
             .spawn()
             .unwrap();
-        // The command has kept the writing end.
+        // The command holds the writing end until it is dropped.
         drop(command);
-        let mut piped = Self { up, reader: BufReader::new(reader), _directory: directory };
+        let mut piped_mesh = Self { up, reader: BufReader::new(reader), _directory: directory };
         let mut line = String::new();
         while !line.contains("The mesh is up") {
             line.clear();
-            assert!(piped.reader.read_line(&mut line).unwrap() > 0, "leno up has ended");
+            assert!(piped_mesh.reader.read_line(&mut line).unwrap() > 0, "leno up has ended");
         }
-        piped
+        piped_mesh
     }
 
     fn wait_for_exit(&mut self) -> std::process::ExitStatus {
@@ -74,7 +74,7 @@ fn a_blocked_output_delays_neither_requests_nor_the_stop() {
         TestConnection::open(loopback_address(listener)).ok()
     })
     .0;
-    // Their access log lines exceed the capacity of the pipe and all queues.
+    // The access log lines of these requests exceed the capacity of the pipe and all queues.
     for _ in 0..6000 {
         assert_eq!(connection.get("/").unwrap().status, 200);
     }
@@ -87,7 +87,7 @@ fn unhandled_signals_stop_neither_a_mesh_nor_a_sidecar() {
     let (application, listener) = (TestApplication::start_echo(), free_port());
     let mut mesh = TestMesh::up(&ratings_manifests("", application.port(), listener, "allow"));
     let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
-    let sidecar = mesh.sidecar("bookinfo/client-1").pid;
+    let sidecar_pid = mesh.sidecar("bookinfo/client-1").pid;
     let signals = [
         Signal::HUP,
         Signal::USR1,
@@ -102,21 +102,21 @@ fn unhandled_signals_stop_neither_a_mesh_nor_a_sidecar() {
         Signal::URG,
     ];
     for signal in signals {
-        for pid in [mesh.up.pid(), sidecar] {
+        for pid in [mesh.up.pid(), sidecar_pid] {
             signal_pid(pid, signal);
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal:?}");
         }
     }
     // SIGRTMIN + 1 and SIGRTMAX.
     for signal in ["35", "64"] {
-        for pid in [mesh.up.pid(), sidecar] {
+        for pid in [mesh.up.pid(), sidecar_pid] {
             let kill_status = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
             assert!(kill_status.unwrap().success());
             assert_eq!(connection.get("/").unwrap().status, 200, "{signal}");
         }
     }
     mesh.up.wait_for_line("SIGHUP: reloading the files", MAX_WAIT);
-    assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar, "the same process serves");
+    assert_eq!(mesh.sidecar("bookinfo/client-1").pid, sidecar_pid, "the same process serves");
     mesh.up.send_signal(Signal::QUIT);
     assert!(mesh.up.wait_for_exit(MAX_WAIT).success());
 }
@@ -147,9 +147,9 @@ fn missing_configuration_is_reported_and_deletes_nothing() {
     let moved_directory = manifest_directory.with_file_name("away");
     std::fs::rename(&manifest_directory, &moved_directory).unwrap();
     eventually("status has a finding", MAX_WAIT, || {
-        let status = mesh.run_leno(&["status"]);
-        let text = String::from_utf8_lossy(&status.stdout).into_owned();
-        (text.contains(&*manifest_directory.to_string_lossy()) && !status.status.success())
+        let status_output = mesh.run_leno(&["status"]);
+        let stdout = String::from_utf8_lossy(&status_output.stdout).into_owned();
+        (stdout.contains(&*manifest_directory.to_string_lossy()) && !status_output.status.success())
             .then_some(())
     });
     assert_eq!(get(loopback_address(listener), "/").unwrap().status, 200);
@@ -176,19 +176,23 @@ fn a_removed_socket_is_recreated() {
 #[test]
 fn a_long_data_directory_path_and_empty_homes_work() {
     let directory = tempfile::tempdir().unwrap();
-    let data = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
-    let manifests = directory.path().join("mesh.yaml");
-    std::fs::write(&manifests, ratings_manifests("", free_port(), free_port(), "allow")).unwrap();
+    let data_directory = directory.path().join("a-directory-with-a-long-name".repeat(4)).join("d");
+    let manifest_file = directory.path().join("mesh.yaml");
+    std::fs::write(&manifest_file, ratings_manifests("", free_port(), free_port(), "allow"))
+        .unwrap();
     let mut command = leno_command();
     command.env("HOME", "").env("XDG_STATE_HOME", "");
     let up = TestProgram::start(
         "leno up",
-        command.args(["up", "-f"]).arg(&manifests).arg("--data").arg(&data),
+        command.args(["up", "-f"]).arg(&manifest_file).arg("--data").arg(&data_directory),
     );
     up.wait_for_line("The mesh is up", MAX_WAIT);
-    let status =
-        leno_command().args(["get", "workloads", "--data"]).arg(&data).env("HOME", "").output();
-    assert!(status.unwrap().status.success());
+    let status_output = leno_command()
+        .args(["get", "workloads", "--data"])
+        .arg(&data_directory)
+        .env("HOME", "")
+        .output();
+    assert!(status_output.unwrap().status.success());
 }
 
 /// Returns `leno up --netns` in its own network and mount namespaces.
@@ -201,8 +205,8 @@ fn netns_command(directory: &Path) -> Command {
     command
 }
 
-/// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that one, removes
-/// the leftovers, and prints the remaining ones.
+/// Starts a mesh, kills it, and starts the next one while the first is a zombie; then kills that mesh, removes
+/// the leftovers, and prints those that remain.
 const KILL_SCRIPT: &str = r#"
 import os, subprocess, sys
 leno, directory = sys.argv[1:]
@@ -243,10 +247,10 @@ fn a_killed_namespaced_mesh_does_not_block_the_next_start() {
     std::fs::write(directory.path().join("mesh.yaml"), workload).unwrap();
     let started = Instant::now();
     let output = netns_command(directory.path()).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let context = (text.clone(), String::from_utf8_lossy(&output.stderr).into_owned());
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let outputs = (stdout.clone(), String::from_utf8_lossy(&output.stderr).into_owned());
     for line in ["first left []", "second left []", "stopped 0 []"] {
-        assert!(text.contains(line), "{line}: {context:?} after {:?}", started.elapsed());
+        assert!(stdout.contains(line), "{line}: {outputs:?} after {:?}", started.elapsed());
     }
 }
 
@@ -269,7 +273,7 @@ fn a_workload_in_a_namespace_reaches_its_own_service() {
     if !is_root() {
         return eprintln!("skipped: network namespaces need root");
     }
-    let command = OWN_SERVICE_SCRIPT.replace('\n', "\n    ");
+    let indented_script = OWN_SERVICE_SCRIPT.replace('\n', "\n    ");
     let manifests = format!(
         "apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -281,7 +285,7 @@ spec:
   - python3
   - \"-c\"
   - |
-    {command}
+    {indented_script}
 ---
 apiVersion: v1
 kind: Service

@@ -26,7 +26,7 @@ fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[&*output.stdout, &*output.stderr].concat()).into_owned()
 }
 
-/// Each control plane responds for its own sidecars, and reports that.
+/// Each control plane responds for its own sidecars, and reports this scope.
 #[test]
 fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     let controls = ControlProgram::start_replicas(2, MANIFESTS, &[]);
@@ -34,7 +34,7 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
     let address = connected_control.listen_address().to_string();
     let _cart = SidecarProgram::join(connected_control, "shop/cart-1", &["--control", &address]);
     let _web = SidecarProgram::join(connected_control, "shop/web-1", &["--control", &address]);
-    let states = |control: &ControlProgram| -> Vec<String> {
+    let sidecar_states = |control: &ControlProgram| -> Vec<String> {
         let workloads = control.get_json("workloads");
         let workloads = workloads.as_array().expect("an array").iter();
         workloads
@@ -42,19 +42,19 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
             .collect()
     };
     eventually("both control planes list both sidecars", MAX_WAIT, || {
-        let observed = [states(connected_control), states(other_control)];
-        (observed == [["connected"; 2], ["other-replica"; 2]]).then_some(())
+        let states_by_control = [sidecar_states(connected_control), sidecar_states(other_control)];
+        (states_by_control == [["connected"; 2], ["other-replica"; 2]]).then_some(())
     });
     // The complete response, without a note.
-    let complete = connected_control.run_leno(&["get", "connections", "-o", "json"]);
-    assert!(complete.stderr.is_empty(), "{}", output_text(&complete));
-    let rows: Vec<Value> = serde_json::from_slice(&complete.stdout).unwrap();
+    let complete_output = connected_control.run_leno(&["get", "connections", "-o", "json"]);
+    assert!(complete_output.stderr.is_empty(), "{}", output_text(&complete_output));
+    let rows: Vec<Value> = serde_json::from_slice(&complete_output.stdout).unwrap();
     assert!(rows.len() == 2 && rows.iter().all(|row| row["open"].is_u64()), "{rows:?}");
-    let diagnosed =
+    let diagnosis =
         output_text(&connected_control.run_leno(&["diagnose", "shop/web-1", "--to", "shop/cart"]));
-    assert!(diagnosed.contains("✓ sidecar"), "{diagnosed}");
+    assert!(diagnosis.contains("✓ sidecar"), "{diagnosis}");
 
-    let scope = format!(
+    let scope_line = format!(
         "scope: this control plane has 0 of 2 connected sidecars; for the others run the command at {address} (2)"
     );
     for arguments in [
@@ -69,14 +69,14 @@ fn a_control_plane_names_the_sidecars_that_it_does_not_have() {
         &["explain", "request", "--from", "shop/web-1", "--url", "http://cart.shop/"],
     ] {
         let text = output_text(&other_control.run_leno(arguments));
-        assert!(text.contains(&scope), "{arguments:?}: {text}");
+        assert!(text.contains(&scope_line), "{arguments:?}: {text}");
         assert!(!text.contains("Connection refused"), "{text}");
     }
-    let status = other_control.run_leno(&["status"]);
+    let status_output = other_control.run_leno(&["status"]);
     assert!(
-        !output_text(&status).contains("without a connected sidecar"),
+        !output_text(&status_output).contains("without a connected sidecar"),
         "{}",
-        output_text(&status)
+        output_text(&status_output)
     );
 }
 

@@ -8,7 +8,7 @@ use leno_tests::manifests::{
     client_manifest, http_access_manifest, mesh_config, server_with_protocol, tcp_access_manifest,
 };
 use leno_tests::{
-    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+    ApplicationResponse, TestApplication, TestConnection, TestMesh, eventually, free_port,
 };
 
 /// The services of the mesh, each with one workload that responds with its name.
@@ -24,7 +24,7 @@ spec:
 ";
 
 /// A mesh that denies by default, with a client that may call all services, and has outbound listeners for the
-/// first and the last.
+/// first and the last service.
 struct Shop {
     mesh: TestMesh,
     root_listener: SocketAddr,
@@ -36,7 +36,7 @@ impl Shop {
     /// Starts a mesh; `protocol` is the declared protocol of the services.
     fn start_shop(protocol: &str) -> Self {
         let applications =
-            SERVICES.map(|name| TestApplication::start(move |_| ApplicationReply::ok(name)));
+            SERVICES.map(|name| TestApplication::start(move |_| ApplicationResponse::ok(name)));
         let listeners = [free_port(), free_port()];
         let mut manifests = mesh_config("deny");
         manifests += &client_manifest(
@@ -84,19 +84,21 @@ spec: {matches: [{name: gold, pathRegex: \"/gold/.*\", headers: [{x-tier: gold|p
 
     /// Waits until this backend responds.
     fn wait_for_backend(&self, backend: &str) {
-        let poll = || self.responding_backend("/", "").filter(|responding| responding == backend);
+        let poll = || {
+            self.responding_backend("/", "").filter(|responding_name| responding_name == backend)
+        };
         eventually(&format!("{backend} responds"), Duration::from_secs(20), poll);
     }
 
     /// Returns the number of responses by backend, for this number of requests on separate connections.
-    fn count_by_connection(&self, requests: usize) -> BTreeMap<String, u32> {
-        count_names((0..requests).map(|_| self.responding_backend("/", "").unwrap()))
+    fn count_by_connection(&self, request_count: usize) -> BTreeMap<String, u32> {
+        count_names((0..request_count).map(|_| self.responding_backend("/", "").unwrap()))
     }
 
     /// Returns the number of responses by backend, on one connection.
-    fn count_by_request(&self, requests: usize) -> BTreeMap<String, u32> {
+    fn count_by_request(&self, request_count: usize) -> BTreeMap<String, u32> {
         let mut connection = TestConnection::open(self.root_listener).unwrap();
-        let bodies = (0..requests).map(|_| connection.get("/").unwrap().body);
+        let bodies = (0..request_count).map(|_| connection.get("/").unwrap().body);
         count_names(bodies.map(|body| String::from_utf8(body).unwrap()))
     }
 }
@@ -107,7 +109,7 @@ fn count_names(names: impl Iterator<Item = String>) -> BTreeMap<String, u32> {
     counts
 }
 
-fn split_manifest(name: &str, matches: &str, backends: &[(&str, u32)]) -> String {
+fn split_manifest(name: &str, group_matches: &str, backends: &[(&str, u32)]) -> String {
     let backends = backends.iter();
     let backends: Vec<String> =
         backends.map(|(name, weight)| format!("{{service: {name}, weight: {weight}}}")).collect();
@@ -116,7 +118,7 @@ fn split_manifest(name: &str, matches: &str, backends: &[(&str, u32)]) -> String
 apiVersion: split.smi-spec.io/v1alpha4
 kind: TrafficSplit
 metadata: {{name: {name}, namespace: shop}}
-spec: {{service: stock.shop.svc, {matches}backends: [{}]}}
+spec: {{service: stock.shop.svc, {group_matches}backends: [{}]}}
 ",
         backends.join(", ")
     )
@@ -126,14 +128,14 @@ spec: {{service: stock.shop.svc, {matches}backends: [{}]}}
 /// is wrong once in a million runs.
 fn assert_shares(counts: &BTreeMap<String, u32>, backends: &[(&str, u32)]) {
     let total: u32 = counts.values().sum();
-    let weights: u32 = backends.iter().map(|(_, weight)| weight).sum();
+    let total_weight: u32 = backends.iter().map(|(_, weight)| weight).sum();
     for (name, weight) in backends {
-        let share = f64::from(*weight) / f64::from(weights);
+        let share = f64::from(*weight) / f64::from(total_weight);
         let expected = f64::from(total) * share;
-        let deviation = (expected * (1.0 - share)).sqrt() * 5.0;
+        let max_deviation = (expected * (1.0 - share)).sqrt() * 5.0;
         let observed = f64::from(counts.get(*name).copied().unwrap_or_default());
         assert!(
-            (observed - expected).abs() <= deviation,
+            (observed - expected).abs() <= max_deviation,
             "{name}: {observed} of {total}: {counts:?}"
         );
     }
@@ -151,9 +153,9 @@ fn requests_are_split_by_weight_and_changes_apply_live() {
     let counts = shop.count_by_request(800);
     assert_shares(&counts, &backends);
     // A backend without a share can be called by its own name.
-    let direct = TestConnection::open(shop.last_listener).unwrap().get("/").unwrap();
-    assert_eq!(direct.body, b"stock-v3");
-    // Then it receives all requests, which shows that the new split is in force.
+    let direct_response = TestConnection::open(shop.last_listener).unwrap().get("/").unwrap();
+    assert_eq!(direct_response.body, b"stock-v3");
+    // Then this backend receives all requests, which shows that the new split is in force.
     shop.replace_split(&[("stock-v3", 100), ("stock-v2", 0)]);
     shop.wait_for_backend("stock-v3");
     let counts = shop.count_by_request(200);
@@ -165,11 +167,11 @@ fn requests_are_split_by_weight_and_changes_apply_live() {
 #[test]
 fn only_requests_that_match_the_group_are_split() {
     let shop = Shop::start_shop("HTTP");
-    let matches = "matches: [{kind: HTTPRouteGroup, name: gold}], ";
-    shop.mesh.write("gold.yaml", &split_manifest("gold", matches, &[("stock-v2", 1)]));
-    let gold =
+    let group_matches = "matches: [{kind: HTTPRouteGroup, name: gold}], ";
+    shop.mesh.write("gold.yaml", &split_manifest("gold", group_matches, &[("stock-v2", 1)]));
+    let gold_backend =
         || shop.responding_backend("/gold/1", "gold").filter(|backend| backend == "stock-v2");
-    eventually("gold requests are split", Duration::from_secs(20), gold);
+    eventually("gold requests are split", Duration::from_secs(20), gold_backend);
     for (path, tier, backend) in [
         ("/gold/1", "platinum", "stock-v2"),
         ("/gold/1?x=y", "gold", "stock-v2"),
@@ -179,7 +181,7 @@ fn only_requests_that_match_the_group_are_split() {
     ] {
         assert_eq!(shop.responding_backend(path, tier).as_deref(), Some(backend), "{path} {tier}");
     }
-    // The others have their own split.
+    // The other requests have their own split.
     shop.replace_split(&[("stock-v1", 1)]);
     shop.wait_for_backend("stock-v1");
     assert_eq!(shop.responding_backend("/gold/1", "gold").as_deref(), Some("stock-v2"));

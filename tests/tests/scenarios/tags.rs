@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config};
 use leno_tests::{
-    ApplicationReply, Response, TestApplication, TestMesh, eventually, exchange_bytes, free_port,
+    ApplicationResponse, Response, TestApplication, TestMesh, eventually, exchange_bytes, free_port,
 };
 
 use crate::faults::connected_sidecar;
 
-const RULES: &str = "---
+const RULE_MANIFESTS: &str = "---
 apiVersion: v1
 kind: Service
 metadata: {name: orders, namespace: shop}
@@ -49,7 +49,7 @@ spec:
 fn start_version(version: &'static str) -> TestApplication {
     TestApplication::start(move |request| {
         let lane = request.first_header("x-lane").unwrap_or("none");
-        ApplicationReply::ok(format!("version {version}, lane {lane}"))
+        ApplicationResponse::ok(format!("version {version}, lane {lane}"))
     })
 }
 
@@ -80,7 +80,7 @@ impl Shop {
         let applications = ["1", "2", "3"].map(start_version);
         let listener = free_port();
         let mut manifests = mesh_config("allow");
-        manifests += RULES;
+        manifests += RULE_MANIFESTS;
         manifests += &client_manifest("web", &[], &[("orders", listener)]);
         for (version, application) in [("1", &applications[0]), ("3", &applications[2])] {
             manifests += &workload_manifest(version, application.port());
@@ -119,26 +119,26 @@ impl Shop {
 #[test]
 fn requests_reach_tagged_instances_or_their_fallback() {
     let shop = Shop::start_shop();
-    let (gold, beta) = ("x-user-tier: gold\r\n", "cookie: a=b; beta=yes\r\n");
-    shop.wait_for_body(gold, "version 2, lane gray");
+    let (gold_header, beta_cookie) = ("x-user-tier: gold\r\n", "cookie: a=b; beta=yes\r\n");
+    shop.wait_for_body(gold_header, "version 2, lane gray");
     shop.wait_for_body("", "version 3, lane none");
-    shop.assert_always(gold, "version 2, lane gray");
-    shop.assert_always(beta, "version 2, lane none");
+    shop.assert_always(gold_header, "version 2, lane gray");
+    shop.assert_always(beta_cookie, "version 2, lane none");
     // Only the untagged instance receives requests that match no rule.
     shop.assert_always("", "version 3, lane none");
     // A lane header set by the client is kept.
     shop.assert_always("x-user-tier: gold\r\nx-lane: blue\r\n", "version 2, lane blue");
     shop.mesh.remove("canary.yaml");
-    shop.wait_for_body(gold, "version 1, lane gray");
-    shop.assert_always(gold, "version 1, lane gray");
+    shop.wait_for_body(gold_header, "version 1, lane gray");
+    shop.assert_always(gold_header, "version 1, lane gray");
     let is_rejected =
         |response: &Response| response.rejection_reason() == Some("no-tagged-endpoint");
-    let poll = || shop.send_request(beta).filter(is_rejected);
+    let poll = || shop.send_request(beta_cookie).filter(is_rejected);
     let (response, _) = eventually("beta has no endpoint", Duration::from_secs(20), poll);
     assert_eq!(response.status, 503);
 }
 
-const ZONES: &str = "---
+const ZONE_MANIFESTS: &str = "---
 apiVersion: v1
 kind: Service
 metadata: {name: orders, namespace: shop}
@@ -162,26 +162,27 @@ spec:
 /// Returns an application in the caller's zone that responds with 500 while it is unhealthy. Each request needs
 /// a new connection.
 fn start_near_instance(is_unhealthy: &Arc<AtomicBool>) -> TestApplication {
-    let shared = Arc::clone(is_unhealthy);
+    let shared_flag = Arc::clone(is_unhealthy);
     TestApplication::start(move |_| {
-        let head = match shared.load(Ordering::SeqCst) {
+        let status_line = match shared_flag.load(Ordering::SeqCst) {
             true => "500 Sick",
             false => "200 OK",
         };
         let response =
-            format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear");
-        ApplicationReply::Bytes(response.into_bytes())
+            format!("HTTP/1.1 {status_line}\r\nconnection: close\r\ncontent-length: 4\r\n\r\nnear");
+        ApplicationResponse::Bytes(response.into_bytes())
     })
 }
 
 /// Starts a caller in zone a, with these instances in its zone and one in another.
-fn start_two_zones(near: Vec<TestApplication>) -> Shop {
-    let far = TestApplication::start(|_| ApplicationReply::ok("far"));
+fn start_two_zones(near_instances: Vec<TestApplication>) -> Shop {
+    let far_application = TestApplication::start(|_| ApplicationResponse::ok("far"));
     let listener = free_port();
-    let mut manifests = mesh_config("allow") + ZONES;
+    let mut manifests = mesh_config("allow") + ZONE_MANIFESTS;
     manifests += &client_manifest("web", &[], &[("orders", listener)])
         .replace("app: web", "app: web, zone: a");
-    let zones = near.iter().map(|near| ("a", near)).chain([("b", &far)]);
+    let zones =
+        near_instances.iter().map(|instance| ("a", instance)).chain([("b", &far_application)]);
     for (number, (zone, application)) in zones.enumerate() {
         let port = application.port();
         write!(
@@ -197,7 +198,11 @@ spec: {{serviceAccount: orders, ports: [{{name: main, port: {port}, protocol: HT
     }
     let mesh = TestMesh::up(&manifests);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    Shop { mesh, listener, applications: near.into_iter().chain([far]).collect() }
+    Shop {
+        mesh,
+        listener,
+        applications: near_instances.into_iter().chain([far_application]).collect(),
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `leno tap` in a real mesh: live filtered requests in the terminal, only while it runs.
+//! `leno tap` in a real mesh: live filtered requests in the terminal, only while the command runs.
 
 use std::io::{BufRead as _, BufReader, PipeReader, PipeWriter, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
+    ApplicationResponse, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
     free_port, leno_command,
 };
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -24,10 +24,10 @@ impl Shop {
     fn start_shop() -> Self {
         let stock = TestApplication::start(|request| {
             match request.method_and_target().1.starts_with("/broken") {
-                true => ApplicationReply::Bytes(
+                true => ApplicationResponse::Bytes(
                     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n".to_vec(),
                 ),
-                false => ApplicationReply::ok("ok"),
+                false => ApplicationResponse::ok("ok"),
             }
         });
         let listener = free_port();
@@ -57,8 +57,8 @@ impl Shop {
 
 /// Returns the requests that a tap has printed.
 fn printed_requests(tap: &TestProgram) -> Vec<Value> {
-    let printed = tap.printed_output();
-    printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    let printed_output = tap.printed_output();
+    printed_output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn both_sidecars_report_requests_without_secrets() {
     let shop = Shop::start_shop();
     let mut tap =
         shop.start_tap(&["shop/stock", "-o", "json", "--path", "/orders", "--count", "2"]);
-    // Sidecars receive a tap with a delay: requests are sent until both have reported one.
+    // Sidecars receive a tap with a delay: requests are sent until both have reported a request.
     let poll = || {
         shop.request_status("/other");
         shop.request_status("/orders/7?token=hunter2");
@@ -99,37 +99,40 @@ fn filters_are_applied_by_sidecars_and_the_table_shows_matches() {
         tap.printed_output().contains("/broken").then_some(())
     };
     eventually("a failure is shown", MAX_WAIT, poll);
-    let printed = tap.printed_output();
-    let line =
-        printed.lines().find(|line| line.contains("/broken")).expect("the line of the failure");
+    let printed_output = tap.printed_output();
+    let line = printed_output
+        .lines()
+        .find(|line| line.contains("/broken"))
+        .expect("the line of the failure");
     for word in ["shop/stock-1", "inbound", "shop/web", "503", "GET"] {
         assert!(line.contains(word), "{word}: {line}");
     }
-    assert!(!printed.contains("/orders"), "{printed}");
+    assert!(!printed_output.contains("/orders"), "{printed_output}");
 }
 
 #[test]
 fn sidecars_have_a_tap_only_while_its_command_runs() {
     let shop = Shop::start_shop();
-    let taps = || -> usize {
+    let tap_count = || -> usize {
         let admin = shop.mesh.sidecar("shop/stock-1").admin;
-        let config = leno_tests::get_page(admin, "/config").expect("the admin endpoint responds");
-        let config: Value =
-            serde_json::from_slice(&config.body).expect("the configuration is JSON");
-        config["taps"].as_array().map_or(0, Vec::len)
+        let configuration =
+            leno_tests::get_page(admin, "/config").expect("the admin endpoint responds");
+        let configuration: Value =
+            serde_json::from_slice(&configuration.body).expect("the configuration is JSON");
+        configuration["taps"].as_array().map_or(0, Vec::len)
     };
-    assert_eq!(taps(), 0);
-    let mut first = shop.start_tap(&["shop/stock", "-o", "json"]);
-    let second = shop.start_tap(&["shop/stock", "-o", "json", "--method", "GET"]);
-    eventually("the sidecar has both taps", MAX_WAIT, || (taps() == 2).then_some(()));
-    first.stop(MAX_WAIT);
-    eventually("the first tap has ended", MAX_WAIT, || (taps() == 1).then_some(()));
+    assert_eq!(tap_count(), 0);
+    let mut first_tap = shop.start_tap(&["shop/stock", "-o", "json"]);
+    let second_tap = shop.start_tap(&["shop/stock", "-o", "json", "--method", "GET"]);
+    eventually("the sidecar has both taps", MAX_WAIT, || (tap_count() == 2).then_some(()));
+    first_tap.stop(MAX_WAIT);
+    eventually("the first tap has ended", MAX_WAIT, || (tap_count() == 1).then_some(()));
     eventually("the second tap continues", MAX_WAIT, || {
         shop.request_status("/orders");
-        (!printed_requests(&second).is_empty()).then_some(())
+        (!printed_requests(&second_tap).is_empty()).then_some(())
     });
-    drop(second);
-    eventually("all taps have ended", MAX_WAIT, || (taps() == 0).then_some(()));
+    drop(second_tap);
+    eventually("all taps have ended", MAX_WAIT, || (tap_count() == 0).then_some(()));
 }
 
 /// A reader that stops reading, as in `leno tap | less`.
@@ -148,9 +151,9 @@ fn a_tap_with_a_blocked_reader_ends_at_a_signal() {
         // Signals are handled from here on, and the table header is its next output.
         eventually("the tap catches signals", MAX_WAIT, || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", tap.id())).ok()?;
-            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
-            let caught = u64::from_str_radix(caught.trim(), 16).ok()?;
-            (caught & (1 << (signal.as_raw() - 1)) != 0).then_some(())
+            let caught_signals = status.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+            let caught_signals = u64::from_str_radix(caught_signals.trim(), 16).ok()?;
+            (caught_signals & (1 << (signal.as_raw() - 1)) != 0).then_some(())
         });
         kill_process(Pid::from_child(&tap), signal).unwrap();
         eventually("the tap has ended", MAX_WAIT, || tap.try_wait().unwrap());
@@ -162,7 +165,7 @@ fn a_tap_with_a_blocked_reader_ends_at_a_signal() {
 #[test]
 fn a_tap_ends_after_its_duration_even_with_a_blocked_reader() {
     let shop = Shop::start_shop();
-    let command = |arguments: &[&str]| {
+    let tap_command = |arguments: &[&str]| {
         let mut command = leno_command();
         command
             .args(["tap", "shop/stock"])
@@ -172,12 +175,12 @@ fn a_tap_ends_after_its_duration_even_with_a_blocked_reader() {
         command
     };
     let (reader, writer) = full_pipe();
-    let mut blocked = command(&["--duration", "1s"]).stdout(writer).spawn().unwrap();
-    eventually("the blocked tap has ended", MAX_WAIT, || blocked.try_wait().unwrap());
+    let mut blocked_tap = tap_command(&["--duration", "1s"]).stdout(writer).spawn().unwrap();
+    eventually("the blocked tap has ended", MAX_WAIT, || blocked_tap.try_wait().unwrap());
     drop(reader);
-    let output = command(&["--duration", "1s"]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("the tap ends after 1s"), "{text}");
+    let output = tap_command(&["--duration", "1s"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.contains("the tap ends after 1s"), "{stderr}");
 }
 
 /// There are no requests, so no write to the closed output occurs.
@@ -186,28 +189,28 @@ fn a_tap_ends_soon_after_its_reader_or_terminal_closes() {
     let shop = Shop::start_shop();
     let mut command = leno_command();
     command.args(["tap", "shop/stock"]).arg("--data").arg(shop.mesh.data_directory());
-    let mut piped = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut reader = BufReader::new(piped.stdout.take().unwrap());
+    let mut piped_tap = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut reader = BufReader::new(piped_tap.stdout.take().unwrap());
     let mut header = String::new();
     reader.read_line(&mut header).unwrap();
     assert!(header.contains("WORKLOAD"), "{header}");
     drop(reader);
-    let exit_status = || piped.try_wait().unwrap();
-    let (status, time) = eventually("the tap without a reader has ended", MAX_WAIT, exit_status);
-    assert!(status.success() && time < MAX_END_WAIT, "{status:?} after {time:?}");
+    let exit_status = || piped_tap.try_wait().unwrap();
+    let (status, elapsed) = eventually("the tap without a reader has ended", MAX_WAIT, exit_status);
+    assert!(status.success() && elapsed < MAX_EXIT_WAIT, "{status:?} after {elapsed:?}");
     // A closed terminal sends SIGHUP only to processes of its session, and `nohup` ignores it.
-    let mut python = Command::new("python3");
-    python
-        .args(["-c", ON_TERMINAL])
+    let mut python_command = Command::new("python3");
+    python_command
+        .args(["-c", TERMINAL_SCRIPT])
         .arg(leno_command().get_program())
         .arg(shop.mesh.data_directory());
-    let output = python.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(text.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
+    let output = python_command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(stdout.trim(), "ended 0", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a tap on a terminal, outside its session, and closes the terminal after the first output.
-const ON_TERMINAL: &str = r#"
+const TERMINAL_SCRIPT: &str = r#"
 import os, pty, signal, subprocess, sys
 leader, terminal = pty.openpty()
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -252,4 +255,4 @@ fn invalid_tap_filters_are_rejected_immediately() {
 
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// The maximum time until a tap ends, far shorter than the hour after which it ends by itself.
-const MAX_END_WAIT: Duration = Duration::from_secs(10);
+const MAX_EXIT_WAIT: Duration = Duration::from_secs(10);

@@ -11,8 +11,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    ApplicationReply, Response, TestApplication, TestMesh, TestProgram, eventually, exchange_bytes,
-    free_port,
+    ApplicationResponse, Response, TestApplication, TestMesh, TestProgram, eventually,
+    exchange_bytes, free_port,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,11 +27,12 @@ impl TokenIssuer {
     /// Creates an issuer with a certificate for `localhost`, without any key.
     fn new() -> Self {
         let issuer = Self { directory: tempfile::tempdir().expect("a folder"), port: free_port() };
-        let certified = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
-        let certified = certified.expect("a certificate");
-        let key_and_certificate = certified.cert.pem() + &certified.signing_key.serialize_pem();
+        let certified_key = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]);
+        let certified_key = certified_key.expect("a certificate");
+        let key_and_certificate =
+            certified_key.cert.pem() + &certified_key.signing_key.serialize_pem();
         std::fs::write(issuer.file_path("server.pem"), key_and_certificate).expect("a file");
-        std::fs::write(issuer.file_path("roots.pem"), certified.cert.pem()).expect("a file");
+        std::fs::write(issuer.file_path("roots.pem"), certified_key.cert.pem()).expect("a file");
         std::fs::create_dir(issuer.file_path("www")).expect("a folder");
         issuer
     }
@@ -45,49 +46,50 @@ impl TokenIssuer {
     }
 
     /// Generates an RSA key.
-    fn make_key(&self, id: &str) {
+    fn generate_key(&self, key_id: &str) {
         let arguments = "genpkey -quiet -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out";
-        run_openssl(arguments, &[&self.path_text(id)], b"");
+        run_openssl(arguments, &[&self.path_text(key_id)], b"");
     }
 
     /// Returns a public key as a JWK.
-    fn public_key(&self, id: &str) -> Value {
-        let output = run_openssl("rsa -noout -modulus -in", &[&self.path_text(id)], b"");
-        let hex = String::from_utf8(output).expect("text");
-        let hex = hex.trim().strip_prefix("Modulus=").expect("a modulus").to_owned();
-        let pairs = (0..hex.len()).step_by(2).map(|index| &hex[index..index + 2]);
+    fn public_jwk(&self, key_id: &str) -> Value {
+        let output = run_openssl("rsa -noout -modulus -in", &[&self.path_text(key_id)], b"");
+        let modulus_hex = String::from_utf8(output).expect("text");
+        let modulus_hex =
+            modulus_hex.trim().strip_prefix("Modulus=").expect("a modulus").to_owned();
+        let pairs = (0..modulus_hex.len()).step_by(2).map(|index| &modulus_hex[index..index + 2]);
         let modulus = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("a byte"));
         let modulus = URL_SAFE_NO_PAD.encode(modulus.collect::<Vec<_>>());
-        json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": id, "n": modulus, "e": "AQAB"})
+        json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": key_id, "n": modulus, "e": "AQAB"})
     }
 
     /// Returns the JWK set of these keys.
-    fn key_set(&self, ids: &[&str]) -> String {
-        let keys: Vec<Value> = ids.iter().map(|id| self.public_key(id)).collect();
+    fn key_set(&self, key_ids: &[&str]) -> String {
+        let keys: Vec<Value> = key_ids.iter().map(|key_id| self.public_jwk(key_id)).collect();
         json!({"keys": keys}).to_string()
     }
 
     /// Serves these keys from now on.
-    fn publish_keys(&self, ids: &[&str]) {
-        let new = self.file_path("www/new.json");
-        std::fs::write(&new, self.key_set(ids)).expect("a file");
-        std::fs::rename(new, self.file_path("www/keys.json")).expect("a file");
+    fn publish_keys(&self, key_ids: &[&str]) {
+        let new_file = self.file_path("www/new.json");
+        std::fs::write(&new_file, self.key_set(key_ids)).expect("a file");
+        std::fs::rename(new_file, self.file_path("www/keys.json")).expect("a file");
     }
 
     fn start_server(&self) -> TestProgram {
         let mut command = Command::new("python3");
-        command.args(["-c", SERVER, &self.port.to_string(), &self.path_text("server.pem")]);
+        command.args(["-c", KEY_SERVER, &self.port.to_string(), &self.path_text("server.pem")]);
         TestProgram::start("issuer", command.arg(self.path_text("www")))
     }
 
     /// Returns a token with these claims, signed with a key.
-    fn sign_token(&self, id: &str, claims: &Value) -> String {
+    fn sign_token(&self, key_id: &str, claims: &Value) -> String {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let header = json!({"alg": "RS256", "typ": "JWT", "kid": id});
-        let signed = format!("{}.{}", encode(&header), encode(claims));
+        let header = json!({"alg": "RS256", "typ": "JWT", "kid": key_id});
+        let signed_part = format!("{}.{}", encode(&header), encode(claims));
         let signature =
-            run_openssl("dgst -sha256 -sign", &[&self.path_text(id)], signed.as_bytes());
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+            run_openssl("dgst -sha256 -sign", &[&self.path_text(key_id)], signed_part.as_bytes());
+        format!("{signed_part}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 }
 
@@ -106,12 +108,12 @@ fn run_openssl(arguments: &str, extra_arguments: &[&str], input: &[u8]) -> Vec<u
 
 /// Returns valid claims of a user in these groups.
 fn valid_claims(groups: &[&str]) -> Value {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
+    let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
     json!({"iss": "https://issuer.example", "aud": ["stock", "cart"], "sub": "ann",
-           "exp": now + 3600, "groups": groups})
+           "exp": now_seconds + 3600, "groups": groups})
 }
 
-/// Returns valid claims with one changed.
+/// Returns valid claims, except for one changed claim.
 fn claims_with(name: &str, value: Value) -> Value {
     let mut claims = valid_claims(&["writers"]);
     claims[name] = value;
@@ -120,7 +122,7 @@ fn claims_with(name: &str, value: Value) -> Value {
 
 /// Returns a mesh that denies by default, in which tokens with a group have access to `stock`.
 fn strict_manifests(port: u16, listener: u16, jwks: &str) -> String {
-    let rules = format!(
+    let token_rules = format!(
         "---
 apiVersion: leno.dev/v1alpha1
 kind: JwtValidation
@@ -144,7 +146,7 @@ spec:
 "
     );
     let stock = server_manifest("stock", port, &[]);
-    [mesh_config("deny"), stock, client_manifest("web", &[], &[("stock", listener)]), rules]
+    [mesh_config("deny"), stock, client_manifest("web", &[], &[("stock", listener)]), token_rules]
         .concat()
 }
 
@@ -152,7 +154,7 @@ spec:
 fn start_stock() -> TestApplication {
     TestApplication::start(|request| {
         let token = request.first_header("authorization").map_or("", |_| " with a token");
-        ApplicationReply::ok(format!(
+        ApplicationResponse::ok(format!(
             "{}{token}",
             request.first_header("x-user").unwrap_or("nobody")
         ))
@@ -182,44 +184,46 @@ fn wait_for_status(listener: u16, token: &str, status: u16, challenge_text: &str
 #[test]
 fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
     let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
-    issuer.make_key("one");
-    issuer.make_key("two");
+    issuer.generate_key("one");
+    issuer.generate_key("two");
     issuer.publish_keys(&["one"]);
     let jwks =
         format!("{{url: \"https://localhost:{}/keys.json\", refreshInterval: 1s}}", issuer.port);
-    let roots = issuer.path_text("roots.pem");
-    let mesh =
-        TestMesh::up_with(&strict_manifests(stock.port(), listener, &jwks), &["--jwks-ca", &roots]);
-    let valid = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
-    let early = wait_for_status(
+    let roots_file = issuer.path_text("roots.pem");
+    let mesh = TestMesh::up_with(
+        &strict_manifests(stock.port(), listener, &jwks),
+        &["--jwks-ca", &roots_file],
+    );
+    let valid_token = issuer.sign_token("one", &valid_claims(&["readers", "writers"]));
+    let early_response = wait_for_status(
         listener,
-        &valid,
+        &valid_token,
         401,
         "the keys of the token's issuer are not available yet",
     );
-    assert_eq!(early.rejection_reason(), Some("token-invalid"));
+    assert_eq!(early_response.rejection_reason(), Some("token-invalid"));
     eventually("the operator is warned", Duration::from_secs(60), || {
         key_problem(&mesh).contains("no token of this issuer is accepted").then_some(())
     });
 
     let mut server = issuer.start_server();
-    assert_eq!(wait_for_status(listener, &valid, 200, "").body, b"ann");
-    let unsigned = {
+    assert_eq!(wait_for_status(listener, &valid_token, 200, "").body, b"ann");
+    let unsigned_token = {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         format!("{}.{}.", encode(&json!({"alg": "none"})), encode(&valid_claims(&["writers"])))
     };
-    let signed_with = |claims: Value| issuer.sign_token("one", &claims);
-    let wrongly_signed = issuer.sign_token("two", &valid_claims(&["writers"]));
+    let sign_claims = |claims: Value| issuer.sign_token("one", &claims);
+    let wrongly_signed_token = issuer.sign_token("two", &valid_claims(&["writers"]));
     for (token, status, reason, challenge_text) in [
-        (signed_with(valid_claims(&["readers"])), 403, "denied", ""),
-        (signed_with(valid_claims(&["admins"])), 200, "", ""),
+        (sign_claims(valid_claims(&["readers"])), 403, "denied", ""),
+        (sign_claims(valid_claims(&["admins"])), 200, "", ""),
         (String::new(), 401, "token-missing", "Bearer realm="),
         ("abc".to_owned(), 401, "token-invalid", "not a signed JSON web token"),
-        (unsigned, 401, "token-invalid", "signature algorithm is not"),
-        (wrongly_signed, 401, "token-invalid", "signature is not"),
-        (signed_with(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
-        (signed_with(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
-        (signed_with(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
+        (unsigned_token, 401, "token-invalid", "signature algorithm is not"),
+        (wrongly_signed_token, 401, "token-invalid", "signature is not"),
+        (sign_claims(claims_with("exp", json!(1))), 401, "token-invalid", "has expired"),
+        (sign_claims(claims_with("iss", json!("eve"))), 401, "token-invalid", "issuer is not"),
+        (sign_claims(claims_with("aud", json!("cart"))), 401, "token-invalid", "audience is not"),
     ] {
         let response = send_token(listener, &token).expect("the listener responds");
         let challenge = response.first_header("www-authenticate").unwrap_or_default();
@@ -229,47 +233,52 @@ fn tokens_are_verified_with_keys_that_the_control_plane_refreshes() {
     }
 
     // The next key is served in addition to the previous one and then replaces it; no process is restarted.
-    let next = issuer.sign_token("two", &valid_claims(&["writers"]));
+    let next_token = issuer.sign_token("two", &valid_claims(&["writers"]));
     issuer.publish_keys(&["one", "two"]);
-    wait_for_status(listener, &next, 200, "");
-    assert_eq!(send_token(listener, &valid).expect("the listener responds").status, 200);
+    wait_for_status(listener, &next_token, 200, "");
+    assert_eq!(send_token(listener, &valid_token).expect("the listener responds").status, 200);
     issuer.publish_keys(&["two"]);
-    wait_for_status(listener, &valid, 401, "signature is not valid");
-    assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
+    wait_for_status(listener, &valid_token, 401, "signature is not valid");
+    assert_eq!(send_token(listener, &next_token).expect("the listener responds").status, 200);
 
     // An unavailable issuer does not affect requests.
     server.stop(MAX_WAIT);
     eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("the previous keys remain in force").then_some(())
     });
-    assert_eq!(send_token(listener, &next).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &next_token).expect("the listener responds").status, 200);
 }
 
 #[test]
 fn changes_of_a_key_file_apply_live() {
     let (issuer, stock, listener) = (TokenIssuer::new(), start_stock(), free_port());
-    issuer.make_key("one");
+    issuer.generate_key("one");
     let mesh = TestMesh::up(&strict_manifests(stock.port(), listener, "{file: keys.jwks}"));
-    let valid = issuer.sign_token("one", &valid_claims(&["writers"]));
-    wait_for_status(listener, &valid, 401, "the keys of the token's issuer are not available yet");
+    let valid_token = issuer.sign_token("one", &valid_claims(&["writers"]));
+    wait_for_status(
+        listener,
+        &valid_token,
+        401,
+        "the keys of the token's issuer are not available yet",
+    );
     mesh.write("keys.jwks", &issuer.key_set(&["one"]));
-    wait_for_status(listener, &valid, 200, "");
+    wait_for_status(listener, &valid_token, 200, "");
     assert_eq!(key_problem(&mesh), "");
     mesh.write("keys.jwks", "{}");
     eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("is not a JWK set").then_some(())
     });
-    assert_eq!(send_token(listener, &valid).expect("the listener responds").status, 200);
+    assert_eq!(send_token(listener, &valid_token).expect("the listener responds").status, 200);
 }
 
 #[test]
 fn keys_are_read_only_from_permitted_sources() {
     let (stock, listener) = (start_stock(), free_port());
-    let requests = Arc::new(AtomicU32::new(0));
-    let counter = Arc::clone(&requests);
+    let request_count = Arc::new(AtomicU32::new(0));
+    let request_counter = Arc::clone(&request_count);
     let issuer = TestApplication::start(move |_| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        ApplicationReply::ok("{}")
+        request_counter.fetch_add(1, Ordering::Relaxed);
+        ApplicationResponse::ok("{}")
     });
     for host in ["localhost", "127.0.0.1", "[::ffff:127.0.0.1]"] {
         let jwks =
@@ -282,30 +291,30 @@ fn keys_are_read_only_from_permitted_sources() {
             key_problem(&mesh).contains("--jwks-allow").then_some(())
         });
     }
-    let folder = tempfile::tempdir().expect("a folder");
-    let folder = folder.path().to_str().expect("a path of text");
+    let directory = tempfile::tempdir().expect("a folder");
+    let directory = directory.path().to_str().expect("a path of text");
     let mesh = TestMesh::up_with(
         &strict_manifests(stock.port(), listener, "{file: keys.jwks}"),
-        &["--jwks-files", folder],
+        &["--jwks-files", directory],
     );
     eventually("the rule reports the problem", MAX_WAIT, || {
         key_problem(&mesh).contains("--jwks-files").then_some(())
     });
-    assert_eq!(requests.load(Ordering::Relaxed), 0, "requests to the issuer");
+    assert_eq!(request_count.load(Ordering::Relaxed), 0, "requests to the issuer");
 }
 
 /// Returns the reported problem of keys that cannot be read.
 fn key_problem(mesh: &TestMesh) -> String {
     let rejected = mesh.get_json("rejected");
     let warnings = rejected["warnings"].as_array().expect("warnings");
-    let is_about_keys =
+    let is_key_warning =
         |warning: &&Value| warning["field"].as_str().is_some_and(|field| field.contains("jwks"));
-    let warning = warnings.iter().find(is_about_keys);
+    let warning = warnings.iter().find(is_key_warning);
     warning.map(|warning| warning["problem"].as_str().expect("text").to_owned()).unwrap_or_default()
 }
 
-/// Serves the files of a folder.
-const SERVER: &str = "
+/// An HTTPS server for the files of a folder.
+const KEY_SERVER: &str = "
 import functools, http.server, ssl, sys
 port, pem, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 #[test]
 fn every_topic_has_the_same_yaml_and_json() {
-    let mesh = TestMesh::up(TOPICS);
-    let help = leno_command().args(["get", "--help"]).output().unwrap();
-    let help = String::from_utf8(help.stdout).unwrap();
+    let mesh = TestMesh::up(MANIFESTS);
+    let help_output = leno_command().args(["get", "--help"]).output().unwrap();
+    let help_output = String::from_utf8(help_output.stdout).unwrap();
     for topic in [
         "status",
         "workloads",
@@ -25,8 +25,8 @@ fn every_topic_has_the_same_yaml_and_json() {
         "rules",
         "rejected",
     ] {
-        assert!(help.contains(topic), "{topic}: {help}");
-        let output_as = |format: &str| {
+        assert!(help_output.contains(topic), "{topic}: {help_output}");
+        let topic_output = |format: &str| {
             let mut command = leno_command();
             command.args(["get", topic, "-o", format, "--data"]).arg(mesh.data_directory());
             let output = command.output().unwrap();
@@ -35,12 +35,12 @@ fn every_topic_has_the_same_yaml_and_json() {
         };
         // The state may change between two queries.
         let (json, _) = eventually(topic, Duration::from_secs(60), || {
-            let json: Value = serde_json::from_str(&output_as("json")).unwrap();
-            let yaml: Value = serde_saphyr::from_str(&output_as("yaml")).unwrap();
+            let json: Value = serde_json::from_str(&topic_output("json")).unwrap();
+            let yaml: Value = serde_saphyr::from_str(&topic_output("yaml")).unwrap();
             (without_numbers(yaml) == without_numbers(json.clone())).then_some(json)
         });
-        let empty = ["connections", "ejected", "rules"];
-        assert!(empty.contains(&topic) || json != serde_json::json!([]), "{topic} is empty");
+        let empty_topics = ["connections", "ejected", "rules"];
+        assert!(empty_topics.contains(&topic) || json != serde_json::json!([]), "{topic} is empty");
     }
 }
 
@@ -48,14 +48,16 @@ fn every_topic_has_the_same_yaml_and_json() {
 fn without_numbers(value: Value) -> Value {
     match value {
         Value::Number(_) => 0.into(),
-        Value::Array(list) => list.into_iter().map(without_numbers).collect(),
-        Value::Object(map) => map.into_iter().map(|(k, v)| (k, without_numbers(v))).collect(),
+        Value::Array(elements) => elements.into_iter().map(without_numbers).collect(),
+        Value::Object(entries) => {
+            entries.into_iter().map(|(key, entry)| (key, without_numbers(entry))).collect()
+        }
         unchanged => unchanged,
     }
 }
 
 /// An object for every topic, including a policy, a route, and a rejected document.
-const TOPICS: &str = "apiVersion: leno.dev/v1alpha1
+const MANIFESTS: &str = "apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: one, namespace: shop, labels: {app: one, odd: '0x1: no'}}
 spec: {ports: [{port: 9080}], run: [sleep, '60']}

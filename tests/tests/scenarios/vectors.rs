@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, server_manifest};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestConnection, TestMesh, eventually, free_port,
+    ApplicationResponse, TestApplication, TestConnection, TestMesh, eventually, free_port,
 };
 use serde_json::{Value, json};
 
 /// Groups about access decisions for meshed clients. The other groups, tested in `crates/control`, need fixed
 /// ports or an unmeshed client.
-const ACCESS: [&str; 8] = [
+const ACCESS_GROUPS: [&str; 8] = [
     "default deny without a policy",
     "a target lets its sources make its requests",
     "headers, all of them and whole",
@@ -24,7 +24,7 @@ const ACCESS: [&str; 8] = [
 ];
 
 /// Groups about the selection of rules.
-const ROUTES: [&str; 8] = [
+const ROUTE_GROUPS: [&str; 8] = [
     "an exact path goes before prefixes",
     "a regular expression comes after prefixes, and before any path",
     "a method goes before headers",
@@ -62,50 +62,50 @@ fn replay_cases(name: &str, cases: &[&Value], result_of: impl Fn(&Value) -> Valu
 
 /// Returns a request as sent on the wire.
 fn wire_request(request: &Value) -> String {
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let text_of = |value: &Value| value.as_str().unwrap().to_owned();
     let query = request["query"].as_str().map(|query| format!("?{query}")).unwrap_or_default();
     let headers = request["headers"].as_array().unwrap().iter();
     let headers: String =
-        headers.map(|pair| format!("{}: {}\r\n", text(&pair[0]), text(&pair[1]))).collect();
+        headers.map(|pair| format!("{}: {}\r\n", text_of(&pair[0]), text_of(&pair[1]))).collect();
     format!(
         "{} {}{query} HTTP/1.1\r\nhost: stock.shop\r\ncontent-length: 0\r\n{headers}\r\n",
-        text(&request["method"]),
-        text(&request["path"]),
+        text_of(&request["method"]),
+        text_of(&request["path"]),
     )
 }
 
 #[test]
 fn access_decisions_match_the_vectors() {
-    let (stock, bytes) = (TestApplication::start_echo(), TestApplication::start_echo());
+    let (stock, byte_application) = (TestApplication::start_echo(), TestApplication::start_echo());
     let listeners = [free_port(), free_port(), free_port(), free_port()];
-    let mesh = TestMesh::up(&shop_manifests(stock.port(), bytes.port(), listeners));
-    for name in ACCESS {
+    let mesh = TestMesh::up(&shop_manifests(stock.port(), byte_application.port(), listeners));
+    for name in ACCESS_GROUPS {
         let group = find_group("access/access.json", name);
-        let config = json!({
+        let mesh_config = json!({
             "apiVersion": "leno.dev/v1alpha1",
             "kind": "MeshConfig",
             "metadata": {"name": "mesh"},
             "spec": group["config"],
         });
-        mesh.write("group.yaml", &format!("{}---\n{config}\n", group_manifests(&group)));
+        mesh.write("group.yaml", &format!("{}---\n{mesh_config}\n", group_manifests(&group)));
         let cases = group["cases"].as_array().unwrap().iter();
-        let through_sidecars = |case: &&Value| {
+        let has_sidecars = |case: &&Value| {
             let has_listener = matches!(case["from"].as_str(), Some("shop/web" | "shop/ops"));
             has_listener && case.get("direct").is_none()
         };
-        let cases: Vec<&Value> = cases.filter(through_sidecars).collect();
+        let cases: Vec<&Value> = cases.filter(has_sidecars).collect();
         assert!(!cases.is_empty(), "{name}");
         replay_cases(name, &cases, |case| {
-            let first = if case["from"] == "shop/web" { 0 } else { 2 };
-            let listener = listeners[first + usize::from(case["port"] == 15432)];
+            let first_listener = if case["from"] == "shop/web" { 0 } else { 2 };
+            let listener = listeners[first_listener + usize::from(case["port"] == 15432)];
             inbound_result(SocketAddr::from((Ipv4Addr::LOCALHOST, listener)), case)
         });
     }
 }
 
 /// Returns a server with an HTTP and a TCP port, and two clients with outbound listeners for both.
-fn shop_manifests(web: u16, db: u16, listeners: [u16; 4]) -> String {
-    let client = |name: &str, listeners: &[u16]| {
+fn shop_manifests(web_port: u16, database_port: u16, listeners: [u16; 4]) -> String {
+    let workload_manifest = |name: &str, listeners: &[u16]| {
         format!(
             "---
 apiVersion: leno.dev/v1alpha1
@@ -127,7 +127,7 @@ kind: Workload
 metadata: {{name: stock-1, namespace: shop, labels: {{app: stock}}}}
 spec:
   serviceAccount: stock
-  ports: [{{name: web, port: {web}, protocol: HTTP}}, {{name: db, port: {db}, protocol: TCP}}]
+  ports: [{{name: web, port: {web_port}, protocol: HTTP}}, {{name: db, port: {database_port}, protocol: TCP}}]
 ---
 apiVersion: v1
 kind: Service
@@ -136,8 +136,8 @@ spec:
   selector: {{app: stock}}
   ports: [{{name: web, port: 9080, targetPort: web}}, {{name: db, port: 15432, targetPort: db}}]
 {}{}",
-        client("web", &listeners[..2]),
-        client("ops", &listeners[2..])
+        workload_manifest("web", &listeners[..2]),
+        workload_manifest("ops", &listeners[2..])
     )
 }
 
@@ -167,18 +167,18 @@ fn inbound_result(listener: SocketAddr, case: &Value) -> Value {
 
 #[test]
 fn route_decisions_match_the_vectors() {
-    let names = ["stock", "a", "b", "c"];
+    let service_names = ["stock", "a", "b", "c"];
     let applications =
-        names.map(|name| TestApplication::start(move |_| ApplicationReply::ok(name)));
+        service_names.map(|name| TestApplication::start(move |_| ApplicationResponse::ok(name)));
     let listener = free_port();
     let mut manifests = leno_tests::manifests::mesh_config("allow");
-    for (name, application) in names.iter().zip(&applications) {
+    for (name, application) in service_names.iter().zip(&applications) {
         manifests += &server_manifest(name, application.port(), &[]);
     }
     manifests += &client_manifest("web", &[], &[("stock.shop", listener)]);
     let mesh = TestMesh::up(&manifests);
     let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    for name in ROUTES {
+    for name in ROUTE_GROUPS {
         let group = find_group("routes/precedence.json", name);
         mesh.write("group.yaml", &group_manifests(&group));
         let cases: Vec<&Value> = group["cases"].as_array().unwrap().iter().collect();

@@ -210,12 +210,12 @@ fn measure_identifiers(files: &[(String, String)], figures: &mut BTreeMap<String
     let function = Regex::new(r"\bfn ([a-z_0-9]+)").expect("a pattern");
     let invented: BTreeMap<_, _> = INVENTED_WORDS.iter().copied().collect();
     let mut invented_words = Figure::default();
-    let (mut functions, mut one_word) = (0.0, 0.0);
+    let (mut function_count, mut one_word_count) = (0.0, 0.0);
     for (path, text) in files.iter().filter(|(path, _)| path.ends_with(".rs")) {
         let code = strip_comments_and_strings(text);
         for name in function.captures_iter(&code) {
-            functions += 1.0;
-            one_word += f64::from(u8::from(!name[1].contains('_')));
+            function_count += 1.0;
+            one_word_count += f64::from(u8::from(!name[1].contains('_')));
         }
         for name in identifier.find_iter(&code) {
             for word in split_words(name.as_str()) {
@@ -234,8 +234,9 @@ fn measure_identifiers(files: &[(String, String)], figures: &mut BTreeMap<String
         }
     }
     figures.insert("identifiers invented".to_owned(), invented_words);
-    let share = Figure { value: 100.0 * one_word / functions, locations: Vec::new() };
-    figures.insert("functions short".to_owned(), share);
+    let one_word_share =
+        Figure { value: 100.0 * one_word_count / function_count, locations: Vec::new() };
+    figures.insert("functions short".to_owned(), one_word_share);
 }
 
 /// Returns the words of an identifier in lower case; acronyms are left out.
@@ -280,8 +281,12 @@ fn sentences_by_kind(files: &[(String, String)]) -> Vec<(&'static str, Vec<Sente
     kinds
 }
 
-fn add_sentences(to: &mut Vec<Sentence>, file: &str, added: Vec<(usize, String)>) {
-    to.extend(added.into_iter().map(|(line, text)| Sentence { file: file.to_owned(), line, text }));
+fn add_sentences(sentences: &mut Vec<Sentence>, file: &str, new_sentences: Vec<(usize, String)>) {
+    sentences.extend(new_sentences.into_iter().map(|(line, text)| Sentence {
+        file: file.to_owned(),
+        line,
+        text,
+    }));
 }
 
 fn comment_lines(text: &str) -> Vec<(usize, String)> {
@@ -316,12 +321,13 @@ fn prose_lines(text: &str) -> Vec<(usize, String)> {
 
 /// Returns the texts of errors and log messages.
 fn message_texts(source: &str) -> Vec<(usize, String)> {
-    let text = Regex::new(concat!(
+    let message_pattern = Regex::new(concat!(
         r#"#\[error\("((?:[^"\\]|\\.)*)""#,
         r#"|\b(?:error|warn|info|debug)!\([^"]*?"((?:[^"\\]|\\.)*)""#
     ))
     .expect("a pattern");
-    text.captures_iter(source)
+    message_pattern
+        .captures_iter(source)
         .map(|captures| {
             let matched = captures.get(0).expect("a match");
             let line = source[..matched.start()].matches('\n').count() + 1;
@@ -334,46 +340,46 @@ fn message_texts(source: &str) -> Vec<(usize, String)> {
 
 /// Joins lines into sentences of three words or more. An empty line, a gap and a list item end a sentence.
 fn split_sentences(lines: &[(usize, String)]) -> Vec<(usize, String)> {
-    let item = Regex::new(r"^([-*#>|]|\d+\.)").expect("a pattern");
-    let marker = Regex::new(r"^([-*#>]+|\d+\.)\s*").expect("a pattern");
-    let mut result = Vec::new();
+    let list_item = Regex::new(r"^([-*#>|]|\d+\.)").expect("a pattern");
+    let list_marker = Regex::new(r"^([-*#>]+|\d+\.)\s*").expect("a pattern");
+    let mut sentences = Vec::new();
     let mut paragraph: Option<(usize, String)> = None;
-    let mut last = None;
+    let mut last_number = None;
     for (number, line) in lines {
         let line = line.trim();
-        let is_separate = last.is_some_and(|last| *number != last + 1);
-        if line.is_empty() || is_separate || item.is_match(line) {
-            split_paragraph(paragraph.take(), &mut result);
+        let is_separate = last_number.is_some_and(|last_number| *number != last_number + 1);
+        if line.is_empty() || is_separate || list_item.is_match(line) {
+            split_paragraph(paragraph.take(), &mut sentences);
         }
-        let text = marker.replace(line, "");
+        let text = list_marker.replace(line, "");
         if !text.is_empty() {
             let (_, joined) = paragraph.get_or_insert((*number, String::new()));
             joined.push(' ');
             joined.push_str(&text);
         }
-        last = Some(*number);
+        last_number = Some(*number);
     }
-    split_paragraph(paragraph, &mut result);
-    result
+    split_paragraph(paragraph, &mut sentences);
+    sentences
 }
 
-fn split_paragraph(paragraph: Option<(usize, String)>, result: &mut Vec<(usize, String)>) {
+fn split_paragraph(paragraph: Option<(usize, String)>, sentences: &mut Vec<(usize, String)>) {
     let Some((line, text)) = paragraph else { return };
-    let end = Regex::new(r"[.!?:]\s+([A-Z`*])").expect("a pattern");
+    let sentence_boundary = Regex::new(r"[.!?:]\s+([A-Z`*])").expect("a pattern");
     let text = text.trim();
-    let mut start = 0;
+    let mut sentence_start = 0;
     let mut add_sentence = |sentence: &str| {
         if sentence.split_whitespace().count() > 2 {
-            result.push((line, sentence.trim().to_owned()));
+            sentences.push((line, sentence.trim().to_owned()));
         }
     };
-    for boundary in end.captures_iter(text) {
-        let (end_of_sentence, next) =
+    for boundary in sentence_boundary.captures_iter(text) {
+        let (end_of_sentence, next_sentence) =
             (boundary.get(0).expect("all"), boundary.get(1).expect("a letter"));
-        add_sentence(&text[start..=end_of_sentence.start()]);
-        start = next.start();
+        add_sentence(&text[sentence_start..=end_of_sentence.start()]);
+        sentence_start = next_sentence.start();
     }
-    add_sentence(&text[start..]);
+    add_sentence(&text[sentence_start..]);
 }
 
 fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -389,11 +395,11 @@ fn project_files() -> Vec<(String, String)> {
     files
 }
 
-fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
-    let skipped =
+fn collect_files(root: &Path, directory: &Path, files: &mut Vec<(String, String)>) {
+    let skipped_directories =
         ["target", "node_modules", "corpus", "golden", "vectors", "conformance", "changelog.d"];
     let extensions = ["rs", "java", "go", "js", "proto", "md"];
-    let mut paths: Vec<PathBuf> = fs::read_dir(folder)
+    let mut paths: Vec<PathBuf> = fs::read_dir(directory)
         .expect("a folder")
         .map(|entry| entry.expect("an entry").path())
         .collect();
@@ -401,13 +407,12 @@ fn collect_files(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) 
     for path in paths {
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !skipped.contains(&name.as_str()) {
+            if !name.starts_with('.') && !skipped_directories.contains(&name.as_str()) {
                 collect_files(root, &path, files);
             }
-        } else if path
-            .extension()
-            .is_some_and(|extension| extensions.iter().any(|known| extension == *known))
-            && !name.ends_with("proto.rs")
+        } else if path.extension().is_some_and(|extension| {
+            extensions.iter().any(|source_extension| extension == *source_extension)
+        }) && !name.ends_with("proto.rs")
         {
             let relative = path.strip_prefix(root).expect("a path below the root");
             let text = String::from_utf8_lossy(&fs::read(&path).expect("a file")).into_owned();

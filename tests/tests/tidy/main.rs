@@ -87,19 +87,21 @@ fn crates_depend_only_on_allowed_crates() {
 
 #[test]
 fn every_crate_of_the_design_exists() {
-    let existing: BTreeSet<_> = crate_manifests().into_iter().map(|(name, _)| name).collect();
-    let declared: BTreeSet<_> =
+    let existing_crates: BTreeSet<_> =
+        crate_manifests().into_iter().map(|(name, _)| name).collect();
+    let declared_crates: BTreeSet<_> =
         ALLOWED_DEPENDENCIES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    assert_eq!(existing, declared);
+    assert_eq!(existing_crates, declared_crates);
 }
 
 #[test]
 fn every_file_opens_with_a_caption() {
     check_sources(|path, text| {
         let first = text.lines().next().unwrap_or_default();
-        let generated = first.starts_with("// @generated") || first.starts_with("//! @generated");
+        let is_generated =
+            first.starts_with("// @generated") || first.starts_with("//! @generated");
         let is_caption = first.starts_with("//! ") && first.len() > 12;
-        (!generated && !is_caption)
+        (!is_generated && !is_caption)
             .then(|| format!("{}: the first line is no caption: {first}", path.display()))
     });
 }
@@ -145,14 +147,14 @@ fn connections_are_accepted_in_one_place() {
             return None;
         }
         let mut lines = text.lines().take(production_lines(path, text));
-        let accepts = |line: &&str| {
+        let accepts_connections = |line: &&str| {
             let is_accept_call = [".accept()", ".incoming()", "poll_accept(", "accept_one("]
                 .iter()
                 .any(|call| line.contains(call));
             // The `accept` of such a listener does not fail.
             is_accept_call && !text.contains("Listener::new(")
         };
-        lines.find(accepts).map(|line| {
+        lines.find(accepts_connections).map(|line| {
             format!("{path_text}: accepts connections by itself, instead of a `leno_listen::Listener`: {line}")
         })
     });
@@ -195,27 +197,27 @@ fn the_life_documents_name_only_existing_items() {
     let sources = source_files();
     let sources: Vec<(&PathBuf, BTreeSet<&str>)> =
         sources.iter().map(|(path, text)| (path, item_names(text))).collect();
-    let mut unknown = Vec::new();
+    let mut unknown_symbols = Vec::new();
     for document in ["docs/life-of-a-request.md", "docs/life-of-a-change.md"] {
         let text = fs::read_to_string(project_root().join(document)).expect(document);
         for symbol in text.split('`').skip(1).step_by(2) {
-            let Some((path, last)) = symbol.rsplit_once("::") else {
+            let Some((path, item_name)) = symbol.rsplit_once("::") else {
                 continue;
             };
-            let last = last.trim_end_matches("()");
+            let item_name = item_name.trim_end_matches("()");
             let segments: Vec<&str> = path.split("::").collect();
-            let defines = |(path, items): &(&PathBuf, BTreeSet<&str>)| {
+            let defines_symbol = |(path, items): &(&PathBuf, BTreeSet<&str>)| {
                 let (owner, modules) = segments.split_last().expect("a segment");
-                items.contains(last)
+                items.contains(item_name)
                     && (is_in_modules(path, &segments)
                         || items.contains(owner) && is_in_modules(path, modules))
             };
-            if !sources.iter().any(defines) {
-                unknown.push(format!("{document}: {symbol}"));
+            if !sources.iter().any(defines_symbol) {
+                unknown_symbols.push(format!("{document}: {symbol}"));
             }
         }
     }
-    assert!(unknown.is_empty(), "{unknown:#?}");
+    assert!(unknown_symbols.is_empty(), "{unknown_symbols:#?}");
 }
 
 fn check_sources(rule: impl Fn(&Path, &str) -> Option<String>) {
@@ -254,15 +256,15 @@ fn dependencies(manifest: &str) -> Vec<String> {
 
 fn source_files() -> Vec<(PathBuf, String)> {
     let mut files = Vec::new();
-    for top in ["crates", "tests"] {
-        collect_sources(&project_root().join(top), &mut files);
+    for top_directory in ["crates", "tests"] {
+        collect_sources(&project_root().join(top_directory), &mut files);
     }
     assert!(files.len() > 50, "the sources were not found");
     files
 }
 
-fn collect_sources(folder: &Path, files: &mut Vec<(PathBuf, String)>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
+fn collect_sources(directory: &Path, files: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(directory).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.is_dir() {
             collect_sources(&path, files);
@@ -276,9 +278,9 @@ fn collect_sources(folder: &Path, files: &mut Vec<(PathBuf, String)>) {
 /// Returns the number of lines before the tests of a file; 0 for test files and generated files.
 fn production_lines(path: &Path, text: &str) -> usize {
     let path_text = path.to_string_lossy();
-    let generated =
+    let is_generated =
         ["// @generated", "//! Generated from "].iter().any(|marker| text.starts_with(marker));
-    if path_text.ends_with("tests.rs") || path_text.contains("/tests/") || generated {
+    if path_text.ends_with("tests.rs") || path_text.contains("/tests/") || is_generated {
         return 0;
     }
     text.lines().take_while(|line| *line != "#[cfg(test)]").count()

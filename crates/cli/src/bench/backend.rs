@@ -30,77 +30,84 @@ pub(crate) struct BackendArgs {
 impl BackendArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let shared = Rc::new(BackendState::new(self.delay));
-        loopback::serve(self.port, |stream| serve_connection(stream, Rc::clone(&shared)))
+        let backend_state = Rc::new(BackendState::new(self.delay));
+        loopback::serve(self.port, |stream| serve_connection(stream, Rc::clone(&backend_state)))
     }
 }
 
-/// The state shared by all connections; there is one thread.
+/// The state that all connections share. The server runs on one thread.
 struct BackendState {
     response_count: Cell<u64>,
-    responses: RefCell<HashMap<usize, Rc<[u8]>>>,
+    /// Rendered responses, by body size in bytes.
+    responses_by_size: RefCell<HashMap<usize, Rc<[u8]>>>,
     delay: Duration,
 }
 
 impl BackendState {
     fn new(delay: Duration) -> Self {
-        Self { response_count: Cell::new(0), responses: RefCell::default(), delay }
+        Self { response_count: Cell::new(0), responses_by_size: RefCell::default(), delay }
     }
 
-    /// Writes the response for a path.
-    fn write_response(&self, path: &[u8], out: &mut Vec<u8>) {
+    /// Appends the response for a path to `response_bytes`.
+    fn write_response(&self, path: &[u8], response_bytes: &mut Vec<u8>) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path == b"count" {
             let count = self.response_count.get().to_string();
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", count.len());
-            out.extend_from_slice(head.as_bytes());
-            out.extend_from_slice(count.as_bytes());
+            response_bytes.extend_from_slice(head.as_bytes());
+            response_bytes.extend_from_slice(count.as_bytes());
             return;
         }
         self.response_count.set(self.response_count.get() + 1);
-        let bytes = body_size(path);
+        let body_bytes = body_size(path);
         let response = {
-            let mut responses = self.responses.borrow_mut();
-            Rc::clone(responses.entry(bytes).or_insert_with(|| render_response(bytes)))
+            let mut responses_by_size = self.responses_by_size.borrow_mut();
+            Rc::clone(
+                responses_by_size.entry(body_bytes).or_insert_with(|| render_response(body_bytes)),
+            )
         };
-        out.extend_from_slice(&response);
+        response_bytes.extend_from_slice(&response);
     }
 }
 
 /// Returns the body size that a path names, at most [`MAX_BODY_BYTES`]; [`DEFAULT_BODY_BYTES`] if it names none.
 fn body_size(path: &[u8]) -> usize {
     let path_text = std::str::from_utf8(path).ok();
-    let bytes = path_text.and_then(|path_text| path_text.parse::<usize>().ok());
-    bytes.map_or(DEFAULT_BODY_BYTES, |bytes| bytes.min(MAX_BODY_BYTES))
+    let body_bytes = path_text.and_then(|path_text| path_text.parse::<usize>().ok());
+    body_bytes.map_or(DEFAULT_BODY_BYTES, |body_bytes| body_bytes.min(MAX_BODY_BYTES))
 }
 
-fn render_response(bytes: usize) -> Rc<[u8]> {
+fn render_response(body_bytes: usize) -> Rc<[u8]> {
     let mut response = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {bytes}\r\n\r\n"
+        "HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: {body_bytes}\r\n\r\n"
     )
     .into_bytes();
-    response.extend((0..bytes).map(|index| b'a' + (index % 26) as u8));
+    response.extend((0..body_bytes).map(|index| b'a' + (index % 26) as u8));
     response.into()
 }
 
-async fn serve_connection(mut stream: TcpStream, shared: Rc<BackendState>) {
-    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
-    let mut out = Vec::new();
+async fn serve_connection(mut stream: TcpStream, backend_state: Rc<BackendState>) {
+    let mut request_bytes = Vec::with_capacity(MAX_HEAD_BYTES);
+    let mut response_bytes = Vec::new();
     loop {
-        match stream.read_buf(&mut received).await {
+        match stream.read_buf(&mut request_bytes).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let Some(after_response) = respond_to_all(&mut received, &shared, &mut out) else {
+        let Some(after_response) =
+            respond_to_all(&mut request_bytes, &backend_state, &mut response_bytes)
+        else {
             return;
         };
-        if !shared.delay.is_zero() && !out.is_empty() {
-            tokio::time::sleep(shared.delay).await;
+        if !backend_state.delay.is_zero() && !response_bytes.is_empty() {
+            tokio::time::sleep(backend_state.delay).await;
         }
-        if stream.write_all(&out).await.is_err() || after_response == AfterResponse::Close {
+        if stream.write_all(&response_bytes).await.is_err()
+            || after_response == AfterResponse::Close
+        {
             return;
         }
-        out.clear();
+        response_bytes.clear();
     }
 }
 
@@ -111,27 +118,27 @@ enum AfterResponse {
     Close,
 }
 
-/// Writes the response to every complete request; `None` for an unsupported request. Requests of benchmark
-/// clients have no body.
+/// Appends the responses to all complete requests, and removes these requests from `request_bytes`. Returns `None`
+/// if a request is malformed or too long. Requests of benchmark clients have no body.
 fn respond_to_all(
-    received: &mut Vec<u8>,
-    shared: &BackendState,
-    out: &mut Vec<u8>,
+    request_bytes: &mut Vec<u8>,
+    backend_state: &BackendState,
+    response_bytes: &mut Vec<u8>,
 ) -> Option<AfterResponse> {
-    let mut consumed = 0;
+    let mut consumed_bytes = 0;
     let mut after_response = AfterResponse::KeepAlive;
-    while let Some(length) = head_length(received.get(consumed..)?) {
-        let head = received.get(consumed..consumed + length)?;
-        let mut parts = head.split(|byte| *byte == b' ');
-        let target = parts.nth(1)?;
-        shared.write_response(target_path(target), out);
+    while let Some(head_bytes) = head_length(request_bytes.get(consumed_bytes..)?) {
+        let head = request_bytes.get(consumed_bytes..consumed_bytes + head_bytes)?;
+        let mut request_line_parts = head.split(|byte| *byte == b' ');
+        let target = request_line_parts.nth(1)?;
+        backend_state.write_response(target_path(target), response_bytes);
         if has_connection_close(head) {
             after_response = AfterResponse::Close;
         }
-        consumed += length;
+        consumed_bytes += head_bytes;
     }
-    received.drain(..consumed);
-    (received.len() < MAX_HEAD_BYTES).then_some(after_response)
+    request_bytes.drain(..consumed_bytes);
+    (request_bytes.len() < MAX_HEAD_BYTES).then_some(after_response)
 }
 
 fn head_length(bytes: &[u8]) -> Option<usize> {
@@ -141,16 +148,17 @@ fn head_length(bytes: &[u8]) -> Option<usize> {
 /// Returns the path of a target in either form, without its query.
 fn target_path(target: &[u8]) -> &[u8] {
     let after_scheme = target.strip_prefix(b"http://");
-    let path = after_scheme.map_or(target, |rest| {
-        let slash = rest.iter().position(|byte| *byte == b'/');
-        slash.and_then(|at| rest.get(at..)).unwrap_or(b"/")
+    let path = after_scheme.map_or(target, |authority_and_path| {
+        let path_start = authority_and_path.iter().position(|byte| *byte == b'/');
+        path_start.and_then(|path_start| authority_and_path.get(path_start..)).unwrap_or(b"/")
     });
     path.split(|byte| *byte == b'?').next().unwrap_or(path)
 }
 
 fn has_connection_close(head: &[u8]) -> bool {
-    let closes = |line: &[u8]| line.trim_ascii_end().eq_ignore_ascii_case(b"connection: close");
-    head.split(|byte| *byte == b'\n').any(closes)
+    let is_connection_close =
+        |line: &[u8]| line.trim_ascii_end().eq_ignore_ascii_case(b"connection: close");
+    head.split(|byte| *byte == b'\n').any(is_connection_close)
 }
 
 /// The default size of a response body.
@@ -165,11 +173,16 @@ mod tests {
     use super::*;
 
     fn respond_to(requests: &[u8]) -> (String, Option<AfterResponse>, u64) {
-        let shared = BackendState::new(Duration::ZERO);
-        let mut received = requests.to_vec();
-        let mut out = Vec::new();
-        let after_response = respond_to_all(&mut received, &shared, &mut out);
-        (String::from_utf8(out).unwrap(), after_response, shared.response_count.get())
+        let backend_state = BackendState::new(Duration::ZERO);
+        let mut request_bytes = requests.to_vec();
+        let mut response_bytes = Vec::new();
+        let after_response =
+            respond_to_all(&mut request_bytes, &backend_state, &mut response_bytes);
+        (
+            String::from_utf8(response_bytes).unwrap(),
+            after_response,
+            backend_state.response_count.get(),
+        )
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Benchmark cases: one kind of work that every contender performs.
+//! Benchmark cases: one kind of work that every contender performs, and the applications that serve it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) struct BenchCase {
     /// Requests per second; a closed loop if absent.
     pub(super) rate: Option<u32>,
     pub(super) connection_mode: ConnectionMode,
-    /// The number of cores for proxies; those of the rig if absent.
+    /// The number of cores for proxies; the rig's proxy cores if absent.
     pub(super) proxy_cores: Option<usize>,
     pub(super) default_policy: BenchDefaultPolicy,
     pub(super) rules: MeshRules,
@@ -41,14 +41,18 @@ pub(super) struct BenchCase {
 
 impl BenchCase {
     /// Keep-alive connections to one server with `defaultPolicy: deny`.
-    pub(super) fn keep_alive_pair(connections: u32, body: usize) -> Self {
-        let parameters = json!({ "connections": connections, "body_bytes": body });
+    pub(super) fn keep_alive_pair(connections: u32, body_bytes: usize) -> Self {
+        let parameters = json!({ "connections": connections, "body_bytes": body_bytes });
         Self {
-            name: format!("{}, {}", format_count(connections, "connection"), format_size(body)),
+            name: format!(
+                "{}, {}",
+                format_count(connections, "connection"),
+                format_size(body_bytes)
+            ),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
             backend_kind: BackendKind::BuiltIn,
-            targets: vec![("entry", format!("/{body}"))],
+            targets: vec![("entry", format!("/{body_bytes}"))],
             connections,
             rate: None,
             connection_mode: ConnectionMode::KeepAlive,
@@ -66,7 +70,7 @@ impl BenchCase {
     }
 }
 
-/// The kind of applications behind the contenders, for suites with a choice.
+/// The applications that serve the requests behind the contenders, in suites with a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BackendKind {
@@ -81,7 +85,7 @@ impl BackendKind {
     /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
-    /// The missing prerequisite, and a hint.
+    /// If a prerequisite is missing; the error names it and contains a hint.
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::BuiltIn => Ok(()),
@@ -101,7 +105,7 @@ impl BackendKind {
 /// The applications behind the contenders.
 #[derive(Debug)]
 pub(super) struct BackendProcesses {
-    children: Vec<BenchProcess>,
+    processes: Vec<BenchProcess>,
     /// The ports of applications that count their responses.
     pub(super) counting_ports: Vec<u16>,
 }
@@ -118,14 +122,14 @@ impl BackendProcesses {
         dir: &Path,
     ) -> anyhow::Result<Self> {
         if case.backend_kind == BackendKind::Spring {
-            let children = spring::start(rig, ports, dir).await?;
-            return Ok(Self { children, counting_ports: Vec::new() });
+            let processes = spring::start(rig, ports, dir).await?;
+            return Ok(Self { processes, counting_ports: Vec::new() });
         }
-        let mut backends = Self { children: Vec::new(), counting_ports: Vec::new() };
-        let mut start = |name: &str, spec: ProcessSpec| {
-            let spec = spec.with_cores(rig.load_cores.as_ref());
-            let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
-            backends.children.push(child.with_context(|| format!("the application {name}"))?);
+        let mut backends = Self { processes: Vec::new(), counting_ports: Vec::new() };
+        let mut start = |name: &str, process_spec: ProcessSpec| {
+            let process_spec = process_spec.with_cores(rig.load_cores.as_ref());
+            let child = BenchProcess::start(&process_spec, &dir.join(format!("{name}.log")));
+            backends.processes.push(child.with_context(|| format!("the application {name}"))?);
             anyhow::Ok(())
         };
         let mut counting_ports = Vec::new();
@@ -144,10 +148,10 @@ impl BackendProcesses {
                 let outbound = format!("http://127.0.0.1:{}", ports.port_for("outbound")?);
                 for service in ["ratings", "gateway"] {
                     let port = ports.port_for(service)?.to_string();
-                    let mut spec =
+                    let mut process_spec =
                         ProcessSpec::leno_command(["demo-service", service, "--port", &port])?;
-                    spec.environment.push(("http_proxy".to_owned(), outbound.clone()));
-                    start(service, spec)?;
+                    process_spec.environment.push(("http_proxy".to_owned(), outbound.clone()));
+                    start(service, process_spec)?;
                 }
             }
             Layout::Chain | Layout::TaggedChain => {
@@ -169,7 +173,7 @@ impl BackendProcesses {
 
     /// Returns the process IDs of the applications.
     pub(super) fn pids(&self) -> Vec<u32> {
-        self.children.iter().filter_map(BenchProcess::pid).collect()
+        self.processes.iter().filter_map(BenchProcess::pid).collect()
     }
 
     /// Fails if an application has exited.
@@ -177,7 +181,7 @@ impl BackendProcesses {
     /// # Errors
     /// The exit status of the process.
     pub(super) fn check_alive(&mut self) -> anyhow::Result<()> {
-        match self.children.iter_mut().find_map(BenchProcess::try_exit_status) {
+        match self.processes.iter_mut().find_map(BenchProcess::try_exit_status) {
             Some(status) => bail!("an application exited, {status}"),
             None => Ok(()),
         }
@@ -186,7 +190,7 @@ impl BackendProcesses {
     /// Returns the last lines of the applications' logs.
     pub(super) fn log_tail(&self) -> String {
         let log_tails = self
-            .children
+            .processes
             .iter()
             .map(BenchProcess::log_tail)
             .filter(|log_tail| !log_tail.is_empty());
@@ -195,7 +199,7 @@ impl BackendProcesses {
 
     /// Stops all applications.
     pub(super) async fn stop(self) {
-        for child in self.children {
+        for child in self.processes {
             child.stop().await;
         }
     }
@@ -227,7 +231,7 @@ fn build_relay_spec(
     ])
 }
 
-/// Returns `1 connection`, `200 connections`.
+/// Formats a count with its noun, such as `1 connection` or `200 connections`.
 pub(super) fn format_count(count: u32, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -235,7 +239,7 @@ pub(super) fn format_count(count: u32, noun: &str) -> String {
     }
 }
 
-/// Returns `100 B`, `1 KiB`.
+/// Formats a size in bytes, such as `100 B` or `1 KiB`.
 pub(super) fn format_size(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1024 && bytes % 1024 == 0 => format!("{} KiB", bytes / 1024),

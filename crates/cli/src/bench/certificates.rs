@@ -25,9 +25,11 @@ pub(super) fn issue_certificates(dir: &Path, names: &[&str]) -> anyhow::Result<(
         let key = PrivateKey::generate();
         let request = CertificateRequest::from_der(&key.certificate_request())?;
         let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
-        let issued = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
+        let certificate_bundle = authority.sign(&request, subject, LEAF_LIFETIME, now)?;
         let state_directory = dir.join(name);
-        Credential::new(key, issued)?.save(&state_directory).context("cannot save a credential")?;
+        Credential::new(key, certificate_bundle)?
+            .save(&state_directory)
+            .context("cannot save a credential")?;
         split_credential(&state_directory.join("credential.pem"), dir, name)
             .with_context(|| format!("the credential of {name}"))?;
     }
@@ -41,12 +43,14 @@ pub(super) fn spiffe_id(name: &str) -> String {
 
 /// Splits a credential into key and certificate: some programs read separate files.
 fn split_credential(credential: &Path, dir: &Path, name: &str) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(credential)?;
+    let credential_pem = std::fs::read_to_string(credential)?;
     let certificate_start =
-        text.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
-    let (key, certificate) = text.split_at(certificate_start);
-    for (extension, part) in [("key", key), ("crt", certificate), ("pem", text.as_str())] {
-        std::fs::write(dir.join(format!("{name}.{extension}")), part)?;
+        credential_pem.find("-----BEGIN CERTIFICATE-----").context("it has no certificate")?;
+    let (key_pem, certificate_pem) = credential_pem.split_at(certificate_start);
+    for (extension, file_pem) in
+        [("key", key_pem), ("crt", certificate_pem), ("pem", credential_pem.as_str())]
+    {
+        std::fs::write(dir.join(format!("{name}.{extension}")), file_pem)?;
     }
     Ok(())
 }

@@ -51,51 +51,51 @@ impl ProcessSpec {
     }
 }
 
-/// A running process, in a process group of its own that is killed on drop.
+/// A running child process. It has its own process group, which is killed on drop.
 #[derive(Debug)]
 pub(super) struct BenchProcess {
     process: tokio::process::Child,
-    /// Its standard output, if this process reads it.
+    /// The child's standard output, if it is piped to this process.
     stdout: Option<BufReader<ChildStdout>>,
-    /// Its standard input, if this process writes to it.
+    /// The child's standard input, if it is piped from this process.
     stdin: Option<ChildStdin>,
-    group: Option<Pid>,
-    log: PathBuf,
+    process_group: Option<Pid>,
+    log_file: PathBuf,
 }
 
 impl BenchProcess {
-    /// Starts a command with its output in `log`.
+    /// Starts a command with its output in `log_file`.
     ///
     /// # Errors
     /// If the file or the process cannot be created.
-    pub(super) fn start(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let stdout =
-            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    pub(super) fn start(spec: &ProcessSpec, log_file: &Path) -> anyhow::Result<Self> {
+        let stdout = File::create(log_file)
+            .with_context(|| format!("cannot write {}", log_file.display()))?;
         let stderr = stdout.try_clone().context("cannot duplicate the handle of a log file")?;
-        Self::spawn(spec, log, Stdio::null(), [stdout.into(), stderr.into()])
+        Self::spawn(spec, log_file, Stdio::null(), [stdout.into(), stderr.into()])
     }
 
-    /// Starts a command with a piped standard output; standard error goes to `log`.
+    /// Starts a command with a piped standard output; standard error goes to `log_file`.
     ///
     /// # Errors
     /// As [`BenchProcess::start`].
-    pub(super) fn start_piped(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let stderr =
-            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(spec, log, Stdio::null(), [Stdio::piped(), stderr.into()])
+    pub(super) fn start_piped(spec: &ProcessSpec, log_file: &Path) -> anyhow::Result<Self> {
+        let stderr = File::create(log_file)
+            .with_context(|| format!("cannot write {}", log_file.display()))?;
+        Self::spawn(spec, log_file, Stdio::null(), [Stdio::piped(), stderr.into()])
     }
 
     /// Starts a command with a piped standard input as well.
     ///
     /// # Errors
     /// As [`BenchProcess::start`].
-    pub(super) fn start_interactive(spec: &ProcessSpec, log: &Path) -> anyhow::Result<Self> {
-        let stderr =
-            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        Self::spawn(spec, log, Stdio::piped(), [Stdio::piped(), stderr.into()])
+    pub(super) fn start_interactive(spec: &ProcessSpec, log_file: &Path) -> anyhow::Result<Self> {
+        let stderr = File::create(log_file)
+            .with_context(|| format!("cannot write {}", log_file.display()))?;
+        Self::spawn(spec, log_file, Stdio::piped(), [Stdio::piped(), stderr.into()])
     }
 
-    /// Writes a line to its standard input.
+    /// Writes a line to the child's standard input.
     ///
     /// # Errors
     /// If the process no longer reads.
@@ -110,7 +110,7 @@ impl BenchProcess {
 
     fn spawn(
         spec: &ProcessSpec,
-        log: &Path,
+        log_file: &Path,
         stdin: Stdio,
         [stdout, stderr]: [Stdio; 2],
     ) -> anyhow::Result<Self> {
@@ -131,66 +131,67 @@ impl BenchProcess {
             .kill_on_drop(true)
             .spawn()
             .context("cannot start a process")?;
-        let group = process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let process_group =
+            process.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let stdout = process.stdout.take().map(BufReader::new);
         let stdin = process.stdin.take();
-        Ok(Self { process, stdout, stdin, group, log: log.to_owned() })
+        Ok(Self { process, stdout, stdin, process_group, log_file: log_file.to_owned() })
     }
 
-    /// Returns its process ID; `None` once it has ended.
+    /// Returns the process ID; `None` once the process has exited.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// Returns its exit status, if it has ended.
+    /// Returns the exit status; `None` while the process runs.
     pub(super) fn try_exit_status(&mut self) -> Option<ExitStatus> {
         self.process.try_wait().ok().flatten()
     }
 
-    /// Returns its remaining output and its exit status.
+    /// Waits for the exit. Returns the exit status and the remaining standard output.
     ///
     /// # Errors
-    /// If it cannot be read or waited for.
+    /// If the output cannot be read, or the process cannot be waited for.
     pub(super) async fn wait_with_output(&mut self) -> anyhow::Result<(ExitStatus, String)> {
-        let mut text = String::new();
+        let mut output = String::new();
         if let Some(mut stdout) = self.stdout.take() {
-            stdout.read_to_string(&mut text).await.context("cannot read its output")?;
+            stdout.read_to_string(&mut output).await.context("cannot read its output")?;
         }
-        Ok((self.process.wait().await.context("cannot wait for its exit")?, text))
+        Ok((self.process.wait().await.context("cannot wait for its exit")?, output))
     }
 
-    /// Returns the next line of output; `None` at the end.
+    /// Returns the next line of standard output; `None` at its end or after a read error.
     pub(super) async fn next_line(&mut self) -> Option<String> {
         let mut line = String::new();
-        let read = self.stdout.as_mut()?.read_line(&mut line).await;
-        read.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
+        let read_result = self.stdout.as_mut()?.read_line(&mut line).await;
+        read_result.is_ok_and(|bytes| bytes > 0).then(|| line.trim_end().to_owned())
     }
 
-    /// Returns the end of its log, for error messages.
+    /// Returns the last lines of the log file, for error messages.
     pub(super) fn log_tail(&self) -> String {
-        let text = std::fs::read(&self.log).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let log_text = std::fs::read(&self.log_file).unwrap_or_default();
+        let log_text = String::from_utf8_lossy(&log_text);
+        let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).collect();
         let skipped = lines.len().saturating_sub(LOG_TAIL_LINES);
         lines.get(skipped..).unwrap_or_default().join("\n")
     }
 
-    /// Terminates it, and kills it after a timeout.
+    /// Terminates the process group, and kills it if the process has not exited within [`MAX_STOP_WAIT`].
     pub(super) async fn stop(mut self) {
         self.send_signal(Signal::TERM);
         // The exit status is irrelevant.
         drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
         self.send_signal(Signal::KILL);
         drop(timeout(MAX_STOP_WAIT, self.process.wait()).await);
-        self.group = None;
+        self.process_group = None;
     }
 
-    /// Sends a signal to the whole process group, which keeps its ID while it has members.
+    /// Sends a signal to the whole process group. The group keeps its ID while it has members.
     fn send_signal(&self, signal: Signal) {
-        if let Some(group) = self.group
-            && let Err(error) = kill_process_group(group, signal)
+        if let Some(process_group) = self.process_group
+            && let Err(error) = kill_process_group(process_group, signal)
         {
-            tracing::debug!(?group, %error, "a signal was not delivered");
+            tracing::debug!(?process_group, %error, "a signal was not delivered");
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct ContenderReport {
     pub(super) name: String,
     pub(super) about: String,
     pub(super) version: String,
-    /// Its processes, exactly as started, per layout.
+    /// The processes of the contender, exactly as started, for every layout of the suite.
     pub(super) configuration: Vec<ProcessConfiguration>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct ProcessConfiguration {
     pub(super) layout: Layout,
     pub(super) process: String,
     pub(super) command: Vec<String>,
-    /// Its configuration files, by name.
+    /// The configuration files of the process: name and content.
     pub(super) files: Vec<(String, String)>,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct RunEnvironment<'a, 'b> {
 }
 
 impl Contender {
-    /// Loads the contender of a name.
+    /// Loads the contender with this name.
     ///
     /// # Errors
     /// If a contender file is unreadable or invalid.
@@ -92,7 +92,7 @@ impl Contender {
         })
     }
 
-    /// Returns its name in reports.
+    /// Returns the contender's name in reports.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::None => "none",
@@ -103,10 +103,11 @@ impl Contender {
         }
     }
 
-    /// Returns its description, if it supports the layout on this machine.
+    /// Returns the contender's description for reports. Fails if the contender does not support the layout on this
+    /// machine.
     ///
     /// # Errors
-    /// The missing prerequisite, and a hint.
+    /// If a prerequisite is missing; the error names it and contains a hint.
     pub(super) fn check_support(
         &self,
         rig: &Rig,
@@ -131,10 +132,10 @@ impl Contender {
         Ok(ContenderReport { name, about, version, configuration: Vec::new() })
     }
 
-    /// Starts the contender. Its first requests may fail.
+    /// Starts the contender. It may not yet be ready: the first requests may fail.
     ///
     /// # Errors
-    /// If one of its processes cannot be started.
+    /// If a process of the contender cannot be started.
     pub(super) async fn start(
         &self,
         environment: &mut RunEnvironment<'_, '_>,
@@ -177,7 +178,7 @@ fn find_description(
     description.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
-/// Clients connect to the ports of the backends.
+/// Starts no process: the entry ports become aliases of the backend ports.
 fn start_without_proxy(
     environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<RunningContender> {
@@ -206,16 +207,16 @@ fn start_without_proxy(
 fn start_floor(environment: &mut RunEnvironment<'_, '_>) -> anyhow::Result<RunningContender> {
     let port = environment.ports.port_for("entry")?.to_string();
     let backend_port = environment.ports.port_for("backend")?.to_string();
-    let mut running = RunningContender::default();
+    let mut running_contender = RunningContender::default();
     let arguments = ["bench", "floor", "--port", &port, "--to", &backend_port].map(str::to_owned);
-    running.start_leno(
+    running_contender.start_leno(
         environment,
         ProcessRole::Proxy,
         "forwarder",
         arguments.to_vec(),
         Vec::new(),
     )?;
-    Ok(running)
+    Ok(running_contender)
 }
 
 const CONTENDER_NAMES: [&str; 7] =

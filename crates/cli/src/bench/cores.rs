@@ -24,30 +24,30 @@ impl Cores {
 
     /// Returns the cores that this process may use; `None` if the system does not report them.
     pub(super) fn available() -> Option<Self> {
-        let set = sched_getaffinity(None).ok()?;
-        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
+        let cpu_set = sched_getaffinity(None).ok()?;
+        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| cpu_set.is_set(*core)).collect();
         (!cores.is_empty()).then_some(Self(cores))
     }
 
-    /// Splits off the first cores; `None` if no others are left.
+    /// Splits the cores into the first `count` and the others; `None` if one part would be empty.
     pub(super) fn split(&self, count: usize) -> Option<(Self, Self)> {
         let (first_cores, other_cores) = self.0.split_at_checked(count)?;
         let has_both = !first_cores.is_empty() && !other_cores.is_empty();
         has_both.then(|| (Self(first_cores.to_vec()), Self(other_cores.to_vec())))
     }
 
-    /// Returns the first cores, or all if there are fewer.
+    /// Returns the first `count` cores, or all if there are fewer; `None` if `count` is 0.
     pub(super) fn first(&self, count: usize) -> Option<Self> {
         let first_cores: Vec<usize> = self.0.iter().copied().take(count).collect();
         (!first_cores.is_empty()).then_some(Self(first_cores))
     }
 
-    /// True if both have a core in common.
+    /// True if both sets have a core in common.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|core| other.contains(*core))
     }
 
-    /// Returns the union.
+    /// Returns the union of both sets.
     pub(super) fn union(&self, other: &Self) -> Self {
         let mut cores = [self.0.as_slice(), other.0.as_slice()].concat();
         cores.sort_unstable();
@@ -55,16 +55,16 @@ impl Cores {
         Self(cores)
     }
 
-    /// Restricts the calling thread, and everything it starts from now on.
+    /// Restricts the calling thread to these cores, and all threads and processes that it starts from now on.
     ///
     /// # Errors
     /// If this process may use none of these cores.
     pub(super) fn pin_current_thread(&self) -> anyhow::Result<()> {
-        let mut set = CpuSet::new();
+        let mut cpu_set = CpuSet::new();
         for core in &self.0 {
-            set.set(*core);
+            cpu_set.set(*core);
         }
-        sched_setaffinity(None, &set)
+        sched_setaffinity(None, &cpu_set)
             .with_context(|| format!("cannot be pinned to the cores {self}"))
     }
 }
@@ -74,14 +74,15 @@ impl FromStr for Cores {
 
     /// Parses `0`, `0,2` or `0-3`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
+        let invalid_list =
+            || format!("`{text}` is not a list of cores: use for example 0, 0,2 or 0-3");
         let mut cores = Vec::new();
         for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let first: usize = first.trim().parse().map_err(|_| invalid())?;
-            let last: usize = last.trim().parse().map_err(|_| invalid())?;
+            let first: usize = first.trim().parse().map_err(|_| invalid_list())?;
+            let last: usize = last.trim().parse().map_err(|_| invalid_list())?;
             if first > last || last >= CpuSet::MAX_CPU {
-                return Err(invalid());
+                return Err(invalid_list());
             }
             cores.extend(first..=last);
         }

@@ -1,8 +1,8 @@
 //! The hidden `leno bench crowd`: many simulated sidecars in one process, for control plane load.
 //!
-//! Each joins with a token of its own, keeps a stream of its own to the control plane, reports its listener
-//! address and subscribed services, and applies updates with the code of real sidecars. None of them carries
-//! traffic. Once all of them have all endpoints, the crowd executes the commands of the benchmark: sidecars
+//! Each simulated sidecar joins with its own token, keeps its own stream to the control plane, reports its listener
+//! address and subscribed services, and applies updates with the code of real sidecars. Simulated sidecars carry no
+//! traffic. Once they have received all endpoints, the crowd executes the commands of the benchmark: sidecars
 //! move, and the crowd reports when the others received the change.
 
 mod command;
@@ -88,8 +88,8 @@ impl CrowdArgs {
 }
 
 async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
-    let stop = stop::stop_signal()?;
-    tokio::pin!(stop);
+    let stop_signal = stop::stop_signal()?;
+    tokio::pin!(stop_signal);
     let join_permits = Rc::new(Semaphore::new(MAX_CONCURRENT_JOINS));
     let pending_members = Rc::new(Cell::new(config.members.len()));
     let member_converged = Rc::new(Notify::new());
@@ -102,13 +102,13 @@ async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
     {
         let member_converged = Rc::clone(&member_converged);
         let pending_members = Rc::clone(&pending_members);
-        let on_complete = move || {
+        let on_converged = move || {
             pending_members.set(pending_members.get().saturating_sub(1));
             member_converged.notify_one();
         };
         let (join_permits, state) = (Rc::clone(&join_permits), Rc::clone(&state));
         let sidecar = CrowdSidecar { member, index, control_address: config.control, state };
-        tasks.spawn_local(sidecar.run_member(join_permits, requests, on_complete));
+        tasks.spawn_local(sidecar.run_member(join_permits, requests, on_converged));
     }
     let command_loop = execute::execute_commands(&state);
     tokio::pin!(command_loop);
@@ -119,7 +119,7 @@ async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
             output::print_raw(CONVERGED_LINE)?;
         }
         tokio::select! {
-            () = &mut stop => return Ok(()),
+            () = &mut stop_signal => return Ok(()),
             () = member_converged.notified() => {}
             result = &mut command_loop, if convergence_reported => return result,
             Some(outcome) = tasks.join_next() => outcome.context("a member failed")??,
@@ -131,7 +131,7 @@ async fn run_members(config: CrowdConfig) -> anyhow::Result<()> {
 fn create_member_state(
     member: &CrowdMember,
 ) -> (anyhow::Result<MemberState>, mpsc::Receiver<ProxyRequest>) {
-    let (requests, receiver) = mpsc::channel(1);
+    let (request_sender, receiver) = mpsc::channel(1);
     let create_state = || {
         let used_services = member.services.iter().map(|(service, _)| service.parse());
         anyhow::Ok(MemberState {
@@ -139,7 +139,7 @@ fn create_member_state(
             port: member.port,
             used_services: used_services.collect::<Result<_, _>>().context("a service")?,
             own_service: Some(member.own_service.parse().context("a service")?),
-            requests,
+            request_sender,
         })
     };
     (create_state(), receiver)
@@ -148,7 +148,7 @@ fn create_member_state(
 /// A simulated sidecar, which follows the control plane without serving traffic.
 struct CrowdSidecar {
     member: CrowdMember,
-    /// Its index in the crowd.
+    /// The sidecar's index in the crowd.
     index: usize,
     control_address: SocketAddr,
     state: Rc<CrowdState>,
@@ -156,44 +156,44 @@ struct CrowdSidecar {
 
 impl CrowdSidecar {
     /// Joins the mesh and follows the control plane until the crowd stops; reconnects when a stream ends. Calls
-    /// `on_complete` once, when the member has all endpoints of its services.
+    /// `on_converged` once, when the member has all endpoints of its services.
     async fn run_member(
         self,
         join_permits: Rc<Semaphore>,
         mut requests: mpsc::Receiver<ProxyRequest>,
-        on_complete: impl Fn(),
+        on_converged: impl Fn(),
     ) -> anyhow::Result<()> {
         let Self { member, index, control_address, state } = self;
         let workload: WorkloadName = member.workload.parse().context("a workload")?;
         let mut expected_endpoints = BTreeMap::new();
-        for (service, endpoints) in &member.services {
+        for (service, expected_count) in &member.services {
             expected_endpoints
-                .insert(service.parse::<ServiceName>().context("a service")?, *endpoints);
+                .insert(service.parse::<ServiceName>().context("a service")?, *expected_count);
         }
         let permit = join_permits.acquire().await.context("the join task has ended")?;
         let (first_stream, credential) = join_mesh(control_address, &member.token, &workload)
             .await
             .with_context(|| format!("{workload} cannot join"))?;
         drop(permit);
-        let mut stream = Some(first_stream);
-        let is_complete = Cell::new(false);
+        let mut pending_stream = Some(first_stream);
+        let has_converged = Cell::new(false);
         let mut apply = |update: ConfigUpdate| {
-            if !is_complete.get() && has_all_endpoints(&update, &expected_endpoints) {
-                is_complete.set(true);
-                on_complete();
+            if !has_converged.get() && has_all_endpoints(&update, &expected_endpoints) {
+                has_converged.set(true);
+                on_converged();
             }
             state.record_update(index, &update);
             Ok(())
         };
         let mut subscriber = Subscriber::new();
-        let mut failures = 0;
+        let mut failure_count = 0;
         loop {
-            let connected = match stream.take() {
-                Some(stream) => Ok(stream),
+            let connect_result = match pending_stream.take() {
+                Some(pending_stream) => Ok(pending_stream),
                 None => connect_with_credential(control_address, &credential).await,
             };
-            if let Ok(stream) = connected {
-                failures = 0;
+            if let Ok(pending_stream) = connect_result {
+                failure_count = 0;
                 state.record_stream(true);
                 let hello = Hello {
                     workload: workload.clone(),
@@ -211,18 +211,24 @@ impl CrowdSidecar {
                     answers_queries: false,
                     report: Default::default(),
                 };
-                let reason =
-                    follow_control_plane(stream, hello, &mut subscriber, &mut requests, &mut apply)
-                        .await;
+                let reason = follow_control_plane(
+                    pending_stream,
+                    hello,
+                    &mut subscriber,
+                    &mut requests,
+                    &mut apply,
+                )
+                .await;
                 state.record_stream(false);
                 tracing::debug!(workload = %member.workload, %reason, "disconnected");
             }
-            failures += 1;
+            failure_count += 1;
             // The jittered backoff of real sidecars, so that disconnected members do not reconnect at the same
             // time.
-            let random =
-                (index as u64 + 1).wrapping_mul(RANDOM_SPREAD_FACTOR).rotate_left(failures);
-            sleep(backoff::backoff_delay(failures, random).min(MAX_RECONNECT_DELAY)).await;
+            let random_number =
+                (index as u64 + 1).wrapping_mul(RANDOM_SPREAD_FACTOR).rotate_left(failure_count);
+            sleep(backoff::backoff_delay(failure_count, random_number).min(MAX_RECONNECT_DELAY))
+                .await;
         }
     }
 }
@@ -232,11 +238,11 @@ fn has_all_endpoints(
     update: &ConfigUpdate,
     expected_endpoints: &BTreeMap<ServiceName, usize>,
 ) -> bool {
-    expected_endpoints.iter().all(|(service, endpoints)| {
+    expected_endpoints.iter().all(|(service, expected_count)| {
         let service_config = update.snapshot.services.get(service);
         service_config.is_some_and(|service_config| {
             let endpoint_counts = service_config.ports.values().map(|port| port.endpoints.len());
-            endpoint_counts.sum::<usize>() >= *endpoints
+            endpoint_counts.sum::<usize>() >= *expected_count
         })
     })
 }
@@ -252,9 +258,10 @@ async fn join_mesh(
     let tls_config = join_client_config(&bundle.roots, &server_id, &[JOIN_ALPN])?;
     let key = PrivateKey::generate();
     let stream = connect_tls(control_address, tls_config).await?;
-    let issued = join(stream, &bundle.token, workload, &key.certificate_request()).await?;
-    let roots = Roots::new(issued.roots.into_iter().map(Into::into).collect())?;
-    let chain = issued.chain.into_iter().map(Into::into).collect();
+    let issued_certificate =
+        join(stream, &bundle.token, workload, &key.certificate_request()).await?;
+    let roots = Roots::new(issued_certificate.roots.into_iter().map(Into::into).collect())?;
+    let chain = issued_certificate.chain.into_iter().map(Into::into).collect();
     let credential = Credential::new(key, CertificateBundle::new(chain, roots)?)?;
     let credential = Arc::new(credential);
     Ok((connect_with_credential(control_address, &credential).await?, credential))

@@ -83,7 +83,7 @@ pub(super) struct RunningLoad {
     child: BenchProcess,
     /// The start of the measurement.
     pub(super) measured_from: Instant,
-    results: ResultSource,
+    result_source: ResultSource,
 }
 
 /// The source of the results.
@@ -96,10 +96,10 @@ enum ResultSource {
 }
 
 impl LoadGenerator {
-    /// Builds the prerequisites, which may take minutes the first time.
+    /// Builds the prerequisites of the generator, which may take minutes the first time.
     ///
     /// # Errors
-    /// The missing prerequisite, and a hint.
+    /// If a prerequisite is missing; the error names it and contains a hint.
     pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
         match self {
             Self::Leno | Self::Wrk => Ok(()),
@@ -122,14 +122,14 @@ impl LoadGenerator {
                 let spec = build_leno_spec(load_spec)?.with_cores(rig.load_cores.as_ref());
                 let child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
                 let measured_from = Instant::now() + load_spec.warm_up;
-                Ok(RunningLoad { child, measured_from, results: ResultSource::Printed })
+                Ok(RunningLoad { child, measured_from, result_source: ResultSource::Printed })
             }
             Self::Wrk => wrk::start(rig, load_spec, dir).await,
             Self::Jmeter => jmeter::start(rig, load_spec, dir).await,
         }
     }
 
-    /// Returns the additional time for its start.
+    /// Returns the time that the generator itself takes to start, in addition to the measured run.
     pub(super) const fn startup_time(self) -> Duration {
         match self {
             Self::Leno | Self::Wrk => Duration::ZERO,
@@ -148,27 +148,29 @@ impl LoadGenerator {
 }
 
 impl RunningLoad {
-    /// Returns its process ID; `None` once it has ended.
+    /// Returns the process ID of the generator; `None` once it has exited.
     pub(super) fn pid(&self) -> Option<u32> {
         self.child.pid()
     }
 
-    /// Waits for its end and returns the results.
+    /// Waits until the generator exits, and returns the results.
     ///
     /// # Errors
     /// If the generator failed, or its output cannot be parsed.
     pub(super) async fn finish(mut self) -> anyhow::Result<LoadResult> {
-        let (status, text) = self.child.wait_with_output().await?;
+        let (status, output) = self.child.wait_with_output().await?;
         let failure_error = || {
             let log_tail = self.child.log_tail();
-            anyhow::anyhow!("the load generator failed, {status}: {text}{log_tail}")
+            anyhow::anyhow!("the load generator failed, {status}: {output}{log_tail}")
         };
-        match &self.results {
+        match &self.result_source {
             ResultSource::Printed => {
-                let json =
-                    text.find('{').and_then(|start| text.get(start..)).ok_or_else(failure_error)?;
+                let json = output
+                    .find('{')
+                    .and_then(|start| output.get(start..))
+                    .ok_or_else(failure_error)?;
                 serde_json::from_str(json).with_context(|| {
-                    format!("cannot parse the output of the load generator: {text}")
+                    format!("cannot parse the output of the load generator: {output}")
                 })
             }
             ResultSource::Samples(samples) if status.success() => samples.read(),
@@ -178,15 +180,15 @@ impl RunningLoad {
 }
 
 fn build_leno_spec(load_spec: &LoadSpec) -> anyhow::Result<ProcessSpec> {
-    let milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
+    let format_milliseconds = |duration: Duration| format!("{}ms", duration.as_millis());
     let mut arguments = vec![
         "load".to_owned(),
         "--connections".to_owned(),
         load_spec.connections.to_string(),
         "--duration".to_owned(),
-        milliseconds(load_spec.duration),
+        format_milliseconds(load_spec.duration),
         "--warmup".to_owned(),
-        milliseconds(load_spec.warm_up),
+        format_milliseconds(load_spec.warm_up),
         "--threads".to_owned(),
         "1".to_owned(),
         "-o".to_owned(),
@@ -206,7 +208,7 @@ fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil().max(1.0) as u64
 }
 
-/// The file of its standard error, in the directory of the run.
+/// The log file of a load generator's standard error, in the directory of the run.
 const LOG_FILE: &str = "load.log";
 
 #[cfg(test)]

@@ -29,8 +29,8 @@ impl FloorArgs {
 }
 
 /// Copies bytes in both directions until both have finished or one has failed.
-async fn forward_connection(mut downstream: TcpStream, to: u16) {
-    let Ok(mut upstream) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else {
+async fn forward_connection(mut downstream: TcpStream, upstream_port: u16) {
+    let Ok(mut upstream) = TcpStream::connect((Ipv4Addr::LOCALHOST, upstream_port)).await else {
         return;
     };
     if upstream.set_nodelay(true).is_err() {
@@ -39,17 +39,23 @@ async fn forward_connection(mut downstream: TcpStream, to: u16) {
     let (from_client, to_client) = downstream.split();
     let (from_server, to_server) = upstream.split();
     // A failure of one direction closes both.
-    drop(tokio::try_join!(pump(from_client, to_server), pump(from_server, to_client)));
+    drop(tokio::try_join!(
+        copy_direction(from_client, to_server),
+        copy_direction(from_server, to_client)
+    ));
 }
 
-async fn pump(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> std::io::Result<()> {
+async fn copy_direction(
+    mut source: ReadHalf<'_>,
+    mut destination: WriteHalf<'_>,
+) -> std::io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
-        let read = from.read(&mut buffer).await?;
-        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else {
-            return to.shutdown().await;
+        let read_bytes = source.read(&mut buffer).await?;
+        let Some(bytes) = buffer.get(..read_bytes).filter(|bytes| !bytes.is_empty()) else {
+            return destination.shutdown().await;
         };
-        to.write_all(bytes).await?;
+        destination.write_all(bytes).await?;
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) fn unavailable_reason() -> Option<String> {
 /// A count in progress.
 #[derive(Debug)]
 pub(super) struct InstructionCount {
-    child: BenchProcess,
-    file: PathBuf,
+    perf_process: BenchProcess,
+    counter_file: PathBuf,
 }
 
 impl InstructionCount {
@@ -35,16 +35,25 @@ impl InstructionCount {
     ///
     /// # Errors
     /// If perf cannot be started.
-    pub(super) fn start(pids: &[u32], length: Duration, dir: &Path) -> anyhow::Result<Self> {
+    pub(super) fn start(
+        pids: &[u32],
+        measured_duration: Duration,
+        dir: &Path,
+    ) -> anyhow::Result<Self> {
         let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
-        let file = dir.join("instructions.csv");
+        let counter_file = dir.join("instructions.csv");
         let mut command: Vec<std::ffi::OsString> = vec!["perf".into()];
         command.extend(PERF_STAT.map(Into::into));
-        command.extend(["-p".into(), pids.join(",").into(), "-o".into(), file.clone().into()]);
-        let seconds = format!("{:.3}", length.as_secs_f64());
+        command.extend([
+            "-p".into(),
+            pids.join(",").into(),
+            "-o".into(),
+            counter_file.clone().into(),
+        ]);
+        let seconds = format!("{:.3}", measured_duration.as_secs_f64());
         command.extend(["--", "sleep", &seconds].map(Into::into));
-        let child = BenchProcess::start(&ProcessSpec::new(command), &dir.join("perf.log"))?;
-        Ok(Self { child, file })
+        let perf_process = BenchProcess::start(&ProcessSpec::new(command), &dir.join("perf.log"))?;
+        Ok(Self { perf_process, counter_file })
     }
 
     /// Returns the count; `None` if instructions were not counted.
@@ -52,8 +61,8 @@ impl InstructionCount {
     /// # Errors
     /// If the end of perf cannot be awaited.
     pub(super) async fn finish(mut self) -> anyhow::Result<Option<u64>> {
-        self.child.wait_with_output().await?;
-        let text = std::fs::read_to_string(&self.file).context("the counters of perf")?;
+        self.perf_process.wait_with_output().await?;
+        let text = std::fs::read_to_string(&self.counter_file).context("the counters of perf")?;
         Ok(parse_instruction_count(&text))
     }
 }

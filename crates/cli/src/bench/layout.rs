@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Layout {
     /// One client and one server, each behind its proxy; HTTP. The port `entry` forwards to the port `backend`.
     Http,
-    /// The same for opaque TCP.
+    /// The topology of [`Layout::Http`] for opaque TCP.
     Tcp,
     /// Two services of bookinfo: the port `entry-ratings` forwards to the port `ratings`, the port
     /// `entry-gateway` to `gateway`, and the port `outbound`, an HTTP proxy for the application behind
@@ -22,12 +22,12 @@ pub(super) enum Layout {
     /// A consumer that calls one of three providers, which call one data source. The port `listener-1` forwards to
     /// any of the ports `provider-1` to `provider-3`; the data source is outside the mesh.
     Chain,
-    /// The same with rules that select providers by tag.
+    /// The topology of [`Layout::Chain`] with rules that select providers by tag.
     TaggedChain,
 }
 
 impl Layout {
-    /// Returns the word in contender files.
+    /// Returns the layout's name in contender files.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -39,7 +39,7 @@ impl Layout {
         }
     }
 
-    /// Returns the namespace of its services, for contenders with namespaces.
+    /// Returns the namespace of the layout's services, for contenders with namespaces.
     pub(super) const fn namespace(self) -> &'static str {
         match self {
             Self::Http | Self::Tcp | Self::Fan | Self::Chain | Self::TaggedChain => "bench",

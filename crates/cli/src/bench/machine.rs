@@ -14,9 +14,9 @@ pub(super) struct MachineInfo {
     pub(super) system: String,
     /// True for a virtual machine, as far as the processor reports it.
     pub(super) virtual_machine: bool,
-    /// Other load at the beginning, as a one-minute average (the first figure of loadavg).
+    /// The one-minute load average of the machine before the benchmark (the first figure of `/proc/loadavg`).
     pub(super) load_before: f64,
-    /// The share of time since boot that the hypervisor gave to other guests.
+    /// The fraction of CPU time since boot that the hypervisor gave to other guests, between 0 and 1.
     pub(super) stolen: f64,
 }
 
@@ -63,13 +63,13 @@ fn pretty_name(release: &str) -> String {
     line.unwrap_or("Linux").trim_matches('"').to_owned()
 }
 
-/// proc_stat(5): the eighth figure of the first line is the stolen time.
+/// Returns the stolen fraction of CPU time. In proc_stat(5), the eighth figure of the first line is the stolen time.
 fn parse_stolen_time(stat: &str) -> f64 {
     let line = stat.lines().next().unwrap_or_default();
-    let figures: Vec<f64> =
+    let cpu_times: Vec<f64> =
         line.split_ascii_whitespace().skip(1).filter_map(|text| text.parse().ok()).collect();
-    let sum: f64 = figures.iter().take(8).sum();
-    figures.get(7).filter(|_| sum > 0.0).map_or(0.0, |stolen| stolen / sum)
+    let total_time: f64 = cpu_times.iter().take(8).sum();
+    cpu_times.get(7).filter(|_| total_time > 0.0).map_or(0.0, |stolen| stolen / total_time)
 }
 
 #[cfg(test)]

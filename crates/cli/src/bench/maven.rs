@@ -13,13 +13,13 @@ use super::rig::Rig;
 /// A Maven project.
 #[derive(Debug)]
 pub(super) struct MavenProject {
-    /// Its name in the cache directory.
+    /// The name of the project in the cache directory.
     pub(super) name: &'static str,
     /// A description for people.
     pub(super) about: &'static str,
-    /// Its files, by path.
+    /// The source files: relative path and content.
     pub(super) sources: &'static [(&'static str, &'static str)],
-    /// The path of the built directory.
+    /// The path of the built directory, relative to the project directory.
     pub(super) product: &'static str,
 }
 
@@ -28,8 +28,9 @@ pub(super) struct MavenProject {
 /// # Errors
 /// If a tool is missing, or Maven fails.
 pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::Result<PathBuf> {
-    let cache = rig.cache_directory.as_path();
-    let product = cache.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
+    let cache_directory = rig.cache_directory.as_path();
+    let product =
+        cache_directory.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
     if product.is_dir() {
         return Ok(product);
     }
@@ -38,12 +39,13 @@ pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::
         require_tool(rig, tool, &purpose)?;
     }
     eprintln!("{purpose} with Maven, once, into {}", product.display());
-    std::fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
-    let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache);
+    std::fs::create_dir_all(cache_directory)
+        .with_context(|| format!("cannot create {}", cache_directory.display()))?;
+    let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache_directory);
     let scratch = scratch.context("no build directory")?;
     run_maven(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
-    let built = scratch.path().join(project.product);
-    match std::fs::rename(&built, &product) {
+    let build_output = scratch.path().join(project.product);
+    match std::fs::rename(&build_output, &product) {
         // Another process has built the same product in the meantime.
         Err(_) if product.is_dir() => Ok(product),
         Err(error) => Err(error).with_context(|| format!("cannot create {}", product.display())),
@@ -89,7 +91,7 @@ async fn run_maven(project: &MavenProject, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns a hash of the sources: changed sources are built again.
+/// Returns a hash of the sources. It is part of the cached product's name, so that changed sources are built again.
 fn source_fingerprint(project: &MavenProject) -> u64 {
     let mut hasher = DefaultHasher::new();
     project.sources.hash(&mut hasher);
@@ -106,15 +108,15 @@ mod tests {
     #[tokio::test]
     async fn missing_tools_are_named_with_their_package() {
         let empty = tempfile::tempdir().unwrap();
-        let [bin, cache] = ["bin", "cache"].map(|name| empty.path().join(name));
-        let rig = Rig::new(vec![bin], PathBuf::new(), cache.clone()).unwrap();
+        let [bin, cache_directory] = ["bin", "cache"].map(|name| empty.path().join(name));
+        let rig = Rig::new(vec![bin], PathBuf::new(), cache_directory.clone()).unwrap();
         let project =
             MavenProject { name: "thing", about: "a thing", sources: &[], product: "target" };
         let error = build_product(&project, &rig).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
-        assert!(!cache.exists(), "a build was started");
-        let product = cache.join(format!("thing-{:016x}", source_fingerprint(&project)));
+        assert!(!cache_directory.exists(), "a build was started");
+        let product = cache_directory.join(format!("thing-{:016x}", source_fingerprint(&project)));
         std::fs::create_dir_all(&product).unwrap();
         assert_eq!(build_product(&project, &rig).await.unwrap(), product);
     }

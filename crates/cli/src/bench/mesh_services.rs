@@ -21,9 +21,9 @@ use crate::ports::ChosenPorts;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct MeshServices {
     pub(super) services: usize,
-    /// Private memory of a sidecar that uses five of them.
+    /// The private memory of a sidecar that uses [`USED_SERVICES`] of the services.
     pub(super) sidecar_kib: u64,
-    /// The number of services in its configuration.
+    /// The number of services in the configuration of that sidecar.
     pub(super) known: u64,
     pub(super) control_mib: f64,
 }
@@ -32,11 +32,14 @@ pub(super) struct MeshServices {
 ///
 /// # Errors
 /// If a process does not start, or a request gets no response.
-pub(super) async fn measure_services(rig: &Rig, services: usize) -> anyhow::Result<MeshServices> {
-    let dir = rig.scratch_directory().join(format!("services-{services}"));
+pub(super) async fn measure_services(
+    rig: &Rig,
+    service_count: usize,
+) -> anyhow::Result<MeshServices> {
+    let dir = rig.scratch_directory().join(format!("services-{service_count}"));
     std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
     let mut ports = rig.ports();
-    let result = start_and_measure(rig, &dir, &mut ports, services).await;
+    let result = start_and_measure(rig, &dir, &mut ports, service_count).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
@@ -47,18 +50,18 @@ async fn start_and_measure(
     rig: &Rig,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
-    services: usize,
+    service_count: usize,
 ) -> anyhow::Result<MeshServices> {
     let application_port = ports.port_for("application")?;
-    write_manifests(&dir.join("mesh"), ports, services)?;
+    write_manifests(&dir.join("mesh"), ports, service_count)?;
     let control_address = ports.address_for("control")?;
-    let backend =
+    let backend_spec =
         ProcessSpec::leno_command(["bench", "backend", "--port", &application_port.to_string()])?;
-    let backend = BenchProcess::start(
-        &backend.with_cores(rig.load_cores.as_ref()),
+    let backend_process = BenchProcess::start(
+        &backend_spec.with_cores(rig.load_cores.as_ref()),
         &dir.join("backend.log"),
     )?;
-    let control = ProcessSpec::leno_command([
+    let control_spec = ProcessSpec::leno_command([
         "control".as_ref(),
         "--log-level=warn".as_ref(),
         "-f".as_ref(),
@@ -68,34 +71,34 @@ async fn start_and_measure(
         "--listen".as_ref(),
         control_address.to_string().as_ref(),
     ])?;
-    let control = BenchProcess::start(
-        &control.with_cores(rig.proxy_cores.as_ref()),
+    let control_process = BenchProcess::start(
+        &control_spec.with_cores(rig.proxy_cores.as_ref()),
         &dir.join("control.log"),
     )?;
     let server = start_sidecar(rig, dir, ports, control_address, "server").await?;
     let client = start_sidecar(rig, dir, ports, control_address, "client").await?;
-    for index in 0..USED_SERVICES.min(services) {
-        let listener = ports.address_for(&format!("listener-{index}"))?;
+    for index in 0..USED_SERVICES.min(service_count) {
+        let listener_address = ports.address_for(&format!("listener-{index}"))?;
         let deadline = Instant::now() + MAX_START_WAIT;
-        while let Err(error) = admin_client::query_admin(listener, "/").await {
+        while let Err(error) = admin_client::query_admin(listener_address, "/").await {
             if Instant::now() > deadline {
                 return Err(error).context("a service does not respond");
             }
             sleep(POLL_INTERVAL).await;
         }
     }
-    let pid = client.pid().context("the sidecar has exited")?;
+    let client_pid = client.pid().context("the sidecar has exited")?;
     let proxies = MeshSocket::from_data(&dir.join("data")).query_json("/proxies").await?;
     let client_proxies = proxies.as_array().into_iter().flatten();
     let client_proxies = client_proxies.filter(|proxy| proxy["workload"] == "bench/client");
-    let control_pid = control.pid().context("the control plane has exited")?;
+    let control_pid = control_process.pid().context("the control plane has exited")?;
     let result = MeshServices {
-        services,
-        sidecar_kib: sample::memory_usage(&[pid]).private_kib,
+        services: service_count,
+        sidecar_kib: sample::memory_usage(&[client_pid]).private_kib,
         known: client_proxies.filter_map(|proxy| proxy["services"].as_u64()).sum(),
         control_mib: sample::memory_usage(&[control_pid]).private_kib as f64 / 1024.0,
     };
-    for child in [client, server, control, backend] {
+    for child in [client, server, control_process, backend_process] {
         child.stop().await;
     }
     Ok(result)
@@ -121,7 +124,7 @@ async fn start_sidecar(
     bundle.control_addresses = vec![control_address];
     let token = dir.join(format!("{name}.token"));
     bundle.save(&token).context("cannot write a token")?;
-    let admin = ports.address_for(&format!("admin-{name}"))?;
+    let admin_address = ports.address_for(&format!("admin-{name}"))?;
     let spec = ProcessSpec::leno_command([
         "proxy".as_ref(),
         "--log-level=warn".as_ref(),
@@ -131,7 +134,7 @@ async fn start_sidecar(
         "--state".as_ref(),
         dir.join(name).as_os_str(),
         "--admin".as_ref(),
-        admin.to_string().as_ref(),
+        admin_address.to_string().as_ref(),
         "--http-proxy=off".as_ref(),
         "--drain-timeout=0s".as_ref(),
     ])?;
@@ -139,7 +142,7 @@ async fn start_sidecar(
         &spec.with_cores(rig.load_cores.as_ref()),
         &dir.join(format!("{name}.log")),
     )?;
-    while admin_client::query_admin(admin, "/ready").await.is_err() {
+    while admin_client::query_admin(admin_address, "/ready").await.is_err() {
         if Instant::now() > deadline {
             bail!("a sidecar is not ready: {}", child.log_tail());
         }
@@ -149,41 +152,48 @@ async fn start_sidecar(
 }
 
 /// Writes the manifests into several files, because the number of documents in a file is limited.
-fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> anyhow::Result<()> {
-    let port = ports.port_for("application")?;
-    let mut text = String::new();
+fn write_manifests(
+    dir: &Path,
+    ports: &mut ChosenPorts<'_>,
+    service_count: usize,
+) -> anyhow::Result<()> {
+    let application_port = ports.port_for("application")?;
+    let mut manifests = String::new();
     for name in ["server", "client"] {
         write!(
-            text,
+            manifests,
             "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
              metadata: {{name: {name}, namespace: bench, labels: {{app: {name}}}}}\n\
              spec:\n  serviceAccount: {name}\n"
         )?;
     }
-    text.push_str("  outbound:\n");
-    for index in 0..USED_SERVICES.min(services) {
-        let listener = ports.address_for(&format!("listener-{index}"))?;
-        writeln!(text, "  - {{service: service-{index}.bench, port: 80, listen: \"{listener}\"}}")?;
+    manifests.push_str("  outbound:\n");
+    for index in 0..USED_SERVICES.min(service_count) {
+        let listener_address = ports.address_for(&format!("listener-{index}"))?;
+        writeln!(
+            manifests,
+            "  - {{service: service-{index}.bench, port: 80, listen: \"{listener_address}\"}}"
+        )?;
     }
-    let text = text.replacen(
+    let manifests = manifests.replacen(
         "serviceAccount: server\n",
         &format!(
-            "serviceAccount: server\n  ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
+            "serviceAccount: server\n  ports: [{{name: main, port: {application_port}, protocol: HTTP}}]\n"
         ),
         1,
     );
-    std::fs::write(dir.join("workloads.yaml"), text).context("the manifests")?;
-    for first_service in (0..services).step_by(SERVICES_PER_FILE) {
-        let mut text = String::new();
-        for index in first_service..services.min(first_service + SERVICES_PER_FILE) {
+    std::fs::write(dir.join("workloads.yaml"), manifests).context("the manifests")?;
+    for first_service in (0..service_count).step_by(SERVICES_PER_FILE) {
+        let mut manifests = String::new();
+        for index in first_service..service_count.min(first_service + SERVICES_PER_FILE) {
             write!(
-                text,
+                manifests,
                 "---\napiVersion: v1\nkind: Service\n\
                  metadata: {{name: service-{index}, namespace: bench}}\n\
                  spec: {{selector: {{app: server}}, ports: [{{port: 80, targetPort: main}}]}}\n"
             )?;
         }
-        std::fs::write(dir.join(format!("services-{first_service}.yaml")), text)
+        std::fs::write(dir.join(format!("services-{first_service}.yaml")), manifests)
             .context("the manifests")?;
     }
     Ok(())
@@ -191,7 +201,7 @@ fn write_manifests(dir: &Path, ports: &mut ChosenPorts<'_>, services: usize) -> 
 
 /// The number of services that the sidecar uses.
 pub(super) const USED_SERVICES: usize = 5;
-/// The number of services in a file: half of the limit of documents.
+/// The number of services in a file: half of the maximum number of documents in a file.
 const SERVICES_PER_FILE: usize = 5000;
 /// The startup timeout, for reading ten thousand documents.
 const MAX_START_WAIT: Duration = Duration::from_secs(60);

@@ -30,7 +30,7 @@ use crate::ports::ChosenPorts;
 pub(super) struct CrowdSize {
     pub(super) sidecars: usize,
     pub(super) real_sidecars: usize,
-    /// The changes to make in the mesh.
+    /// Whether changes in the running mesh are measured.
     pub(super) changes: ChangeMeasurement,
 }
 
@@ -77,13 +77,14 @@ impl RunningMesh<'_, '_> {
         let application = self.start_application()?;
         let data_dir = &self.dir.join("data");
         let control_address = self.ports.address_for("control")?;
-        let mut control = self.start_control_plane(manifest_dir, data_dir, control_address)?;
-        let pid = control.pid().context("the control plane exited immediately")?;
+        let mut control_process =
+            self.start_control_plane(manifest_dir, data_dir, control_address)?;
+        let control_pid = control_process.pid().context("the control plane exited immediately")?;
         let tokens = self.create_tokens(data_dir, control_address).await;
-        let tokens = tokens.with_context(|| control.log_tail())?;
-        let private_mib = || to_mib(sample::memory_usage(&[pid]).private_kib);
+        let tokens = tokens.with_context(|| control_process.log_tail())?;
+        let private_mib = || to_mib(sample::memory_usage(&[control_pid]).private_kib);
         let empty_mib = private_mib();
-        let before = sample::cpu_time(&[pid]);
+        let cpu_before = sample::cpu_time(&[control_pid]);
         let started = Instant::now();
         let (mut crowd, real_sidecars) = self.start_all_sidecars(&tokens, control_address)?;
         match timeout(MAX_ROLLOUT_WAIT, crowd.next_line()).await {
@@ -93,18 +94,19 @@ impl RunningMesh<'_, '_> {
         }
         self.wait_until_registered(data_dir).await?;
         let rollout_seconds = started.elapsed().as_secs_f64();
-        let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
-        let peak_kib = sample::peak_kib(pid);
+        let cpu_seconds = sample::cpu_time(&[control_pid]).saturating_sub(cpu_before).as_secs_f64();
+        let peak_kib = sample::peak_kib(control_pid);
         self.send_first_requests().await?;
         sleep(timing.warm_up).await;
-        let (before, started) = (sample::cpu_time(&[pid]), Instant::now());
+        let (cpu_before, started) = (sample::cpu_time(&[control_pid]), Instant::now());
         sleep(timing.duration).await;
-        let steady_cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(before).as_secs_f64();
+        let steady_cpu_seconds =
+            sample::cpu_time(&[control_pid]).saturating_sub(cpu_before).as_secs_f64();
         let steady_cores = steady_cpu_seconds / started.elapsed().as_secs_f64();
         let steady_mib = private_mib();
-        let sidecars = real_sidecars.iter().filter_map(BenchProcess::pid);
-        let sidecars = sidecars.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
-        let mut measured = MeshSize {
+        let sidecar_pids = real_sidecars.iter().filter_map(BenchProcess::pid);
+        let sidecar_mib = sidecar_pids.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
+        let mut mesh_figures = MeshSize {
             sidecars: self.crowd.sidecars,
             mode: self.rig.default_policy,
             rollout_s: rollout_seconds,
@@ -115,31 +117,27 @@ impl RunningMesh<'_, '_> {
             steady_memory_mib: steady_mib,
             empty_memory_mib: empty_mib,
             per_sidecar_kib: (steady_mib - empty_mib) * 1024.0 / self.crowd.sidecars.max(1) as f64,
-            sidecar_memory_mib: median(sidecars).unwrap_or(0.0),
+            sidecar_memory_mib: median(sidecar_mib).unwrap_or(0.0),
             changes: None,
         };
         if self.crowd.changes == ChangeMeasurement::Yes {
             let traffic =
                 self.has_real_services().then(|| SequentialTraffic::start(self)).transpose()?;
             let mut paths = changes::MeshPaths { manifest_dir, data_dir, control_address, timing };
-            let (restarted, changes) =
-                self.measure_changes(&mut crowd, control, &mut paths).await?;
-            control = restarted;
+            let (restarted_control, changes) =
+                self.measure_changes(&mut crowd, control_process, &mut paths).await?;
+            control_process = restarted_control;
             let (requests, failed) = match traffic {
                 Some(traffic) => traffic.stop_and_count().await,
                 None => (0, 0),
             };
-            measured.changes = Some(MeshChanges { requests, failed, ..changes });
+            mesh_figures.changes = Some(MeshChanges { requests, failed, ..changes });
         }
-        crowd.stop().await;
-        for sidecar in real_sidecars {
-            sidecar.stop().await;
+        for process in real_sidecars.into_iter().chain([crowd, control_process]).chain(application)
+        {
+            process.stop().await;
         }
-        control.stop().await;
-        if let Some(application) = application {
-            application.stop().await;
-        }
-        Ok(measured)
+        Ok(mesh_figures)
     }
 
     fn write_manifests(&mut self, manifest_dir: &Path) -> anyhow::Result<()> {
@@ -160,7 +158,7 @@ impl RunningMesh<'_, '_> {
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join("application.log")).map(Some)
     }
 
-    /// Waits until the real sidecars are ready as well.
+    /// Waits until the control plane reports all sidecars as registered, including the real ones.
     async fn wait_until_registered(&self, data_dir: &Path) -> anyhow::Result<()> {
         let deadline = Instant::now() + MAX_ROLLOUT_WAIT;
         loop {
@@ -196,7 +194,7 @@ impl RunningMesh<'_, '_> {
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join("control.log"))
     }
 
-    /// Starts all sidecars at once.
+    /// Starts all sidecars at once. Returns the process of the simulated sidecars, and the real sidecars.
     fn start_all_sidecars(
         &mut self,
         tokens: &[String],
@@ -222,14 +220,15 @@ impl RunningMesh<'_, '_> {
             control: control_address,
             members: members.collect::<anyhow::Result<_>>()?,
         };
-        let file = self.dir.join("crowd.json");
-        std::fs::write(&file, serde_json::to_vec(&config)?)
+        let config_file = self.dir.join("crowd.json");
+        std::fs::write(&config_file, serde_json::to_vec(&config)?)
             .context("the plan of the simulated sidecars")?;
         let mut real_sidecars = Vec::new();
         for (index, token) in real_tokens.iter().enumerate() {
             real_sidecars.push(self.start_sidecar(index, token)?);
         }
-        let arguments = ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), file.as_os_str()];
+        let arguments =
+            ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), config_file.as_os_str()];
         let spec = ProcessSpec::leno_command(arguments)?.with_cores(self.rig.load_cores.as_ref());
         Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real_sidecars))
     }
@@ -239,7 +238,7 @@ impl RunningMesh<'_, '_> {
         let state_directory = self.dir.join(format!("sidecar-{index}"));
         let token_file: PathBuf = self.dir.join(format!("sidecar-{index}.token"));
         JoinBundle::parse(token)?.save(&token_file).context("cannot write a token")?;
-        let admin = self.ports.address_for(&format!("admin-{index}"))?;
+        let admin_address = self.ports.address_for(&format!("admin-{index}"))?;
         let spec = ProcessSpec::leno_command([
             "proxy".as_ref(),
             "--log-level=warn".as_ref(),
@@ -250,7 +249,7 @@ impl RunningMesh<'_, '_> {
             "--state".as_ref(),
             state_directory.as_os_str(),
             "--admin".as_ref(),
-            admin.to_string().as_ref(),
+            admin_address.to_string().as_ref(),
             "--http-proxy=off".as_ref(),
             "--drain-timeout=0s".as_ref(),
         ])?;
@@ -287,8 +286,9 @@ impl RunningMesh<'_, '_> {
     async fn send_first_requests(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real_sidecars.min(self.crowd.sidecars) {
             for number in 0..self.used_services(index).len() {
-                let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
-                drop(admin_client::query_admin(listener, "/").await);
+                let listener_address =
+                    self.ports.address_for(&format!("listener-{index}-{number}"))?;
+                drop(admin_client::query_admin(listener_address, "/").await);
             }
         }
         Ok(())

@@ -115,19 +115,19 @@ impl SuiteOptions {
         Ok(contenders)
     }
 
-    /// Returns the runner for `trials` runs per repeat, within the budget if there is one.
+    /// Returns the runner for `trial_count` runs per repeat, within the budget if there is one.
     ///
     /// # Errors
     /// If there is no directory for files.
     pub(super) fn build_runner(
         &self,
         defaults: SuiteDefaults,
-        trials: usize,
+        trial_count: usize,
     ) -> anyhow::Result<SuiteRunner> {
         let search_path = std::env::split_paths(&self.search_path).collect();
-        let installed = contender::contenders_directory(&self.home)?;
-        let cache = match &self.cache {
-            Some(cache) => std::path::absolute(cache).context("--cache")?,
+        let contenders_directory = contender::contenders_directory(&self.home)?;
+        let cache_directory = match &self.cache {
+            Some(cache_directory) => std::path::absolute(cache_directory).context("--cache")?,
             None => self.home.cache_directory()?,
         };
         let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
@@ -135,7 +135,7 @@ impl SuiteOptions {
             tracing::warn!("proxies and the load generator share cores and compete for CPU time");
         }
         let mut runner = SuiteRunner {
-            rig: Rig::new(search_path, installed, cache)?,
+            rig: Rig::new(search_path, contenders_directory, cache_directory)?,
             driver: self.driver,
             timing: RunTiming {
                 warm_up: self.warmup,
@@ -149,7 +149,7 @@ impl SuiteOptions {
             counts_instructions: false,
         };
         if let Some(budget) = self.budget {
-            fit_to_budget(&mut runner, trials, budget);
+            fit_to_budget(&mut runner, trial_count, budget);
         }
         Ok(runner)
     }
@@ -214,10 +214,10 @@ pub(super) fn runner_settings(runner: &SuiteRunner) -> MeasurementSettings {
 }
 
 /// Shortens the runs until all of them fit, and reduces the repeats if that is not enough.
-fn fit_to_budget(runner: &mut SuiteRunner, trials: usize, budget: Duration) {
-    let trials = u32::try_from(trials.max(1)).unwrap_or(u32::MAX);
+fn fit_to_budget(runner: &mut SuiteRunner, trial_count: usize, budget: Duration) {
+    let trial_count = u32::try_from(trial_count.max(1)).unwrap_or(u32::MAX);
     loop {
-        let time_per_trial = budget / trials.saturating_mul(runner.repeats);
+        let time_per_trial = budget / trial_count.saturating_mul(runner.repeats);
         let overhead = runner.trial_duration().saturating_sub(runner.timing.duration);
         let remaining = time_per_trial.saturating_sub(overhead);
         if remaining >= MIN_DURATION || runner.repeats == 1 {
@@ -229,8 +229,8 @@ fn fit_to_budget(runner: &mut SuiteRunner, trials: usize, budget: Duration) {
 }
 
 fn random_seed() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| u64::from(since.subsec_nanos()))
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since_epoch.map_or(0, |since_epoch| u64::from(since_epoch.subsec_nanos()))
 }
 
 /// The time for starting and stopping proxies and applications.

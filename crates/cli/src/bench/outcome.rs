@@ -17,8 +17,9 @@ pub(super) struct ContenderOutcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) instructions_per_request: Option<f64>,
     pub(super) memory_kib: MemoryKib,
-    /// Requests of all repeats, and failures among them.
+    /// The number of requests in all repeats.
     pub(super) requests: u64,
+    /// The number of failed requests in all repeats.
     pub(super) failed: u64,
     /// The minimum and maximum of the repeats, by figure.
     pub(super) range: BTreeMap<&'static str, RepeatRange>,
@@ -27,7 +28,7 @@ pub(super) struct ContenderOutcome {
     /// The median ratio to leno in the same repeat, by figure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_leno: Option<BTreeMap<&'static str, f64>>,
-    /// The same for another baseline.
+    /// The median ratio to the baseline that the user selected, by figure; absent if the baseline is leno.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
     /// The maximum number of benchmark cores that unrelated processes kept busy.
@@ -43,18 +44,18 @@ pub(super) struct ContenderOutcome {
 pub(super) enum ThroughputLimit {
     /// The cores of the proxies were busy.
     Proxies,
-    /// The cores of load and applications were busy.
+    /// The cores of the load generator and the applications were busy.
     Load,
     /// Neither: connections waited for each other, or the rate was fixed.
     Neither,
 }
 
-/// A figure of repeats.
+/// A figure that is compared between repeats and contenders.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RepeatFigure {
     pub(super) name: &'static str,
     pub(super) read: fn(&RunResult) -> f64,
-    /// The spread above which it counts as noisy; never if absent.
+    /// The spread above which the figure counts as noisy; never if absent.
     noisy_above: Option<f64>,
 }
 
@@ -62,102 +63,110 @@ pub(super) struct RepeatFigure {
 pub(super) const FIGURES: &[RepeatFigure] = &[
     RepeatFigure {
         name: "cpu_us_per_request",
-        read: |t| t.cpu_us_per_request.sum,
+        read: |run| run.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "rps", read: |t| t.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "rps", read: |run| run.rps, noisy_above: Some(NOISY_ABOVE) },
     RepeatFigure {
         name: "latency_p50",
-        read: |t| t.latency_ms.p50,
+        read: |run| run.latency_ms.p50,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p90", read: |t| t.latency_ms.p90, noisy_above: None },
-    RepeatFigure { name: "latency_p95", read: |t| t.latency_ms.p95, noisy_above: None },
+    RepeatFigure { name: "latency_p90", read: |run| run.latency_ms.p90, noisy_above: None },
+    RepeatFigure { name: "latency_p95", read: |run| run.latency_ms.p95, noisy_above: None },
     RepeatFigure {
         name: "latency_p99",
-        read: |t| t.latency_ms.p99,
+        read: |run| run.latency_ms.p99,
         noisy_above: Some(TAIL_NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p999", read: |t| t.latency_ms.p999, noisy_above: None },
+    RepeatFigure { name: "latency_p999", read: |run| run.latency_ms.p999, noisy_above: None },
     RepeatFigure {
         name: "idle_private",
-        read: |t| t.memory_kib.idle_private as f64,
+        read: |run| run.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_private",
-        read: |t| t.memory_kib.load_private as f64,
+        read: |run| run.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "load_pss", read: |t| t.memory_kib.load_pss as f64, noisy_above: None },
+    RepeatFigure {
+        name: "load_pss",
+        read: |run| run.memory_kib.load_pss as f64,
+        noisy_above: None,
+    },
 ];
 
-/// The noise threshold: the spread of repeats as a share of their median.
+/// The noise threshold: the spread of repeats as a fraction of their median.
 pub(super) const NOISY_ABOVE: f64 = 0.15;
 /// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
-/// The share of time from which a busy core counts as saturated.
+/// The minimum fraction of busy time of a core that counts as saturated.
 const BUSY_SHARE: f64 = 0.95;
 /// The number of cores busy with unrelated processes above which a run counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
 impl ContenderOutcome {
-    /// Aggregates repeats; `None` without any. `cores` are the numbers of cores of the proxies, and of load and
-    /// applications.
-    pub(super) fn from_repeats(repeats: Vec<RunResult>, cores: (f64, f64)) -> Option<Self> {
-        let median_of =
-            |of: &dyn Fn(&RunResult) -> f64| median(repeats.iter().map(of)).map(round_significant);
-        let median_count = |of: &dyn Fn(&RunResult) -> u64| {
-            median(repeats.iter().map(|t| of(t) as f64)).map_or(0, |figure| figure.round() as u64)
+    /// Aggregates repeats; `None` without repeats. `core_counts` are the number of cores of the proxies, and of the
+    /// load generator and the applications.
+    pub(super) fn from_repeats(repeats: Vec<RunResult>, core_counts: (f64, f64)) -> Option<Self> {
+        let median_of = |read_figure: &dyn Fn(&RunResult) -> f64| {
+            median(repeats.iter().map(read_figure)).map(round_significant)
         };
-        let process_names = |trial: &RunResult| -> Vec<String> {
-            trial.cpu_us_per_request.processes.keys().cloned().collect()
+        let median_count = |read_figure: &dyn Fn(&RunResult) -> u64| {
+            median(repeats.iter().map(|run| read_figure(run) as f64))
+                .map_or(0, |figure| figure.round() as u64)
+        };
+        let process_names = |run: &RunResult| -> Vec<String> {
+            run.cpu_us_per_request.processes.keys().cloned().collect()
         };
         let process_names = repeats.first().map(process_names)?;
         let value_of =
             |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
-        let processes = process_names.iter().map(|name| {
-            let figure = median_of(&|t| value_of(&t.cpu_us_per_request.processes, name));
+        let cpu_by_process = process_names.iter().map(|name| {
+            let figure = median_of(&|run| value_of(&run.cpu_us_per_request.processes, name));
             (name.clone(), figure.unwrap_or(0.0))
         });
-        let memories = process_names.iter().map(|name| {
-            let figure = median_count(&|t| t.memory_kib.processes.get(name).copied().unwrap_or(0));
+        let memory_by_process = process_names.iter().map(|name| {
+            let figure =
+                median_count(&|run| run.memory_kib.processes.get(name).copied().unwrap_or(0));
             (name.clone(), figure)
         });
         let latency_ms = LatencyMs {
-            mean: median_of(&|t| t.latency_ms.mean)?,
-            p50: median_of(&|t| t.latency_ms.p50)?,
-            p90: median_of(&|t| t.latency_ms.p90)?,
-            p95: median_of(&|t| t.latency_ms.p95)?,
-            p99: median_of(&|t| t.latency_ms.p99)?,
-            p999: median_of(&|t| t.latency_ms.p999)?,
-            max: median_of(&|t| t.latency_ms.max)?,
+            mean: median_of(&|run| run.latency_ms.mean)?,
+            p50: median_of(&|run| run.latency_ms.p50)?,
+            p90: median_of(&|run| run.latency_ms.p90)?,
+            p95: median_of(&|run| run.latency_ms.p95)?,
+            p99: median_of(&|run| run.latency_ms.p99)?,
+            p999: median_of(&|run| run.latency_ms.p999)?,
+            max: median_of(&|run| run.latency_ms.max)?,
         };
-        let busy_proxies = median(repeats.iter().map(|t| t.cores_busy.proxies))?;
-        let busy_load = median(repeats.iter().map(|t| t.cores_busy.load_and_applications))?;
-        let other_processes = |t: &RunResult| {
-            t.cores_busy.other_processes_on_proxy_cores + t.cores_busy.other_processes_on_load_cores
+        let busy_proxies = median(repeats.iter().map(|run| run.cores_busy.proxies))?;
+        let busy_load = median(repeats.iter().map(|run| run.cores_busy.load_and_applications))?;
+        let other_processes = |run: &RunResult| {
+            run.cores_busy.other_processes_on_proxy_cores
+                + run.cores_busy.other_processes_on_load_cores
         };
         let other_on_proxy_cores =
-            median(repeats.iter().map(|t| t.cores_busy.other_processes_on_proxy_cores))?;
+            median(repeats.iter().map(|run| run.cores_busy.other_processes_on_proxy_cores))?;
         let range = figure_ranges(&repeats);
-        let instructions = repeats.iter().filter_map(|t| t.instructions_per_request);
+        let instruction_counts = repeats.iter().filter_map(|run| run.instructions_per_request);
         Some(Self {
-            instructions_per_request: median(instructions).map(round_significant),
-            rps: median_of(&|t| t.rps)?,
+            instructions_per_request: median(instruction_counts).map(round_significant),
+            rps: median_of(&|run| run.rps)?,
             latency_ms,
             cpu_us_per_request: CpuCost {
-                sum: median_of(&|t| t.cpu_us_per_request.sum)?,
-                processes: processes.collect(),
+                sum: median_of(&|run| run.cpu_us_per_request.sum)?,
+                processes: cpu_by_process.collect(),
             },
             memory_kib: MemoryKib {
-                idle_private: median_count(&|t| t.memory_kib.idle_private),
-                load_private: median_count(&|t| t.memory_kib.load_private),
-                load_pss: median_count(&|t| t.memory_kib.load_pss),
-                processes: memories.collect(),
+                idle_private: median_count(&|run| run.memory_kib.idle_private),
+                load_private: median_count(&|run| run.memory_kib.load_private),
+                load_pss: median_count(&|run| run.memory_kib.load_pss),
+                processes: memory_by_process.collect(),
             },
-            requests: repeats.iter().map(|t| t.requests).sum(),
-            failed: repeats.iter().map(|t| t.errors).sum(),
+            requests: repeats.iter().map(|run| run.requests).sum(),
+            failed: repeats.iter().map(|run| run.errors).sum(),
             noisy: noisy_figures(&range),
             range,
             ratio_to_leno: None,
@@ -165,14 +174,10 @@ impl ContenderOutcome {
             other_processes_cores: round_significant(
                 repeats.iter().map(other_processes).fold(0.0, f64::max),
             ),
-            limited_by: match (
-                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * cores.0,
-                busy_load >= BUSY_SHARE * cores.1,
-            ) {
-                (true, _) => ThroughputLimit::Proxies,
-                (false, true) => ThroughputLimit::Load,
-                (false, false) => ThroughputLimit::Neither,
-            },
+            limited_by: throughput_limit(
+                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * core_counts.0,
+                busy_load >= BUSY_SHARE * core_counts.1,
+            ),
             repeats,
         })
     }
@@ -202,14 +207,26 @@ impl ContenderOutcome {
     /// affects the ratio less. Figures that are zero on either side are omitted.
     pub(super) fn ratios_to(&self, reference: &Self) -> BTreeMap<&'static str, f64> {
         let ratio = |figure: &RepeatFigure| {
-            let pairs = self.repeats.iter().filter_map(|own| {
-                let other = reference.repeats.iter().find(|other| other.repeat == own.repeat)?;
-                let (own, other) = ((figure.read)(own), (figure.read)(other));
-                (own > 0.0 && other > 0.0).then_some(own / other)
+            let pairs = self.repeats.iter().filter_map(|own_repeat| {
+                let other_repeat = reference
+                    .repeats
+                    .iter()
+                    .find(|candidate| candidate.repeat == own_repeat.repeat)?;
+                let (own_figure, other_figure) =
+                    ((figure.read)(own_repeat), (figure.read)(other_repeat));
+                (own_figure > 0.0 && other_figure > 0.0).then_some(own_figure / other_figure)
             });
             Some((figure.name, round_significant(median(pairs)?)))
         };
         FIGURES.iter().filter_map(ratio).collect()
+    }
+}
+
+fn throughput_limit(are_proxies_busy: bool, is_load_busy: bool) -> ThroughputLimit {
+    match (are_proxies_busy, is_load_busy) {
+        (true, _) => ThroughputLimit::Proxies,
+        (false, true) => ThroughputLimit::Load,
+        (false, false) => ThroughputLimit::Neither,
     }
 }
 

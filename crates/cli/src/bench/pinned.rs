@@ -1,4 +1,4 @@
-//! The hidden `leno bench pinned`: executes a command on selected cores that ends with its supervisor.
+//! The hidden `leno bench pinned`: executes a command on selected cores, and stops it when its supervisor exits.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;

@@ -9,25 +9,26 @@ use crate::duration::format_duration;
 #[derive(Debug)]
 pub(super) struct BenchProgress {
     started: Instant,
-    steps: usize,
-    steps_done: usize,
-    /// The estimated duration of a step, used until the first one is done.
+    step_count: usize,
+    started_steps: usize,
+    /// The estimated duration of a step, used until the first step is complete.
     step_estimate: Duration,
-    /// On a terminal one line is rewritten.
+    /// True if standard error is a terminal: one line is rewritten instead of a line per step.
     is_terminal: bool,
 }
 
 impl BenchProgress {
-    pub(super) fn new(steps: usize, step_estimate: Duration) -> Self {
+    pub(super) fn new(step_count: usize, step_estimate: Duration) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
-        Self { started: Instant::now(), steps, steps_done: 0, step_estimate, is_terminal }
+        Self { started: Instant::now(), step_count, started_steps: 0, step_estimate, is_terminal }
     }
 
-    /// Begins a step.
+    /// Begins a step: shows its name, its number and the remaining time.
     pub(super) fn begin_step(&mut self, step: &str) {
         let remaining = format_duration(self.remaining_time());
-        let line = format!("[{}/{}] {step} · {remaining} left", self.steps_done + 1, self.steps);
-        self.steps_done += 1;
+        let line =
+            format!("[{}/{}] {step} · {remaining} left", self.started_steps + 1, self.step_count);
+        self.started_steps += 1;
         match self.is_terminal {
             true => {
                 eprint!("\r\x1b[2K{line}");
@@ -47,12 +48,13 @@ impl BenchProgress {
     }
 
     fn remaining_time(&self) -> Duration {
-        let steps = u32::try_from(self.steps.saturating_sub(self.steps_done)).unwrap_or(u32::MAX);
-        let time_per_step = match u32::try_from(self.steps_done) {
+        let remaining_steps =
+            u32::try_from(self.step_count.saturating_sub(self.started_steps)).unwrap_or(u32::MAX);
+        let time_per_step = match u32::try_from(self.started_steps) {
             Ok(0) | Err(_) => self.step_estimate,
             Ok(done) => self.started.elapsed() / done,
         };
-        time_per_step.saturating_mul(steps)
+        time_per_step.saturating_mul(remaining_steps)
     }
 }
 

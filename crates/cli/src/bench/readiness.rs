@@ -9,11 +9,11 @@ use tokio::time::{Instant, sleep};
 use crate::admin_client;
 use crate::output;
 
-/// Waits until an address returns success for a path, with a timeout, and while `check_alive` finds all required
-/// processes running.
+/// Waits until an address returns success for a path. Stops waiting when `max_wait` expires or `check_alive` finds an
+/// exited process.
 ///
 /// # Errors
-/// If a process has ended, or the timeout expires.
+/// If a process has exited, or the timeout expires.
 pub(super) async fn wait_until_ready(
     address: SocketAddr,
     path: &str,

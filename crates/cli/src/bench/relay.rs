@@ -29,21 +29,26 @@ impl RelayArgs {
     /// Serves until SIGTERM or SIGINT.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let next_index = Rc::new(Cell::new(0));
-        let ports: Rc<[u16]> = self.to.into();
+        let upstream_ports: Rc<[u16]> = self.to.into();
         loopback::serve(self.port, |stream| {
-            serve_connection(stream, Rc::clone(&ports), Rc::clone(&next_index))
+            serve_connection(stream, Rc::clone(&upstream_ports), Rc::clone(&next_index))
         })
     }
 }
 
-/// Serves one request after another: calls a port and returns its response.
-async fn serve_connection(mut client: TcpStream, ports: Rc<[u16]>, next_index: Rc<Cell<usize>>) {
-    let mut pool: Vec<Option<TcpStream>> = ports.iter().map(|_| None).collect();
-    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
-    while let Some(request) = read_message(&mut client, &mut received).await {
-        let index = next_index.get() % ports.len();
+/// Serves one request after another: forwards it to the next upstream port, and returns the response.
+async fn serve_connection(
+    mut client: TcpStream,
+    upstream_ports: Rc<[u16]>,
+    next_index: Rc<Cell<usize>>,
+) {
+    let mut pool: Vec<Option<TcpStream>> = upstream_ports.iter().map(|_| None).collect();
+    let mut received_bytes = Vec::with_capacity(MAX_HEAD_BYTES);
+    while let Some(request) = read_message(&mut client, &mut received_bytes).await {
+        let index = next_index.get() % upstream_ports.len();
         next_index.set(next_index.get().wrapping_add(1));
-        let (Some(port), Some(idle_connection)) = (ports.get(index), pool.get_mut(index)) else {
+        let (Some(port), Some(idle_connection)) = (upstream_ports.get(index), pool.get_mut(index))
+        else {
             return;
         };
         let response = match send_request(idle_connection, *port, &request).await {
@@ -56,7 +61,7 @@ async fn serve_connection(mut client: TcpStream, ports: Rc<[u16]>, next_index: R
     }
 }
 
-/// Sends a request over the kept connection, or over a new one.
+/// Sends a request over the idle connection, or over a new one.
 async fn send_request(
     idle_connection: &mut Option<TcpStream>,
     port: u16,
@@ -71,24 +76,25 @@ async fn send_request(
         }
     };
     server.write_all(request).await?;
-    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
-    let response = read_message(&mut server, &mut received).await;
+    let mut received_bytes = Vec::with_capacity(MAX_HEAD_BYTES);
+    let response = read_message(&mut server, &mut received_bytes).await;
     let response = response.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     *idle_connection = Some(server);
     Ok(response)
 }
 
-/// Returns the next complete message: headers, and a body of the declared length.
-async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<Vec<u8>> {
+/// Returns the next complete message: headers, and a body of the declared length. Returns `None` when the connection
+/// closes or the headers are too long.
+async fn read_message(stream: &mut TcpStream, received_bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
     loop {
-        if let Some(length) = message_length(received) {
-            if received.len() >= length {
-                return Some(received.drain(..length).collect());
+        if let Some(message_bytes) = message_length(received_bytes) {
+            if received_bytes.len() >= message_bytes {
+                return Some(received_bytes.drain(..message_bytes).collect());
             }
-        } else if received.len() > MAX_HEAD_BYTES {
+        } else if received_bytes.len() > MAX_HEAD_BYTES {
             return None;
         }
-        match stream.read_buf(received).await {
+        match stream.read_buf(received_bytes).await {
             Ok(0) | Err(_) => return None,
             Ok(_) => {}
         }
@@ -96,16 +102,16 @@ async fn read_message(stream: &mut TcpStream, received: &mut Vec<u8>) -> Option<
 }
 
 /// Returns the length of the first message; `None` until its headers are complete.
-fn message_length(received: &[u8]) -> Option<usize> {
-    let head_length = received.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-    let lines = received.get(..head_length)?.split(|byte| *byte == b'\n');
-    let mut body = lines.filter_map(|line| {
+fn message_length(received_bytes: &[u8]) -> Option<usize> {
+    let head_length = received_bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
+    let lines = received_bytes.get(..head_length)?.split(|byte| *byte == b'\n');
+    let mut body_lengths = lines.filter_map(|line| {
         let (name, value) = line.split_at_checked(CONTENT_LENGTH.len())?;
-        let is_length = name.eq_ignore_ascii_case(CONTENT_LENGTH);
-        let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| is_length)?;
+        let is_content_length = name.eq_ignore_ascii_case(CONTENT_LENGTH);
+        let value = std::str::from_utf8(value.trim_ascii()).ok().filter(|_| is_content_length)?;
         value.parse::<usize>().ok()
     });
-    Some(head_length + body.next().unwrap_or(0))
+    Some(head_length + body_lengths.next().unwrap_or(0))
 }
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";

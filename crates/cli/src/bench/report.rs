@@ -37,7 +37,7 @@ pub(super) struct SuiteReport {
     /// The cost of sidecars in meshes with few and with many services.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) services: Vec<MeshServices>,
-    /// The same figures in the form of the published table, and derived ones.
+    /// The figures of the cases in the form of the published table, and derived figures.
     pub(super) tables: Vec<FigureTable>,
     #[serde(skip)]
     pub(super) plots: Vec<PlotData>,
@@ -83,7 +83,7 @@ pub(super) struct MeasurementSettings {
     pub(super) baseline: String,
     /// The noise threshold: the spread of repeats as a share of their median.
     pub(super) noisy_above: f64,
-    /// The same for 99th percentiles.
+    /// The noise threshold of 99th percentiles.
     pub(super) tail_noisy_above: f64,
     /// The number of cores busy with unrelated processes above which a run counts as disturbed.
     pub(super) disturbed_above: f64,
@@ -101,8 +101,9 @@ pub(super) struct SkippedContender {
 pub(super) struct CaseReport {
     pub(super) name: String,
     pub(super) parameters: Map<String, Value>,
-    /// The cores of proxies, and of load with applications; any if absent.
+    /// The cores of the proxies; all cores if absent.
     pub(super) proxy_cores: Option<Cores>,
+    /// The cores of the load generator and the applications; all cores if absent.
     pub(super) load_cores: Option<Cores>,
     /// Results by contender.
     pub(super) contenders: BTreeMap<String, ContenderOutcome>,
@@ -115,16 +116,19 @@ pub(super) struct MeshSize {
     pub(super) mode: BenchDefaultPolicy,
     /// Time until every sidecar has all endpoints of its services.
     pub(super) rollout_s: f64,
-    /// CPU time of the control plane for the rollout, and the number of busy cores.
+    /// CPU time of the control plane for the rollout, in seconds.
     pub(super) rollout_cpu_s: f64,
+    /// The number of cores that the control plane kept busy during the rollout.
     pub(super) rollout_cores: f64,
     /// The peak resident memory of the control plane.
     pub(super) rollout_memory_mib: f64,
-    /// Busy cores and memory of the control plane after the rollout, without changes.
+    /// The number of cores that the control plane keeps busy after the rollout, without changes.
     pub(super) steady_cores: f64,
+    /// Private memory of the control plane after the rollout.
     pub(super) steady_memory_mib: f64,
-    /// Memory before the first join, and the increase per sidecar.
+    /// Private memory of the control plane before the first sidecar joins.
     pub(super) empty_memory_mib: f64,
+    /// The increase of the control plane's private memory per sidecar.
     pub(super) per_sidecar_kib: f64,
     /// The median private memory of real sidecars.
     pub(super) sidecar_memory_mib: f64,
@@ -136,14 +140,14 @@ pub(super) struct MeshSize {
 /// The cost of changes in a mesh while real sidecars carry traffic.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct MeshChanges {
-    /// One endpoint moves: its users, the time until they receive the change, and the cost.
+    /// One endpoint moves: the number of its subscribers, the time until they receive the change, and the cost.
     pub(super) users: usize,
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
     pub(super) endpoint_to_non_users: usize,
     pub(super) endpoint_recipients: f64,
     pub(super) endpoint_bytes: f64,
-    /// A rule for all sidecars changes; absent with `defaultPolicy: allow`, which has no rules.
+    /// A rule for all sidecars changes; all figures are 0 with `defaultPolicy: allow`, which has no rules.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
     pub(super) rule_missed: usize,

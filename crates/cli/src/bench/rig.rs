@@ -14,9 +14,9 @@ use crate::ports::{ChosenPorts, PortSearch};
 /// The shared environment of all runs.
 #[derive(Debug)]
 pub(super) struct Rig {
-    /// The cores of proxies; any if absent.
+    /// The cores of the proxies; all cores if absent.
     pub(super) proxy_cores: Option<Cores>,
-    /// The cores of backends and the load generator.
+    /// The cores of the applications and the load generator; all cores if absent.
     pub(super) load_cores: Option<Cores>,
     /// The default policy of the mesh.
     pub(super) default_policy: BenchDefaultPolicy,
@@ -30,7 +30,7 @@ pub(super) struct Rig {
     pub(super) cache_directory: PathBuf,
     port_search: PortSearch,
     scratch: TempDir,
-    certificates: OnceCell<PathBuf>,
+    certificates_path: OnceCell<PathBuf>,
 }
 
 /// Rules in addition to access rules.
@@ -53,7 +53,7 @@ pub(super) enum BenchDefaultPolicy {
 }
 
 impl BenchDefaultPolicy {
-    /// Returns the word in manifests.
+    /// Returns the value of `defaultPolicy` in manifests.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Allow => "allow",
@@ -83,7 +83,7 @@ impl Rig {
             cache_directory,
             port_search: PortSearch::new(),
             scratch: scratch.context("cannot create a temporary directory")?,
-            certificates: OnceCell::new(),
+            certificates_path: OnceCell::new(),
         })
     }
 
@@ -97,7 +97,7 @@ impl Rig {
         self.scratch.path()
     }
 
-    /// Returns the ports of one run.
+    /// Creates the port allocation of one run.
     pub(super) fn ports(&self) -> ChosenPorts<'_> {
         ChosenPorts::new(&self.port_search)
     }
@@ -107,12 +107,12 @@ impl Rig {
     /// # Errors
     /// If the certificates cannot be created.
     pub(super) fn certificates_directory(&self) -> anyhow::Result<PathBuf> {
-        if let Some(existing) = self.certificates.get() {
+        if let Some(existing) = self.certificates_path.get() {
             return Ok(existing.clone());
         }
         let directory = self.scratch_directory().join("certificates");
         certificates::issue_certificates(&directory, &["client", "server", "gateway", "ratings"])
             .context("cannot create certificates for the contenders")?;
-        Ok(self.certificates.get_or_init(|| directory).clone())
+        Ok(self.certificates_path.get_or_init(|| directory).clone())
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct SuiteRunner {
     pub(super) repeats: u32,
     pub(super) seed: u64,
     pub(super) baseline: String,
-    /// The cores of proxies, and of load with applications, unless a case overrides them.
+    /// The cores of the proxies, and the cores of the load generator with the applications, unless a case overrides
+    /// them. Allocated automatically if absent.
     pub(super) cores: Option<(Cores, Cores)>,
     /// The time of each run in addition to warm-up and measurement.
     pub(super) startup_time: Duration,
@@ -34,7 +35,7 @@ pub(super) struct SuiteRunner {
     pub(super) counts_instructions: bool,
 }
 
-/// The allocation of cores: separate ones for proxies, or shared with the rest of the benchmark.
+/// The allocation of cores: separate cores for proxies, or cores shared with the rest of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoreAllocation {
     Separate,
@@ -51,7 +52,7 @@ pub(super) struct RunnerResults {
 }
 
 impl SuiteRunner {
-    /// Runs all cases. A contender that does not support a case is reported and left out of it.
+    /// Runs all cases. A contender that does not support a case is omitted from that case and reported as skipped.
     pub(super) async fn run(
         &mut self,
         contenders: &[Contender],
@@ -65,11 +66,12 @@ impl SuiteRunner {
                 results.notes.push(note);
             }
         }
-        let supporting = self.supporting_contenders(contenders, cases, &mut results);
-        let steps: usize = supporting.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
+        let supporting_contenders = self.supporting_contenders(contenders, cases, &mut results);
+        let steps: usize =
+            supporting_contenders.iter().map(Vec::len).sum::<usize>() * self.repeats as usize;
         let mut progress = BenchProgress::new(steps, self.trial_duration());
         let mut random = SeededRandom::new(self.seed);
-        for (case, indices) in cases.iter().zip(&supporting) {
+        for (case, indices) in cases.iter().zip(&supporting_contenders) {
             let contenders: Vec<&Contender> =
                 indices.iter().filter_map(|index| contenders.get(*index)).collect();
             self.configure_rig(case, &mut results.notes);
@@ -86,14 +88,14 @@ impl SuiteRunner {
         self.timing.warm_up + self.timing.duration + self.startup_time
     }
 
-    /// Returns the contenders that support each case, by index.
+    /// Returns the indices of the contenders that support each case.
     fn supporting_contenders(
         &self,
         contenders: &[Contender],
         cases: &[BenchCase],
         results: &mut RunnerResults,
     ) -> Vec<Vec<usize>> {
-        let mut supporting = Vec::new();
+        let mut contenders_by_case = Vec::new();
         for case in cases {
             let mut indices = Vec::new();
             for (index, contender) in contenders.iter().enumerate() {
@@ -107,9 +109,9 @@ impl SuiteRunner {
                     }
                 }
             }
-            supporting.push(indices);
+            contenders_by_case.push(indices);
         }
-        supporting
+        contenders_by_case
     }
 
     /// Prepares the rig for a case: its cores, default policy and rules.
@@ -130,15 +132,18 @@ impl SuiteRunner {
         self.rig.rules = case.rules;
     }
 
-    /// Assigns a number of cores to proxies, and the others to load and applications.
+    /// Assigns a number of cores to the proxies, and the other cores to the load generator and the applications.
     pub(super) fn allocate_cores(&mut self, proxy_core_count: usize) -> CoreAllocation {
-        let available = Cores::available();
-        let configured =
+        let available_cores = Cores::available();
+        let configured_cores =
             self.cores.clone().filter(|(proxies, _)| proxies.count() == proxy_core_count);
-        let separate = configured.or_else(|| available.as_ref()?.split(proxy_core_count));
-        let (proxies, load) = match (separate, available) {
+        let separate_cores =
+            configured_cores.or_else(|| available_cores.as_ref()?.split(proxy_core_count));
+        let (proxies, load) = match (separate_cores, available_cores) {
             (Some((proxies, load)), _) => (Some(proxies), Some(load)),
-            (None, Some(available)) => (available.first(proxy_core_count), Some(available)),
+            (None, Some(available_cores)) => {
+                (available_cores.first(proxy_core_count), Some(available_cores))
+            }
             (None, None) => (None, None),
         };
         let is_shared = match (&proxies, &load) {
@@ -187,10 +192,10 @@ impl SuiteRunner {
                     tracing::debug!(%error, "cannot remove the files of a run");
                 }
                 match outcome {
-                    Ok((mut trial, configured)) => {
+                    Ok((mut trial, process_configurations)) => {
                         trial.repeat = repeat;
                         trials.entry(name.to_owned()).or_default().push(trial);
-                        record_processes(&mut results.contenders, name, configured);
+                        record_processes(&mut results.contenders, name, process_configurations);
                     }
                     Err(error) => {
                         let reason = format!(
@@ -213,9 +218,9 @@ impl SuiteRunner {
         trials: BTreeMap<String, Vec<RunResult>>,
     ) -> CaseReport {
         let count_cores = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
-        let cores = (count_cores(&self.rig.proxy_cores), count_cores(&self.rig.load_cores));
+        let core_counts = (count_cores(&self.rig.proxy_cores), count_cores(&self.rig.load_cores));
         let outcomes = trials.into_iter().filter_map(|(name, trials)| {
-            Some((name, ContenderOutcome::from_repeats(trials, cores)?))
+            Some((name, ContenderOutcome::from_repeats(trials, core_counts)?))
         });
         let mut contenders: BTreeMap<String, ContenderOutcome> = outcomes.collect();
         let leno = contenders.get("leno").cloned();
@@ -238,7 +243,7 @@ impl SuiteRunner {
     }
 }
 
-/// Adds a contender, or its description in another layout.
+/// Adds a contender. If the contender is present, appends its description in this layout.
 fn add_contender(
     contenders: &mut Vec<ContenderReport>,
     contender: ContenderReport,
@@ -251,18 +256,18 @@ fn add_contender(
     }
 }
 
-/// Records the processes of a contender, once per layout, as in the last run.
+/// Records the processes of a contender. They replace the processes of earlier runs in the same layout.
 fn record_processes(
     contenders: &mut [ContenderReport],
     name: &str,
-    configured: Vec<ProcessConfiguration>,
+    process_configurations: Vec<ProcessConfiguration>,
 ) {
     let Some(contender) = contenders.iter_mut().find(|contender| contender.name == name) else {
         return;
     };
-    let layouts: Vec<_> = configured.iter().map(|process| process.layout).collect();
+    let layouts: Vec<_> = process_configurations.iter().map(|process| process.layout).collect();
     contender.configuration.retain(|process| !layouts.contains(&process.layout));
-    contender.configuration.extend(configured);
+    contender.configuration.extend(process_configurations);
 }
 
 fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {
@@ -272,7 +277,9 @@ fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {
     }
 }
 
-/// Returns a name as a path component.
+/// Converts a name to a path component: other characters than ASCII letters and digits become `-`.
 fn path_component(name: &str) -> String {
-    name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
+    name.chars()
+        .map(|character| if character.is_ascii_alphanumeric() { character } else { '-' })
+        .collect()
 }

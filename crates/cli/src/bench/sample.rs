@@ -13,16 +13,16 @@ use super::cores::Cores;
 /// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
 /// processes that have ended are not included.
 pub(super) fn cpu_time(pids: &[u32]) -> Duration {
-    let cpu = |pid: u32| {
+    let process_cpu_time = |pid: u32| {
         threads_cpu_time(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu))
     };
-    pids.iter().copied().filter_map(cpu).sum()
+    pids.iter().copied().filter_map(process_cpu_time).sum()
 }
 
 /// Memory usage of some processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct MemoryUsage {
-    /// Private memory: freed if the processes ended.
+    /// Private memory: the memory that would be freed if the processes exited.
     pub(super) private_kib: u64,
     /// The proportional set size.
     pub(super) pss_kib: u64,
@@ -36,7 +36,7 @@ pub(super) fn memory_usage(pids: &[u32]) -> MemoryUsage {
     })
 }
 
-/// Returns the peak resident memory of a process; 0 once it has ended.
+/// Returns the peak resident memory of a process; 0 once the process has exited.
 pub(super) fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -47,36 +47,38 @@ pub(super) fn peak_kib(pid: u32) -> u64 {
 pub(super) fn busy_time(cores: &Cores) -> Duration {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: u64 = stat.lines().filter_map(|line| busy_ticks(line, cores)).sum();
-    let rate = rustix::param::clock_ticks_per_second().max(1);
-    Duration::from_secs_f64(ticks as f64 / rate as f64)
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    Duration::from_secs_f64(ticks as f64 / ticks_per_second as f64)
 }
 
-/// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
+/// Returns the busy clock ticks in a line of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
+/// Returns `None` for other lines and for other cores.
 fn busy_ticks(line: &str, cores: &Cores) -> Option<u64> {
-    // The line without a number is the sum of the others.
-    let rest = line.strip_prefix("cpu").filter(|rest| !rest.starts_with(' '))?;
-    let mut words = rest.split_ascii_whitespace();
+    // The line without a number is the sum of the lines of all cores.
+    let core_fields =
+        line.strip_prefix("cpu").filter(|core_fields| !core_fields.starts_with(' '))?;
+    let mut words = core_fields.split_ascii_whitespace();
     if !cores.contains(words.next()?.parse().ok()?) {
         return None;
     }
-    let figures: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
-    let idle = figures.get(3..5)?.iter().sum::<u64>();
-    Some(figures.iter().sum::<u64>().saturating_sub(idle))
+    let tick_counts: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
+    let idle_ticks = tick_counts.get(3..5)?.iter().sum::<u64>();
+    Some(tick_counts.iter().sum::<u64>().saturating_sub(idle_ticks))
 }
 
 /// Returns the process IDs of a process and of its running descendants.
-pub(super) fn process_tree(root: u32) -> Vec<u32> {
+pub(super) fn process_tree(root_pid: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for pid in numeric_entries("/proc") {
         if let Some(parent) = parent_pid(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }
-    let mut pids = vec![root];
-    let mut next = 0;
-    while let Some(pid) = pids.get(next) {
+    let mut pids = vec![root_pid];
+    let mut next_index = 0;
+    while let Some(pid) = pids.get(next_index) {
         pids.extend(children.remove(pid).unwrap_or_default());
-        next += 1;
+        next_index += 1;
     }
     pids
 }
@@ -84,18 +86,19 @@ pub(super) fn process_tree(root: u32) -> Vec<u32> {
 fn parent_pid(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command name may contain any characters, including parentheses.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(1)?.parse().ok()
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 fn threads_cpu_time(pid: u32) -> Option<Duration> {
-    let mut sum = Duration::ZERO;
-    let threads = numeric_entries(&format!("/proc/{pid}/task"));
-    for thread in &threads {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok()?;
-        sum += Duration::from_nanos(text.split_ascii_whitespace().next()?.parse().ok()?);
+    let mut cpu_time = Duration::ZERO;
+    let thread_ids = numeric_entries(&format!("/proc/{pid}/task"));
+    for thread_id in &thread_ids {
+        let schedstat =
+            fs::read_to_string(format!("/proc/{pid}/task/{thread_id}/schedstat")).ok()?;
+        cpu_time += Duration::from_nanos(schedstat.split_ascii_whitespace().next()?.parse().ok()?);
     }
-    (!threads.is_empty()).then_some(sum)
+    (!thread_ids.is_empty()).then_some(cpu_time)
 }
 
 /// Returns the numeric entries of a directory.
@@ -112,9 +115,9 @@ mod tests {
     fn the_cpu_time_of_a_process_is_attributed_to_it() {
         let burn = ["-c", "while :; do :; done"];
         let mut child = std::process::Command::new("sh").args(burn).spawn().unwrap();
-        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let deadline = std::time::Instant::now() + Duration::from_secs(30);
         let mut cpu = cpu_time(&[child.id()]);
-        while cpu < Duration::from_millis(5) && std::time::Instant::now() < until {
+        while cpu < Duration::from_millis(5) && std::time::Instant::now() < deadline {
             cpu = cpu_time(&[child.id()]);
         }
         child.kill().unwrap();

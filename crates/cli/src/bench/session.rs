@@ -25,7 +25,7 @@ pub(super) struct Suite {
 /// Measures the cases of a suite.
 ///
 /// # Errors
-/// If no contender supports any of them.
+/// If no contender produced a result in any case.
 pub(super) async fn measure_suite(
     suite: &Suite,
     options: &SuiteOptions,

@@ -21,18 +21,18 @@ pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::build_product(&PROJECT, rig).await
 }
 
-/// Starts the registry, and after its first response ratings and the gateway. The registry returns the gateway's
-/// sidecar as the address of ratings, so that requests of the gateway to ratings pass through the mesh.
+/// Starts the registry, waits for its first response, and starts ratings and the gateway. The registry returns the
+/// gateway's sidecar as the address of ratings, so that requests of the gateway to ratings pass through the mesh.
 ///
 /// # Errors
-/// If one of them cannot be started, or the registry does not respond.
+/// If an application cannot be started, or the registry does not respond.
 pub(super) async fn start(
     rig: &Rig,
     ports: &mut ChosenPorts<'_>,
     dir: &Path,
 ) -> anyhow::Result<Vec<BenchProcess>> {
     let program_directory = build_programs(rig).await?;
-    let start = |name: &str, properties: &[String]| {
+    let start_application = |name: &str, properties: &[String]| {
         let mut command: Vec<OsString> = vec!["java".into()];
         command.extend(JVM_OPTIONS.iter().map(Into::into));
         command.extend(["-jar".into(), program_directory.join(format!("{name}.jar")).into()]);
@@ -41,26 +41,28 @@ pub(super) async fn start(
         let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
         child.with_context(|| format!("the application {name}"))
     };
-    let address = ports.address_for("registry")?;
-    let mut registry = start("registry", &[format!("server.port={}", address.port())])?;
-    let ready = wait_until_ready(address, "/eureka/apps", MAX_START_WAIT, || {
+    let registry_address = ports.address_for("registry")?;
+    let mut registry =
+        start_application("registry", &[format!("server.port={}", registry_address.port())])?;
+    let readiness = wait_until_ready(registry_address, "/eureka/apps", MAX_START_WAIT, || {
         registry.try_exit_status().map_or(Ok(()), |status| bail!("it exited, {status}"))
     });
-    let ready = ready.await;
-    ready.with_context(|| format!("the registry does not respond: {}", registry.log_tail()))?;
-    let zone = format!("eureka.client.service-url.defaultZone=http://{address}/eureka");
+    let readiness = readiness.await;
+    readiness.with_context(|| format!("the registry does not respond: {}", registry.log_tail()))?;
+    let eureka_zone =
+        format!("eureka.client.service-url.defaultZone=http://{registry_address}/eureka");
     let ratings = [
         format!("server.port={}", ports.port_for("ratings")?),
         format!("eureka.instance.non-secure-port={}", ports.port_for("outbound")?),
-        zone.clone(),
+        eureka_zone.clone(),
     ];
     let gateway = [
         format!("server.port={}", ports.port_for("gateway")?),
         format!("ratings.host={RATINGS}"),
-        zone,
+        eureka_zone,
     ];
-    let ratings = start("ratings", &ratings)?;
-    let gateway = start("gateway", &gateway)?;
+    let ratings = start_application("ratings", &ratings)?;
+    let gateway = start_application("gateway", &gateway)?;
     Ok(vec![registry, ratings, gateway])
 }
 
@@ -72,7 +74,7 @@ pub(super) const ABOUT: &str = "Spring Cloud applications: ratings (Spring MVC o
 pub(super) const STARTUP_TIME: Duration = Duration::from_secs(30);
 /// The startup timeout of the registry, for a busy machine on which three JVMs share part of one core.
 pub(super) const MAX_START_WAIT: Duration = Duration::from_secs(300);
-/// The name of the service in the mesh.
+/// The host and port of ratings in the mesh.
 const RATINGS: &str = "ratings.bookinfo:9080";
 /// JVM options with a small heap: three JVMs share a machine.
 const JVM_OPTIONS: &[&str] = &["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC"];

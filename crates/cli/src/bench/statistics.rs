@@ -19,12 +19,12 @@ pub(super) fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
 pub(super) struct RepeatRange {
     pub(super) min: f64,
     pub(super) max: f64,
-    /// The difference of maximum and minimum, as a share of the median.
+    /// The difference between maximum and minimum, as a fraction of the median; 0 if the median is 0.
     pub(super) spread: f64,
 }
 
 impl RepeatRange {
-    /// Returns the range of some figures; `None` without any.
+    /// Returns the range of some figures; `None` without figures.
     pub(super) fn from_figures(figures: &[f64]) -> Option<Self> {
         let median = median(figures.iter().copied())?;
         let min = figures.iter().copied().fold(f64::INFINITY, f64::min);

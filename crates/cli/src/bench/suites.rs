@@ -1,4 +1,4 @@
-//! The suites, each with the figures of one published table.
+//! The suites of `leno bench`. Most of them reproduce a published benchmark and its table of figures.
 
 pub(super) mod all;
 pub(super) mod gateway_ratings;

@@ -53,7 +53,7 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
         let Some(outcome) = case.contenders.get(&contender.name) else {
             continue;
         };
-        let ratio = |figure: &str| {
+        let format_ratio = |figure: &str| {
             let ratio = outcome.ratio_to_baseline(figure);
             ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
         };
@@ -62,9 +62,9 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
         table.add_row([
             contender.name.clone(),
             format_or_dash(outcome.cpu_us_per_request.sum, 1),
-            ratio("cpu_us_per_request"),
+            format_ratio("cpu_us_per_request"),
             format!("{:.0}", outcome.rps),
-            ratio("rps"),
+            format_ratio("rps"),
             format!("{:.2}", latency.p50),
             format!("{:.2}", latency.p90),
             format!("{:.2}", latency.p99),

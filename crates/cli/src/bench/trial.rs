@@ -28,8 +28,9 @@ pub(super) struct RunResult {
     /// The number of the repeat, from 1.
     pub(super) repeat: u32,
     pub(super) requests: u64,
-    /// Requests without success, and the reasons.
+    /// The number of unsuccessful requests.
     pub(super) errors: u64,
+    /// Unsuccessful requests by the reason.
     pub(super) errors_by_kind: BTreeMap<String, u64>,
     /// Responses by status, if the load generator reports it.
     pub(super) statuses: BTreeMap<String, u64>,
@@ -37,16 +38,16 @@ pub(super) struct RunResult {
     pub(super) latency_ms: LatencyMs,
     /// Instructions of all proxies per request, if the processor counts them.
     pub(super) instructions_per_request: Option<f64>,
-    /// CPU time per request: of each proxy, and the sum.
+    /// CPU time per request of each proxy, and the sum.
     pub(super) cpu_us_per_request: CpuCost,
     pub(super) memory_kib: MemoryKib,
     /// The cost outside the proxies.
     pub(super) others: OtherCosts,
-    /// The number of busy cores: of the proxies, and of load and applications.
+    /// The number of cores that proxies, load generator, applications and other processes kept busy.
     pub(super) cores_busy: CoresBusy,
 }
 
-/// Latencies of the clients.
+/// Latencies that the load generator measured, in milliseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct LatencyMs {
     pub(super) mean: f64,
@@ -65,7 +66,7 @@ pub(super) struct CpuCost {
     pub(super) processes: BTreeMap<String, f64>,
 }
 
-/// Memory of all proxies together.
+/// Memory of all proxies together, in KiB.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct MemoryKib {
     /// Private memory before the first load.
@@ -123,7 +124,7 @@ pub(super) struct RunSetup<'a> {
     pub(super) counts_instructions: bool,
 }
 
-/// Runs a trial in a directory of its own. Also returns the start parameters of the contender.
+/// Runs a trial in a directory of its own. Returns the result, and the start parameters of the contender's processes.
 ///
 /// # Errors
 /// If a process did not start or failed during the run.
@@ -136,18 +137,19 @@ pub(super) async fn run(
     let mut ports = rig.ports();
     let mut environment =
         RunEnvironment { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
-    let mut running = contender.start(&mut environment).await?;
+    let mut running_contender = contender.start(&mut environment).await?;
     let mut applications = BackendProcesses::start(rig, case, &mut ports, dir).await?;
-    let measured =
-        measure_trial(setup, timing, dir, &mut ports, &mut running, &mut applications).await;
-    let configured = running.process_configurations().to_vec();
-    let log_tails = match &measured {
+    let run_result =
+        measure_trial(setup, timing, dir, &mut ports, &mut running_contender, &mut applications)
+            .await;
+    let process_configurations = running_contender.process_configurations().to_vec();
+    let log_tails = match &run_result {
         Ok(_) => String::new(),
-        Err(_) => running.log_tail() + &applications.log_tail(),
+        Err(_) => running_contender.log_tail() + &applications.log_tail(),
     };
-    running.stop().await;
+    running_contender.stop().await;
     applications.stop().await;
-    Ok((measured.with_context(|| format!("the run failed{log_tails}"))?, configured))
+    Ok((run_result.with_context(|| format!("the run failed{log_tails}"))?, process_configurations))
 }
 
 async fn measure_trial(
@@ -155,19 +157,20 @@ async fn measure_trial(
     timing: RunTiming,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
-    running: &mut RunningContender,
+    running_contender: &mut RunningContender,
     applications: &mut BackendProcesses,
 ) -> anyhow::Result<RunResult> {
     let RunSetup { rig, case, driver, .. } = setup;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
-        let check_alive = || running.check_alive().and_then(|()| applications.check_alive());
+        let check_alive =
+            || running_contender.check_alive().and_then(|()| applications.check_alive());
         wait_until_ready(address, path, case.backend_kind.max_start_wait(), check_alive).await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE_TIME).await;
-    let proxies = running.role_pids(ProcessRole::Proxy).into_iter();
+    let proxies = running_contender.role_pids(ProcessRole::Proxy).into_iter();
     let idle_private =
         proxies.map(|(_, pid)| sample::memory_usage(&sample::process_tree(pid)).private_kib).sum();
     let load_spec = LoadSpec {
@@ -178,30 +181,30 @@ async fn measure_trial(
         duration: timing.duration,
         connection_mode: case.connection_mode,
     };
-    let load = driver.start(rig, &load_spec, dir).await?;
-    let pid = load.pid().context("the load generator exited early")?;
-    let watched = WatchedProcesses::new(rig, running, applications, pid);
+    let running_load = driver.start(rig, &load_spec, dir).await?;
+    let load_pid = running_load.pid().context("the load generator exited early")?;
+    let watched_processes = WatchedProcesses::new(rig, running_contender, applications, load_pid);
     let margin = (timing.duration / 20).min(MAX_MARGIN);
-    sleep_until(load.measured_from + margin).await;
-    let before = watched.read().await?;
+    sleep_until(running_load.measured_from + margin).await;
+    let usage_before = watched_processes.read().await?;
     let instruction_count = match setup.counts_instructions {
-        true => watched.count_instructions(timing.duration - 2 * margin, dir)?,
+        true => watched_processes.count_instructions(timing.duration - 2 * margin, dir)?,
         false => None,
     };
-    sleep_until(load.measured_from + timing.duration - margin).await;
-    let after = watched.read().await?;
-    let memory = MemoryKib { idle_private, ..watched.proxy_memory() };
-    let auxiliary = watched.auxiliary_memory();
-    running.check_alive()?;
+    sleep_until(running_load.measured_from + timing.duration - margin).await;
+    let usage_after = watched_processes.read().await?;
+    let memory = MemoryKib { idle_private, ..watched_processes.proxy_memory() };
+    let auxiliary = watched_processes.auxiliary_memory();
+    running_contender.check_alive()?;
     let instructions = match instruction_count {
         Some(instruction_count) => instruction_count.finish().await?,
         None => None,
     };
-    let load_result = load.finish().await?;
+    let load_result = running_load.finish().await?;
     if load_result.requests == 0 {
         bail!("no request received a response; errors: {:?}", load_result.errors_by_kind);
     }
-    let usage = UsageDifference::between(&before, &after, load_result.rps);
+    let usage = UsageDifference::between(&usage_before, &usage_after, load_result.rps);
     Ok(RunResult {
         repeat: 0,
         requests: load_result.requests,
@@ -211,7 +214,7 @@ async fn measure_trial(
         rps: round_significant(load_result.rps),
         latency_ms: LatencyMs::from_load_latency(load_result.latency_us),
         instructions_per_request: instructions
-            .map(|n| round_significant(n as f64 / usage.requests)),
+            .map(|count| round_significant(count as f64 / usage.requests)),
         cpu_us_per_request: usage.cpu_cost(),
         memory_kib: memory,
         others: usage.other_costs(&auxiliary),
@@ -221,20 +224,20 @@ async fn measure_trial(
 
 impl LatencyMs {
     fn from_load_latency(latency: LoadLatency) -> Self {
-        let ms = |us: Option<f64>| round_significant(us.unwrap_or(0.0) / 1e3);
+        let to_milliseconds = |us: Option<f64>| round_significant(us.unwrap_or(0.0) / 1e3);
         Self {
-            mean: ms(latency.mean),
-            p50: ms(latency.p50),
-            p90: ms(latency.p90),
-            p95: ms(latency.p95),
-            p99: ms(latency.p99),
-            p999: ms(latency.p999),
-            max: ms(latency.max),
+            mean: to_milliseconds(latency.mean),
+            p50: to_milliseconds(latency.p50),
+            p90: to_milliseconds(latency.p90),
+            p95: to_milliseconds(latency.p95),
+            p99: to_milliseconds(latency.p99),
+            p999: to_milliseconds(latency.p999),
+            max: to_milliseconds(latency.max),
         }
     }
 }
 
 /// The time for proxies to complete their start before their idle memory is read.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
-/// The maximum margin between the load and the measured period, at both ends.
+/// The maximum margin at both ends of the load in which no resources are measured.
 const MAX_MARGIN: Duration = Duration::from_millis(250);

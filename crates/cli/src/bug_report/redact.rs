@@ -14,7 +14,7 @@ pub(super) struct Redaction {
 
 impl Redaction {
     /// # Errors
-    /// If a pattern is invalid; the tests exclude it.
+    /// If a pattern is invalid, which the tests rule out.
     pub(super) fn new() -> anyhow::Result<Self> {
         let pattern = |text: &str| Regex::new(text).context("the pattern of secrets");
         Ok(Self {
@@ -41,8 +41,10 @@ impl Redaction {
             let prefix = prefix.into_iter().find_map(|name| captures.name(name));
             format!("{}{REDACTED}", prefix.map_or("", |prefix| prefix.as_str()))
         };
-        let [forms, names] = &self.patterns;
-        names.replace_all(&forms.replace_all(text, replacement), replacement).into_owned()
+        let [form_pattern, value_pattern] = &self.patterns;
+        value_pattern
+            .replace_all(&form_pattern.replace_all(text, replacement), replacement)
+            .into_owned()
     }
 
     fn redact_value(&self, value: &mut Value) {
@@ -80,7 +82,8 @@ const REDACTED: &str = "[redacted]";
 /// Suffixes of secrets' names. `tokens` usually counts tokens of a bucket and is not a secret.
 const SECRET_NAMES: &str = "passwd|password|passphrase|secret|token|authorization|cookie|credential|api[-_]?key|private[-_]?key";
 
-/// Values after such a name: for headers to the end of the line or the closing quote, for other names one word.
+/// The pattern of values that follow a secret's name, for which `NAMES` stands: header values to the end of the
+/// line or the closing quote, other values of one word or in quotes.
 const NAMED_VALUES: &str = concat!(
     r#"(?P<header>\b(?:[\w-]*-)?(?:authorization|cookie):[ \t]*)[^"'\r\n]+"#,
     r#"|(?P<quoted>\b[\w-]*(?:NAMES)["']?[ \t]*[=:][ \t]*["'])[^"'\r\n]+"#,
@@ -88,7 +91,7 @@ const NAMED_VALUES: &str = concat!(
 );
 
 /// Join tokens, signed tokens (RFC 7519), HTTP credentials (RFC 9110 section 11.4), PEM private keys (RFC
-/// 7468), and the access token of the web UI; names are kept.
+/// 7468), and the access token of the web UI; the group `kept` stays in the text.
 const SECRET_FORMS: &str = concat!(
     r"leno-join-[0-9a-f]+",
     r"|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*",

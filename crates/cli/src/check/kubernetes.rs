@@ -12,22 +12,23 @@ use crate::output;
 
 /// Runs the checks and prints the findings.
 pub(super) fn run(
-    search: &ClusterSearchArgs,
+    cluster_search: &ClusterSearchArgs,
     format: CheckFormat,
-    strict: bool,
+    strict_warnings: bool,
 ) -> anyhow::Result<ExitCode> {
     let mut subjects = Vec::new();
     let mut print_result = Ok(());
     cluster::run(async {
-        let client = search.connect_without_retries().await?;
-        let report = |examined: ExaminedSubject| {
+        let client = cluster_search.connect_without_retries().await?;
+        let add_subject = |examined: ExaminedSubject| {
             // Prints each line immediately: a step may take long.
             if matches!(format, CheckFormat::Text) && print_result.is_ok() {
                 print_result = output::print_text(&to_text(std::slice::from_ref(&examined)));
             }
             subjects.push(examined);
         };
-        let outcome = Box::pin(examine_each(&client, search.namespace.as_ref(), report)).await;
+        let outcome =
+            Box::pin(examine_each(&client, cluster_search.namespace.as_ref(), add_subject)).await;
         outcome.map_err(cluster::format_api_error).context("the API server does not respond")
     })?;
     print_result?;
@@ -36,11 +37,11 @@ pub(super) fn run(
     }
     let is_failure = |finding: &ExamineResult| match finding {
         ExamineResult::Passed(_) => false,
-        ExamineResult::Warning(_) => strict,
+        ExamineResult::Warning(_) => strict_warnings,
         ExamineResult::Failed(_) => true,
     };
-    let failed = subjects.iter().any(|examined| is_failure(&examined.finding));
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let has_failed = subjects.iter().any(|examined| is_failure(&examined.finding));
+    Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn severity(finding: &ExamineResult) -> &'static str {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 /// The type of our plugin, which is also its program name.
 pub(super) const PLUGIN_NAME: &str = "leno-cni";
 
-/// Finds the list that the container runtime uses: the first by name.
+/// Finds the list that the container runtime uses: the first configuration file by name.
 ///
 /// # Errors
 /// If there is no configuration yet, or the first one is not a list.
@@ -20,19 +20,19 @@ pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
         matches!(extension, Some("conf" | "conflist" | "json"))
     };
     let files = entries.filter_map(Result::ok).map(|entry| entry.path()).filter(is_configuration);
-    let Some(first) = files.min() else {
+    let Some(first_file) = files.min() else {
         bail!("no network configuration in {} yet", directory.display());
     };
-    match first.extension().is_some_and(|extension| extension == "conflist") {
-        true => Ok(first),
+    match first_file.extension().is_some_and(|extension| extension == "conflist") {
+        true => Ok(first_file),
         false => bail!(
             "{} configures a single plugin, and no other can be added: convert it to a .conflist",
-            first.display()
+            first_file.display()
         ),
     }
 }
 
-/// Finds all lists: the active one may have changed since our plugin was added.
+/// Finds all lists: the active list may have changed since our plugin was added.
 ///
 /// # Errors
 /// If the directory cannot be read.

@@ -53,17 +53,17 @@ impl NodeArgs {
     }
 
     async fn serve(self) -> anyhow::Result<()> {
-        let stop = stop::stop_signal()?;
-        let node = Arc::new(NodeAgentClient::connect().await?);
+        let stop_signal = stop::stop_signal()?;
+        let node_client = Arc::new(NodeAgentClient::connect().await?);
         // The agent listens before the plugin is installed.
         let listener = self.open_socket()?;
         self.copy_program()?;
         tokio::select! {
-            () = stop => {}
-            () = serve_requests(listener, Arc::clone(&node)) => {}
+            () = stop_signal => {}
+            () = serve_requests(listener, Arc::clone(&node_client)) => {}
             () = self.maintain_installation() => {}
         }
-        if self.is_uninstalled(&node).await {
+        if self.is_uninstalled(&node_client).await {
             self.uninstall_plugin()?;
             tracing::info!("removed the plugin from the node's CNI configuration");
         } else {
@@ -152,39 +152,40 @@ impl NodeArgs {
     }
 
     /// True if the DaemonSet is deleted, so that no other agent replaces this one.
-    async fn is_uninstalled(&self, node: &NodeAgentClient) -> bool {
+    async fn is_uninstalled(&self, node_client: &NodeAgentClient) -> bool {
         let daemon_set = self.daemon_set.as_deref().and_then(|name| name.split_once('/'));
         let Some((namespace, name)) = daemon_set else {
             return false;
         };
-        let deletion = timeout(SHUTDOWN_TIMEOUT, node.is_daemon_set_gone(namespace, name)).await;
-        matches!(deletion, Ok(Ok(true)))
+        let is_deleted =
+            timeout(SHUTDOWN_TIMEOUT, node_client.is_daemon_set_gone(namespace, name)).await;
+        matches!(is_deleted, Ok(Ok(true)))
     }
 }
 
 /// Replaces a file atomically, keeping its permissions.
-fn replace_file(file: &Path, text: &str) -> anyhow::Result<()> {
+fn replace_file(path: &Path, text: &str) -> anyhow::Result<()> {
     let replace = || -> std::io::Result<()> {
-        let directory = file.parent().unwrap_or(Path::new("."));
+        let directory = path.parent().unwrap_or(Path::new("."));
         let mut new_file = tempfile::NamedTempFile::new_in(directory)?;
         std::io::Write::write_all(&mut new_file, text.as_bytes())?;
-        std::fs::set_permissions(new_file.path(), std::fs::metadata(file)?.permissions())?;
-        new_file.persist(file)?;
+        std::fs::set_permissions(new_file.path(), std::fs::metadata(path)?.permissions())?;
+        new_file.persist(path)?;
         Ok(())
     };
-    replace().with_context(|| format!("cannot write {}", file.display()))
+    replace().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Serves plugin requests until dropped.
-async fn serve_requests(listener: UnixListener, node: Arc<NodeAgentClient>) {
+async fn serve_requests(listener: UnixListener, node_client: Arc<NodeAgentClient>) {
     let mut requests = JoinSet::new();
     let mut listener = Listener::new("CNI plugin", listener);
     loop {
         tokio::select! {
             (stream, _) = listener.accept(), if requests.len() < MAX_REQUESTS => {
-                let node = Arc::clone(&node);
-                let serve = async move { serve_request(stream, &node).await };
-                requests.spawn(timeout(REQUEST_TIMEOUT, serve));
+                let node_client = Arc::clone(&node_client);
+                let request_task = async move { serve_request(stream, &node_client).await };
+                requests.spawn(timeout(REQUEST_TIMEOUT, request_task));
             }
             Some(outcome) = requests.join_next() => match outcome {
                 Ok(Ok(Ok(()))) => {}
@@ -196,13 +197,13 @@ async fn serve_requests(listener: UnixListener, node: Arc<NodeAgentClient>) {
     }
 }
 
-async fn serve_request(stream: UnixStream, node: &NodeAgentClient) -> anyhow::Result<()> {
-    let (read, mut write) = stream.into_split();
+async fn serve_request(stream: UnixStream, node_client: &NodeAgentClient) -> anyhow::Result<()> {
+    let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(read.take(MAX_LINE_BYTES)).read_line(&mut line).await?;
+    BufReader::new(reader.take(MAX_LINE_BYTES)).read_line(&mut line).await?;
     let request: RedirectRequest = serde_json::from_str(&line)?;
     let redirection =
-        node.pod_redirection(&request.namespace, &request.pod, request.uid.as_deref()).await;
+        node_client.pod_redirection(&request.namespace, &request.pod, request.uid.as_deref()).await;
     let response = match redirection {
         Ok(PodRedirection::Unchanged) => RedirectResponse::Skip,
         Ok(PodRedirection::Redirect(options)) => RedirectResponse::Redirect(options),
@@ -212,7 +213,7 @@ async fn serve_request(stream: UnixStream, node: &NodeAgentClient) -> anyhow::Re
         )),
     };
     let line = format!("{}\n", serde_json::to_string(&response)?);
-    write.write_all(line.as_bytes()).await?;
+    writer.write_all(line.as_bytes()).await?;
     Ok(())
 }
 

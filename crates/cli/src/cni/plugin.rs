@@ -30,12 +30,12 @@ pub(crate) fn is_called_as_plugin() -> bool {
 
 /// Executes the CNI command, and reports the result in CNI format.
 pub(crate) fn run_as_plugin() -> ExitCode {
-    let call = CniCall::parse();
+    let cni_call = CniCall::parse();
     let mut input = String::new();
     let input_result = std::io::stdin().take(MAX_INPUT_BYTES).read_to_string(&mut input);
     let outcome = input_result
         .context("cannot read the configuration")
-        .and_then(|_| call.execute_command(&input));
+        .and_then(|_| cni_call.execute_command(&input));
     match outcome {
         Ok(result) => {
             print!("{result}");
@@ -60,7 +60,8 @@ struct CniCall {
     netns: Option<PathBuf>,
 }
 
-/// The configuration from standard input: our entry of the node's list, with the result of the previous plugin.
+/// The configuration from standard input: this plugin's entry in the node's list, with the result of the
+/// previous plugin.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct CniConfiguration {
@@ -111,15 +112,15 @@ impl CniCall {
         };
         let redirect = RedirectArgs::from_options(&options)?;
         let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
-        let opened = File::open(netns);
-        let netns = opened.with_context(|| format!("cannot open {}", netns.display()))?;
+        let netns_file = File::open(netns);
+        let netns = netns_file.with_context(|| format!("cannot open {}", netns.display()))?;
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
             .context("cannot enter the network namespace of the pod")?;
         redirect.replace_rules()
     }
 }
 
-/// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`).
+/// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`); `None` if the container does not belong to a pod.
 fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
     let arguments: BTreeMap<&str, &str> = pairs.collect();

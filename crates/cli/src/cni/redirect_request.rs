@@ -1,17 +1,18 @@
-//! The protocol between the plugin and its node agent: one line of JSON in each direction.
+//! The protocol between the CNI plugin and its node agent: one line of JSON in each direction.
 
 use serde::{Deserialize, Serialize};
 
-/// A request about a starting pod.
+/// The plugin's request for the redirection of a starting pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RedirectRequest {
     pub(super) namespace: String,
     pub(super) pod: String,
-    /// The UID, if the container runtime reports it: another pod may have the same name.
+    /// The pod's UID; `None` if the container runtime does not report it. An earlier pod may have had the same
+    /// name.
     pub(super) uid: Option<String>,
 }
 
-/// The agent's decision.
+/// The node agent's response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RedirectResponse {
@@ -23,5 +24,5 @@ pub(super) enum RedirectResponse {
     Rejected(String),
 }
 
-/// The maximum length of a line in either direction.
+/// The maximum length of a line in either direction, in bytes.
 pub(super) const MAX_LINE_BYTES: u64 = 64 * 1024;

@@ -25,7 +25,7 @@ use leno_kubernetes::review::{self, TokenReviewer};
 use leno_kubernetes::source::{KubernetesSource, ListProgress, SourceOptions};
 use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
-use leno_kubernetes::words::SYSTEM_NAMESPACE;
+use leno_kubernetes::well_known::SYSTEM_NAMESPACE;
 use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
 use leno_registry::{RegistryUpdate, RejectedDocument, Warning};
 use tokio::sync::{mpsc, watch};
@@ -114,28 +114,28 @@ impl InClusterArgs {
 #[derive(Debug)]
 pub(super) struct ClusterTasks {
     tasks: JoinSet<&'static str>,
-    stop: watch::Sender<bool>,
-    /// The tasks that must complete by themselves after `stop`.
-    self_ending: Vec<&'static str>,
+    stop_sender: watch::Sender<bool>,
+    /// The names of the tasks that must complete by themselves after the stop signal.
+    self_ending_tasks: Vec<&'static str>,
 }
 
 impl ClusterTasks {
     /// Shuts down: releases the Kubernetes lease at once, while the webhook keeps serving briefly, since API
     /// servers still call it.
     pub(super) async fn shutdown(mut self) {
-        self.stop.send_replace(true);
-        while !self.self_ending.is_empty()
-            && let Some(ended) = self.tasks.join_next().await
+        self.stop_sender.send_replace(true);
+        while !self.self_ending_tasks.is_empty()
+            && let Some(ended_task) = self.tasks.join_next().await
         {
-            if let Ok(ended) = ended {
-                self.self_ending.retain(|name| *name != ended);
+            if let Ok(ended_task) = ended_task {
+                self.self_ending_tasks.retain(|name| *name != ended_task);
             }
         }
     }
 }
 
-const WEBHOOK: &str = "the webhook";
-const LEASE: &str = "the lease renewal";
+const WEBHOOK_TASK: &str = "the webhook";
+const LEASE_TASK: &str = "the lease renewal";
 
 /// Starts a control plane that follows the API server.
 ///
@@ -150,17 +150,17 @@ pub(super) async fn start(
     let own_address = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
     let namespace = args.pod_namespace.clone();
     let mut tasks = JoinSet::new();
-    let (stop, stopped) = watch::channel(false);
+    let (stop_sender, stopped) = watch::channel(false);
 
     let (update_sender, mut updates) = mpsc::channel(MAX_UPDATES);
-    let (outcome_sender, outcomes) = watch::channel(Arc::default());
-    let (unwritten_sender, unwritten) = watch::channel(Arc::default());
+    let (outcome_sender, secret_outcomes) = watch::channel(Arc::default());
+    let (unwritten_sender, unwritten_statuses) = watch::channel(Arc::default());
     let source = KubernetesSource::new(client.clone(), source_options(args))
         .with_trust_domain(args.trust_domain.clone())
         .with_settings_namespaces(args.settings_namespaces())
         .with_image(args.image.clone())
-        .with_secret_permissions(args.secret_permissions(), outcomes)
-        .with_unwritten_statuses(unwritten);
+        .with_secret_permissions(args.secret_permissions(), secret_outcomes)
+        .with_unwritten_statuses(unwritten_statuses);
     let (facts_sender, sidecar_facts) = watch::channel(Arc::default());
     let facts = sidecar_facts.clone();
     let is_leader =
@@ -170,11 +170,11 @@ pub(super) async fn start(
         exclusions: source.subscribe_exclusions(),
         floor: source.subscribe_floor(),
     };
-    let principals = source.subscribe_external_principals();
+    let external_principals = source.subscribe_external_principals();
     let (lifetime, principals_leader) = (config.certificate_lifetime, is_leader.clone());
     let gateways = args
         .gateways
-        .then(|| GatewayLeadership { desired: source.subscribe_gateways(), is_leader });
+        .then(|| GatewayLeadership { desired_gateways: source.subscribe_gateways(), is_leader });
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(update_sender)));
     let first_update = wait_for_first_update(&mut updates, &mut progress, health).await?;
 
@@ -182,25 +182,25 @@ pub(super) async fn start(
     let directory = config.data.join("authority");
     let trust_domain = requested_trust_domain(&first_update);
     let mut authority = SharedAuthority::new(client.clone(), &namespace, &directory, trust_domain);
-    if let AuthoritySource::Issuer(directory) = authority.establish_authority().await? {
-        config.issuer = Some(directory);
+    if let AuthoritySource::Issuer(issuer_directory) = authority.establish_authority().await? {
+        config.issuer = Some(issuer_directory);
     }
     tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
 
-    let port = config.listen.port();
+    let listen_port = config.listen.port();
     config.found_peers =
-        Some(start_peer_discovery(client.clone(), namespace, own_address, port, &mut tasks));
+        Some(start_peer_discovery(client.clone(), namespace, own_address, listen_port, &mut tasks));
     config.reviewer = Some(Arc::new(ClusterTokenReviewer(TokenReviewer::new(client.clone()))));
 
-    let (forward_sender, forwarded) = mpsc::channel(MAX_UPDATES);
+    let (forward_sender, forwarded_updates) = mpsc::channel(MAX_UPDATES);
     let forwarding = forward_updates(first_update, updates, forward_sender);
     tasks.spawn(with_task_name("the watch of the API server", forwarding));
-    let control = report_start_error(Control::start_with_updates(config, forwarded).await)?;
+    let control = report_start_error(Control::start_with_updates(config, forwarded_updates).await)?;
     let controller = reconcile_external_principals(
         client.clone(),
         lifetime,
         control.watch_authority(),
-        principals,
+        external_principals,
         principals_leader,
         outcome_sender,
     );
@@ -217,9 +217,9 @@ pub(super) async fn start(
             args.listen_options().map(|listen| (listen, stopped)),
             gateways,
         );
-        tasks.spawn(with_task_name(WEBHOOK, injection));
+        tasks.spawn(with_task_name(WEBHOOK_TASK, injection));
     }
-    Ok((control, ClusterTasks { tasks, stop, self_ending: self_ending_tasks(args) }))
+    Ok((control, ClusterTasks { tasks, stop_sender, self_ending_tasks: self_ending_tasks(args) }))
 }
 
 /// Waits for the first configuration from the API server, and checks its MeshConfig: no authority is created for
@@ -259,19 +259,20 @@ fn start_peer_discovery(
     peers
 }
 
-/// Returns the tasks that must complete by themselves.
+/// Returns the names of the tasks that must complete by themselves after the stop signal.
 fn self_ending_tasks(args: &InClusterArgs) -> Vec<&'static str> {
-    let lease = args.pod_name.is_some().then_some(LEASE);
-    let webhook = args.webhook.is_some().then_some(WEBHOOK);
-    lease.into_iter().chain(webhook).collect()
+    let lease_task = args.pod_name.is_some().then_some(LEASE_TASK);
+    let webhook_task = args.webhook.is_some().then_some(WEBHOOK_TASK);
+    lease_task.into_iter().chain(webhook_task).collect()
 }
 
-/// Starts the tasks that write statuses while this control plane holds the lease, which the receiver reports.
+/// Starts the tasks that write statuses while this control plane holds the lease. The returned receiver is true
+/// during that time.
 fn start_status_writers(
     client: &Client,
     args: &InClusterArgs,
-    stopped: &watch::Receiver<bool>,
-    facts: watch::Receiver<Arc<SidecarFacts>>,
+    stop_receiver: &watch::Receiver<bool>,
+    sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
     source: &KubernetesSource,
     unwritten_sender: watch::Sender<Arc<Vec<Warning>>>,
     tasks: &mut JoinSet<&'static str>,
@@ -279,19 +280,19 @@ fn start_status_writers(
     let (leader_sender, is_leader) = watch::channel(false);
     let Some(name) = args.pod_name.clone() else { return is_leader };
     let namespace = args.pod_namespace.clone();
-    let writer = ElectionIdentity { namespace, name: name.clone(), facts };
+    let election_identity = ElectionIdentity { namespace, name: name.clone(), sidecar_facts };
     tasks.spawn(with_task_name(
-        LEASE,
-        hold_lease(client.clone(), writer, leader_sender, stopped.clone()),
+        LEASE_TASK,
+        hold_lease(client.clone(), election_identity, leader_sender, stop_receiver.clone()),
     ));
-    let writing = reconcile_statuses(
+    let status_writer = reconcile_statuses(
         client.clone(),
         name,
         source.subscribe_statuses(),
         is_leader.clone(),
         unwritten_sender,
     );
-    tasks.spawn(with_task_name("the writer of statuses", writing));
+    tasks.spawn(with_task_name("the writer of statuses", status_writer));
     is_leader
 }
 
@@ -304,10 +305,10 @@ fn start_fact_writers(
     sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
     tasks: &mut JoinSet<&'static str>,
 ) {
-    let mut facts = control.sidecar_facts();
+    let mut latest_facts = control.sidecar_facts();
     let forwarding = async move {
-        while facts.changed().await.is_ok() {
-            fact_sender.send_replace(Arc::clone(&facts.borrow_and_update()));
+        while latest_facts.changed().await.is_ok() {
+            fact_sender.send_replace(Arc::clone(&latest_facts.borrow_and_update()));
         }
         // The control plane has ended: its last facts stay.
         std::future::pending().await
@@ -332,12 +333,12 @@ async fn injection_settings(
     let image = image.context("the image of sidecars is unknown: set LENO_IMAGE")?;
     let version = server_version(client).await;
     let version = version.context("the API server does not report its version")?;
-    let (domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
+    let (trust_domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
     Ok(InjectionSettings {
         native_sidecars: has_native_sidecars(&version.major, &version.minor),
         by_plugin: args.cni,
         metrics_from: args.metrics_from.clone(),
-        ..InjectionSettings::new(image, args.pod_namespace.clone(), domain, roots)
+        ..InjectionSettings::new(image, args.pod_namespace.clone(), trust_domain, roots)
     })
 }
 
@@ -345,7 +346,8 @@ fn source_options(args: &InClusterArgs) -> SourceOptions {
     SourceOptions { gateways: args.gateways, ..SourceOptions::default() }
 }
 
-/// Reports the kinds that are still loading, until their source has ended.
+/// Reports the resource kinds that are still loading as the reason why the control plane is not ready, until
+/// the source has ended.
 async fn report_progress(progress: &mut watch::Receiver<ListProgress>, health: Option<&Health>) {
     loop {
         if let Some(health) = health {
@@ -359,7 +361,7 @@ async fn report_progress(progress: &mut watch::Receiver<ListProgress>, health: O
 
 /// The desired gateway resources, and the leadership of this control plane.
 struct GatewayLeadership {
-    desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
+    desired_gateways: watch::Receiver<Arc<Vec<DesiredGateway>>>,
     is_leader: watch::Receiver<bool>,
 }
 
@@ -385,15 +387,18 @@ async fn run_injection(
     let (gateway_client, gateway_settings) = (client.clone(), settings.clone());
     let provision_gateways_task = async {
         match gateways {
-            Some(GatewayLeadership { desired, is_leader }) => {
-                provision_gateways(gateway_client, gateway_settings, desired, is_leader).await
+            Some(GatewayLeadership { desired_gateways, is_leader }) => {
+                provision_gateways(gateway_client, gateway_settings, desired_gateways, is_leader)
+                    .await
             }
             None => std::future::pending().await,
         }
     };
     let serve_webhook_task = async {
         match webhook {
-            Some((listen, stop)) => webhook::serve_webhook(client, listen, settings, stop).await,
+            Some((listen, stop_receiver)) => {
+                webhook::serve_webhook(client, listen, settings, stop_receiver).await
+            }
             None => std::future::pending().await,
         }
     };
@@ -424,10 +429,11 @@ async fn run_injection(
     }
 }
 
-/// Waits until a task alongside the control plane has ended; never returns if there is none.
-pub(super) async fn wait_until_ended(cluster: &mut Option<ClusterTasks>) -> anyhow::Error {
-    let Some(cluster) = cluster else { return std::future::pending().await };
-    match cluster.tasks.join_next().await {
+/// Waits until a task alongside the control plane has ended, and returns the error. Never returns if there is
+/// no such task.
+pub(super) async fn wait_until_ended(cluster_tasks: &mut Option<ClusterTasks>) -> anyhow::Error {
+    let Some(cluster_tasks) = cluster_tasks else { return std::future::pending().await };
+    match cluster_tasks.tasks.join_next().await {
         Some(Ok(name)) => {
             anyhow::anyhow!("{name} ended unexpectedly; see the log")
         }
@@ -436,23 +442,23 @@ pub(super) async fn wait_until_ended(cluster: &mut Option<ClusterTasks>) -> anyh
     }
 }
 
-async fn with_task_name(name: &'static str, work: impl Future<Output = ()>) -> &'static str {
-    work.await;
+async fn with_task_name(name: &'static str, task: impl Future<Output = ()>) -> &'static str {
+    task.await;
     name
 }
 
-/// Forwards the first update, which was already checked, and then all others.
+/// Forwards the first update, which [`wait_for_first_update`] has checked, and then all later updates.
 async fn forward_updates(
     first_update: RegistryUpdate,
     mut updates: mpsc::Receiver<RegistryUpdate>,
     forward_sender: mpsc::Sender<RegistryUpdate>,
 ) {
-    let mut next = Some(first_update);
-    while let Some(update) = next {
+    let mut next_update = Some(first_update);
+    while let Some(update) = next_update {
         if forward_sender.send(update).await.is_err() {
             return;
         }
-        next = updates.recv().await;
+        next_update = updates.recv().await;
     }
 }
 
@@ -461,8 +467,8 @@ async fn forward_updates(
 struct ClusterTokenReviewer(TokenReviewer);
 
 impl ClusterTokenReviewer {
-    fn to_token_subject(holder: review::PodHolder) -> TokenSubject {
-        let review::PodHolder { workload, account, uid } = holder;
+    fn to_token_subject(pod_holder: review::PodHolder) -> TokenSubject {
+        let review::PodHolder { workload, account, uid } = pod_holder;
         TokenSubject { workload, account, uid }
     }
 

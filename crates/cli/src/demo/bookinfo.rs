@@ -91,22 +91,22 @@ pub(crate) async fn serve(kind: ServiceKind, options: ServiceOptions) -> anyhow:
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {address}: choose another --port"))?;
-    let stop = stop::stop_signal()?;
+    let stop_signal = stop::stop_signal()?;
     tracing::debug!(%address, ?kind, "demo service listens");
-    server::serve(listener, application, stop).await;
+    server::serve(listener, application, stop_signal).await;
     Ok(())
 }
 
 fn build_application(kind: ServiceKind, options: &ServiceOptions) -> ServiceApplication {
-    let upstream = || UpstreamClient::new(options.http_proxy.clone());
+    let build_client = || UpstreamClient::new(options.http_proxy.clone());
     match kind {
-        ServiceKind::Productpage => ServiceApplication::Productpage(upstream()),
+        ServiceKind::Productpage => ServiceApplication::Productpage(build_client()),
         ServiceKind::Details => ServiceApplication::Details,
         ServiceKind::Ratings => ServiceApplication::Ratings,
-        ServiceKind::Gateway => ServiceApplication::Gateway(upstream()),
+        ServiceKind::Gateway => ServiceApplication::Gateway(build_client()),
         ServiceKind::Reviews => match options.version.star_color() {
             None => ServiceApplication::UnratedReviews(options.version),
-            Some(color) => ServiceApplication::RatedReviews(options.version, color, upstream()),
+            Some(color) => ServiceApplication::RatedReviews(options.version, color, build_client()),
         },
     }
 }

@@ -18,16 +18,16 @@ use crate::up::WorkloadState;
 pub(super) struct Observation {
     /// The workload's name without the namespace.
     pub(super) workload: String,
-    /// True if the workload has an application that serves.
-    pub(super) serves: bool,
+    /// True if the workload has an application with ports.
+    pub(super) has_application: bool,
     /// Request counters by series.
     pub(super) series: Vec<RequestSeries>,
     /// Open connections.
     pub(super) connections: Vec<PeerConnection>,
-    /// The resource usage of its process; absent if the system does not report it.
+    /// The resource usage of the sidecar's process; `None` if the system does not report it.
     pub(super) usage: Option<ProcessUsage>,
-    /// Its listeners for other sidecars.
-    pub(super) inbound: Vec<SocketAddr>,
+    /// The sidecar's listeners for other sidecars.
+    pub(super) inbound_listeners: Vec<SocketAddr>,
 }
 
 /// Requests with the same labels, as the admin endpoint lists them.
@@ -74,7 +74,7 @@ impl Observation {
 /// Observes every sidecar.
 ///
 /// # Errors
-/// If one of them is not running, or does not respond.
+/// If a sidecar is not running, or does not respond.
 pub(super) async fn observe_sidecars(
     workload_states: &[WorkloadState],
 ) -> anyhow::Result<Vec<Observation>> {
@@ -86,28 +86,29 @@ pub(super) async fn observe_sidecars(
         let requests: RequestsPage = query_page(report.admin, "/requests").await?;
         let connections: ConnectionsPage = query_page(report.admin, "/connections").await?;
         let open_listeners = report.open_listeners.iter();
-        let inbound = open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
+        let inbound_listeners =
+            open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
         observations.push(Observation {
             workload: name.name.to_string(),
-            serves: !state.workload.ports.is_empty(),
+            has_application: !state.workload.ports.is_empty(),
             series: requests.series,
             connections: connections.connections,
             usage: leno_telemetry::read_usage(report.pid).ok(),
-            inbound: inbound.map(|(_, address)| *address).collect(),
+            inbound_listeners: inbound_listeners.map(|(_, address)| *address).collect(),
         });
     }
     Ok(observations)
 }
 
 async fn query_page<T: serde::de::DeserializeOwned>(
-    admin: SocketAddr,
+    admin_address: SocketAddr,
     path: &str,
 ) -> anyhow::Result<T> {
-    let response = admin_client::query_admin(admin, path).await?;
-    serde_json::from_slice(&response).with_context(|| format!("GET http://{admin}{path}"))
+    let response = admin_client::query_admin(admin_address, path).await?;
+    serde_json::from_slice(&response).with_context(|| format!("GET http://{admin_address}{path}"))
 }
 
-/// Sends plain HTTP to a listener that requires mutual TLS; true if it was rejected.
+/// Sends plain HTTP to a listener that requires mutual TLS. Returns true if the listener rejects the request.
 pub(super) async fn rejects_plaintext(listener: SocketAddr) -> bool {
     let exchange = async {
         let mut stream = TcpStream::connect(listener).await?;
@@ -124,7 +125,7 @@ pub(super) async fn rejects_plaintext(listener: SocketAddr) -> bool {
     }
 }
 
-/// The request without TLS.
+/// An HTTP request, sent without TLS.
 const PLAIN_REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nhost: demo\r\nconnection: close\r\n\r\n";
 /// The maximum number of bytes to read, enough to recognize an HTTP response.
 const MAX_RESPONSE_BYTES: u64 = 1024;

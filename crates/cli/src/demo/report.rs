@@ -15,9 +15,9 @@ pub(crate) struct DemoReport {
     pub(crate) duration: Duration,
     /// True if all observed traffic between sidecars used mutual TLS.
     pub(crate) mtls: bool,
-    /// The status for the client without permission; absent if it got no response.
+    /// The response status for the client without permission; `None` if it got no response.
     pub(crate) denied_status: Option<u16>,
-    /// Requests of a split service, by backend.
+    /// Requests to a service with a traffic split, by backend.
     pub(crate) split: BTreeMap<String, SplitShare>,
     /// Results per service.
     pub(crate) services: Vec<ServiceReport>,
@@ -30,20 +30,20 @@ pub(crate) struct DemoReport {
 pub(crate) struct SplitShare {
     /// The number of requests.
     pub(crate) requests: u64,
-    /// Its share of all requests, 0 to 1.
+    /// The backend's share of all requests, 0 to 1.
     pub(crate) share: f64,
-    /// The configured share.
+    /// The configured share, 0 to 1.
     pub(crate) expected: f64,
 }
 
-/// Requests of one service and the cost of its sidecars. Figures that could not be measured are absent.
+/// Requests of one service and the cost of its sidecars. Values that could not be measured are `None`.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ServiceReport {
     /// The name of the service; for reviews with the version.
     pub(crate) name: String,
     /// Completed requests, including failures.
     pub(crate) requests: u64,
-    /// The share of successful requests, 0 to 1; absent without requests.
+    /// The share of successful requests, 0 to 1; `None` without requests.
     pub(crate) success_rate: Option<f64>,
     /// The median latency.
     #[serde(rename = "p50_ms", serialize_with = "serialize_milliseconds")]
@@ -54,11 +54,11 @@ pub(crate) struct ServiceReport {
     /// The 99th percentile latency.
     #[serde(rename = "p99_ms", serialize_with = "serialize_milliseconds")]
     pub(crate) p99: Option<Duration>,
-    /// CPU time of its sidecars per request through them, in microseconds.
+    /// CPU time of the service's sidecars per request that passed them, in microseconds.
     pub(crate) sidecar_cpu_us_per_request: Option<f64>,
-    /// Private memory of its sidecars, in KiB.
+    /// Private memory of the service's sidecars, in KiB.
     pub(crate) sidecar_private_kib: Option<u64>,
-    /// Proportional set size of its sidecars, in KiB.
+    /// Proportional set size of the service's sidecars, in KiB.
     pub(crate) sidecar_pss_kib: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct ServiceReport {
 pub(crate) struct DemoCheck {
     /// The expectation.
     pub(crate) name: String,
-    /// True if it held.
+    /// True if the expectation held.
     pub(crate) ok: bool,
     /// The observation.
     pub(crate) detail: String,
@@ -115,16 +115,16 @@ fn services_table(services: &[ServiceReport]) -> Table {
         "sidecar PSS KiB",
     ]);
     for service in services {
-        let milliseconds = |duration: Option<Duration>| {
+        let format_latency = |duration: Option<Duration>| {
             or_dash(duration.map(|duration| format!("{:.2}", to_milliseconds(duration))))
         };
         table.add_row([
             service.name.clone(),
             service.requests.to_string(),
             or_dash(service.success_rate.map(format_percent)),
-            milliseconds(service.p50),
-            milliseconds(service.p90),
-            milliseconds(service.p99),
+            format_latency(service.p50),
+            format_latency(service.p90),
+            format_latency(service.p99),
             or_dash(service.sidecar_cpu_us_per_request.map(|cpu| format!("{cpu:.1}"))),
             or_dash(service.sidecar_private_kib.map(|kib| kib.to_string())),
             or_dash(service.sidecar_pss_kib.map(|kib| kib.to_string())),
@@ -135,12 +135,12 @@ fn services_table(services: &[ServiceReport]) -> Table {
 
 fn split_table(split: &BTreeMap<String, SplitShare>) -> Table {
     let mut table = new_table(&["split to", "requests", "share", "expected"]);
-    for (backend, share) in split {
+    for (backend, split_share) in split {
         table.add_row([
             backend.clone(),
-            share.requests.to_string(),
-            format_percent(share.share),
-            format_percent(share.expected),
+            split_share.requests.to_string(),
+            format_percent(split_share.share),
+            format_percent(split_share.expected),
         ]);
     }
     table

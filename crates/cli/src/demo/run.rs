@@ -94,17 +94,17 @@ impl DemoArgs {
     }
 
     async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<ExitCode> {
-        let (stop, quit) = (stop::stop_signal()?, stop::quit_signal()?);
-        let scratch = tempfile::Builder::new().prefix("leno-demo-").tempdir();
-        let scratch = scratch.context("cannot create a temporary directory")?;
+        let (stop_signal, quit_signal) = (stop::stop_signal()?, stop::quit_signal()?);
+        let scratch_directory = tempfile::Builder::new().prefix("leno-demo-").tempdir();
+        let scratch_directory = scratch_directory.context("cannot create a temporary directory")?;
         let ports = BookinfoPorts::find_free()?;
-        let file = scratch.path().join("bookinfo.yaml");
+        let file = scratch_directory.path().join("bookinfo.yaml");
         let binary = std::env::current_exe().context("cannot find this program")?;
         let binary = binary.to_str().context("the path of this program is not UTF-8")?;
         std::fs::write(&file, render_manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
-        let data = ClaimedDataDirectory::claim(scratch.path().join("data"))?;
-        let hint = format!(
+        let data = ClaimedDataDirectory::claim(scratch_directory.path().join("data"))?;
+        let serve_hint = format!(
             " --data {}\nRules:    {}: remove the TrafficTarget for details in it and save: \
              requests to details then fail",
             data.path().display(),
@@ -117,7 +117,7 @@ impl DemoArgs {
         let mut mesh = LocalMesh::start(config, data, options).await?;
         let control_ended = mesh.control_ended();
         let outcome = tokio::select! {
-            outcome = self.run_phases(&mut mesh, ports, &hint, stop) => outcome,
+            outcome = self.run_phases(&mut mesh, ports, &serve_hint, stop_signal) => outcome,
             error = control_ended => Err(error.into()),
         };
         self.print_progress("stopping");
@@ -125,7 +125,7 @@ impl DemoArgs {
         tokio::select! {
             () = mesh.stop() => {}
             () = second_signal => tracing::warn!("stopped without waiting"),
-            () = quit => tracing::warn!("SIGQUIT: stopped without waiting"),
+            () = quit_signal => tracing::warn!("SIGQUIT: stopped without waiting"),
         }
         Ok(match outcome?.has_passed() {
             true => ExitCode::SUCCESS,
@@ -133,22 +133,22 @@ impl DemoArgs {
         })
     }
 
-    /// Runs the demo and, until `stop`, the serving phase.
+    /// Runs the demo and, until `stop_signal`, the serving phase.
     async fn run_phases(
         &self,
         mesh: &mut LocalMesh,
         ports: BookinfoPorts,
-        hint: &str,
-        stop: impl Future<Output = ()>,
+        serve_hint: &str,
+        stop_signal: impl Future<Output = ()>,
     ) -> anyhow::Result<DemoReport> {
-        tokio::pin!(stop);
+        tokio::pin!(stop_signal);
         let report = tokio::select! {
-            report = self.run_and_report(mesh, ports, hint) => report?,
-            () = &mut stop => bail!("stopped before the end"),
+            report = self.run_and_report(mesh, ports, serve_hint) => report?,
+            () = &mut stop_signal => bail!("stopped before the end"),
         };
         if self.serve {
             tokio::select! {
-                () = mesh.supervise_until(&mut stop) => {}
+                () = mesh.supervise_until(&mut stop_signal) => {}
                 never = run_background_traffic(ports) => match never {},
             }
         }
@@ -160,14 +160,14 @@ impl DemoArgs {
         &self,
         mesh: &mut LocalMesh,
         ports: BookinfoPorts,
-        hint: &str,
+        serve_hint: &str,
     ) -> anyhow::Result<DemoReport> {
         if !mesh.wait_until_up(START_TIMEOUT).await {
-            let members = mesh.workload_states();
-            let waiting = members.iter().filter(|member| !member.is_up());
-            let waiting: Vec<String> =
-                waiting.map(|member| member.workload.name.to_string()).collect();
-            bail!("not up within {START_TIMEOUT:?}: {}", waiting.join(", "));
+            let workload_states = mesh.workload_states();
+            let waiting_workloads = workload_states.iter().filter(|member| !member.is_up());
+            let waiting_workloads: Vec<String> =
+                waiting_workloads.map(|member| member.workload.name.to_string()).collect();
+            bail!("not up within {START_TIMEOUT:?}: {}", waiting_workloads.join(", "));
         }
         let page = mesh.page_url();
         if let Some(page) = &page {
@@ -184,7 +184,7 @@ impl DemoArgs {
             self.print_progress(&format!(
                 "\nIt keeps running until Ctrl-C, with a little traffic.\n\
                  The mesh: {}\nThe shop: http://127.0.0.1:{}/\n\
-                 Here:     leno top{hint}",
+                 Here:     leno top{serve_hint}",
                 page.unwrap_or_default(),
                 ports.traffic_productpage,
             ));
@@ -203,32 +203,32 @@ async fn measure_traffic(
     ports: BookinfoPorts,
     duration: Duration,
 ) -> anyhow::Result<DemoFindings> {
-    let members = mesh.workload_states();
-    let before = mesh.supervise_until(observe_sidecars(&members)).await?;
-    let load = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
-    let members: Vec<WorkloadState> = mesh.workload_states();
-    let after = mesh.supervise_until(observe_sidecars(&members)).await?;
-    let denied = mesh.supervise_until(request_as_external_client(ports)).await;
+    let workload_states = mesh.workload_states();
+    let before_traffic = mesh.supervise_until(observe_sidecars(&workload_states)).await?;
+    let load_report = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
+    let workload_states: Vec<WorkloadState> = mesh.workload_states();
+    let after_traffic = mesh.supervise_until(observe_sidecars(&workload_states)).await?;
+    let denied_status = mesh.supervise_until(request_as_external_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
-    for observation in &after {
-        for listener in &observation.inbound {
+    for observation in &after_traffic {
+        for listener in &observation.inbound_listeners {
             if !mesh.supervise_until(rejects_plaintext(*listener)).await {
                 plaintext_accepted.push(format!("{} at {listener}", observation.workload));
             }
         }
     }
     Ok(DemoFindings {
-        before,
-        after,
-        load,
-        denial_outcome: denied.map_err(|error| output::format_error(&error)),
+        before_traffic,
+        after_traffic,
+        load_report,
+        denial_outcome: denied_status.map_err(|error| output::format_error(&error)),
         plaintext_accepted,
     })
 }
 
-/// The timeout for the start of the mesh; nine small processes start much sooner.
+/// The timeout for the start of the mesh; its processes start much sooner.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time for the demo's own requests to finish at its end.
+/// The maximum time for requests in progress to complete at the end of the demo.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\

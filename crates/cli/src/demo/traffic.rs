@@ -20,15 +20,15 @@ pub(super) async fn drive_bookinfo(
     duration: Duration,
 ) -> anyhow::Result<LoadReport> {
     let load_plan = build_load_plan(&ports, duration);
-    let total = load_plan.warm_up + load_plan.duration;
-    let (progress, counters) = watch::channel(ProgressCounters::default());
+    let total_duration = load_plan.warm_up + load_plan.duration;
+    let (progress_sender, progress_receiver) = watch::channel(ProgressCounters::default());
     tokio::select! {
-        report = run_load_thread(load_plan, progress) => report,
-        never = show_progress(counters, total) => match never {},
+        report = run_load_thread(load_plan, progress_sender) => report,
+        never = show_progress(progress_receiver, total_duration) => match never {},
     }
 }
 
-/// Keeps a low rate of requests flowing for live views, and ignores their results. Never returns.
+/// Sends requests at a low rate for live views, and ignores the results. Never returns.
 pub(super) async fn run_background_traffic(ports: BookinfoPorts) -> std::convert::Infallible {
     loop {
         let load_model = LoadModel::Open { rate: BACKGROUND_RATE, connections: CONNECTION_COUNT };
@@ -49,9 +49,9 @@ pub(super) async fn run_background_traffic(ports: BookinfoPorts) -> std::convert
 /// Generates load on a thread of its own.
 async fn run_load_thread(
     load_plan: LoadPlan,
-    progress: watch::Sender<ProgressCounters>,
+    progress_sender: watch::Sender<ProgressCounters>,
 ) -> anyhow::Result<LoadReport> {
-    let (result_sender, report) = oneshot::channel();
+    let (result_sender, report_receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
@@ -59,12 +59,12 @@ async fn run_load_thread(
                 .enable_all()
                 .build()
                 .map_err(anyhow::Error::new)
-                .and_then(|runtime| Ok(runtime.block_on(drive_load(load_plan, progress))?));
+                .and_then(|runtime| Ok(runtime.block_on(drive_load(load_plan, progress_sender))?));
             // The receiver may have been dropped.
             drop(result_sender.send(outcome));
         })
         .context("cannot start the thread of the load generator")?;
-    report.await.context("the load generator failed")?
+    report_receiver.await.context("the load generator failed")?
 }
 
 /// Requests ratings as a member of the mesh without permission; returns the status.
@@ -95,17 +95,20 @@ pub(super) async fn request_as_external_client(ports: BookinfoPorts) -> anyhow::
 }
 
 fn build_load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
-    let page =
+    let page_target =
         |name| build_target(ports.traffic_productpage, name, "productpage", "/productpage?id=0");
     let jason = LoadTarget {
         headers: vec![("end-user".to_owned(), "jason".to_owned())],
         weight: 1,
-        ..page("page as jason")
+        ..page_target("page as jason")
     };
-    let gateway =
+    let gateway_target =
         build_target(ports.traffic_gateway_ratings, "ratings", "gateway-ratings", "/ratings/0");
-    let targets =
-        vec![LoadTarget { weight: 6, ..page("page") }, jason, LoadTarget { weight: 7, ..gateway }];
+    let targets = vec![
+        LoadTarget { weight: 6, ..page_target("page") },
+        jason,
+        LoadTarget { weight: 7, ..gateway_target },
+    ];
     LoadPlan {
         load_model: LoadModel::Closed { connections: CONNECTION_COUNT },
         duration,
@@ -121,18 +124,18 @@ fn build_target(listener: u16, name: &str, service: &str, path: &str) -> LoadTar
     LoadTarget::get(name, listener, &format!("{service}.bookinfo:9080"), path)
 }
 
-/// Updates one line on a terminal; never returns.
+/// Shows the progress in one line, if standard error is a terminal. Never returns.
 async fn show_progress(
-    mut counters: watch::Receiver<ProgressCounters>,
-    total: Duration,
+    mut progress_receiver: watch::Receiver<ProgressCounters>,
+    total_duration: Duration,
 ) -> std::convert::Infallible {
     let is_terminal = std::io::stderr().is_terminal();
-    while counters.changed().await.is_ok() {
-        let snapshot = *counters.borrow_and_update();
+    while progress_receiver.changed().await.is_ok() {
+        let counters = *progress_receiver.borrow_and_update();
         if is_terminal {
             let mut stderr = std::io::stderr().lock();
             // A failed write to the terminal does not end the run.
-            drop(write!(stderr, "\r\x1b[K{}", format_progress(&snapshot, total)));
+            drop(write!(stderr, "\r\x1b[K{}", format_progress(&counters, total_duration)));
             drop(stderr.flush());
         }
     }
@@ -142,7 +145,7 @@ async fn show_progress(
     std::future::pending().await
 }
 
-fn format_progress(counters: &ProgressCounters, total: Duration) -> String {
+fn format_progress(counters: &ProgressCounters, total_duration: Duration) -> String {
     let seconds = counters.elapsed.as_secs_f64();
     let phase = match counters.measuring {
         true => "driving",
@@ -154,21 +157,21 @@ fn format_progress(counters: &ProgressCounters, total: Duration) -> String {
     };
     format!(
         "{phase}: {seconds:.1} of {:.0} s, {}, {rate:.0}/s, {} failed",
-        total.as_secs_f64(),
+        total_duration.as_secs_f64(),
         format_count(counters.requests, "request"),
         counters.requests.saturating_sub(counters.successes),
     )
 }
 
-/// Concurrent requests: enough to keep a small machine busy.
+/// The number of connections, each with one request at a time; enough to keep a small machine busy.
 const CONNECTION_COUNT: usize = 8;
-/// Unmeasured time for connections to open and caches to fill.
+/// The time without measurement in which connections open and caches fill.
 const WARM_UP_DURATION: Duration = Duration::from_secs(2);
-/// A request rate per second that hardly loads the machine.
+/// The rate of background traffic, in requests per second; it hardly loads the machine.
 const BACKGROUND_RATE: u32 = 30;
 /// The duration of one run of the load generator for background traffic.
 const BACKGROUND_RUN_DURATION: Duration = Duration::from_secs(60);
-/// The timeout of a request; far more than a healthy mesh takes.
+/// The timeout of a request; a healthy mesh responds much sooner.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The seed of the random order of requests; constant, so that the order is the same in each run.
 const RANDOM_SEED: u64 = 1;

@@ -8,15 +8,15 @@ use leno_load::LoadReport;
 use super::observe::Observation;
 use super::report::{DemoCheck, DemoReport, ServiceReport, SplitShare};
 
-/// The findings of the demo.
+/// The observations and measurements of a demo run.
 #[derive(Debug)]
 pub(super) struct DemoFindings {
-    /// The sidecars before the traffic.
-    pub(super) before: Vec<Observation>,
-    /// The sidecars after the traffic.
-    pub(super) after: Vec<Observation>,
-    /// The client's measurements.
-    pub(super) load: LoadReport,
+    /// The observations of the sidecars before the traffic.
+    pub(super) before_traffic: Vec<Observation>,
+    /// The observations of the sidecars after the traffic.
+    pub(super) after_traffic: Vec<Observation>,
+    /// The measurements of the load generator, the demo's client.
+    pub(super) load_report: LoadReport,
     /// The status for the client without permission, or the error.
     pub(super) denial_outcome: Result<u16, String>,
     /// The listeners that responded to a client without TLS.
@@ -24,12 +24,12 @@ pub(super) struct DemoFindings {
 }
 
 impl DemoFindings {
-    /// Evaluates the findings.
+    /// Evaluates the findings: figures per service, and the result of each check.
     pub(super) fn evaluate(&self) -> DemoReport {
         let services: Vec<ServiceReport> = self
-            .after
+            .after_traffic
             .iter()
-            .filter(|observation| observation.serves)
+            .filter(|observation| observation.has_application)
             .map(|after| service_report(self.observation_before(after), after))
             .collect();
         let split = reviews_split(&services);
@@ -42,7 +42,7 @@ impl DemoFindings {
             self.check_denial(),
         ];
         DemoReport {
-            duration: self.load.elapsed,
+            duration: self.load_report.elapsed,
             mtls: mtls.is_ok(),
             denied_status: self.denial_outcome.as_ref().ok().copied(),
             split,
@@ -52,22 +52,22 @@ impl DemoFindings {
     }
 
     fn observation_before(&self, after: &Observation) -> Option<&Observation> {
-        let mut before = self.before.iter();
+        let mut before = self.before_traffic.iter();
         before.find(|before| before.workload == after.workload)
     }
 
     fn check_success(&self) -> DemoCheck {
-        let total = self.load.sum_targets();
-        let failed = total.request_count() - total.success_count();
-        let ok = failed == 0 && total.request_count() > 0;
-        let milliseconds =
+        let total = self.load_report.sum_targets();
+        let failed_count = total.request_count() - total.success_count();
+        let ok = failed_count == 0 && total.request_count() > 0;
+        let to_milliseconds =
             |latency: Option<Duration>| latency.map_or(0.0, |latency| latency.as_secs_f64() * 1e3);
         let mut detail = format!(
-            "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed} failed",
+            "{} requests, {:.0} per second, p50 {:.1} ms, p99 {:.1} ms, {failed_count} failed",
             total.request_count(),
-            self.load.responses_per_second(),
-            milliseconds(total.latency.p50()),
-            milliseconds(total.latency.p99()),
+            self.load_report.responses_per_second(),
+            to_milliseconds(total.latency.p50()),
+            to_milliseconds(total.latency.p99()),
         );
         for (status, count) in total.status_counts().filter(|(status, _)| *status >= 300) {
             detail.push_str(&format!(", {count} with status {status}"));
@@ -80,10 +80,10 @@ impl DemoFindings {
 
     /// Describes encryption and identity between sidecars, or returns the first violation.
     fn check_mtls(&self) -> Result<String, String> {
-        let mut links = 0;
-        let mut requests = 0;
+        let mut link_count = 0;
+        let mut request_count = 0;
         let mut peers = BTreeSet::new();
-        for sidecar in &self.after {
+        for sidecar in &self.after_traffic {
             for connection in
                 sidecar.connections.iter().filter(|connection| connection.direction == "inbound")
             {
@@ -93,22 +93,22 @@ impl DemoFindings {
                         sidecar.workload, connection.identity
                     ));
                 }
-                links += 1;
+                link_count += 1;
             }
             for series in sidecar.inbound_series() {
                 if series.peer.is_empty() {
                     return Err(format!("{} served a peer without identity", sidecar.workload));
                 }
-                requests += series.requests;
+                request_count += series.requests;
                 peers.insert(series.peer.as_str());
             }
         }
         if let Some(listener) = self.plaintext_accepted.first() {
             return Err(format!("{listener} accepted a client without TLS"));
         }
-        match links > 0 && requests > 0 {
+        match link_count > 0 && request_count > 0 {
             true => Ok(format!(
-                "{requests} requests over {links} links from {} verified identities; plaintext is \
+                "{request_count} requests over {link_count} links from {} verified identities; plaintext is \
                  rejected at every listener",
                 peers.len()
             )),
@@ -136,27 +136,27 @@ fn check_result(name: &str, result: Result<String, String>) -> DemoCheck {
 
 fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceReport {
     let requests: u64 = after.inbound_series().map(|series| series.requests).sum();
-    let success: u64 = after.inbound_series().map(|series| series.success).sum();
+    let success_count: u64 = after.inbound_series().map(|series| series.success).sum();
     // The maximum quantile of several series is an upper bound of their combined quantile.
     let highest_quantile = |quantile: fn(&super::observe::RequestSeries) -> f64| {
-        let counted = after.inbound_series().filter(|series| series.requests > 0);
-        let highest_quantile = counted.map(quantile).reduce(f64::max)?;
-        Duration::try_from_secs_f64(highest_quantile / 1e3).ok()
+        let counted_series = after.inbound_series().filter(|series| series.requests > 0);
+        let highest_ms = counted_series.map(quantile).reduce(f64::max)?;
+        Duration::try_from_secs_f64(highest_ms / 1e3).ok()
     };
     let request_count = after.request_count()
         - before.map_or(0, Observation::request_count).min(after.request_count());
-    let cpu = after.usage.zip(before.and_then(|before| before.usage));
-    let cpu = cpu.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
+    let cpu_time = after.usage.zip(before.and_then(|before| before.usage));
+    let cpu_time = cpu_time.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
     ServiceReport {
         name: parse_service_name(&after.workload),
         requests,
-        success_rate: (requests > 0).then(|| success as f64 / requests as f64),
+        success_rate: (requests > 0).then(|| success_count as f64 / requests as f64),
         p50: highest_quantile(|series| series.p50_ms),
         p90: highest_quantile(|series| series.p90_ms),
         p99: highest_quantile(|series| series.p99_ms),
-        sidecar_cpu_us_per_request: cpu
+        sidecar_cpu_us_per_request: cpu_time
             .filter(|_| request_count > 0)
-            .map(|cpu| cpu.as_secs_f64() * 1e6 / request_count as f64),
+            .map(|cpu_time| cpu_time.as_secs_f64() * 1e6 / request_count as f64),
         sidecar_private_kib: after.usage.map(|usage| usage.private_kib),
         sidecar_pss_kib: after.usage.map(|usage| usage.pss_kib),
     }
@@ -169,30 +169,30 @@ fn parse_service_name(workload: &str) -> String {
 }
 
 fn check_participation(services: &[ServiceReport]) -> DemoCheck {
-    let idle = services.iter().filter(|service| service.requests == 0);
-    let idle: Vec<&str> = idle.map(|service| service.name.as_str()).collect();
+    let idle_services = services.iter().filter(|service| service.requests == 0);
+    let idle_services: Vec<&str> = idle_services.map(|service| service.name.as_str()).collect();
     DemoCheck {
         name: "every service received requests".to_owned(),
-        ok: idle.is_empty() && !services.is_empty(),
-        detail: match idle.is_empty() {
+        ok: idle_services.is_empty() && !services.is_empty(),
+        detail: match idle_services.is_empty() {
             true => format!("{} services", services.len()),
-            false => format!("without requests: {}", idle.join(", ")),
+            false => format!("without requests: {}", idle_services.join(", ")),
         },
     }
 }
 
 /// Returns the split of the requests for reviews, except those that a header routes to version 2.
 fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
-    let requests = |name: &str| {
+    let request_count = |name: &str| {
         let service = services.iter().find(|service| service.name == name);
         service.map_or(0, |service| service.requests)
     };
-    let total: u64 = EXPECTED_SPLIT.iter().map(|(name, _)| requests(name)).sum();
+    let total_count: u64 = EXPECTED_SPLIT.iter().map(|(name, _)| request_count(name)).sum();
     let share = |(name, expected): &(&str, f64)| {
-        let requests = requests(name);
-        let share = match total {
+        let requests = request_count(name);
+        let share = match total_count {
             0 => 0.0,
-            total => requests as f64 / total as f64,
+            total_count => requests as f64 / total_count as f64,
         };
         let share = SplitShare { requests, share, expected: *expected };
         ((*name).to_owned(), share)
@@ -201,15 +201,17 @@ fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
 }
 
 fn check_split(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
-    let total: u64 = split.values().map(|share| share.requests).sum();
-    let shares = split.iter();
-    let shares = shares.map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
-    let detail = format!("{} of {total}", shares.collect::<Vec<_>>().join(", "));
+    let total_count: u64 = split.values().map(|share| share.requests).sum();
+    let share_texts = split.iter();
+    let share_texts =
+        share_texts.map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
+    let detail = format!("{} of {total_count}", share_texts.collect::<Vec<_>>().join(", "));
     let is_plausible = split.values().all(|share| {
-        let deviation = (share.expected * (1.0 - share.expected) / total.max(1) as f64).sqrt();
+        let deviation =
+            (share.expected * (1.0 - share.expected) / total_count.max(1) as f64).sqrt();
         (share.share - share.expected).abs() <= MAX_DEVIATIONS * deviation
     });
-    match is_plausible && total > 0 {
+    match is_plausible && total_count > 0 {
         true => Ok(detail),
         false => Err(detail),
     }

@@ -26,23 +26,24 @@ pub(super) fn services_called_by_name<'a>(
 
 /// True if the workload sends requests to the service, or can do so without a subscription.
 pub(super) fn may_call(inputs: &DiagnosisInputs, workload: &str, to: &str) -> bool {
-    let called = services_called_by_name(inputs, workload);
-    called.contains(to)
-        || is_routed(inputs, &called, to)
+    let called_services = services_called_by_name(inputs, workload);
+    called_services.contains(to)
+        || is_routed(inputs, &called_services, to)
         || has_counted_requests(inputs, workload, to)
 }
 
 /// True if a route of a service that the workload calls has `to` as a backend.
-fn is_routed(inputs: &DiagnosisInputs, called: &BTreeSet<&str>, to: &str) -> bool {
-    let services = inputs.services.iter().filter(|service| called.contains(service.name.as_str()));
-    let attached: BTreeSet<&String> = services.flat_map(|service| &service.routes).collect();
-    let routes = inputs.routes.iter().filter(|route| attached.contains(&route.name));
+fn is_routed(inputs: &DiagnosisInputs, called_services: &BTreeSet<&str>, to: &str) -> bool {
+    let services =
+        inputs.services.iter().filter(|service| called_services.contains(service.name.as_str()));
+    let attached_routes: BTreeSet<&String> = services.flat_map(|service| &service.routes).collect();
+    let routes = inputs.routes.iter().filter(|route| attached_routes.contains(&route.name));
     let mut backends = routes.flat_map(|route| &route.backends);
     backends.any(|backend| backend.strip_prefix(to).is_some_and(|suffix| suffix.starts_with(':')))
 }
 
 /// True if requests of the workload to the service were counted. Requests counted for a client service are
-/// attributed to the workload if it is the only one of that service.
+/// attributed to the workload if it is the only workload of that service.
 fn has_counted_requests(inputs: &DiagnosisInputs, workload: &str, to: &str) -> bool {
     inputs.edges.iter().filter(|edge| edge.to == to && edge.rates.requests > 0).any(|edge| {
         match edge.kind.as_str() {
@@ -53,7 +54,7 @@ fn has_counted_requests(inputs: &DiagnosisInputs, workload: &str, to: &str) -> b
     })
 }
 
-/// True if the workload is the only one of the service.
+/// True if the service selects this workload and no other.
 fn is_only_workload(inputs: &DiagnosisInputs, service: &str, workload: &str) -> bool {
     let service_status = inputs.services.iter().find(|status| status.name == service);
     service_status.is_some_and(|status| status.workloads == [workload])
@@ -70,15 +71,16 @@ pub(super) fn request_steps(
         .collect()
 }
 
-/// Returns the services at which requests of the workload failed recently. Their histories have the reasons.
+/// Returns the services at which requests of the workload failed recently. The histories of these services have
+/// the reasons.
 pub(super) fn failing_services<'a>(
     inputs: &'a DiagnosisInputs,
     workload: &WorkloadStatus,
 ) -> BTreeSet<&'a str> {
     let edges = counted_edges(inputs, workload);
-    let failing =
+    let failing_edges =
         edges.filter(|edge| edge.rates.success.is_some_and(|success| success < DEGRADED_BELOW));
-    failing.map(|edge| edge.to.as_str()).collect()
+    failing_edges.map(|edge| edge.to.as_str()).collect()
 }
 
 /// Returns the services for which requests or rejections of the workload were counted recently.
@@ -88,21 +90,22 @@ fn counted_services<'a>(
 ) -> BTreeSet<&'a str> {
     let rejections =
         inputs.rejections.iter().filter(|rejection| rejection.clients.contains(&workload.name));
-    let rejected = rejections
+    let rejecting_services = rejections
         .map(|rejection| rejection.service.as_str())
         .filter(|service| !service.is_empty());
-    let counted = counted_edges(inputs, workload).map(|edge| edge.to.as_str());
+    let requested_services = counted_edges(inputs, workload).map(|edge| edge.to.as_str());
     let is_own = |service: &str| workload.services.iter().any(|own| own == service);
-    rejected.chain(counted).filter(|service| !is_own(service)).collect()
+    rejecting_services.chain(requested_services).filter(|service| !is_own(service)).collect()
 }
 
-/// Returns the counted requests of a workload, with those of each service that selects no other workload.
+/// Returns the counted requests of a workload, including the requests counted for services that select no other
+/// workload.
 fn counted_edges<'a>(
     inputs: &'a DiagnosisInputs,
     workload: &WorkloadStatus,
 ) -> impl Iterator<Item = &'a EdgeStatus> {
     let name = workload.name.clone();
-    let exclusive: BTreeSet<String> = workload
+    let exclusive_services: BTreeSet<String> = workload
         .services
         .iter()
         .filter(|service| is_only_workload(inputs, service, &name))
@@ -110,21 +113,21 @@ fn counted_edges<'a>(
         .collect();
     inputs.edges.iter().filter(move |edge| match edge.kind.as_str() {
         "workload" => edge.from == name,
-        "service" => exclusive.contains(&edge.from),
+        "service" => exclusive_services.contains(&edge.from),
         _ => false,
     })
 }
 
-/// Returns the steps for requests of a workload to one service, as counted by its own sidecar: failures of
-/// other clients are not its problem.
+/// Returns the steps for requests of a workload to one service, as counted for this client: failures of other
+/// clients' requests do not matter.
 fn request_steps_to(
     inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
     service: &str,
 ) -> Vec<DiagnosisStep> {
     let edge = counted_edges(inputs, workload).find(|edge| edge.to == service);
-    let success = edge.and_then(|edge| edge.rates.success);
-    if success.is_none_or(|success| success < DEGRADED_BELOW) {
+    let success_rate = edge.and_then(|edge| edge.rates.success);
+    if success_rate.is_none_or(|success_rate| success_rate < DEGRADED_BELOW) {
         let is_own = |rejection: &RejectionStatus| {
             rejection.service == service && rejection.clients.contains(&workload.name)
         };
@@ -135,7 +138,7 @@ fn request_steps_to(
     }
     let requests = format!("its requests to {service}");
     let reason = most_frequent_reason(inputs, service);
-    let step = success.map(|success| success_step(success, &requests, reason));
+    let step = success_rate.map(|success_rate| success_step(success_rate, &requests, reason));
     let command = explain_command(inputs, Some(&workload.name), service);
     step.map(|step| step.with_request(&command)).into_iter().collect()
 }
@@ -147,7 +150,7 @@ mod tests {
     use leno_control::status::{HistoryStatus, RateStatus, RouteStatus};
     use serde_json::json;
 
-    use super::super::steps::{StepResult, build_steps};
+    use super::super::steps::{StepVerdict, build_steps};
     use super::*;
 
     fn service_status(name: &str, workload: &str, routes: serde_json::Value) -> serde_json::Value {
@@ -241,7 +244,7 @@ mod tests {
     fn failed_steps(inputs: &DiagnosisInputs) -> Vec<String> {
         let steps = build_steps(inputs, "t/c-1", None).into_iter();
         let steps =
-            steps.filter(|step| step.name == "requests" && step.verdict == StepResult::Problem);
+            steps.filter(|step| step.name == "requests" && step.verdict == StepVerdict::Problem);
         steps.map(|step| step.message).collect()
     }
 

@@ -7,10 +7,11 @@ use leno_control::findings::rejected_sidecar_hint;
 use leno_control::status::{ApplicationStatus, ConditionStatus, WorkloadStatus};
 use leno_control::{exit_hint, port_hint};
 
-use super::steps::{DiagnosisInputs, DiagnosisStep, StepResult, is_on_path};
+use super::steps::{DiagnosisInputs, DiagnosisStep, StepVerdict, is_on_path};
 use crate::duration::format_duration;
 
-/// Returns the steps in startup order. An open circuit is no problem on the way to another service.
+/// Returns the steps in startup order. An open circuit is a problem if `to` is absent, or on the path to the
+/// service `to`; otherwise it is a notice.
 pub(super) fn condition_steps(
     inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
@@ -46,7 +47,7 @@ pub(super) fn condition_steps(
     steps
 }
 
-/// Returns the step for the last join, if it was rejected.
+/// Returns the step for the last join; `None` if the join was not rejected.
 fn token_step(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<DiagnosisStep> {
     let join = inputs.rejected_joins.iter().find(|join| join.workload == workload.name)?;
     let message = format!("was rejected {} s ago: {}", join.age_seconds, join.reason);
@@ -57,17 +58,20 @@ fn token_step(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Option<Dia
     })
 }
 
-/// Returns the failing steps of the applications behind the endpoints of a service: requests fail or wait
-/// there, although the sidecar of such an endpoint is reachable.
+/// Returns the failing steps of the applications behind the endpoints of the service `to`, except the
+/// workload's own: requests fail or wait at these applications, although their sidecars are reachable.
 pub(super) fn endpoint_application_steps(
     inputs: &DiagnosisInputs,
     workload: &str,
     to: &str,
 ) -> Vec<DiagnosisStep> {
     let services = inputs.services.iter().filter(|service| is_on_path(inputs, to, &service.name));
-    let endpoints = services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
-    let endpoints: BTreeSet<&str> = endpoints.map(|endpoint| endpoint.workload.as_str()).collect();
-    let statuses = inputs.workloads.iter().filter(|status| endpoints.contains(&*status.name));
+    let endpoint_workloads =
+        services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
+    let endpoint_workloads: BTreeSet<&str> =
+        endpoint_workloads.map(|endpoint| endpoint.workload.as_str()).collect();
+    let statuses =
+        inputs.workloads.iter().filter(|status| endpoint_workloads.contains(&*status.name));
     let other_statuses = statuses.filter(|status| status.name != workload);
     let steps = other_statuses.flat_map(|status| {
         let steps = status.application.iter().flat_map(application_steps);
@@ -76,7 +80,7 @@ pub(super) fn endpoint_application_steps(
             ..step
         })
     });
-    steps.filter(|step| step.verdict != StepResult::Ok).collect()
+    steps.filter(|step| step.verdict != StepVerdict::Ok).collect()
 }
 
 /// Returns the steps for the state of an application, and for the ports that it does not serve.
@@ -122,9 +126,9 @@ fn format_last_exit(application: &ApplicationStatus) -> String {
 
 /// Returns the steps for outbound listeners and the DNS listener.
 fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
-    let closed = conditions_of_kind(workload, "listener-closed")
+    let closed_steps = conditions_of_kind(workload, "listener-closed")
         .chain(conditions_of_kind(workload, "dns-closed"));
-    let closed: Vec<DiagnosisStep> = closed
+    let closed_steps: Vec<DiagnosisStep> = closed_steps
         .map(|condition| {
             DiagnosisStep::problem(
                 "listener",
@@ -133,14 +137,17 @@ fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
             )
         })
         .collect();
-    if !closed.is_empty() || workload.sidecar != "connected" {
-        return closed;
+    if !closed_steps.is_empty() || workload.sidecar != "connected" {
+        return closed_steps;
     }
-    let open: Vec<&str> =
+    let open_addresses: Vec<&str> =
         workload.outbound_listeners.iter().map(|listener| listener.listen.as_str()).collect();
-    match open.as_slice() {
+    match open_addresses.as_slice() {
         [] => vec![DiagnosisStep::success("listener", "all are open")],
-        open => vec![DiagnosisStep::success("listener", format!("open at {}", open.join(", ")))],
+        open_addresses => vec![DiagnosisStep::success(
+            "listener",
+            format!("open at {}", open_addresses.join(", ")),
+        )],
     }
 }
 
@@ -187,13 +194,13 @@ mod tests {
         ] {
             let workload = workload_status(conditions, application);
             let steps = condition_steps(&DiagnosisInputs::default(), &workload, None);
-            let failed = steps.iter().filter(|step| step.verdict == StepResult::Problem);
+            let failed = steps.iter().filter(|step| step.verdict == StepVerdict::Problem);
             let failed: Vec<&str> = failed.map(|step| step.name).collect();
             assert!(!failed.is_empty() && failed.iter().all(|step| *step == name), "{steps:?}");
         }
         let healthy = workload_status(json!([]), json!(null));
         let steps = condition_steps(&DiagnosisInputs::default(), &healthy, None);
-        assert!(steps.iter().all(|step| step.verdict == StepResult::Ok), "{steps:?}");
+        assert!(steps.iter().all(|step| step.verdict == StepVerdict::Ok), "{steps:?}");
     }
 
     #[test]
@@ -233,7 +240,7 @@ mod tests {
             (Some("shop/ap"), false),
         ] {
             let steps = condition_steps(&inputs, &workload_status(open.clone(), json!(null)), to);
-            let failed = steps.iter().any(|step| step.verdict == StepResult::Problem);
+            let failed = steps.iter().any(|step| step.verdict == StepVerdict::Problem);
             assert_eq!(failed, fails, "{to:?}: {steps:?}");
         }
     }

@@ -15,14 +15,14 @@ use crate::tap::percent_encode;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct ServiceReachability {
     service: String,
-    /// The reason why the sidecar has no configuration for the service, if it has none.
+    /// The reason why the sidecar has no configuration for the service; `None` if it has one.
     reason: Option<String>,
     endpoints: Vec<EndpointReachability>,
     /// The number of endpoints that were not tried, beyond the limit.
     omitted: usize,
 }
 
-/// The result for one endpoint.
+/// The result of the connection attempt to one endpoint; `reason` is `None` on success.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 struct EndpointReachability {
     workload: String,
@@ -32,8 +32,8 @@ struct EndpointReachability {
 }
 
 impl ServiceReachability {
-    /// Has a sidecar connect to the endpoints. Returns `None` if it cannot, such as a sidecar of an older
-    /// release.
+    /// Makes a sidecar connect to the endpoints of a service. Returns `None` if the sidecar does not support
+    /// the query, such as a sidecar of an older release.
     pub(super) async fn query_sidecar(
         mesh: &MeshSocket,
         workload: &str,
@@ -50,7 +50,7 @@ impl ServiceReachability {
         &self.service
     }
 
-    /// Returns the steps for the results.
+    /// Returns the steps for the results: unreachable endpoints, and a summary of the reached ones.
     pub(super) fn steps(&self) -> Vec<DiagnosisStep> {
         const NAME: &str = "connectivity";
         let service = &self.service;
@@ -63,11 +63,11 @@ impl ServiceReachability {
             let hint = "the service has none, or no policy allows this workload to call it: see the other steps";
             return vec![DiagnosisStep::notice(NAME, message, hint)];
         }
-        let unreachable = self
+        let unreachable_endpoints = self
             .endpoints
             .iter()
             .filter_map(|endpoint| Some((endpoint, endpoint.reason.as_ref()?)));
-        let mut steps: Vec<DiagnosisStep> = unreachable
+        let mut steps: Vec<DiagnosisStep> = unreachable_endpoints
             .map(|(endpoint, reason)| {
                 let EndpointReachability { workload, address, duration_ms, .. } = endpoint;
                 let message = format!(
@@ -78,15 +78,15 @@ impl ServiceReachability {
             .collect();
         let reached_count = self.endpoints.len() - steps.len();
         if reached_count > 0 {
-            let slowest = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
-            let slowest = slowest.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
-            let omitted = match self.omitted {
+            let slowest_ms = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
+            let slowest_ms = slowest_ms.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
+            let omitted_text = match self.omitted {
                 0 => String::new(),
                 count => format!("; {count} more were not tried"),
             };
             let total = self.endpoints.len();
             let message = format!(
-                "{service}: reached {reached_count} of {}, with mutual TLS, within {slowest:.0} ms{omitted}",
+                "{service}: reached {reached_count} of {}, with mutual TLS, within {slowest_ms:.0} ms{omitted_text}",
                 format_count(total, "endpoint")
             );
             steps.insert(0, DiagnosisStep::success(NAME, message));
@@ -162,7 +162,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::diagnose::steps::StepResult;
+    use crate::diagnose::steps::StepVerdict;
 
     fn sample_reachability(reasons: &[Option<&str>]) -> ServiceReachability {
         let endpoint = |(number, reason): (usize, &Option<&str>)| EndpointReachability {
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn unreachable_endpoints_are_named_with_a_hint() {
         let steps = sample_reachability(&[None, Some("connect-failed"), None]).steps();
-        let verdicts: Vec<StepResult> = steps.iter().map(|step| step.verdict).collect();
-        assert_eq!(verdicts, [StepResult::Ok, StepResult::Problem]);
+        let verdicts: Vec<StepVerdict> = steps.iter().map(|step| step.verdict).collect();
+        assert_eq!(verdicts, [StepVerdict::Ok, StepVerdict::Problem]);
         assert!(steps[0].message.contains("shop/stock: reached 2 of 3 endpoints"), "{steps:?}");
         assert!(steps[0].message.contains("2 more were not tried"), "{steps:?}");
         assert!(
@@ -192,26 +192,26 @@ mod tests {
         );
         let hint = steps[1].hint.as_deref().unwrap_or_default();
         assert!(hint.ends_with("(leno explain connect-failed)"), "{hint}");
-        assert_eq!(sample_reachability(&[]).steps()[0].verdict, StepResult::Notice);
+        assert_eq!(sample_reachability(&[]).steps()[0].verdict, StepVerdict::Notice);
         let unknown = ServiceReachability {
             reason: Some("discovery-timeout".to_owned()),
             ..sample_reachability(&[])
         };
-        assert_eq!(unknown.steps()[0].verdict, StepResult::Problem);
+        assert_eq!(unknown.steps()[0].verdict, StepVerdict::Problem);
     }
 
     #[test]
     fn a_rejection_is_a_problem_whatever_its_status() {
         for (verdict, reason, expected) in [
-            ("200-range: allowed; the application responds", None, StepResult::Ok),
-            ("301: the client's sidecar sends a redirect", None, StepResult::Ok),
-            ("200 fault-injected: a fault", Some("fault-injected"), StepResult::Problem),
-            ("404 no-route: no route", Some("no-route"), StepResult::Notice),
-            ("503 no-endpoint: the service has no endpoint.", None, StepResult::Problem),
+            ("200-range: allowed; the application responds", None, StepVerdict::Ok),
+            ("301: the client's sidecar sends a redirect", None, StepVerdict::Ok),
+            ("200 fault-injected: a fault", Some("fault-injected"), StepVerdict::Problem),
+            ("404 no-route: no route", Some("no-route"), StepVerdict::Notice),
+            ("503 no-endpoint: the service has no endpoint.", None, StepVerdict::Problem),
             (
                 "it depends on the endpoint (allowed, denied): see the lines above",
                 None,
-                StepResult::Notice,
+                StepVerdict::Notice,
             ),
         ] {
             let explanation = Explanation {
@@ -235,8 +235,8 @@ mod tests {
         let url = service("TCP");
         assert_eq!(url, "tcp://redis.shop:6379");
         for (verdict, reason, expected) in [
-            ("allowed: the connection reaches the application", None, StepResult::Ok),
-            ("reset denied: no policy", Some("denied"), StepResult::Problem),
+            ("allowed: the connection reaches the application", None, StepVerdict::Ok),
+            ("reset denied: no policy", Some("denied"), StepVerdict::Problem),
         ] {
             let explanation = Explanation {
                 text: format!("verdict   {verdict}\n"),

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leno_control::findings::rejection_text::{self, Objects};
+use leno_control::findings::rejection_text::{self, MeshObjects};
 use leno_control::findings::{absent_sidecar_hint, rejoin_hint};
 use leno_control::status::{
     CertificateStatus, EdgeStatus, HistoryStatus, PolicyStatus, ProxyStatus, RejectedJoinStatus,
@@ -14,13 +14,13 @@ use leno_model::Reason;
 use serde::{Deserialize, Serialize};
 
 use super::reachability::ServiceReachability;
-use super::{calls, conditions, reachability};
+use super::{calls, conditions, reachability, unknown_names};
 use crate::duration::format_duration;
 use crate::figures::{DEGRADED_BELOW, FAILING_BELOW, format_count, format_share};
 use crate::get::describe_scope;
 use crate::revoke::nearest_name;
 
-/// The inputs of a diagnosis.
+/// The responses of the control plane and of the workload's sidecar from which a diagnosis is built.
 #[derive(Default)]
 pub(super) struct DiagnosisInputs {
     pub(super) status: Status,
@@ -37,27 +37,27 @@ pub(super) struct DiagnosisInputs {
     pub(super) rejections: Vec<RejectionStatus>,
     /// The counted requests from workloads and services to services.
     pub(super) edges: Vec<EdgeStatus>,
-    /// The readiness that the sidecar reports; `None` if it is not connected here.
+    /// The readiness that the sidecar reports; `None` if the sidecar is not connected to this control plane.
     pub(super) readiness: Option<Result<(), String>>,
     /// The endpoints that the sidecar has ejected.
-    pub(super) ejected: Vec<EjectedEndpoint>,
+    pub(super) ejected_endpoints: Vec<EndpointEjection>,
     /// The results of the sidecar's connection attempts to endpoints.
     pub(super) reachability: Vec<ServiceReachability>,
     /// Names that the application called and that no service has.
     pub(super) unknown_names: Vec<String>,
-    /// The decision on a request to the service of `--to`.
+    /// The decision on a request to the service of `--to`; `None` without the option or a decision.
     pub(super) decision: Option<DiagnosisStep>,
 }
 
 /// The response of a sidecar at `/ejected`.
 #[derive(Debug, Deserialize)]
-pub(super) struct EjectedPage {
-    pub(super) ejected: Vec<EjectedEndpoint>,
+pub(super) struct EjectedResponse {
+    pub(super) ejected: Vec<EndpointEjection>,
 }
 
 /// An endpoint that a sidecar has ejected.
 #[derive(Debug, Deserialize)]
-pub(super) struct EjectedEndpoint {
+pub(super) struct EndpointEjection {
     service: String,
     workload: String,
     cause: String,
@@ -67,17 +67,17 @@ pub(super) struct EjectedEndpoint {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct DiagnosisStep {
     pub(super) name: &'static str,
-    pub(super) verdict: StepResult,
+    pub(super) verdict: StepVerdict,
     /// The observation.
     pub(super) message: String,
     /// The suggested action.
     pub(super) hint: Option<String>,
 }
 
-/// The verdict on a step.
+/// The verdict of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum StepResult {
+pub(super) enum StepVerdict {
     /// The step works.
     Ok,
     /// The step works, but may explain an observation.
@@ -86,7 +86,7 @@ pub(super) enum StepResult {
     Problem,
 }
 
-impl StepResult {
+impl StepVerdict {
     pub(super) const fn symbol(self) -> char {
         match self {
             Self::Ok => '✓',
@@ -98,12 +98,12 @@ impl StepResult {
 
 impl DiagnosisStep {
     pub(super) fn success(name: &'static str, message: impl Into<String>) -> Self {
-        Self { name, verdict: StepResult::Ok, message: message.into(), hint: None }
+        Self { name, verdict: StepVerdict::Ok, message: message.into(), hint: None }
     }
 
     fn from_verdict(
         name: &'static str,
-        verdict: StepResult,
+        verdict: StepVerdict,
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
@@ -115,7 +115,7 @@ impl DiagnosisStep {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict(name, StepResult::Problem, message, hint)
+        Self::from_verdict(name, StepVerdict::Problem, message, hint)
     }
 
     pub(super) fn notice(
@@ -123,7 +123,7 @@ impl DiagnosisStep {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> Self {
-        Self::from_verdict(name, StepResult::Notice, message, hint)
+        Self::from_verdict(name, StepVerdict::Notice, message, hint)
     }
 
     /// Replaces `leno explain request` in the hint with the complete command.
@@ -134,18 +134,18 @@ impl DiagnosisStep {
     }
 }
 
-/// Returns all steps of a diagnosis; if the workload does not exist, only that step.
+/// Returns all steps of a diagnosis; a single failing step if the workload does not exist.
 pub(super) fn build_steps(
     inputs: &DiagnosisInputs,
     name: &str,
     to: Option<&str>,
 ) -> Vec<DiagnosisStep> {
-    let Some(workload) = inputs.workloads.iter().find(|existing| existing.name == name) else {
-        let existing: Vec<&str> =
+    let Some(workload) = inputs.workloads.iter().find(|candidate| candidate.name == name) else {
+        let existing_names: Vec<&str> =
             inputs.workloads.iter().map(|workload| workload.name.as_str()).collect();
         let hint =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
-        let hint = match nearest_name(name, &existing) {
+        let hint = match nearest_name(name, &existing_names) {
             Some(nearest) => format!("did you mean {nearest}? If not, {hint}"),
             None => hint.to_owned(),
         };
@@ -176,7 +176,10 @@ pub(super) fn build_steps(
                     && rejection.clients.iter().any(|client| client == name)
             };
             steps.extend(rejection_steps(inputs, is_outside));
-            steps.extend(unknown_name_steps(&inputs.unknown_names, &existing_namespaces(inputs)));
+            steps.extend(unknown_names::unknown_name_steps(
+                &inputs.unknown_names,
+                &existing_namespaces(inputs),
+            ));
         }
     }
     steps
@@ -200,48 +203,6 @@ fn existing_namespaces(inputs: &DiagnosisInputs) -> BTreeSet<&str> {
     let services = inputs.services.iter().map(|object| object.name.as_str());
     let names = services.chain(inputs.workloads.iter().map(|object| object.name.as_str()));
     names.filter_map(|name| name.split_once('/')).map(|(namespace, _)| namespace).collect()
-}
-
-/// Returns the steps for called names that are not services: information for the owner of the workload, not a
-/// failure of the mesh. A name in a missing namespace is a host outside the mesh.
-fn unknown_name_steps(names: &[String], namespaces: &BTreeSet<&str>) -> Vec<DiagnosisStep> {
-    let is_inside = |name: &&String| {
-        name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
-    };
-    let (inside, outside): (Vec<&String>, Vec<&String>) = names.iter().partition(is_inside);
-    let inside: Vec<String> = inside.into_iter().cloned().collect();
-    let outside: Vec<String> = outside.into_iter().map(|name| service_host(name)).collect();
-    let services = match inside.as_slice() {
-        [] => None,
-        [name] => Some(format!("it called {name}: no such service")),
-        _ => Some(format!("it called {}: no such services", join_first_names(&inside))),
-    };
-    let hosts = match outside.as_slice() {
-        [] => None,
-        [name] => Some(format!(
-            "it called {name}: a host outside the mesh, as there is no such namespace"
-        )),
-        _ => Some(format!(
-            "it called {}: hosts outside the mesh, as there are no such namespaces",
-            join_first_names(&outside)
-        )),
-    };
-    let service_hint =
-        "check the host name in the application; list the services: leno get services";
-    let host_hint = "spec.egress of the MeshConfig permits or denies hosts outside the mesh; for a service, \
-                    check the namespace in the host name";
-    let services = services.map(|message| DiagnosisStep::notice("names", message, service_hint));
-    let hosts = hosts.map(|message| DiagnosisStep::notice("names", message, host_hint));
-    services.into_iter().chain(hosts).collect()
-}
-
-/// Joins the first names of a list, with the number of omitted ones.
-fn join_first_names(names: &[String]) -> String {
-    let first = names.get(..names.len().min(MAX_UNKNOWN_NAMES)).unwrap_or_default();
-    match names.len() - first.len() {
-        0 => first.join(", "),
-        omitted => format!("{} and {omitted} more", first.join(", ")),
-    }
 }
 
 fn sidecar_step(
@@ -294,12 +255,13 @@ fn sidecar_step(
     )
 }
 
-fn identity_step(inputs: &DiagnosisInputs, name: &str) -> DiagnosisStep {
-    let step = "identity";
-    let certificate = inputs.certificates.iter().find(|certificate| certificate.workload == name);
+fn identity_step(inputs: &DiagnosisInputs, workload: &str) -> DiagnosisStep {
+    let name = "identity";
+    let certificate =
+        inputs.certificates.iter().find(|certificate| certificate.workload == workload);
     let Some(CertificateStatus { identity, valid_for_seconds, .. }) = certificate else {
         return DiagnosisStep::notice(
-            step,
+            name,
             "no certificate was issued since this control plane started",
             "a certificate issued earlier stays valid until it expires",
         );
@@ -307,32 +269,34 @@ fn identity_step(inputs: &DiagnosisInputs, name: &str) -> DiagnosisStep {
     let validity = format_duration(Duration::from_secs(*valid_for_seconds));
     if *valid_for_seconds == 0 {
         let hint = match inputs.status.kubernetes {
-            true => rejoin_hint(&inputs.status, name),
-            false => format!("create a new token and start the sidecar with it: leno token {name}"),
+            true => rejoin_hint(&inputs.status, workload),
+            false => {
+                format!("create a new token and start the sidecar with it: leno token {workload}")
+            }
         };
         return DiagnosisStep::problem(
-            step,
+            name,
             format!("{identity} has expired: peers reject it"),
             hint,
         );
     }
     if *valid_for_seconds <= inputs.status.certificate_lifetime_seconds / 5 {
         let hint = "its sidecar should have renewed it: check that it reaches the control plane";
-        return DiagnosisStep::problem(step, format!("{identity} expires in {validity}"), hint);
+        return DiagnosisStep::problem(name, format!("{identity} expires in {validity}"), hint);
     }
-    DiagnosisStep::success(step, format!("{identity}, valid for another {validity}"))
+    DiagnosisStep::success(name, format!("{identity}, valid for another {validity}"))
 }
 
 /// Returns the steps for inbound listeners, and for the workload's endpoints of each service.
 fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
-    let closed = ports.iter().filter(|port| !workload.listeners.contains_key(port));
-    let closed: Vec<String> = closed.map(u16::to_string).collect();
-    if !closed.is_empty() {
+    let closed_ports = ports.iter().filter(|port| !workload.listeners.contains_key(port));
+    let closed_ports: Vec<String> = closed_ports.map(u16::to_string).collect();
+    if !closed_ports.is_empty() {
         steps.push(DiagnosisStep::problem(
             "inbound",
-            format!("no inbound listener for port {}", closed.join(", ")),
+            format!("no inbound listener for port {}", closed_ports.join(", ")),
             "its log has the reason: the address may be in use",
         ));
     } else if !ports.is_empty() {
@@ -341,17 +305,21 @@ fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Dia
             .push(DiagnosisStep::success("inbound", format!("open for port {}", ports.join(", "))));
     }
     for service in workload.services.iter().filter_map(|name| find_service(inputs, name)) {
-        let missing = service.ports.iter().filter(|port| {
+        let missing_ports = service.ports.iter().filter(|port| {
             !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
         });
-        let missing: Vec<String> = missing.map(|port| port.port.to_string()).collect();
-        steps.push(match missing.is_empty() {
+        let missing_ports: Vec<String> = missing_ports.map(|port| port.port.to_string()).collect();
+        steps.push(match missing_ports.is_empty() {
             true => {
                 DiagnosisStep::success("endpoint", format!("is an endpoint of {}", service.name))
             }
             false => DiagnosisStep::problem(
                 "endpoint",
-                format!("is not an endpoint of {} at port {}", service.name, missing.join(", ")),
+                format!(
+                    "is not an endpoint of {} at port {}",
+                    service.name,
+                    missing_ports.join(", ")
+                ),
                 "it has no port for the service's targetPort, is not ready, or its sidecar has not \
                  reported its listeners",
             ),
@@ -361,10 +329,10 @@ fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Dia
 }
 
 fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
-    let applicable: Vec<&PolicyStatus> =
+    let applicable_policies: Vec<&PolicyStatus> =
         inputs.policies.iter().filter(|policy| applies_to(policy, workload)).collect();
-    let invalid = applicable.iter().filter(|policy| !policy.problems.is_empty());
-    let mut steps: Vec<DiagnosisStep> = invalid
+    let invalid_policies = applicable_policies.iter().filter(|policy| !policy.problems.is_empty());
+    let mut steps: Vec<DiagnosisStep> = invalid_policies
         .map(|policy| {
             let message =
                 format!("{} {}: {}", policy.kind, policy.name, policy.problems.join("; "));
@@ -376,7 +344,7 @@ fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diag
         })
         .collect();
     if steps.is_empty() {
-        let in_force = applicable.iter().filter(|policy| policy.in_force).count();
+        let in_force = applicable_policies.iter().filter(|policy| policy.in_force).count();
         let mode = &inputs.status.default_policy;
         steps.push(DiagnosisStep::success(
             "policy",
@@ -400,10 +368,11 @@ fn request_steps(inputs: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> 
     if !steps.is_empty() {
         return steps;
     }
-    let success = inputs.histories.get(service).and_then(|history| history.rates.success);
+    let success_rate = inputs.histories.get(service).and_then(|history| history.rates.success);
     let reason = most_frequent_reason(inputs, service);
-    let step =
-        success.map(|success| success_step(success, &format!("the requests to {service}"), reason));
+    let step = success_rate.map(|success_rate| {
+        success_step(success_rate, &format!("the requests to {service}"), reason)
+    });
     step.map(|step| step.with_request(&explain_command(inputs, None, service)))
         .into_iter()
         .collect()
@@ -418,10 +387,14 @@ pub(super) fn most_frequent_reason<'a>(
     reasons.max_by_key(|(_, count)| **count).map(|(reason, _)| reason.as_str())
 }
 
-/// Returns the step for a success rate, with the most frequent reason if it is low.
-pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -> DiagnosisStep {
-    let share = format_share(Some(success));
-    if success >= DEGRADED_BELOW {
+/// Returns the step for a success rate (0 to 1), with the most frequent reason if the rate is low.
+pub(super) fn success_step(
+    success_rate: f64,
+    requests: &str,
+    reason: Option<&str>,
+) -> DiagnosisStep {
+    let share = format_share(Some(success_rate));
+    if success_rate >= DEGRADED_BELOW {
         return DiagnosisStep::success("requests", format!("{share} of {requests} succeed"));
     }
     let known_reason = reason
@@ -433,33 +406,35 @@ pub(super) fn success_step(success: f64, requests: &str, reason: Option<&str>) -
         }
         None => "the application sends these responses: check its log".to_owned(),
     };
-    let verdict = if success < FAILING_BELOW { StepResult::Problem } else { StepResult::Notice };
+    let verdict =
+        if success_rate < FAILING_BELOW { StepVerdict::Problem } else { StepVerdict::Notice };
     let message = format!("{share} of {requests} succeed{reason_text}");
     DiagnosisStep::from_verdict("requests", verdict, message, hint)
 }
 
-/// Returns the steps for rejected requests that `is_relevant` selects, one for each reason, the largest share
+/// Returns the steps for the rejected requests that `is_relevant` selects, one per reason, the largest share
 /// first.
 pub(super) fn rejection_steps(
     inputs: &DiagnosisInputs,
     is_relevant: impl Fn(&RejectionStatus) -> bool,
 ) -> Vec<DiagnosisStep> {
-    let relevant = inputs.rejections.iter().filter(|rejection| is_relevant(rejection));
-    let notable = relevant.filter(|rejection| rejection_text::is_notable(rejection));
-    let mut notable: Vec<&RejectionStatus> = notable.collect();
-    notable.sort_by(|first, second| second.share.total_cmp(&first.share));
-    notable.into_iter().map(|rejection| rejection_step(inputs, rejection)).collect()
+    let relevant_rejections = inputs.rejections.iter().filter(|rejection| is_relevant(rejection));
+    let notable_rejections =
+        relevant_rejections.filter(|rejection| rejection_text::is_notable(rejection));
+    let mut notable_rejections: Vec<&RejectionStatus> = notable_rejections.collect();
+    notable_rejections.sort_by(|first, second| second.share.total_cmp(&first.share));
+    notable_rejections.into_iter().map(|rejection| rejection_step(inputs, rejection)).collect()
 }
 
 fn rejection_step(inputs: &DiagnosisInputs, rejection: &RejectionStatus) -> DiagnosisStep {
-    let objects = Objects {
+    let objects = MeshObjects {
         workloads: &inputs.workloads,
         routes: &inputs.routes,
         policies: &inputs.policies,
     };
     let verdict = match 1.0 - rejection.share < FAILING_BELOW {
-        true => StepResult::Problem,
-        false => StepResult::Notice,
+        true => StepVerdict::Problem,
+        false => StepVerdict::Notice,
     };
     let reason = Reason::from_label(&rejection.reason);
     let hint = reason.map_or("update leno: the reason is unknown to this version", Reason::remedy);
@@ -488,9 +463,9 @@ pub(super) fn explain_command(
 
 /// Returns the steps for connection attempts of a workload's sidecar.
 fn endpoint_steps(inputs: &DiagnosisInputs, workload: &str) -> Vec<DiagnosisStep> {
-    let service_steps = |reached: &ServiceReachability| {
-        let command = explain_command(inputs, Some(workload), reached.service());
-        reached.steps().into_iter().map(move |step| step.with_request(&command))
+    let service_steps = |service: &ServiceReachability| {
+        let command = explain_command(inputs, Some(workload), service.service());
+        service.steps().into_iter().map(move |step| step.with_request(&command))
     };
     inputs.reachability.iter().flat_map(service_steps).collect()
 }
@@ -504,11 +479,11 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
     let mut steps = Vec::new();
     let empty_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
     let empty_ports: Vec<String> = empty_ports.map(|port| port.port.to_string()).collect();
-    let endpoints: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
+    let endpoint_count: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
     steps.push(match empty_ports.is_empty() {
         true => DiagnosisStep::success(
             "service",
-            format!("{to} has {}", format_count(endpoints, "endpoint")),
+            format!("{to} has {}", format_count(endpoint_count, "endpoint")),
         ),
         false if service.workloads.is_empty() => DiagnosisStep::problem(
             "service",
@@ -522,8 +497,8 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
         ),
     });
     let routes = inputs.routes.iter().filter(|route| service.routes.contains(&route.name));
-    let invalid = routes.filter(|route| !route.problems.is_empty());
-    steps.extend(invalid.map(|route| {
+    let invalid_routes = routes.filter(|route| !route.problems.is_empty());
+    steps.extend(invalid_routes.map(|route| {
         let message = format!("{} {}: {}", route.kind, route.name, route.problems.join("; "));
         DiagnosisStep::problem(
             "route",
@@ -531,9 +506,11 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
             "until then, requests that match this part of the route get 500",
         )
     }));
-    let ejected =
-        inputs.ejected.iter().filter(|endpoint| is_on_path(inputs, to, &endpoint.service));
-    steps.extend(ejected.map(|endpoint| {
+    let ejected_endpoints = inputs
+        .ejected_endpoints
+        .iter()
+        .filter(|endpoint| is_on_path(inputs, to, &endpoint.service));
+    steps.extend(ejected_endpoints.map(|endpoint| {
         DiagnosisStep::notice(
             "ejected",
             format!("{} is ejected: {}", endpoint.workload, endpoint.cause),
@@ -563,9 +540,6 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
     steps
 }
 
-/// The maximum number of unknown names in a list.
-const MAX_UNKNOWN_NAMES: usize = 5;
-
 fn find_service<'a>(inputs: &'a DiagnosisInputs, name: &str) -> Option<&'a ServiceStatus> {
     inputs.services.iter().find(|service| service.name == name)
 }
@@ -575,25 +549,5 @@ pub(super) fn service_host(service: &str) -> String {
     match service.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
         None => service.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_unknown_namespaces_are_hosts_outside_the_mesh() {
-        let names = ["com/example", "internal/foo", "shop/typo"].map(str::to_owned);
-        let messages = |names: &[String]| {
-            let steps = unknown_name_steps(names, &BTreeSet::from(["shop"]));
-            steps.into_iter().map(|step| step.message).collect::<Vec<_>>()
-        };
-        let typo = "it called shop/typo: no such service";
-        let hosts = "it called example.com, foo.internal: hosts outside the mesh, as there are no such namespaces";
-        assert_eq!(messages(&names), [typo, hosts]);
-        let host = "it called example.com: a host outside the mesh, as there is no such namespace";
-        assert_eq!(messages(&names[..1]), [host]);
-        assert_eq!(messages(&[]), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Decision for one backend: the endpoints that remain, and the policies that apply.
+//! Decision for one backend: the endpoints that may receive the request, and the policies that apply to it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use leno_traffic::{CompiledPort, CompiledSnapshot, RequestView};
 
 use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
-use super::traffic_policy::{PolicyEffect, describe_fault, list_policies};
+use super::traffic_policy::{PolicyEffect, describe_fault, describe_policies};
 
 /// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port` is the
 /// port that the rule is attached to, `total_weight` the sum of the weights.
@@ -27,8 +27,8 @@ pub(super) fn decide_backend(
     decide_port(backend, share, port.zip(policies), &compiled.snapshot.config, request)
 }
 
-/// Decides requests to a port that receives this share of them, 0 to 1, under the policies of `destination`.
-/// `None` if the port does not exist.
+/// Decides requests to a port under the policies of `destination`, which is `None` if the port does not exist.
+/// The port receives `share` of the requests, 0 to 1.
 pub(super) fn decide_port(
     backend: &WeightedBackend,
     share: f64,
@@ -99,19 +99,20 @@ fn describe_traffic_policy(
     request: Option<&RequestView<'_>>,
 ) -> Vec<PolicyEffect> {
     let Some(traffic_policy) = traffic_policy else { return Vec::new() };
-    let mut effects = list_policies(traffic_policy, request.is_none());
+    let mut effects = describe_policies(traffic_policy, request.is_none());
     let balancing = traffic_policy.balancing.as_ref();
-    let key = balancing.and_then(|balancing| {
+    let request_hash = balancing.and_then(|balancing| {
         RequestHash::for_request(
             balancing.rule.algorithm.hash_key()?,
             request,
             &client_config.workload,
         )
     });
-    let index =
-        key.zip(hash_table).and_then(|(key, hash_table)| hash_table.find_endpoint(key.0, |_| true));
+    let endpoint_index = request_hash
+        .zip(hash_table)
+        .and_then(|(request_hash, hash_table)| hash_table.find_endpoint(request_hash.0, |_| true));
     if let (Some(balancing), Some(endpoint)) =
-        (balancing, index.and_then(|index| port.endpoints.get(index)))
+        (balancing, endpoint_index.and_then(|endpoint_index| port.endpoints.get(endpoint_index)))
         && port.tags.is_none()
     {
         effects.push(PolicyEffect {

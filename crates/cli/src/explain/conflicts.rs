@@ -1,20 +1,20 @@
-//! The matches that did not decide a request, with the reasons.
+//! Route matches that did not decide a request, each with the reason, for `leno explain request`.
 
 use leno_model::{RequestMatch, RouteKind, RouteName, RouteRule};
 use leno_traffic::{
     Mismatch, Precedence, RequestMatcher, RequestView, precedence, takes_precedence,
 };
 
-/// A match that did not decide the request.
+/// A match of a route rule that did not decide the request.
 #[derive(Debug)]
 pub(super) struct UnusedMatch {
     pub(super) kind: RouteKind,
     pub(super) route: RouteName,
     /// The index of the match's rule in its own route, from 0.
-    pub(super) rule: usize,
+    pub(super) rule_index: usize,
     /// The index of the match in the rule, from 0.
-    pub(super) index: usize,
-    pub(super) request: RequestMatch,
+    pub(super) match_index: usize,
+    pub(super) request_match: RequestMatch,
     pub(super) reason: UnusedReason,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum UnusedReason {
 }
 
 impl UnusedReason {
-    /// Returns a short description.
+    /// Returns a short description for people.
     pub(super) fn describe(&self) -> String {
         match self {
             Self::Mismatch(Mismatch::Path) => "the path does not match".to_owned(),
@@ -50,30 +50,39 @@ impl UnusedReason {
     }
 }
 
-/// Returns the matches of a port's rules that did not decide; `decisive_position` is the rule and the match that did, if
-/// any.
+/// Returns the matches of a port's rules that did not decide. `decisive_position` has the indices of the
+/// decisive rule in `rules` and of its match; `None` if no rule decided.
 pub(super) fn find_conflicts(
     rules: &[RouteRule],
     decisive_position: Option<(usize, usize)>,
     view: &RequestView<'_>,
 ) -> Vec<UnusedMatch> {
-    let decisive = decisive_position.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
+    let decisive_match =
+        decisive_position.and_then(|(rule, index)| rules.get(rule)?.matches.get(index));
     let mut conflicts = Vec::new();
     for (rule_position, rule) in rules.iter().enumerate() {
         let rule_index = index_in_route(rules, rule_position);
-        for (index, request) in rule.matches.iter().enumerate() {
-            if decisive_position == Some((rule_position, index)) {
+        for (match_index, request_match) in rule.matches.iter().enumerate() {
+            if decisive_position == Some((rule_position, match_index)) {
                 continue;
             }
-            let Ok(matcher) = RequestMatcher::compile(request) else { continue };
-            let reason = match (matcher.first_mismatch(view), decisive) {
+            let Ok(matcher) = RequestMatcher::compile(request_match) else { continue };
+            let reason = match (matcher.first_mismatch(view), decisive_match) {
                 (Some(mismatch), _) => UnusedReason::Mismatch(mismatch),
-                (None, Some(decisive)) => UnusedReason::Outranked(precedence(decisive, request)),
+                (None, Some(decisive_match)) => {
+                    UnusedReason::Outranked(precedence(decisive_match, request_match))
+                }
                 (None, None) => continue,
             };
-            let request = request.clone();
             let (kind, route) = (rule.kind, rule.route.clone());
-            conflicts.push(UnusedMatch { kind, route, rule: rule_index, index, request, reason });
+            conflicts.push(UnusedMatch {
+                kind,
+                route,
+                rule_index,
+                match_index,
+                request_match: request_match.clone(),
+                reason,
+            });
         }
     }
     // Matches that the request fulfills come first.
@@ -87,17 +96,19 @@ pub(super) fn index_in_route(rules: &[RouteRule], position: usize) -> usize {
     rules.iter().take(position).filter(|rule| Some(&rule.route) == route).count()
 }
 
-/// Returns the index of the match with the highest precedence among those that the request fulfills.
+/// Returns the index of the match with the highest precedence among the matches that the request fulfills; 0 if
+/// it fulfills none.
 pub(super) fn find_preferred_match(matches: &[RequestMatch], view: &RequestView<'_>) -> usize {
-    let is_match = |request: &RequestMatch| {
-        RequestMatcher::compile(request).is_ok_and(|matcher| matcher.matches(view))
+    let is_fulfilled = |request_match: &RequestMatch| {
+        RequestMatcher::compile(request_match).is_ok_and(|matcher| matcher.matches(view))
     };
-    let mut matching = matches.iter().enumerate().filter(|(_, request)| is_match(request));
-    let first = matching.next().map_or(0, |(index, _)| index);
-    matching.fold(first, |best, (index, request)| {
-        match matches.get(best).is_some_and(|best| takes_precedence(request, best)) {
+    let mut fulfilled_matches =
+        matches.iter().enumerate().filter(|(_, request_match)| is_fulfilled(request_match));
+    let first_index = fulfilled_matches.next().map_or(0, |(index, _)| index);
+    fulfilled_matches.fold(first_index, |best_index, (index, request_match)| {
+        match matches.get(best_index).is_some_and(|best| takes_precedence(request_match, best)) {
             true => index,
-            false => best,
+            false => best_index,
         }
     })
 }

@@ -18,8 +18,8 @@ use leno_traffic::{
 use super::backend::{decide_backend, decide_port};
 use super::conflicts::{UnusedMatch, find_conflicts, find_preferred_match, index_in_route};
 use super::inbound::{
-    check_access, describe_lane_rule, describe_rate_limits, describe_token_checks, has_token,
-    ingress_rules,
+    check_access, describe_ingress_rules, describe_lane, describe_rate_limits,
+    describe_token_checks, has_token,
 };
 use super::outside::EgressPermission;
 use super::tags::DecidedTags;
@@ -45,18 +45,19 @@ pub(super) enum MissingPart {
 }
 
 impl MissingPart {
-    fn for_service(objects: &[Object], requested: Option<&ServiceName>) -> Option<Self> {
-        let requested = requested?;
+    fn for_service(objects: &[Object], requested_service: Option<&ServiceName>) -> Option<Self> {
+        let requested_service = requested_service?;
         let services = objects.iter().filter_map(|object| match object {
             Object::Service(service) => Some(service),
             _ => None,
         });
-        let same_name: Vec<_> =
-            services.filter(|service| service.name.name == requested.name).collect();
-        if let Some(service) = same_name.iter().find(|service| service.name == *requested) {
+        let candidates: Vec<_> =
+            services.filter(|service| service.name.name == requested_service.name).collect();
+        if let Some(service) = candidates.iter().find(|service| service.name == *requested_service)
+        {
             return Some(Self::Port(service.ports.iter().map(|port| port.port).collect()));
         }
-        Some(Self::Service(same_name.into_iter().map(|service| service.name.clone()).collect()))
+        Some(Self::Service(candidates.into_iter().map(|service| service.name.clone()).collect()))
     }
 }
 
@@ -82,7 +83,7 @@ pub(super) struct RequestDecision {
     /// The retry policy, if no rule of a route sets one.
     pub(super) retry: Option<ServiceRetry>,
     /// The request as endpoints receive it, if the rule changes it.
-    pub(super) sent: Option<ExplainedRequest>,
+    pub(super) forwarded_request: Option<ExplainedRequest>,
     pub(super) backends: Vec<DecidedBackend>,
     /// The policies of the called service, if the request reaches no backend.
     pub(super) unapplied: Vec<UnappliedPolicy>,
@@ -95,7 +96,7 @@ pub(super) struct RequestDecision {
 pub(super) struct DecidedRoute {
     pub(super) rule: RouteRule,
     /// The index of the rule in its own route, from 0.
-    pub(super) index: usize,
+    pub(super) rule_index: usize,
     /// The index of the decisive match among the rule's matches, from 0.
     pub(super) match_index: usize,
 }
@@ -115,7 +116,7 @@ pub(super) struct DecidedBackend {
     pub(super) unapplied: Vec<UnappliedPolicy>,
     /// The reason why the client's sidecar rejects requests to the backend.
     pub(super) rejection: Option<Reason>,
-    /// The status of that rejection, if a policy sets it.
+    /// The status of the rejection, if a policy sets it.
     pub(super) status: Option<u16>,
     /// The effect of tag rules on such requests, if there are any.
     pub(super) tags: Option<DecidedTags>,
@@ -188,7 +189,7 @@ impl RequestDecision {
             is_preflight: false,
             session_endpoint: None,
             retry: None,
-            sent: None,
+            forwarded_request: None,
             backends: Vec::new(),
             unapplied: Vec::new(),
             rejection: None,
@@ -250,21 +251,21 @@ impl RequestDecision {
             account: compiled.snapshot.config.account.clone(),
         };
         let (port_number, opaque) = (request.target.port, is_opaque(port.protocol));
-        let request = self.sent.as_ref().unwrap_or(request);
+        let request = self.forwarded_request.as_ref().unwrap_or(request);
         for backend in &mut backends {
             for decided in &mut backend.endpoints {
                 let workload = &decided.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
                 let inbound_port = decided.endpoint.address.port();
                 decided.access = check_access(&snapshot, &peer, request, inbound_port, opaque)?;
-                decided.ingress_rules = ingress_rules(&snapshot, inbound_port);
+                decided.ingress_rules = describe_ingress_rules(&snapshot, inbound_port);
                 match decided.access.rejection_reason() {
                     None => {
                         decided.has_token = has_token(&snapshot, request, inbound_port, opaque)?;
                         decided.limits =
                             describe_rate_limits(&snapshot, &peer, request, inbound_port, opaque)?;
                         decided.lane_headers =
-                            describe_lane_rule(&snapshot, request, inbound_port, opaque)?;
+                            describe_lane(&snapshot, request, inbound_port, opaque)?;
                     }
                     Some(Reason::TokenMissing) => {
                         decided.limits = describe_token_checks(&snapshot, request, inbound_port)?;
@@ -302,8 +303,8 @@ impl RequestDecision {
         port: &CompiledPort,
         request: &ExplainedRequest,
     ) -> Result<Vec<DecidedBackend>, Reason> {
-        let fields = request.request_headers();
-        let view = request.request_view(&fields);
+        let header_fields = request.request_headers();
+        let view = request.request_view(&header_fields);
         let client_config = &compiled.snapshot.config;
         let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -335,7 +336,7 @@ impl RequestDecision {
             let match_index = find_preferred_match(&decisive.matches, &view);
             self.route = Some(DecidedRoute {
                 rule: decisive.clone(),
-                index: index_in_route(rules, rule.index),
+                rule_index: index_in_route(rules, rule.index),
                 match_index,
             });
             self.conflicts = find_conflicts(rules, Some((rule.index, match_index)), &view);
@@ -352,7 +353,7 @@ impl RequestDecision {
         };
         if let Some(actions) = actions {
             self.redirection = actions.redirection(&view, request.target.port);
-            self.sent = request.apply_actions(actions);
+            self.forwarded_request = request.apply_actions(actions);
         }
         let cors = rule.actions.as_ref().and_then(|actions| actions.cors.as_ref());
         self.is_preflight = cors.is_some() && preflight_for(&view).is_some();
@@ -383,7 +384,8 @@ impl RequestDecision {
                 None,
             )?]);
         };
-        self.route = Some(DecidedRoute { rule: rule.for_requests(), index: 0, match_index: 0 });
+        self.route =
+            Some(DecidedRoute { rule: rule.for_requests(), rule_index: 0, match_index: 0 });
         self.rule_backends(objects, compiled, port, request.target.port, None)
     }
 
@@ -440,8 +442,7 @@ impl RequestDecision {
         self.redirection.is_some() || self.is_preflight
     }
 
-    /// Returns every possible outcome for such requests, each once: the reason for a rejection, or `None` for
-    /// an allowed request.
+    /// Returns each distinct outcome of these requests: the reason of a rejection, or `None` if allowed.
     pub(super) fn distinct_outcomes(&self) -> Vec<Option<Reason>> {
         let mut outcomes = Vec::new();
         let mut add_outcome = |outcome| {
@@ -489,18 +490,18 @@ impl RequestDecision {
 }
 
 impl ExplainedRequest {
-    /// Returns these statuses; for a TCP connection, which is reset, only 0.
+    /// Returns the statuses unchanged; for a TCP connection, which is reset, only the status 0.
     pub(super) fn response_statuses(&self, statuses: Vec<u16>) -> Vec<u16> {
         if self.target.is_tcp { vec![0] } else { statuses }
     }
 
     /// Returns the headers, including the `Host` that a client would send.
     pub(super) fn request_headers(&self) -> Vec<(String, String)> {
-        let mut fields = self.headers.clone();
-        if !fields.iter().any(|(name, _)| name == "host") {
-            fields.push(("host".to_owned(), self.target.authority.clone()));
+        let mut headers = self.headers.clone();
+        if !headers.iter().any(|(name, _)| name == "host") {
+            headers.push(("host".to_owned(), self.target.authority.clone()));
         }
-        fields
+        headers
     }
 
     /// Returns the request as modified by a rule; `None` if it is unchanged.
@@ -535,8 +536,7 @@ impl ExplainedRequest {
     }
 }
 
-/// Returns the workload of this name, or else the first with the service account of this name: rules apply
-/// equally to all workloads of an account.
+/// Returns the workload with this name, or else the first workload of the service account with this name.
 fn find_workload<'a>(
     objects: &'a [Object],
     name: &leno_model::WorkloadName,
@@ -560,7 +560,7 @@ fn declared_backends(objects: &[Object], route: &DecidedRoute, port: u16) -> Vec
         Object::HttpRoute(declared) | Object::GrpcRoute(declared)
             if (declared.kind, &declared.name) == (kind, name) =>
         {
-            declared.rules.get(route.index).map(|rule| rule.backends.clone())
+            declared.rules.get(route.rule_index).map(|rule| rule.backends.clone())
         }
         Object::GatewayTcpRoute(declared)
             if (RouteKind::Tcp, &declared.rule.route) == (kind, name) =>

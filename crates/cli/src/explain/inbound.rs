@@ -18,38 +18,39 @@ use super::traffic_policy::{
     describe_global_limit, describe_jwt_validation, describe_rate_limit,
 };
 
-/// Returns the access decision of the sidecar with this snapshot for a peer at a port of its application: for
-/// the request, or for an opaque connection.
+/// Returns the access decision of the sidecar with this snapshot: whether the peer may send the request, or
+/// open an opaque connection, to this port of the application.
 pub(super) fn check_access(
     snapshot: &Snapshot,
     peer: &SpiffeId,
     request: &ExplainedRequest,
     port: u16,
-    opaque: bool,
+    is_opaque: bool,
 ) -> anyhow::Result<EndpointAccess> {
     let config = &snapshot.config;
     let access = InboundAccess::from_config(config)?;
     let permit = access.authorize_connection(Some(peer), port);
-    if opaque
+    if is_opaque
         && permit.is_ok()
         && let Some(policy) = config.policy_rejecting_hidden_requests(port)
     {
         let policy = PolicyDecision::from_whole_policy(policy, &Arc::default());
         return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
     }
-    let fields = request.request_headers();
-    if !opaque
+    let header_fields = request.request_headers();
+    if !is_opaque
         && permit.is_ok()
-        && let Some(policy) = find_missing_token(snapshot, &request.request_view(&fields), port)?
+        && let Some(policy) =
+            find_missing_token(snapshot, &request.request_view(&header_fields), port)?
     {
         return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
     }
-    let decision = permit.and_then(|permit| match opaque {
+    let decision = permit.and_then(|permit| match is_opaque {
         // The opaque bytes may carry a request.
         true => access
             .authorize_tcp(&permit)
             .and_then(|allowed| access.authorize_hidden_request(&permit).map(|()| allowed)),
-        false => access.authorize_request(&permit, &request.request_view(&fields)),
+        false => access.authorize_request(&permit, &request.request_view(&header_fields)),
     });
     Ok(match decision {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
@@ -61,20 +62,21 @@ pub(super) fn check_access(
     })
 }
 
-/// Returns the policy that requires a token, if the request has none. Tokens are checked before other request
-/// rules.
+/// Returns the policy that requires a token; `None` if the request has a token or needs none. Tokens are
+/// checked before other request rules.
 fn find_missing_token(
     snapshot: &Snapshot,
     view: &RequestView<'_>,
     port: u16,
 ) -> anyhow::Result<Option<PolicyDecision>> {
     let checks = CompiledChecks::build(&snapshot.config)?;
-    let mut rules = checks
+    let mut validations = checks
         .iter()
         .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    let missing_rule = rules.find(|rule| rule.is_required(view) && !carries_token(rule, view));
-    Ok(missing_rule.map(CompiledJwtValidation::policy_decision))
+    let unmet_validation = validations
+        .find(|validation| validation.is_required(view) && !carries_token(validation, view));
+    Ok(unmet_validation.map(CompiledJwtValidation::policy_decision))
 }
 
 /// True if the request has a token where a policy expects one. Only the sidecar verifies it.
@@ -82,22 +84,22 @@ pub(super) fn has_token(
     snapshot: &Snapshot,
     request: &ExplainedRequest,
     port: u16,
-    opaque: bool,
+    is_opaque: bool,
 ) -> anyhow::Result<bool> {
-    let checks = CompiledChecks::build(&snapshot.config)?.filter(|_| !opaque);
-    let fields = request.request_headers();
-    let view = request.request_view(&fields);
-    let mut rules = checks
+    let checks = CompiledChecks::build(&snapshot.config)?.filter(|_| !is_opaque);
+    let header_fields = request.request_headers();
+    let view = request.request_view(&header_fields);
+    let mut validations = checks
         .iter()
         .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    Ok(rules.any(|rule| carries_token(rule, &view)))
+    Ok(validations.any(|validation| carries_token(validation, &view)))
 }
 
 /// True if the request has a token at a location of the policy, or a value that an application may accept as a
 /// token.
-fn carries_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
-    let mut locations = rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations);
+fn carries_token(validation: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
+    let mut locations = validation.rule.issuers.iter().flat_map(|issuer| &issuer.locations);
     locations.any(|location| match location {
         JwtLocation::Query(name) => {
             similar_parameters(view.query.unwrap_or_default(), name).next().is_some()
@@ -106,9 +108,9 @@ fn carries_token(rule: &CompiledJwtValidation, view: &RequestView<'_>) -> bool {
             None => view.fields.find_similar(name).is_some(),
             Some(value) => {
                 let scheme = prefix.trim_end();
-                let start = value.get(..scheme.len());
+                let scheme_part = value.get(..scheme.len());
                 let remainder = value.get(scheme.len()..).unwrap_or_default();
-                start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+                scheme_part.is_some_and(|scheme_part| scheme_part.eq_ignore_ascii_case(scheme))
                     && (scheme == prefix || remainder.starts_with(char::is_whitespace))
             }
         },
@@ -122,13 +124,15 @@ pub(super) fn describe_token_checks(
     port: u16,
 ) -> anyhow::Result<Vec<PolicyEffect>> {
     let checks = CompiledChecks::build(&snapshot.config)?;
-    let fields = request.request_headers();
-    let view = request.request_view(&fields);
-    let rules = checks
+    let header_fields = request.request_headers();
+    let view = request.request_view(&header_fields);
+    let validations = checks
         .iter()
         .flat_map(|checks| checks.for_port(port))
         .flat_map(CompiledPortChecks::token_validations);
-    Ok(rules.map(|rule| describe_jwt_validation(rule, rule.is_required(&view))).collect())
+    Ok(validations
+        .map(|validation| describe_jwt_validation(validation, validation.is_required(&view)))
+        .collect())
 }
 
 /// Describes the rate limits that the sidecar with this snapshot applies to the request, or to an opaque
@@ -138,19 +142,19 @@ pub(super) fn describe_rate_limits(
     peer: &SpiffeId,
     request: &ExplainedRequest,
     port: u16,
-    opaque: bool,
+    is_opaque: bool,
 ) -> anyhow::Result<Vec<PolicyEffect>> {
     let limits = CompiledLimits::build(&snapshot.config.limits, None)?;
-    if opaque {
-        let rates = limits
+    if is_opaque {
+        let connection_rates = limits
             .policy_limits(port)
             .filter_map(|policy_limits| Some((policy_limits, policy_limits.limits.connections?)));
-        return Ok(rates
+        return Ok(connection_rates
             .map(|(policy_limits, rate)| describe_connection_limit(&policy_limits.policy, rate))
             .collect());
     }
-    let fields = request.request_headers();
-    let view = request.request_view(&fields);
+    let header_fields = request.request_headers();
+    let view = request.request_view(&header_fields);
     let counting_rules = limits.counting_rules(port, &view, Some(&peer.account));
     let mut effects: Vec<PolicyEffect> = counting_rules
         .into_iter()
@@ -167,52 +171,59 @@ pub(super) fn describe_rate_limits(
             checks.required_limits(&view, client).map(|(rule, _)| describe_global_limit(rule)),
         );
     }
-    let concurrency = limits.policy_limits(port).filter_map(|policy_limits| {
+    let concurrency_rules = limits.policy_limits(port).filter_map(|policy_limits| {
         Some((policy_limits, policy_limits.limits.concurrency.as_ref()?))
     });
     effects.extend(
-        concurrency.map(|(policy_limits, rule)| describe_concurrency(&policy_limits.policy, rule)),
+        concurrency_rules
+            .map(|(policy_limits, rule)| describe_concurrency(&policy_limits.policy, rule)),
     );
     Ok(effects)
 }
 
 /// Describes the headers that the lane of the workload adds to the request for the application.
-pub(super) fn describe_lane_rule(
+pub(super) fn describe_lane(
     snapshot: &Snapshot,
     request: &ExplainedRequest,
     port: u16,
-    opaque: bool,
+    is_opaque: bool,
 ) -> anyhow::Result<Vec<String>> {
-    if opaque {
+    if is_opaque {
         return Ok(Vec::new());
     }
     let lanes = Lanes::compile(&snapshot.config.lanes)?;
-    let fields = request.request_headers();
-    let view = request.request_view(&fields);
+    let header_fields = request.request_headers();
+    let view = request.request_view(&header_fields);
     // The choice of the rule is deterministic; only the choice among its header sets is random.
     let decisive_rule = lanes.headers_for_request(port, &view, &mut || 0).rule;
     let rules = snapshot.config.lanes.get(&port).into_iter().flatten();
     let mut rules =
         rules.filter(|rule| decisive_rule.is_some_and(|(origin, _)| rule.origin == *origin));
-    Ok(rules.next().map(|rule| describe_lane_headers(rule, &fields)).into_iter().collect())
+    Ok(rules.next().map(|rule| describe_lane_headers(rule, &header_fields)).into_iter().collect())
 }
 
-fn describe_lane_headers(rule: &LaneRule, fields: &[(String, String)]) -> String {
-    let is_present =
-        |name: &str| fields.iter().any(|(present_name, _)| present_name.eq_ignore_ascii_case(name));
-    let lanes = rule.marks.iter().map(|lane| {
+fn describe_lane_headers(rule: &LaneRule, header_fields: &[(String, String)]) -> String {
+    let is_present = |name: &str| {
+        header_fields.iter().any(|(present_name, _)| present_name.eq_ignore_ascii_case(name))
+    };
+    let lane_texts = rule.marks.iter().map(|lane| {
         let headers = lane.headers.iter().map(|(name, value)| match is_present(name) {
             true => format!("{name}, as in the request"),
             false => format!("{name}: {value}"),
         });
         format!("{} % with {}", lane.percent, headers.collect::<Vec<_>>().join(" and "))
     });
-    let lanes: Vec<String> = lanes.collect();
-    format!("{} rule {} marks {}", rule.origin.object_key(), rule.origin.index, lanes.join(", "))
+    let lane_texts: Vec<String> = lane_texts.collect();
+    format!(
+        "{} rule {} marks {}",
+        rule.origin.object_key(),
+        rule.origin.index,
+        lane_texts.join(", ")
+    )
 }
 
 /// Describes the ingress rules that open a port to external clients.
-pub(super) fn ingress_rules(snapshot: &Snapshot, port: u16) -> Vec<String> {
+pub(super) fn describe_ingress_rules(snapshot: &Snapshot, port: u16) -> Vec<String> {
     let rules = snapshot.config.ingress_rules.iter().filter(|rule| rule.port == port);
     rules.map(describe_ingress_rule).collect()
 }
@@ -229,24 +240,24 @@ fn describe_ingress_rule(rule: &IngressRule) -> String {
             "over TLS with a client certificate"
         }
     };
-    let from = rule.ranges.as_ref().map(|ranges| {
-        let ranges: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
-        format!(" from {}", ranges.join(", "))
+    let ranges_text = rule.ranges.as_ref().map(|ranges| {
+        let range_texts: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
+        format!(" from {}", range_texts.join(", "))
     });
-    let from = from.unwrap_or_default();
+    let ranges_text = ranges_text.unwrap_or_default();
     let principals: Vec<String> = rule
         .accounts
         .iter()
         .map(|account| format!("account {account}"))
         .chain(rule.external_principals.iter().map(|name| format!("external principal {name}")))
         .collect();
-    let principals = match principals.as_slice() {
+    let principals_text = match principals.as_slice() {
         [] => String::new(),
         principals => format!(" of {}", principals.join(", ")),
     };
     let condition = if rule.requests.is_some() { ", for some requests" } else { "" };
     format!(
-        "{} allows clients outside the mesh {transport}{principals}{from}{condition}",
+        "{} allows clients outside the mesh {transport}{principals_text}{ranges_text}{condition}",
         rule.policy
     )
 }

@@ -1,4 +1,4 @@
-//! Requests to hosts outside the mesh.
+//! The egress decision of `leno explain request` for hosts outside the mesh.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ use super::decide::ExplainedRequest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EgressPermission {
     /// All destinations are allowed: `spec.egress` of the MeshConfig.
-    Everything,
+    AllDestinations,
     /// This Egress allows the request.
     Policy(PolicyName),
     /// An Egress allows all requests to the port.
@@ -26,7 +26,7 @@ impl EgressPermission {
     /// name is an unknown service if the mesh has its namespace, or a service of that name in another namespace.
     ///
     /// # Errors
-    /// The reason of the sidecar's rejection.
+    /// The reason with which the sidecar rejects the request.
     pub(super) fn for_request(
         objects: &[Object],
         compiled: &CompiledSnapshot,
@@ -42,35 +42,37 @@ impl EgressPermission {
             *namespace == client_config.workload.namespace
                 || services().any(|name| name.namespace == *namespace)
         };
-        let is_open = client_config.egress == Egress::Allow;
-        let may_leave = is_open || compiled.egress_rules.may_allow_port(port);
-        if let Some(reason) = external_rejection(host, service, may_leave, knows_namespace) {
+        let is_egress_allowed = client_config.egress == Egress::Allow;
+        let may_be_allowed = is_egress_allowed || compiled.egress_rules.may_allow_port(port);
+        if let Some(reason) = external_rejection(host, service, may_be_allowed, knows_namespace) {
             return Err(reason);
         }
         let is_misspelled = |service: &ServiceName| {
             knows_namespace(&service.namespace)
-                || services().any(|known| known.name == service.name)
+                || services().any(|candidate| candidate.name == service.name)
         };
         if service.is_some_and(is_misspelled) {
             return Err(Reason::UnknownService);
         }
-        match is_open {
-            true => Ok(Self::Everything),
+        match is_egress_allowed {
+            true => Ok(Self::AllDestinations),
             false => Self::find_permission(compiled, request).ok_or(Reason::EgressDenied),
         }
     }
 
-    /// Returns the permission by an Egress, if the default is deny.
+    /// Returns the permission by an Egress, if the mesh denies egress by default; `None` if no Egress may allow
+    /// the request.
     fn find_permission(compiled: &CompiledSnapshot, request: &ExplainedRequest) -> Option<Self> {
         let (host, port) = (&request.target.host, request.target.port);
-        let literal: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
-        let address = SocketAddr::new(literal.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
+        let literal_address: Option<IpAddr> = host.trim_matches(['[', ']']).parse().ok();
+        let address =
+            SocketAddr::new(literal_address.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), port);
         if compiled.egress_rules.permission_for(address) == EgressDecision::Allowed {
             return Some(Self::Port);
         }
-        let fields = request.request_headers();
+        let header_fields = request.request_headers();
         if let Some(policy) =
-            compiled.egress_rules.policy_for_request(address, &request.request_view(&fields))
+            compiled.egress_rules.policy_for_request(address, &request.request_view(&header_fields))
         {
             return Some(Self::Policy(policy.clone()));
         }
@@ -82,7 +84,7 @@ impl EgressPermission {
             .filter(|egress_rule| egress_rule.port == port);
         let mut address_rules = rules
             .filter(|rule| !rule.ranges.is_empty() && rule.matched_by != MatchedBy::ServerName);
-        (literal.is_none() && address_rules.next().is_some()).then_some(Self::SomeAddresses)
+        (literal_address.is_none() && address_rules.next().is_some()).then_some(Self::SomeAddresses)
     }
 
     /// Describes the destination and its permission, for the text output.
@@ -90,7 +92,7 @@ impl EgressPermission {
         let target = &request.target;
         let destination = format!("{} port {}, outside the mesh", target.host, target.port);
         match self {
-            Self::Everything => format!("{destination}: spec.egress is allow"),
+            Self::AllDestinations => format!("{destination}: spec.egress is allow"),
             Self::Policy(policy) => format!("{destination}: allowed by the Egress {policy}"),
             Self::Port => format!("{destination}: an Egress allows all requests to the port"),
             Self::SomeAddresses => {
@@ -103,7 +105,7 @@ impl EgressPermission {
     pub(super) fn render_verdict(&self, request: &ExplainedRequest) -> String {
         let host = &request.target.host;
         match self {
-            Self::Everything | Self::Policy(_) | Self::Port => format!(
+            Self::AllDestinations | Self::Policy(_) | Self::Port => format!(
                 "200-range: allowed; the external host {host} responds. If the name does not resolve: 404 unknown-service"
             ),
             Self::SomeAddresses => {
@@ -116,7 +118,7 @@ impl EgressPermission {
     pub(super) fn to_json(&self, request: &ExplainedRequest) -> Value {
         let policy = match self {
             Self::Policy(policy) => Some(policy.to_string()),
-            Self::Everything | Self::Port | Self::SomeAddresses => None,
+            Self::AllDestinations | Self::Port | Self::SomeAddresses => None,
         };
         json!({"host": request.target.host, "policy": policy})
     }

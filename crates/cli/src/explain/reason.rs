@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ExplainFormat;
 use crate::output::{self, Listing, ListingColumn, OutputFormat};
 
-/// Prints every reason.
+/// Prints every reason, in a table or in the structured format.
 pub(super) fn print_reasons(format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
         Some(structured_format) => {
@@ -33,7 +33,7 @@ pub(super) fn print_reasons(format: ExplainFormat) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints one reason.
+/// Prints one reason, with its hint and its retry condition.
 pub(super) fn print_reason(reason: Reason, format: ExplainFormat) -> anyhow::Result<ExitCode> {
     match format.structured_format() {
         Some(structured_format) => output::print_value(&reason_to_json(reason), structured_format)?,

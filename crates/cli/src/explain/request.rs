@@ -61,7 +61,7 @@ fn read_objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {
     for rejected in &update.rejected {
         eprintln!("rejected: {}", output::format_line(rejected));
     }
-    if update.objects == 0 {
+    if update.object_count == 0 {
         bail!("there is no valid document: see `leno check`");
     }
     Ok(source.objects().cloned().collect())

@@ -15,12 +15,12 @@ use super::text::{common_status, format_statuses};
 use super::{EXIT_REJECTED, ExplainFormat, RequestArgs};
 use crate::duration::format_duration;
 use crate::get::circuits::{self, ListedCircuit};
-use crate::get::ejected::{self, ListedEndpoint};
+use crate::get::ejected::{self, EjectedEndpoint};
 use crate::get::{MeshSocket, parse_response};
 use crate::output;
 use crate::tap::percent_encode;
 
-/// Prints the decision for the request on the mesh of a data directory.
+/// Prints the decision for the request on the running mesh of a data directory.
 ///
 /// # Errors
 /// If no mesh responds, or the workload does not exist.
@@ -46,18 +46,20 @@ async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Resul
     let explanation: Explanation = parse_response(mesh.query_json(&query_path(args)?).await?)?;
     let proxies: Vec<ProxyStatus> = parse_response(mesh.query_json("/proxies").await?)?;
     let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
-    let client = explanation.decision["from"]["workload"].as_str().unwrap_or_default();
-    let sidecar = match proxies.iter().find(|proxy| proxy.workload == client) {
+    let client_workload = explanation.decision["from"]["workload"].as_str().unwrap_or_default();
+    let sidecar = match proxies.iter().find(|proxy| proxy.workload == client_workload) {
         Some(proxy) => SidecarState::query_sidecar(mesh, proxy).await,
         None => Err(match mesh.query_scope().await {
-            None => format!("the sidecar of {client} is not connected"),
-            Some(scope) => format!("the sidecar of {client} is not connected here; {scope}"),
+            None => format!("the sidecar of {client_workload} is not connected"),
+            Some(scope) => {
+                format!("the sidecar of {client_workload} is not connected here; {scope}")
+            }
         }),
     };
     Ok(RuntimeState { services, sidecar }.add_observations(explanation))
 }
 
-/// Returns the path of the query to the control plane.
+/// Returns the path of the explain query to the control plane, with the request as parameters.
 fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
@@ -80,14 +82,17 @@ struct RuntimeState {
 /// The ejected endpoints and the circuit breakers that the client's sidecar reports.
 #[derive(Default)]
 struct SidecarState {
-    ejected: Vec<ListedEndpoint>,
+    ejected_endpoints: Vec<EjectedEndpoint>,
     circuits: Vec<ListedCircuit>,
 }
 
 impl SidecarState {
     async fn query_sidecar(mesh: &MeshSocket, proxy: &ProxyStatus) -> Result<Self, String> {
-        let ejected = ejected::query_sidecar_ejected(mesh, proxy).await?;
-        Ok(Self { ejected, circuits: circuits::query_sidecar_circuits(mesh, proxy).await? })
+        let ejected_endpoints = ejected::query_sidecar_ejected(mesh, proxy).await?;
+        Ok(Self {
+            ejected_endpoints,
+            circuits: circuits::query_sidecar_circuits(mesh, proxy).await?,
+        })
     }
 }
 
@@ -115,15 +120,15 @@ impl RuntimeState {
                 if !is_ready {
                     lines.push(("excluded", format!("{endpoint_text}: its sidecar is not ready")));
                 }
-                let ejected = self.find_ejected(&service, port, &workload);
-                if let Some(ejected) = ejected {
+                let ejected_endpoint = self.find_ejected_endpoint(&service, port, &workload);
+                if let Some(ejected_endpoint) = ejected_endpoint {
                     lines.push((
                         "ejected",
-                        format!("{endpoint_text}: {}", describe_ejected(ejected)),
+                        format!("{endpoint_text}: {}", describe_ejected(ejected_endpoint)),
                     ));
                 }
-                endpoint["ejected"] = ejected.map_or(Value::Null, |ejected| {
-                    json!({"cause": ejected.cause, "age_s": ejected.age_s, "policy": ejected.policy})
+                endpoint["ejected"] = ejected_endpoint.map_or(Value::Null, |ejected_endpoint| {
+                    json!({"cause": ejected_endpoint.cause, "age_s": ejected_endpoint.age_s, "policy": ejected_endpoint.policy})
                 });
             }
         }
@@ -176,9 +181,15 @@ impl RuntimeState {
         port.is_some_and(|status| status.endpoints.iter().any(|ready| ready.workload == workload))
     }
 
-    fn find_ejected(&self, service: &str, port: u16, workload: &str) -> Option<&ListedEndpoint> {
-        let mut ejected = self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected);
-        ejected.find(|endpoint| {
+    fn find_ejected_endpoint(
+        &self,
+        service: &str,
+        port: u16,
+        workload: &str,
+    ) -> Option<&EjectedEndpoint> {
+        let mut ejected_endpoints =
+            self.sidecar.iter().flat_map(|sidecar| &sidecar.ejected_endpoints);
+        ejected_endpoints.find(|endpoint| {
             endpoint.service == service && endpoint.port == port && endpoint.workload == workload
         })
     }
@@ -187,16 +198,16 @@ impl RuntimeState {
 /// Returns the statuses of the rejection if open circuits reject every such request: the status of the called
 /// service's circuit, or else those of all backends. Empty if some requests pass.
 fn rejection_statuses(open_circuits: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
-    let status = |target: &Value| {
+    let rejection_status = |target: &Value| {
         let open_circuit = open_circuits
             .iter()
             .find(|circuit| circuit.is_open_everywhere() && matches_port(circuit, target));
         open_circuit.map(|circuit| circuit.rejection_status())
     };
     let backends = decision["backends"].as_array().map(Vec::as_slice).unwrap_or_default();
-    match status(decision) {
+    match rejection_status(decision) {
         Some(called_status) => vec![called_status],
-        None => backends.iter().map(status).collect::<Option<_>>().unwrap_or_default(),
+        None => backends.iter().map(rejection_status).collect::<Option<_>>().unwrap_or_default(),
     }
 }
 
@@ -206,27 +217,27 @@ fn matches_port(circuit: &ListedCircuit, target: &Value) -> bool {
 }
 
 fn describe_circuit(circuit: &ListedCircuit) -> String {
-    let since = format_duration(Duration::from_secs(circuit.age_s));
+    let age = format_duration(Duration::from_secs(circuit.age_s));
     let ListedCircuit { service, port, policy, trigger, .. } = circuit;
-    format!("{service} port {port}: open for {since} ({trigger}), by the {policy}")
+    format!("{service} port {port}: open for {age} ({trigger}), by the {policy}")
 }
 
-fn describe_ejected(ejected: &ListedEndpoint) -> String {
-    let since = format_duration(Duration::from_secs(ejected.age_s));
-    format!("for {since} ({}), by the {}", ejected.cause, ejected.policy)
+fn describe_ejected(endpoint: &EjectedEndpoint) -> String {
+    let age = format_duration(Duration::from_secs(endpoint.age_s));
+    format!("for {age} ({}), by the {}", endpoint.cause, endpoint.policy)
 }
 
-/// Inserts lines before the last line of the text, which the verdict, if any, replaces.
+/// Inserts lines before the last line of the text. A verdict replaces the last line.
 fn insert_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> String {
-    let (before, last_line) = match text.trim_end().rsplit_once('\n') {
-        Some((before, last_line)) => (format!("{before}\n"), last_line),
+    let (preceding_lines, last_line) = match text.trim_end().rsplit_once('\n') {
+        Some((preceding_lines, last_line)) => (format!("{preceding_lines}\n"), last_line),
         None => (String::new(), text.trim_end()),
     };
     let lines: String =
-        lines.iter().map(|(label, reported)| format!("{label:<9} {reported}\n")).collect();
+        lines.iter().map(|(label, description)| format!("{label:<9} {description}\n")).collect();
     let last_line =
         verdict.map_or(last_line.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
-    format!("{before}{lines}{last_line}\n")
+    format!("{preceding_lines}{lines}{last_line}\n")
 }
 
 #[cfg(test)]
@@ -292,7 +303,7 @@ mod tests {
             (vec![circuit("shop/web", "half-open", 1)], true),
             (vec![circuit("shop/other", "open", 1)], true),
         ] {
-            let sidecar = Ok(SidecarState { ejected: Vec::new(), circuits });
+            let sidecar = Ok(SidecarState { ejected_endpoints: Vec::new(), circuits });
             let services = service_statuses(&["shop/web-1", "shop/web-2"]);
             let Explanation { text, decision } =
                 RuntimeState { services, sidecar }.add_observations(sample_explanation());
@@ -325,7 +336,7 @@ mod tests {
         ] {
             let state = RuntimeState {
                 services: service_statuses(&[]),
-                sidecar: Ok(SidecarState { ejected: vec![], circuits }),
+                sidecar: Ok(SidecarState { ejected_endpoints: vec![], circuits }),
             };
             let mut decision = target("shop/web");
             decision["allowed"] = true.into();

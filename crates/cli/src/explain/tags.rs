@@ -7,14 +7,14 @@ use leno_model::{Endpoint, Reason, RuleOrigin, TagRules};
 use leno_traffic::{CompiledTagRules, RequestView, TagOutcome};
 use serde_json::{Value, json};
 
-/// The effect of tag rules on a request.
+/// The effect of tag rules on all requests with the properties of one request, which may have several outcomes.
 #[derive(Debug)]
 pub(super) struct DecidedTags {
     rules: TagRules,
     /// Every possible outcome of the rules for the request.
     outcomes: Vec<TagOutcome>,
-    /// The endpoints that receive no such request.
-    excluded: Vec<Arc<Endpoint>>,
+    /// The endpoints that receive none of these requests.
+    excluded_endpoints: Vec<Arc<Endpoint>>,
 }
 
 impl DecidedTags {
@@ -24,24 +24,25 @@ impl DecidedTags {
         endpoints: &[Arc<Endpoint>],
     ) -> Self {
         let outcomes = tags.all_outcomes(request);
-        let mut decided = Self { rules: tags.rules().clone(), outcomes, excluded: Vec::new() };
-        decided.excluded =
+        let mut decided =
+            Self { rules: tags.rules().clone(), outcomes, excluded_endpoints: Vec::new() };
+        decided.excluded_endpoints =
             endpoints.iter().filter(|endpoint| !decided.is_selected(endpoint)).cloned().collect();
         decided
     }
 
-    /// True if an endpoint receives some of such requests.
+    /// True if an endpoint receives some of these requests.
     pub(super) fn is_selected(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
         outcomes.any(|outcome| outcome.endpoints.iter().any(|selected| selected.id == endpoint.id))
     }
 
-    /// True if all such requests are rejected.
+    /// True if all of these requests are rejected.
     pub(super) fn rejects_all(&self) -> bool {
         self.outcomes.iter().all(|outcome| outcome.set.is_none())
     }
 
-    /// True if some of such requests are rejected.
+    /// True if some of these requests are rejected.
     pub(super) fn may_reject(&self) -> bool {
         self.outcomes.iter().any(|outcome| outcome.set.is_none())
     }
@@ -52,26 +53,28 @@ impl DecidedTags {
         for outcome in &self.outcomes {
             lines.push(("tag set", self.describe_outcome(outcome)));
         }
-        lines.extend(self.excluded.iter().map(|endpoint| ("", describe_excluded(endpoint))));
+        lines.extend(
+            self.excluded_endpoints.iter().map(|endpoint| ("", describe_excluded(endpoint))),
+        );
         lines
     }
 
     /// Returns the JSON output.
     pub(super) fn to_json(&self) -> Value {
-        let outcome = |outcome: &TagOutcome| {
+        let outcome_to_json = |outcome: &TagOutcome| {
             json!({
                 "share": outcome.share,
                 "set": outcome.set,
                 "narrowed_by": self.narrowed_by(outcome),
                 "reason": outcome.set.is_none().then(|| Reason::NoTaggedEndpoint.label()),
                 "workloads": workload_names(&outcome.endpoints),
-                "fallback": outcome.yields,
+                "fallback": outcome.has_fallback,
             })
         };
         json!({
             "rule": self.describe_rule(),
-            "outcomes": self.outcomes.iter().map(outcome).collect::<Vec<_>>(),
-            "excluded": workload_names(&self.excluded),
+            "outcomes": self.outcomes.iter().map(outcome_to_json).collect::<Vec<_>>(),
+            "excluded": workload_names(&self.excluded_endpoints),
         })
     }
 
@@ -79,13 +82,17 @@ impl DecidedTags {
     fn describe_rule(&self) -> String {
         let rule_index = self.outcomes.first().and_then(|outcome| outcome.rule);
         match rule_index.and_then(|index| Some((index, self.rules.rules.get(index)?))) {
-            Some((skipped, rule)) => {
-                let skipped = match skipped {
+            Some((skipped_count, rule)) => {
+                let skipped_text = match skipped_count {
                     0 => String::new(),
                     1 => ", after 1 that does not match".to_owned(),
                     count => format!(", after {count} that do not match"),
                 };
-                format!("{} (precedence {}){skipped}", describe_origin(&rule.origin), rule.priority)
+                format!(
+                    "{} (precedence {}){skipped_text}",
+                    describe_origin(&rule.origin),
+                    rule.priority
+                )
             }
             None => match self.rules.rules.len() {
                 0 => "no rules that match requests".to_owned(),
@@ -101,13 +108,14 @@ impl DecidedTags {
             let reason = Reason::NoTaggedEndpoint;
             return format!("{share} %: no endpoint: {} {}", reason.status(), reason.label());
         };
-        let caller_rule = match self.narrowed_by(outcome) {
+        let caller_rule_text = match self.narrowed_by(outcome) {
             Some(rule) => format!(", narrowed by {rule}"),
             None => String::new(),
         };
-        let fallback = if outcome.yields { "; others if none of these is healthy" } else { "" };
+        let fallback_text =
+            if outcome.has_fallback { "; others if none of these is healthy" } else { "" };
         format!(
-            "{share} %: {set}{caller_rule}: {}{fallback}",
+            "{share} %: {set}{caller_rule_text}: {}{fallback_text}",
             workload_names(&outcome.endpoints).join(", ")
         )
     }

@@ -1,4 +1,4 @@
-//! Rendering of a decision as text and as JSON.
+//! Rendering of the decision for `leno explain request`, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -49,7 +49,7 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
     if let Some(omitted_count @ 1..) = decision.conflicts.len().checked_sub(MAX_CONFLICTS_SHOWN) {
         add_line("skipped", &format!("{omitted_count} more matches"));
     }
-    if let Some(forwarded_request) = &decision.sent {
+    if let Some(forwarded_request) = &decision.forwarded_request {
         add_line("sent as", &describe_request(forwarded_request));
     }
     if let Some(redirection) = &decision.redirection {
@@ -172,12 +172,12 @@ pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRe
             "backoff_ms": retry.rule.backoff.as_secs_f64() * 1e3,
             "response_timeout_ms": retry.response_timeout.map(|limit| limit.as_secs_f64() * 1e3),
         })),
-        "sent": decision.sent.as_ref().map(|sent| json!({
-            "method": sent.method,
-            "authority": sent.target.authority,
-            "path": sent.target.path,
-            "query": sent.target.query,
-            "headers": sent.headers,
+        "sent": decision.forwarded_request.as_ref().map(|forwarded| json!({
+            "method": forwarded.method,
+            "authority": forwarded.target.authority,
+            "path": forwarded.target.path,
+            "query": forwarded.target.query,
+            "headers": forwarded.headers,
         })),
         "redirect": decision.redirection.as_ref().map(|redirection| json!({
             "status": redirection.status,
@@ -240,22 +240,22 @@ fn render_verdict(decision: &RequestDecision, request: &ExplainedRequest) -> Str
     }
 }
 
-/// Returns the status common to all responses; `None` if they differ.
+/// Returns the status common to all responses; `None` if the statuses differ or there are none.
 pub(super) fn common_status(statuses: &[u16]) -> Option<u16> {
     let first = *statuses.first()?;
     statuses.iter().all(|status| *status == first).then_some(first)
 }
 
-/// Joins the distinct statuses of responses; 0 is a reset.
+/// Joins the distinct statuses of responses with `or`; the status 0 is a reset connection.
 pub(super) fn format_statuses(statuses: &[u16]) -> String {
-    let mut distinct: Vec<String> = Vec::new();
+    let mut distinct_statuses: Vec<String> = Vec::new();
     for status in statuses {
         let status = if *status == 0 { "reset".to_owned() } else { status.to_string() };
-        if !distinct.contains(&status) {
-            distinct.push(status);
+        if !distinct_statuses.contains(&status) {
+            distinct_statuses.push(status);
         }
     }
-    distinct.join(" or ")
+    distinct_statuses.join(" or ")
 }
 
 /// Returns the meaning of the reason, more specific if the missing service or port is known.
@@ -273,16 +273,17 @@ fn reason_caption(
     }
 }
 
-/// Returns the hint, with names from the configuration.
+/// Returns the hint for a rejected request, with names from the configuration where they are known.
 fn reason_hint(decision: &RequestDecision, request: &ExplainedRequest, reason: Reason) -> String {
     match &decision.missing {
         Some(MissingPart::Port(ports)) if !ports.is_empty() => {
             let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
             return format!("Use port {}.", ports.join(" or "));
         }
-        Some(MissingPart::Service(same_name)) if !same_name.is_empty() => {
-            let hosts =
-                same_name.iter().map(|service| format!("{}.{}", service.name, service.namespace));
+        Some(MissingPart::Service(same_name_services)) if !same_name_services.is_empty() => {
+            let hosts = same_name_services
+                .iter()
+                .map(|service| format!("{}.{}", service.name, service.namespace));
             return format!("Use the host {}.", hosts.collect::<Vec<_>>().join(" or "));
         }
         _ => {}
@@ -326,23 +327,24 @@ fn reason_hint(decision: &RequestDecision, request: &ExplainedRequest, reason: R
 fn describe_route(route: &DecidedRoute) -> String {
     let rule = &route.rule;
     let (kind, name) = (rule.kind.as_str(), &rule.route);
-    let matched = rule.matches.get(route.match_index).map(ToString::to_string).unwrap_or_default();
+    let match_text =
+        rule.matches.get(route.match_index).map(ToString::to_string).unwrap_or_default();
     let timeout = rule
         .request_timeout
         .map_or(String::new(), |timeout| format!(", request timeout {timeout:?}"));
-    let position = match_position(rule.kind, route.index, route.match_index);
-    format!("{kind} {name}: {position}({matched}){timeout}")
+    let position = match_position(rule.kind, route.rule_index, route.match_index);
+    format!("{kind} {name}: {position}({match_text}){timeout}")
 }
 
 /// Returns the position of a match in its route; empty for kinds without numbered rules.
-fn match_position(kind: RouteKind, rule: usize, index: usize) -> String {
+fn match_position(kind: RouteKind, rule_index: usize, match_index: usize) -> String {
     match kind {
-        RouteKind::Http | RouteKind::Grpc => format!("rules[{rule}].matches[{index}] "),
+        RouteKind::Http | RouteKind::Grpc => format!("rules[{rule_index}].matches[{match_index}] "),
         RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => String::new(),
     }
 }
 
-/// Describes the effects of a rule and its backends on requests and responses, a line each.
+/// Describes the effects of a rule and of its backends on requests and responses, one line per effect.
 fn describe_rule(rule: &RouteRule) -> Vec<String> {
     let mut lines = describe_actions(&rule.actions);
     for backend in &rule.backends {
@@ -359,7 +361,7 @@ fn describe_rule(rule: &RouteRule) -> Vec<String> {
     lines
 }
 
-/// Describes the actions of a rule except the choice of a backend, a line each.
+/// Describes the actions of a rule except the choice of a backend, one line per action.
 fn describe_actions(actions: &RuleActions) -> Vec<String> {
     let mut lines = describe_header_edits("request", &actions.request_headers);
     lines.extend(describe_header_edits("response", &actions.response_headers));
@@ -395,13 +397,13 @@ fn describe_rewrite(rewrite: &UrlRewrite) -> impl Iterator<Item = String> {
 }
 
 fn describe_persistence(persistence: &SessionPersistence) -> String {
-    let carrier = match persistence.kind {
+    let header_or_cookie = match persistence.kind {
         PersistenceType::Cookie | PersistenceType::LastingCookie => "cookie",
         PersistenceType::Header => "header",
     };
     let mut description = match &persistence.name {
-        Some(name) => format!("persist sessions with the {carrier} {name}"),
-        None => format!("persist sessions with a {carrier}"),
+        Some(name) => format!("persist sessions with the {header_or_cookie} {name}"),
+        None => format!("persist sessions with a {header_or_cookie}"),
     };
     if let Some(path) = &persistence.path {
         description.push_str(&format!(" for paths below {path}"));
@@ -419,22 +421,22 @@ fn describe_retry(retry: &RetryRule) -> String {
     if retry.attempts == 0 {
         return "no retries".to_owned();
     }
-    let failures = match retry.codes.is_empty() {
+    let retried_failures = match retry.codes.is_empty() {
         true => "failures without a response".to_owned(),
         false => format!("failures and responses {}", join_statuses(&retry.codes)),
     };
-    let times = if retry.attempts == 1 {
+    let retries_text = if retry.attempts == 1 {
         "1 retry".to_owned()
     } else {
         format!("{} retries", retry.attempts)
     };
     format!(
-        "up to {times} after {failures}, back-off from {:?}, within the retry budget",
+        "up to {retries_text} after {retried_failures}, back-off from {:?}, within the retry budget",
         retry.backoff
     )
 }
 
-/// Joins statuses in order, with consecutive ones as a range.
+/// Joins statuses in order, with consecutive statuses as a range.
 fn join_statuses(codes: &[u16]) -> String {
     let ranges = codes.chunk_by(|status, next| status + 1 == *next);
     let descriptions = ranges.filter_map(|range| match (range.first()?, range.last()?) {
@@ -448,26 +450,26 @@ fn describe_header_edits(side: &str, edits: &HeaderEdits) -> Vec<String> {
     let describe = |verb: &str, header: &Header| {
         format!("{verb} the {side} header {}: {}", header.name, header.value)
     };
-    let set = edits.set.iter().map(|header| describe("set", header));
-    let add = edits.add.iter().map(|header| describe("add", header));
-    let remove = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
-    set.chain(add).chain(remove).collect()
+    let set_lines = edits.set.iter().map(|header| describe("set", header));
+    let add_lines = edits.add.iter().map(|header| describe("add", header));
+    let remove_lines = edits.remove.iter().map(|name| format!("remove the {side} header {name}"));
+    set_lines.chain(add_lines).chain(remove_lines).collect()
 }
 
 fn describe_conflict(conflict: &UnusedMatch) -> String {
-    let UnusedMatch { kind, route, rule, index, request, reason } = conflict;
-    let position = match_position(*kind, *rule, *index);
-    let (kind, request) = (kind.as_str(), request.to_string());
-    format!("{kind} {route}: {position}({request}): {}", reason.describe())
+    let UnusedMatch { kind, route, rule_index, match_index, request_match, reason } = conflict;
+    let position = match_position(*kind, *rule_index, *match_index);
+    let (kind, condition) = (kind.as_str(), request_match.to_string());
+    format!("{kind} {route}: {position}({condition}): {}", reason.describe())
 }
 
 fn conflict_to_json(conflict: &UnusedMatch) -> Value {
     json!({
         "kind": conflict.kind.as_str(),
         "name": conflict.route.to_string(),
-        "rule": conflict.rule,
-        "match": conflict.index,
-        "matches": conflict.request.to_string(),
+        "rule": conflict.rule_index,
+        "match": conflict.match_index,
+        "matches": conflict.request_match.to_string(),
         "reason": conflict.reason.describe(),
     })
 }
@@ -475,7 +477,7 @@ fn conflict_to_json(conflict: &UnusedMatch) -> Value {
 fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> String {
     let share = format!("{:.4}", backend.share * 100.0);
     let share = share.trim_end_matches('0').trim_end_matches('.');
-    let rejection = match backend.rejection {
+    let rejection_text = match backend.rejection {
         None => String::new(),
         Some(reason) => {
             let statuses =
@@ -483,12 +485,12 @@ fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> Str
             format!(": {} {}", format_statuses(&statuses), reason.label())
         }
     };
-    let grant = match backend.is_ungranted {
+    let grant_note = match backend.is_ungranted {
         true => " (no ReferenceGrant permits it)",
         false => "",
     };
     format!(
-        "{} port {}, {share} % of such requests{rejection}{grant}",
+        "{} port {}, {share} % of such requests{rejection_text}{grant_note}",
         backend.service, backend.port
     )
 }
@@ -518,7 +520,7 @@ fn describe_endpoint(decided: &DecidedEndpoint, request: &ExplainedRequest) -> S
     }
 }
 
-/// Returns the policy behind a rejection, in parentheses.
+/// Returns the policy that causes a rejection, in parentheses; empty if the policy is unknown.
 fn describe_decision(reason: Reason, decision: Option<&PolicyDecision>) -> String {
     let effect = match reason {
         Reason::DeniedByPolicy => "denies it",
@@ -535,7 +537,7 @@ fn route_to_json(route: &DecidedRoute) -> Value {
     json!({
         "kind": route.rule.kind.as_str(),
         "name": route.rule.route.to_string(),
-        "rule": route.index,
+        "rule": route.rule_index,
         "match": route.match_index,
         "matches": route.rule.matches.get(route.match_index).map(ToString::to_string),
         "filters": describe_rule(&route.rule),
@@ -594,5 +596,5 @@ fn endpoint_to_json(decided: &DecidedEndpoint) -> Value {
     })
 }
 
-/// The maximum number of matches that did not decide in the text output.
+/// The maximum number of unused matches in the text output.
 const MAX_CONFLICTS_SHOWN: usize = 10;

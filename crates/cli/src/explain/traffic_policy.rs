@@ -16,7 +16,7 @@ use leno_traffic::traffic_policy::{CompiledCircuitBreaker, PortTrafficPolicy};
 
 use crate::figures::format_count;
 
-/// A policy and its effect.
+/// A policy, with the description of its effect on a request.
 #[derive(Debug)]
 pub(super) struct PolicyEffect {
     pub(super) policy: ServicePolicyName,
@@ -25,7 +25,7 @@ pub(super) struct PolicyEffect {
 
 /// Describes the policies of a port that apply to every request, or to every connection if the port is opaque
 /// (`is_opaque`).
-pub(super) fn list_policies(
+pub(super) fn describe_policies(
     traffic_policy: &PortTrafficPolicy,
     is_opaque: bool,
 ) -> Vec<PolicyEffect> {
@@ -79,12 +79,13 @@ pub(super) fn list_policies(
 
 /// Describes the fault injection rule that applies to a request.
 pub(super) fn describe_fault(policy: &ServicePolicyName, rule: &FaultRule) -> PolicyEffect {
-    let share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
-    let delay =
-        rule.delay.map(|delay| format!("delays {} by {:?}", share(delay.share_ppm), delay.time));
+    let describe_share = |ppm: u32| format!("{} % of such requests", f64::from(ppm) / 1e4);
+    let delay = rule
+        .delay
+        .map(|delay| format!("delays {} by {:?}", describe_share(delay.share_ppm), delay.duration));
     let abort = rule.abort.as_ref().map(|abort| {
         let status = abort.response.status.unwrap_or(Reason::FaultInjected.status());
-        format!("aborts {} with {status}", share(abort.share_ppm))
+        format!("aborts {} with {status}", describe_share(abort.share_ppm))
     });
     let faults: Vec<String> = delay.into_iter().chain(abort).collect();
     PolicyEffect {
@@ -102,12 +103,12 @@ fn describe_hedging(rule: &HedgeRule) -> String {
 }
 
 fn describe_load_balancing(rule: &LoadBalancing) -> String {
-    let describe_key = |describe_key: &HashKey| match describe_key {
+    let describe_key = |hash_key: &HashKey| match hash_key {
         HashKey::Header(name) => format!("the header {name}"),
         HashKey::Cookie(name) => format!("the cookie {name}"),
         HashKey::Source => "the client workload".to_owned(),
     };
-    let method = match &rule.algorithm {
+    let algorithm_text = match &rule.algorithm {
         BalanceAlgorithm::PeakEwma { choices } => {
             format!(
                 "picks the endpoint with the least load, by latency (peak EWMA) and requests in \
@@ -121,28 +122,28 @@ fn describe_load_balancing(rule: &LoadBalancing) -> String {
         }
         BalanceAlgorithm::RoundRobin => "picks endpoints in turn".to_owned(),
         BalanceAlgorithm::Random => "picks a random endpoint".to_owned(),
-        BalanceAlgorithm::RingHash(hashed) => {
-            format!("picks the endpoint by a ring hash of {}", describe_key(hashed))
+        BalanceAlgorithm::RingHash(hash_key) => {
+            format!("picks the endpoint by a ring hash of {}", describe_key(hash_key))
         }
-        BalanceAlgorithm::Maglev(hashed) => {
-            format!("picks the endpoint by a Maglev hash of {}", describe_key(hashed))
+        BalanceAlgorithm::Maglev(hash_key) => {
+            format!("picks the endpoint by a Maglev hash of {}", describe_key(hash_key))
         }
     };
     match rule.slow_start {
-        None => method,
+        None => algorithm_text,
         Some(slow_start) => {
             format!(
-                "{method}; slow start of new endpoints from {} %, over {:?}",
-                slow_start.percent_min, slow_start.time
+                "{algorithm_text}; slow start of new endpoints from {} %, over {:?}",
+                slow_start.min_percent, slow_start.duration
             )
         }
     }
 }
 
-/// Describes a rule of a rate limit.
+/// Describes a rate limit rule.
 pub(super) fn describe_rate_limit(policy: &ServicePolicyName, rule: &RateRule) -> PolicyEffect {
     let scope = match &rule.key {
-        RateLimitKey::Nothing => "in total".to_owned(),
+        RateLimitKey::None => "in total".to_owned(),
         RateLimitKey::Client { .. } => "per client".to_owned(),
         RateLimitKey::Header { name, .. } => format!("per value of {name}"),
     };
@@ -179,40 +180,40 @@ pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrenc
     PolicyEffect { policy: policy.clone(), description }
 }
 
-/// Describes the tokens that a request may or must have.
+/// Describes the JWT issuers of which a request may have a token, or must have one if `is_required`.
 pub(super) fn describe_jwt_validation(
-    rule: &CompiledJwtValidation,
+    validation: &CompiledJwtValidation,
     is_required: bool,
 ) -> PolicyEffect {
     let issuers: Vec<&str> =
-        rule.rule.issuers.iter().map(|issuer| issuer.issuer.as_str()).collect();
+        validation.rule.issuers.iter().map(|issuer| issuer.issuer.as_str()).collect();
     let verb = if is_required { "requires" } else { "accepts" };
     let description = format!("{verb} a token of {}", issuers.join(" or "));
-    PolicyEffect { policy: rule.policy.clone(), description }
+    PolicyEffect { policy: validation.policy.clone(), description }
 }
 
 /// Describes an external authorization check.
-pub(super) fn describe_authorization(rule: &CompiledAuthorization) -> PolicyEffect {
-    let check_service = &rule.rule.check_service;
-    let body_text = rule.rule.body.map(describe_body).unwrap_or_default();
+pub(super) fn describe_authorization(authorization: &CompiledAuthorization) -> PolicyEffect {
+    let check_service = &authorization.rule.check_service;
+    let body_text = authorization.rule.body.map(describe_body).unwrap_or_default();
     let description = format!(
         "queries the authorization service {}{body_text}; {}",
         check_service.at,
         describe_timeout(check_service)
     );
-    PolicyEffect { policy: rule.policy.clone(), description }
+    PolicyEffect { policy: authorization.policy.clone(), description }
 }
 
 /// Describes a check with a rate limit service.
-pub(super) fn describe_global_limit(rule: &CompiledGlobalLimit) -> PolicyEffect {
-    let GlobalLimit { check_service, domain, .. } = &rule.rule;
-    let status = rule.rule.response.status.unwrap_or(Reason::RateLimited.status());
+pub(super) fn describe_global_limit(global_limit: &CompiledGlobalLimit) -> PolicyEffect {
+    let GlobalLimit { check_service, domain, .. } = &global_limit.rule;
+    let status = global_limit.rule.response.status.unwrap_or(Reason::RateLimited.status());
     let description = format!(
         "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
         check_service.at,
         describe_timeout(check_service)
     );
-    PolicyEffect { policy: rule.policy.clone(), description }
+    PolicyEffect { policy: global_limit.policy.clone(), description }
 }
 
 fn describe_body(body: BodyExcerpt) -> String {
@@ -220,7 +221,7 @@ fn describe_body(body: BodyExcerpt) -> String {
         LongBodyAction::SendPrefix => "longer ones are truncated",
         LongBodyAction::Reject => "longer ones are rejected",
     };
-    format!(", with bodies of up to {} bytes ({long_body_text})", body.bytes_max)
+    format!(", with bodies of up to {} bytes ({long_body_text})", body.max_bytes)
 }
 
 fn describe_timeout(check_service: &CheckService) -> String {
@@ -235,21 +236,21 @@ fn describe_timeout(check_service: &CheckService) -> String {
 }
 
 fn describe_rate(rate: Rate, noun: &str) -> String {
-    format!("{} per {:?} (burst {})", format_count(rate.count, noun), rate.time, rate.size)
+    format!("{} per {:?} (burst {})", format_count(rate.count, noun), rate.period, rate.burst)
 }
 
 fn describe_outlier_detection(rule: &OutlierDetection) -> String {
-    let rate = rule.failure_rate.map(|rate| {
+    let rate_condition = rule.failure_rate.map(|rate| {
         format!(
             "{} % of at least {} in {:?} failed",
             rate.percent,
-            format_count(rate.requests_min, "request"),
+            format_count(rate.min_requests, "request"),
             rule.window
         )
     });
     let consecutive_failures =
         rule.consecutive_failures.map(|count| format!("{count} in a row failed"));
-    let conditions: Vec<String> = rate.into_iter().chain(consecutive_failures).collect();
+    let conditions: Vec<String> = rate_condition.into_iter().chain(consecutive_failures).collect();
     let health_check = rule.health_check.as_deref().map(describe_health_check).unwrap_or_default();
     format!(
         "ejects an endpoint when {} ({}), for {:?} to {:?}{health_check}; at most {} % are ejected, at least {}",
@@ -279,39 +280,40 @@ fn describe_health_check(check: &HealthCheck) -> String {
 }
 
 fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
-    let limits = [
+    let limit_texts = [
         (rule.limits.connections, "TCP connection", ""),
         (rule.limits.requests, "request", ""),
         (rule.limits.pending, "request", " waiting for a connection"),
         (rule.limits.retries, "retry", ""),
     ];
-    let limits = limits
+    let limit_texts = limit_texts
         .into_iter()
         .filter_map(|(count, noun, state)| Some(format!("{}{state}", format_count(count?, noun))));
-    let limits: Vec<String> = limits.collect();
-    let limits =
-        (!limits.is_empty()).then(|| format!("limits concurrency to {}", limits.join(", ")));
-    let connect_timeout = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
-    let response = rule.response.status.map(|status| format!("responds with {status} while open"));
+    let limit_texts: Vec<String> = limit_texts.collect();
+    let limit_texts = (!limit_texts.is_empty())
+        .then(|| format!("limits concurrency to {}", limit_texts.join(", ")));
+    let timeout_text = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
+    let response_text =
+        rule.response.status.map(|status| format!("responds with {status} while open"));
     let effects =
-        limits.into_iter().chain(connect_timeout).chain(rule.trip.as_ref().map(describe_trip));
-    effects.chain(response).collect::<Vec<_>>().join("; ")
+        limit_texts.into_iter().chain(timeout_text).chain(rule.trip.as_ref().map(describe_trip));
+    effects.chain(response_text).collect::<Vec<_>>().join("; ")
 }
 
 fn describe_trip(trip: &TripConditions) -> String {
     let describe_threshold = |threshold: FailureThreshold, outcome: &str| {
-        let share = threshold.share_ppm.map(|ppm| {
+        let share_condition = threshold.share_ppm.map(|ppm| {
             format!(
                 "{} % of at least {} in {:?} {outcome}",
                 f64::from(ppm) / 1e4,
-                format_count(trip.requests_min, "request"),
+                format_count(trip.min_requests, "request"),
                 trip.window
             )
         });
-        let count = threshold.count.map(|count| {
+        let count_condition = threshold.count.map(|count| {
             format!("{} in {:?} {outcome}", format_count(count, "request"), trip.window)
         });
-        share.into_iter().chain(count).collect::<Vec<_>>()
+        share_condition.into_iter().chain(count_condition).collect::<Vec<_>>()
     };
     let mut conditions = describe_threshold(trip.failure_threshold, "failed");
     conditions.extend(trip.consecutive_failures.map(|count| format!("{count} in a row failed")));
@@ -330,16 +332,16 @@ fn describe_trip(trip: &TripConditions) -> String {
 }
 
 fn describe_sermant_detection(rule: &SermantRemoval) -> String {
-    let share = |ppm: u32| f64::from(ppm) / 1e6;
+    let to_share = |ppm: u32| f64::from(ppm) / 1e6;
     format!(
         "ejects an instance, as Sermant does, at an error rate of {} ({}) in {} of {:?}, \
          for {:?}; at most a share of {} is ejected, at least {}",
-        share(rule.rule.error_rate_ppm),
+        to_share(rule.rule.error_rate_ppm),
         describe_failure_classes(&rule.common.failures),
         format_count(rule.common.windows, "window"),
         rule.common.window,
         rule.common.recovery,
-        share(rule.rule.scale_up_limit_ppm),
+        to_share(rule.rule.scale_up_limit_ppm),
         rule.rule.min_instances,
     )
 }
@@ -352,9 +354,10 @@ fn describe_failure_classes(failures: &FailureClasses) -> String {
         (failures.server_errors, "5xx"),
         (failures.gateway_errors, "gateway"),
     ];
-    let names = names.into_iter().filter(|(counts, _)| *counts).map(|(_, name)| name.to_owned());
-    let grpc = failures.grpc.iter().map(|code| format!("gRPC status {code}"));
-    let names: Vec<String> = names.chain(grpc).collect();
+    let names =
+        names.into_iter().filter(|(is_counted, _)| *is_counted).map(|(_, name)| name.to_owned());
+    let grpc_names = failures.grpc.iter().map(|code| format!("gRPC status {code}"));
+    let names: Vec<String> = names.chain(grpc_names).collect();
     match names.is_empty() {
         true => "no failures count".to_owned(),
         false => names.join(", "),

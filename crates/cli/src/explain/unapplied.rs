@@ -32,7 +32,7 @@ pub(super) fn find_unapplied(
     let context = BackendContext {
         objects,
         policies: &policies,
-        called: (called_service, port),
+        called_port: (called_service, port),
         decision,
         backend,
     };
@@ -44,8 +44,14 @@ pub(super) fn find_unapplied(
             Some(UnappliedPolicy { policy: policy.name.to_string(), reason })
         })
         .collect();
-    unapplied.extend(context.unapplied_tags());
-    unapplied.extend(unapplied_retries(objects, decision, called_service, port, &backend.service));
+    unapplied.extend(context.find_unapplied_tags());
+    unapplied.extend(find_unapplied_retries(
+        objects,
+        decision,
+        called_service,
+        port,
+        &backend.service,
+    ));
     unapplied
 }
 
@@ -76,18 +82,21 @@ pub(super) fn find_unforwarded(
         (None, None) => return Vec::new(),
     };
     let policies = service_policies(objects);
-    let attached =
+    let attached_policies =
         policies.iter().filter(|policy| policy.specificity_for(called_service, port).is_some());
-    let retries = objects.iter().filter_map(|object| match object {
+    let retry_policies = objects.iter().filter_map(|object| match object {
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
-    let retries = retries.filter(|policy| policy.services.contains(called_service));
-    let names = attached.map(|policy| policy.name.to_string());
-    let tags = objects.iter().filter(|object| !tag_effects(object, called_service, port).is_none());
-    let names = names.chain(tags.map(|object| object.object_key().to_string()));
-    let names = names.chain(retries.map(|policy| format!("Retry {}", policy.name)));
-    names.map(|policy| UnappliedPolicy { policy, reason: reason.clone() }).collect()
+    let retry_policies = retry_policies.filter(|policy| policy.services.contains(called_service));
+    let policy_names = attached_policies.map(|policy| policy.name.to_string());
+    let tag_objects =
+        objects.iter().filter(|object| !tag_effects(object, called_service, port).is_none());
+    let policy_names =
+        policy_names.chain(tag_objects.map(|object| object.object_key().to_string()));
+    let policy_names =
+        policy_names.chain(retry_policies.map(|policy| format!("Retry {}", policy.name)));
+    policy_names.map(|policy| UnappliedPolicy { policy, reason: reason.clone() }).collect()
 }
 
 /// Returns why per-request policies do not apply to a TCP port.
@@ -128,17 +137,18 @@ fn tag_effects(object: &Object, service: &ServiceName, port: u16) -> TagEffects 
     }
 }
 
-/// The configuration of the mesh and the decision for a request to one of its backends.
+/// A backend of a decided request, with the mesh configuration and the decision.
 struct BackendContext<'a> {
     objects: &'a [Object],
     policies: &'a [&'a ServicePolicy],
-    called: (&'a ServiceName, u16),
+    called_port: (&'a ServiceName, u16),
     decision: &'a RequestDecision,
     backend: &'a DecidedBackend,
 }
 
 impl BackendContext<'_> {
-    /// True if an endpoint's sidecar rejects the traffic because of the policy.
+    /// True if an endpoint's sidecar rejects the request because of the policy, or would reject it without dry
+    /// run.
     fn is_rejected_by(&self, policy: &ServicePolicyName) -> bool {
         let name = policy.to_string();
         self.backend.endpoints.iter().any(|endpoint| match &endpoint.access {
@@ -152,11 +162,11 @@ impl BackendContext<'_> {
 
     /// Returns why a policy enforced by the client's sidecar does not apply, although no other policy overrides
     /// it.
-    fn unapplied_outbound(&self) -> String {
+    fn outbound_unapplied_reason(&self) -> String {
         let DecidedBackend { service, port, is_ungranted, rejection, .. } = self.backend;
         let is_backend_service = |object: &Object| matches!(object, Object::Service(candidate) if candidate.name == *service);
         if self.is_opaque() {
-            describe_tcp_port(self.called.0, self.called.1)
+            describe_tcp_port(self.called_port.0, self.called_port.1)
         } else if *is_ungranted {
             format!("no request is sent to {service}: no ReferenceGrant permits it")
         } else if *rejection != Some(Reason::InvalidBackend) {
@@ -168,42 +178,48 @@ impl BackendContext<'_> {
         }
     }
 
-    /// True if the client's sidecar forwards opaque bytes.
+    /// True if the client's sidecar forwards the connection as opaque bytes, and sees no requests.
     fn is_opaque(&self) -> bool {
         self.decision.protocol.is_some_and(is_opaque)
     }
 
-    /// Returns why a policy does not apply; `None` if it is attached to neither service.
+    /// Returns why a policy does not apply; `None` if it is attached to neither the called service nor the
+    /// backend.
     fn unapplied_reason(&self, policy: &ServicePolicy) -> Option<String> {
         let backend = (&self.backend.service, self.backend.port);
         let matches_port =
             |(service, port): (&ServiceName, u16)| policy.specificity_for(service, port).is_some();
-        let attached =
-            [self.called, backend].into_iter().find(|attached| matches_port(*attached))?;
+        let attached_port = [self.called_port, backend]
+            .into_iter()
+            .find(|attached_port| matches_port(*attached_port))?;
         let policies = || self.policies.iter().copied();
-        let (service, port) = attached;
+        let (service, port) = attached_port;
         let traffic_policy = TrafficPolicy::for_port(policies(), service, port);
-        let limits = PortLimits::for_port(policies(), service, port).map(|limits| limits.policy);
-        let checks = PortCheck::for_port(policies(), service, port).into_iter();
-        let checks = checks.map(|check| check.policy);
-        let inbound: Vec<ServicePolicyName> = limits.into_iter().chain(checks).collect();
-        if inbound.contains(&policy.name) {
-            return Some(self.unapplied_inbound(service));
+        let limit_policy =
+            PortLimits::for_port(policies(), service, port).map(|limits| limits.policy);
+        let check_policies = PortCheck::for_port(policies(), service, port).into_iter();
+        let check_policies = check_policies.map(|check| check.policy);
+        let inbound_policies: Vec<ServicePolicyName> =
+            limit_policy.into_iter().chain(check_policies).collect();
+        if inbound_policies.contains(&policy.name) {
+            return Some(self.inbound_unapplied_reason(service));
         }
         if !traffic_policy.policy_names().any(|name| *name == policy.name) {
-            let others: Vec<&ServicePolicyName> =
-                traffic_policy.policy_names().chain(&inbound).collect();
-            let same_kind = others.iter().find(|name| name.kind == policy.name.kind);
-            return Some(match same_kind.or(others.first()) {
-                Some(other) => format!("{other} takes precedence at {service} port {port}"),
+            let applied_policies: Vec<&ServicePolicyName> =
+                traffic_policy.policy_names().chain(&inbound_policies).collect();
+            let same_kind = applied_policies.iter().find(|name| name.kind == policy.name.kind);
+            return Some(match same_kind.or(applied_policies.first()) {
+                Some(applied_policy) => {
+                    format!("{applied_policy} takes precedence at {service} port {port}")
+                }
                 None => format!("it sets nothing for {service}"),
             });
         }
         // A policy attached to both services would apply as that of the backend.
-        let override_reason = (attached == backend || !matches_port(backend))
-            .then(|| self.override_reason(&policy.name, &traffic_policy, attached))
+        let override_reason = (attached_port == backend || !matches_port(backend))
+            .then(|| self.override_reason(&policy.name, &traffic_policy, attached_port))
             .flatten();
-        override_reason.or_else(|| Some(self.unapplied_outbound()))
+        override_reason.or_else(|| Some(self.outbound_unapplied_reason()))
     }
 
     /// Returns the reason if a policy of one of the two services overrides the policy of the other.
@@ -211,21 +227,21 @@ impl BackendContext<'_> {
         &self,
         name: &ServicePolicyName,
         traffic_policy: &TrafficPolicy,
-        attached: (&ServiceName, u16),
+        attached_port: (&ServiceName, u16),
     ) -> Option<String> {
         let backend = (&self.backend.service, self.backend.port);
-        let other = if attached == self.called { backend } else { self.called };
-        if other == attached {
+        let other_port = if attached_port == self.called_port { backend } else { self.called_port };
+        if other_port == attached_port {
             return None;
         }
-        let (service, port) = other;
+        let (service, port) = other_port;
         let other_policy = TrafficPolicy::for_port(self.policies.iter().copied(), service, port);
         let outlier_detection = other_policy.outlier_detection.map(|detection| detection.policy);
         let balancing = other_policy.balancing.map(|balancing| balancing.policy);
         let faults = other_policy.faults.map(|faults| faults.policy);
         let hedging = other_policy.hedging.map(|hedging| hedging.policy);
         let is_policy = |policy: Option<&ServicePolicyName>| policy == Some(name);
-        let overriding = match () {
+        let overriding_policy = match () {
             () if is_policy(
                 traffic_policy.outlier_detection.as_ref().map(|detection| &detection.policy),
             ) =>
@@ -244,21 +260,21 @@ impl BackendContext<'_> {
             }
             () => None,
         }?;
-        Some(match attached == self.called {
-            true => format!("the backend {service} has its own: {overriding}"),
-            false => format!("the called service {service} has its own: {overriding}"),
+        Some(match attached_port == self.called_port {
+            true => format!("the backend {service} has its own: {overriding_policy}"),
+            false => format!("the called service {service} has its own: {overriding_policy}"),
         })
     }
 
     /// Returns why a policy enforced by servers' sidecars does not apply.
-    fn unapplied_inbound(&self, service: &ServiceName) -> String {
+    fn inbound_unapplied_reason(&self, service: &ServiceName) -> String {
         let mut endpoints = self.backend.endpoints.iter().peekable();
         if endpoints.peek().is_none() || self.is_opaque() {
             return match self.backend.rejection {
                 Some(Reason::NoEndpoint | Reason::NoTaggedEndpoint) => {
                     "no endpoint gets the request".to_owned()
                 }
-                _ => self.unapplied_outbound(),
+                _ => self.outbound_unapplied_reason(),
             };
         }
         if !self.reaches_workloads_of(service) {
@@ -295,14 +311,14 @@ impl BackendContext<'_> {
 
     /// Returns the tag rules and lanes of the called service that do not apply to a request forwarded to
     /// another service.
-    fn unapplied_tags(&self) -> Vec<UnappliedPolicy> {
+    fn find_unapplied_tags(&self) -> Vec<UnappliedPolicy> {
         let backend = &self.backend.service;
-        if self.called == (backend, self.backend.port) {
+        if self.called_port == (backend, self.backend.port) {
             return Vec::new();
         }
-        let called_service = self.called.0;
+        let called_service = self.called_port.0;
         let describe = |object: &Object| {
-            let effects = tag_effects(object, self.called.0, self.called.1);
+            let effects = tag_effects(object, self.called_port.0, self.called_port.1);
             let reason = match () {
                 () if effects.by_request || effects.by_caller => {
                     format!(
@@ -328,7 +344,7 @@ fn describe_other_enforcers(service: &ServiceName) -> String {
 }
 
 /// Returns the retry policies that do not apply to requests of this client.
-fn unapplied_retries(
+fn find_unapplied_retries(
     objects: &[Object],
     decision: &RequestDecision,
     called_service: &ServiceName,
@@ -339,17 +355,20 @@ fn unapplied_retries(
         Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
         _ => None,
     });
-    let applied = decision.retry.as_ref().map(|retry| &retry.policy);
+    let applied_retry = decision.retry.as_ref().map(|retry| &retry.policy);
     let describe = |policy: &RetryPolicy| {
         let is_called = policy.services.contains(called_service);
-        if Some(&policy.name) == applied || !(is_called || policy.services.contains(backend)) {
+        if Some(&policy.name) == applied_retry || !(is_called || policy.services.contains(backend))
+        {
             return None;
         }
-        let reason = match (is_called, applied) {
+        let reason = match (is_called, applied_retry) {
             (false, _) => {
                 format!("it applies to requests to {backend}, but this one is to {called_service}")
             }
-            (true, Some(other)) => format!("Retry {other} takes precedence for the same requests"),
+            (true, Some(applied_policy)) => {
+                format!("Retry {applied_policy} takes precedence for the same requests")
+            }
             (true, None) if decision.protocol.is_some_and(is_opaque) => {
                 describe_tcp_port(called_service, port)
             }

@@ -22,17 +22,17 @@ pub(super) struct SidecarCircuits {
 #[serde(untagged)]
 enum CircuitsResult {
     /// The sidecar's response.
-    Listed(CircuitsPage),
+    Listed(CircuitList),
     /// The reason why there is no response.
     Failed { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct CircuitsPage {
+struct CircuitList {
     circuits: Vec<ListedCircuit>,
 }
 
-/// One circuit breaker, as the admin endpoint lists it.
+/// A circuit breaker that is not closed, as the sidecar's admin endpoint `/circuits` lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ListedCircuit {
     pub(crate) service: String,
@@ -73,20 +73,20 @@ pub(crate) async fn query_sidecar_circuits(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
 ) -> Result<Vec<ListedCircuit>, String> {
-    let page = sidecars::query_sidecar::<CircuitsPage>(mesh, &proxy.workload, "/circuits").await;
-    page.map(|page| page.circuits)
+    let list = sidecars::query_sidecar::<CircuitList>(mesh, &proxy.workload, "/circuits").await;
+    list.map(|list| list.circuits)
 }
 
-/// Queries every sidecar.
+/// Queries the circuit breakers of every sidecar; the results have the order of `proxies`.
 pub(super) async fn query_circuits(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarCircuits> {
     let results = sidecars::query_sidecars(mesh, proxies, "/circuits").await;
     let to_sidecar =
-        |(proxy, results): (&ProxyStatus, Result<CircuitsPage, String>)| SidecarCircuits {
+        |(proxy, result): (&ProxyStatus, Result<CircuitList, String>)| SidecarCircuits {
             workload: proxy.workload.clone(),
-            result: match results {
+            result: match result {
                 Ok(circuits) => CircuitsResult::Listed(circuits),
                 Err(error) => CircuitsResult::Failed { error },
             },
@@ -99,7 +99,7 @@ pub(super) fn circuit_table(sidecars: &[SidecarCircuits]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for SidecarCircuits { workload, result } in sidecars {
         let circuits = match result {
-            CircuitsResult::Listed(CircuitsPage { circuits }) => circuits,
+            CircuitsResult::Listed(CircuitList { circuits }) => circuits,
             CircuitsResult::Failed { error } => {
                 let empty_cells = std::iter::repeat_n(String::new(), COLUMNS.len() - 2);
                 listing.add_row(

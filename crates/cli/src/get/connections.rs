@@ -20,19 +20,19 @@ pub(super) struct SidecarConnectionList {
 #[serde(untagged)]
 enum ConnectionsResult {
     /// The sidecar's response.
-    Listed(OpenConnections),
+    Listed(ConnectionList),
     /// The reason why there is no response.
     Failed { error: String },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct OpenConnections {
+struct ConnectionList {
     /// The number of open connections; `connections` may list fewer.
     open: usize,
     connections: Vec<ListedConnection>,
 }
 
-/// One connection, as the admin endpoint lists it.
+/// A connection, as the sidecar's admin endpoint `/connections` lists it.
 #[derive(Debug, Serialize, Deserialize)]
 struct ListedConnection {
     direction: String,
@@ -43,18 +43,18 @@ struct ListedConnection {
     age_s: u64,
 }
 
-/// Queries every sidecar.
+/// Queries the open connections of every sidecar; the results have the order of `proxies`.
 pub(super) async fn query_connections(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarConnectionList> {
     let results = sidecars::query_sidecars(mesh, proxies, "/connections").await;
     let to_sidecar =
-        |(proxy, results): (&ProxyStatus, Result<OpenConnections, String>)| SidecarConnectionList {
+        |(proxy, result): (&ProxyStatus, Result<ConnectionList, String>)| SidecarConnectionList {
             workload: proxy.workload.clone(),
             admin: proxy.admin.clone(),
-            result: match results {
-                Ok(open) => ConnectionsResult::Listed(open),
+            result: match result {
+                Ok(list) => ConnectionsResult::Listed(list),
                 Err(error) => ConnectionsResult::Failed { error },
             },
         };
@@ -71,7 +71,7 @@ pub(super) fn connection_table(sidecars: &[SidecarConnectionList]) -> Listing {
                 let empty_cells = std::iter::repeat_n(String::new(), 5);
                 listing.add_row([workload()].into_iter().chain(empty_cells).chain([error.clone()]));
             }
-            ConnectionsResult::Listed(OpenConnections { connections, .. }) => {
+            ConnectionsResult::Listed(ConnectionList { connections, .. }) => {
                 for connection in connections {
                     listing.add_row([
                         workload(),

@@ -26,12 +26,12 @@ enum EjectedResult {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct EjectedList {
-    ejected: Vec<ListedEndpoint>,
+    ejected: Vec<EjectedEndpoint>,
 }
 
-/// One endpoint, as the admin endpoint lists it.
+/// An ejected endpoint, as the sidecar's admin endpoint `/ejected` lists it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct ListedEndpoint {
+pub(crate) struct EjectedEndpoint {
     pub(crate) service: String,
     pub(crate) port: u16,
     pub(crate) workload: String,
@@ -46,21 +46,21 @@ pub(crate) struct ListedEndpoint {
 pub(crate) async fn query_sidecar_ejected(
     mesh: &MeshSocket,
     proxy: &ProxyStatus,
-) -> Result<Vec<ListedEndpoint>, String> {
+) -> Result<Vec<EjectedEndpoint>, String> {
     let list = sidecars::query_sidecar::<EjectedList>(mesh, &proxy.workload, "/ejected").await;
     list.map(|list| list.ejected)
 }
 
-/// Queries every sidecar.
+/// Queries the ejected endpoints of every sidecar; the results have the order of `proxies`.
 pub(super) async fn query_ejected(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
 ) -> Vec<SidecarEjected> {
     let results = sidecars::query_sidecars(mesh, proxies, "/ejected").await;
     let to_sidecar =
-        |(proxy, results): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
+        |(proxy, result): (&ProxyStatus, Result<EjectedList, String>)| SidecarEjected {
             workload: proxy.workload.clone(),
-            result: match results {
+            result: match result {
                 Ok(ejected) => EjectedResult::Listed(ejected),
                 Err(error) => EjectedResult::Failed { error },
             },

@@ -7,24 +7,25 @@ use tokio::task::JoinSet;
 use super::MeshSocket;
 use crate::output;
 
-/// Queries `path` at each sidecar, several at a time. Returns the responses, or the reasons why there are none. A
-/// sidecar that does not respond affects only its own result.
+/// Queries `path` at each sidecar, several at a time. Returns the responses in the order of `proxies`, each
+/// with its result or the reason why there is none. A sidecar that does not respond affects only its own
+/// result.
 pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],
     path: &'static str,
 ) -> Vec<Result<T, String>> {
     let mut responses: Vec<Option<Result<T, String>>> = proxies.iter().map(|_| None).collect();
-    let mut remaining = proxies.iter().enumerate();
-    let mut queries = JoinSet::new();
+    let mut remaining_proxies = proxies.iter().enumerate();
+    let mut query_tasks = JoinSet::new();
     loop {
-        while queries.len() < MAX_CONCURRENT_QUERIES
-            && let Some((index, proxy)) = remaining.next()
+        while query_tasks.len() < MAX_CONCURRENT_QUERIES
+            && let Some((index, proxy)) = remaining_proxies.next()
         {
             let (mesh, workload) = (mesh.clone(), proxy.workload.clone());
-            queries.spawn(async move { (index, query_sidecar(&mesh, &workload, path).await) });
+            query_tasks.spawn(async move { (index, query_sidecar(&mesh, &workload, path).await) });
         }
-        match queries.join_next().await {
+        match query_tasks.join_next().await {
             Some(Ok((index, response))) => responses[index] = Some(response),
             Some(Err(error)) => tracing::error!(%error, "the query to a sidecar failed"),
             None => break,

@@ -1,4 +1,4 @@
-//! The control plane's responses as tables.
+//! Tables and texts of `leno get`, from the control plane's responses.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -80,7 +80,8 @@ pub(super) fn workload_table(workloads: &[WorkloadStatus], proxies: &[ProxyStatu
     let mut listing = Listing::new(COLUMNS);
     for workload in workloads {
         let proxy = proxies.iter().find(|proxy| proxy.workload == workload.name);
-        let proxy_cell = |part: fn(&ProxyStatus) -> String| proxy.map(part).unwrap_or_default();
+        let proxy_cell =
+            |read_cell: fn(&ProxyStatus) -> String| proxy.map(read_cell).unwrap_or_default();
         let ports = workload.ports.iter();
         let outbound_listeners = workload.outbound_listeners.iter();
         let listeners = workload.listeners.iter();
@@ -122,16 +123,17 @@ fn describe_application(workload: &WorkloadStatus) -> String {
     text
 }
 
-/// Returns the closed listeners, or that all are open.
+/// Returns the closed listeners, or `open` if none is closed; empty if the sidecar is not connected.
 fn describe_listeners(workload: &WorkloadStatus) -> String {
     let kinds = ["listener-closed", "dns-closed"];
-    let closed =
+    let closed_listeners =
         workload.conditions.iter().filter(|condition| kinds.contains(&condition.kind.as_str()));
-    let closed: Vec<&str> = closed.map(|condition| condition.subject.as_str()).collect();
-    match (closed.as_slice(), workload.sidecar.as_str()) {
+    let closed_listeners: Vec<&str> =
+        closed_listeners.map(|condition| condition.subject.as_str()).collect();
+    match (closed_listeners.as_slice(), workload.sidecar.as_str()) {
         ([], "connected") => "open".to_owned(),
         ([], _) => String::new(),
-        (closed, _) => format!("closed: {}", closed.join(", ")),
+        (closed_listeners, _) => format!("closed: {}", closed_listeners.join(", ")),
     }
 }
 
@@ -173,7 +175,7 @@ pub(super) fn service_table(services: &[ServiceStatus], traffic: &TrafficStatus)
     listing
 }
 
-/// Lists certificates.
+/// Lists certificates with their age and remaining validity.
 pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
     const COLUMNS: &[ListingColumn] = &[
         ListingColumn::always("workload"),
@@ -201,7 +203,7 @@ pub(super) fn certificate_table(certificates: &[CertificateStatus]) -> Listing {
     listing
 }
 
-/// Lists connected sidecars.
+/// Lists connected sidecars with the state of their configuration.
 pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
     const COLUMNS: &[ListingColumn] = &[
         ListingColumn::always("workload"),
@@ -225,11 +227,11 @@ pub(super) fn proxy_table(proxies: &[ProxyStatus]) -> Listing {
         } else {
             "current".to_owned()
         };
-        let connected = Duration::try_from_secs_f64(proxy.connected_seconds);
+        let connection_age = Duration::try_from_secs_f64(proxy.connected_seconds);
         listing.add_row([
             proxy.workload.clone(),
             proxy.pid.to_string(),
-            format_duration(connected.unwrap_or_default()),
+            format_duration(connection_age.unwrap_or_default()),
             proxy.services.to_string(),
             state,
             match proxy.config_age_seconds.map(Duration::try_from_secs_f64) {
@@ -282,7 +284,7 @@ pub(super) fn route_table(routes: &[RouteStatus], traffic: &TrafficStatus) -> Li
     listing
 }
 
-/// Summarizes a condition of all parents, in one word if it is the same for all.
+/// Summarizes a condition of a route at its parents, in one word if all parents agree; empty without parents.
 fn describe_condition(parents: &[ParentStatus], is_met: impl Fn(&ParentStatus) -> bool) -> String {
     let state = |parent: &ParentStatus| if is_met(parent) { "yes" } else { "no" };
     let states = parents.iter().map(state);
@@ -299,12 +301,12 @@ fn describe_condition(parents: &[ParentStatus], is_met: impl Fn(&ParentStatus) -
     }
 }
 
-/// Returns the rates of one object, if known.
+/// Returns the rates of one object; `None` if no traffic was counted for it.
 fn find_rates<'a>(rates: &'a [NamedRateStatus], name: &str) -> Option<&'a RateStatus> {
     rates.iter().find(|rate| rate.name == name).map(|rate| &rate.rates)
 }
 
-/// Lists policies.
+/// Lists policies with their problems and match counts.
 pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -> Listing {
     const COLUMNS: &[ListingColumn] = &[
         ListingColumn::always("kind"),
@@ -338,7 +340,7 @@ pub(super) fn policy_table(policies: &[PolicyStatus], traffic: &TrafficStatus) -
 }
 
 /// Lists rejections and warnings, one per line.
-pub(super) fn list_rejected(response: &Value) -> String {
+pub(super) fn format_rejections(response: &Value) -> String {
     let mut text = String::new();
     for (list, kind) in [("rejected", "rejected"), ("warnings", "warning")] {
         let findings = response.get(list).and_then(Value::as_array);
@@ -412,12 +414,12 @@ mod tests {
             "trust_domain": "it cannot be replaced",
         });
         assert_eq!(
-            list_rejected(&response),
+            format_rejections(&response),
             "rejected: mesh.yaml:12:7: HTTPRoute bookinfo/reviews: spec.rules: what is wrong; \
              what to do\nwarning: a.yaml: odd; even\nrejected: MeshConfig: it cannot be replaced\n"
         );
         let empty_list = json!({"rejected": [], "warnings": [], "trust_domain": null});
-        assert_eq!(list_rejected(&empty_list), "nothing is rejected\n");
+        assert_eq!(format_rejections(&empty_list), "nothing is rejected\n");
     }
 
     #[test]

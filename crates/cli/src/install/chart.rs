@@ -68,7 +68,7 @@ const VALUES: &[(&str, &str)] = &[
         "    {{- with .Values.apiServer }}\n    from:\n    {{- range . }}\n    - ipBlock:\n        cidr: {{ . | quote }}\n    {{- end }}\n    {{- end }}\n",
     ),
 ];
-/// The placeholder for the namespaces with a right to write Secrets.
+/// The placeholder for the namespaces in which the control plane may write Secrets.
 const ACCESS_CERT: &str = "helm-access-cert";
 /// The template condition of each manifest with this kind or name.
 const CONDITIONS: &[(&str, &str)] = &[
@@ -91,21 +91,21 @@ const CONDITIONS: &[(&str, &str)] = &[
 /// The condition for clusters with ValidatingAdmissionPolicies.
 const HAS_POLICIES: &str =
     ".Capabilities.APIVersions.Has \"admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy\"";
-/// The annotation for resources that Helm keeps on uninstall: the node agents need them while they remove their
-/// plugin, and deletion of a CRD deletes all objects of its kind.
+/// The annotation for resources that Helm keeps on uninstall. The node agents need some of them while they
+/// remove the plugin, and the deletion of a CRD deletes all objects of its kind.
 const RESOURCE_POLICY: &str = "helm.sh/resource-policy";
 
 fn chart_manifests() -> Vec<Value> {
     let options = chart_options();
     let settings_namespaces = [Name::new("helm-settings").unwrap()].into();
-    let with_settings =
+    let manifests_with_settings =
         installation_manifests(&InstallOptions { settings_namespaces, ..options.clone() });
     let is_control = |manifest: &Value| manifest["kind"] == "Deployment";
-    let control = with_settings.into_iter().find(is_control).unwrap();
+    let control_deployment = manifests_with_settings.into_iter().find(is_control).unwrap();
     // The control plane of one variant has a settings namespace; the template covers both, with a condition.
     let manifests = installation_manifests(&options).into_iter();
     manifests
-        .map(|manifest| if is_control(&manifest) { control.clone() } else { manifest })
+        .map(|manifest| if is_control(&manifest) { control_deployment.clone() } else { manifest })
         .collect()
 }
 
@@ -187,11 +187,12 @@ fn template_resources(text: &str, manifest: &Value) -> String {
     assert_eq!(text.matches("        resources:\n").count(), 1, "{text}");
     let (before, after) = text.split_once("        resources:\n").unwrap();
     let is_field = |line: &&str| line.starts_with("          ");
-    let length: usize = after.lines().take_while(is_field).map(|line| line.len() + 1).sum();
+    let resources_length: usize =
+        after.lines().take_while(is_field).map(|line| line.len() + 1).sum();
     assert!(defaults["limits"]["memory"].is_string(), "the default is in values.yaml: {defaults}");
     format!(
         "{before}        resources:\n          {{{{- toYaml .Values.resources | nindent 10 }}}}\n{}",
-        &after[length..]
+        &after[resources_length..]
     )
 }
 

@@ -14,11 +14,11 @@ use crate::duration::parse_positive;
 pub(crate) struct SidecarLimitArgs {
     /// Maximum connections per thread, and as many to the application [default: 20000]
     #[arg(long, value_name = "N")]
-    connections_max: Option<usize>,
+    max_connections: Option<usize>,
     /// Maximum clients per thread in a TLS handshake or before their first request; beyond the limit the oldest
     /// one is closed [default: 1024]
     #[arg(long, value_name = "N")]
-    handshakes_max: Option<usize>,
+    max_handshakes: Option<usize>,
     /// Time from the first to the last byte of a request's headers [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     head_timeout: Option<Duration>,
@@ -46,9 +46,10 @@ pub(crate) struct SidecarLimitArgs {
     body_stall_timeout: Option<Duration>,
 }
 
-/// An option for a connection count or a timeout, its value, and access to the limit that it sets.
+/// An option for a connection count or a timeout: its name, its value if set, and access to the limit that it
+/// sets.
 struct LimitOption<T> {
-    option: &'static str,
+    name: &'static str,
     value: Option<T>,
     limit: fn(&mut Limits) -> &mut T,
 }
@@ -67,27 +68,27 @@ impl SidecarLimitArgs {
     /// Returns the options as arguments of another `leno proxy`.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
         let counts = self.count_options().into_iter();
-        let counts = counts.filter_map(|option| Some((option.option, option.value?.to_string())));
+        let counts = counts.filter_map(|option| Some((option.name, option.value?.to_string())));
         let timeouts = self.timeout_options().into_iter();
         let timeouts =
-            timeouts.filter_map(|option| Some((option.option, format_seconds(option.value?))));
+            timeouts.filter_map(|option| Some((option.name, format_seconds(option.value?))));
         counts.chain(timeouts).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 
     fn count_options(&self) -> [LimitOption<usize>; 2] {
-        let limit_option = |option, value, limit| LimitOption { option, value, limit };
+        let limit_option = |name, value, limit| LimitOption { name, value, limit };
         [
-            limit_option("--connections-max", self.connections_max, |limits| {
-                &mut limits.connections_max
+            limit_option("--connections-max", self.max_connections, |limits| {
+                &mut limits.max_connections
             }),
-            limit_option("--handshakes-max", self.handshakes_max, |limits| {
-                &mut limits.handshakes_max
+            limit_option("--handshakes-max", self.max_handshakes, |limits| {
+                &mut limits.max_handshakes
             }),
         ]
     }
 
     fn timeout_options(&self) -> [LimitOption<Duration>; 8] {
-        let limit_option = |option, value, limit| LimitOption { option, value, limit };
+        let limit_option = |name, value, limit| LimitOption { name, value, limit };
         [
             limit_option("--head-timeout", self.head_timeout, |limits| &mut limits.head_timeout),
             limit_option("--handshake-timeout", self.handshake_timeout, |limits| {
@@ -150,10 +151,10 @@ mod tests {
         };
         let unset = SidecarLimitArgs::default();
         let mut default = Limits::default();
-        for LimitOption { option, limit, .. } in unset.count_options() {
+        for LimitOption { name: option, limit, .. } in unset.count_options() {
             assert_eq!(default_in_help(option), limit(&mut default).to_string(), "{option}");
         }
-        for LimitOption { option, limit, .. } in unset.timeout_options() {
+        for LimitOption { name: option, limit, .. } in unset.timeout_options() {
             assert_eq!(
                 parse_duration(&default_in_help(option)),
                 Ok(*limit(&mut default)),
@@ -168,9 +169,9 @@ mod tests {
         let unset = SidecarLimitArgs::default();
         let arguments: Vec<OsString> = unset
             .count_options()
-            .map(|option| format!("{}=7", option.option))
+            .map(|option| format!("{}=7", option.name))
             .into_iter()
-            .chain(unset.timeout_options().map(|option| format!("{}=1m1.0005s", option.option)))
+            .chain(unset.timeout_options().map(|option| format!("{}=1m1.0005s", option.name)))
             .map(OsString::from)
             .collect();
         let command_line =
@@ -179,7 +180,7 @@ mod tests {
         let limits = parse_limits(&command_line.limits.to_arguments());
         assert_eq!(format!("{limits:?}"), format!("{:?}", parse_limits(&arguments)));
         let timeout = Duration::from_micros(61_000_500);
-        assert_eq!((limits.connections_max, limits.body_stall_timeout), (7, timeout));
+        assert_eq!((limits.max_connections, limits.body_stall_timeout), (7, timeout));
         assert_eq!(format!("{:?}", parse_limits(&[])), format!("{:?}", Limits::default()));
     }
 }

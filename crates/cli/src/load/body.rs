@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BodySize(usize);
 
-/// Parses `512`, `10KiB` or `1MiB`; `k` and `m` mean the same.
+/// Parses `512` (bytes), `10KiB` or `1MiB`. `k`, `kb`, `m` and `mb` are also powers of 1024.
 ///
 /// # Errors
 /// A message for users, if the text is not a size of at most 64 MiB.
@@ -52,7 +52,7 @@ pub(super) fn read_body_file(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The maximum size of a body; larger ones would measure only memory.
+/// The maximum size of a body, in bytes. Larger bodies would only measure memory.
 const MAX_BODY_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

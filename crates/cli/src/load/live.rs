@@ -11,7 +11,7 @@ use crate::figures::format_count;
 #[derive(Debug)]
 pub(super) struct LiveProgress {
     is_terminal: bool,
-    /// The number of the current rate and the rate itself, as the start of the line; empty for a single run.
+    /// The start of the line: the number of the current run and its rate. Empty for a single run.
     step_prefix: String,
     /// The duration of the warm-up and the measurement.
     total_duration: Duration,
@@ -55,14 +55,15 @@ impl LiveProgress {
     fn format_progress(&self, counters: &ProgressCounters) -> String {
         let phase = if counters.measuring { "measuring" } else { "warming up" };
         // Counters restart when the warm-up ends.
-        let previous = if counters.measuring == self.last_counters.measuring {
+        let previous_requests = if counters.measuring == self.last_counters.measuring {
             self.last_counters.requests
         } else {
             0
         };
-        let seconds = counters.elapsed.saturating_sub(self.last_counters.elapsed).as_secs_f64();
-        let rate =
-            counters.requests.saturating_sub(previous) as f64 / seconds.max(f64::MIN_POSITIVE);
+        let elapsed_seconds =
+            counters.elapsed.saturating_sub(self.last_counters.elapsed).as_secs_f64();
+        let rate = counters.requests.saturating_sub(previous_requests) as f64
+            / elapsed_seconds.max(f64::MIN_POSITIVE);
         format!(
             "{}{phase}, {:.1} of {:.1} s: {}, {rate:.0}/s, {} failed",
             self.step_prefix,
@@ -95,7 +96,7 @@ mod tests {
             warm_up: Duration::from_secs(2),
             ..LoadPlan::new(Vec::new())
         };
-        let mut live = LiveProgress::new(&plan, 1, 4);
+        let mut progress = LiveProgress::new(&plan, 1, 4);
         let counters = |seconds, measuring, requests| ProgressCounters {
             elapsed: Duration::from_secs(seconds),
             measuring,
@@ -103,14 +104,14 @@ mod tests {
             successes: requests - 1,
             failures: 1,
         };
-        live.last_counters = counters(1, false, 2000);
+        progress.last_counters = counters(1, false, 2000);
         assert_eq!(
-            live.format_progress(&counters(2, false, 4000)),
+            progress.format_progress(&counters(2, false, 4000)),
             "2 of 4, 2000/s: warming up, 2.0 of 12.0 s: 4000 requests, 2000/s, 1 failed"
         );
-        live.last_counters = counters(2, true, 100);
+        progress.last_counters = counters(2, true, 100);
         assert_eq!(
-            live.format_progress(&counters(4, true, 1100)),
+            progress.format_progress(&counters(4, true, 1100)),
             "2 of 4, 2000/s: measuring, 4.0 of 12.0 s: 1100 requests, 500/s, 1 failed"
         );
     }

@@ -51,7 +51,7 @@ impl HtmlPage {
         self.text.push_str(text);
     }
 
-    /// Writes the key figures.
+    /// Writes the summary figures: throughput, requests, errors and latency percentiles.
     fn write_figures(&mut self, summary: &LoadSummary) {
         let latency = summary.latency_us;
         let figures = [
@@ -150,15 +150,15 @@ impl HtmlPage {
 fn percentile_plot(results: &LoadResults) -> SvgPlot {
     let rate_count = results.steps.len();
     let mut nines: f64 = 1.0;
-    let (mut lowest, mut highest) = (f64::MAX, 1.0_f64);
+    let (mut lowest_us, mut highest_us) = (f64::MAX, 1.0_f64);
     for RateResult { report, .. } in &results.steps {
         let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
         };
         nines = nines.max((latency.count() as f64).log10().ceil().min(MAX_NINES));
-        lowest = lowest.min(min.as_nanos() as f64 / 1e3);
-        highest = highest.max(max.as_nanos() as f64 / 1e3);
+        lowest_us = lowest_us.min(min.as_nanos() as f64 / 1e3);
+        highest_us = highest_us.max(max.as_nanos() as f64 / 1e3);
     }
     let lines = results.steps.iter().enumerate().map(|(index, RateResult { rate, report })| {
         let latency = report.sum_targets().latency;
@@ -190,13 +190,16 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
     });
     SvgPlot {
         title: "Latency by percentile",
-        x: PlotAxis {
+        x_axis: PlotAxis {
             label: "share of the requests",
             low: 0.0,
             high: nines,
             ticks: ticks.collect(),
         },
-        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(lowest.min(highest), highest) },
+        y_axis: PlotAxis {
+            label: "at most",
+            ..PlotAxis::latency_axis(lowest_us.min(highest_us), highest_us)
+        },
         lines: lines.collect(),
     }
 }
@@ -235,8 +238,8 @@ fn throughput_plot(summary: &LoadSummary) -> SvgPlot {
         intervals().map(|interval| per_second(interval, interval.requests)).fold(1.0, f64::max);
     SvgPlot {
         title: "Requests and errors per second over time",
-        x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: PlotAxis::from_zero("per second", highest_rate * 1.05),
+        x_axis: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
+        y_axis: PlotAxis::from_zero("per second", highest_rate * 1.05),
         lines,
     }
 }
@@ -265,16 +268,20 @@ fn latency_plot(summary: &LoadSummary) -> SvgPlot {
     ];
     let latencies =
         || plotted_intervals(summary).flat_map(|interval| [interval.p50, interval.p99]).flatten();
-    let (low, high) = (latencies().fold(f64::MAX, f64::min), latencies().fold(1.0, f64::max));
+    let (lowest_us, highest_us) =
+        (latencies().fold(f64::MAX, f64::min), latencies().fold(1.0, f64::max));
     SvgPlot {
         title: "Latency over time",
-        x: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
-        y: PlotAxis { label: "at most", ..PlotAxis::latency_axis(low.min(high), high) },
+        x_axis: PlotAxis::from_zero("seconds after the warm-up", summary.duration_s),
+        y_axis: PlotAxis {
+            label: "at most",
+            ..PlotAxis::latency_axis(lowest_us.min(highest_us), highest_us)
+        },
         lines,
     }
 }
 
-/// Returns the intervals with enough measured time to divide by.
+/// Returns the intervals of at least half the longest interval: rates over a shorter one are inaccurate.
 fn plotted_intervals(summary: &LoadSummary) -> impl Iterator<Item = &IntervalSummary> {
     let longest = summary.timeline.iter().map(|interval| interval.length_s).fold(0.0, f64::max);
     summary.timeline.iter().filter(move |interval| interval.length_s > longest / 2.0)

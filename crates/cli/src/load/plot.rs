@@ -2,17 +2,17 @@
 
 use std::fmt::Write as _;
 
-/// A plot: two axes and the lines between them.
+/// A plot: two axes and the lines in their coordinates.
 #[derive(Debug)]
 pub(super) struct SvgPlot {
     /// The title, also for screen readers.
     pub(super) title: &'static str,
-    pub(super) x: PlotAxis,
-    pub(super) y: PlotAxis,
+    pub(super) x_axis: PlotAxis,
+    pub(super) y_axis: PlotAxis,
     pub(super) lines: Vec<PlotLine>,
 }
 
-/// One axis, from `low` to `high`.
+/// An axis from the value `low` to the value `high`.
 #[derive(Debug)]
 pub(super) struct PlotAxis {
     pub(super) label: &'static str,
@@ -38,11 +38,11 @@ pub(super) struct PlotLine {
     /// The opacity from 0 to 1, which tells lines of one color apart.
     pub(super) opacity: f64,
     pub(super) points: Vec<Option<(f64, f64)>>,
-    /// Figures along the line.
+    /// Values along the line, as points with tooltips.
     pub(super) marks: Vec<PlotMark>,
 }
 
-/// A figure on a line.
+/// A value on a line, with the text of its tooltip.
 #[derive(Debug)]
 pub(super) struct PlotMark {
     pub(super) x: f64,
@@ -108,7 +108,7 @@ impl SvgPlot {
 
     fn draw_axes(&self, svg: &mut String) {
         let (bottom, right) = (HEIGHT - BOTTOM_MARGIN, WIDTH - RIGHT_MARGIN);
-        for tick in &self.y.ticks {
+        for tick in &self.y_axis.ticks {
             let y = self.svg_y(tick.position);
             append_text(
                 svg,
@@ -128,7 +128,7 @@ impl SvgPlot {
             svg,
             &format!("<path class=\"axis\" d=\"M{LEFT_MARGIN} {bottom}H{right}\"/>\n"),
         );
-        for tick in &self.x.ticks {
+        for tick in &self.x_axis.ticks {
             let x = self.svg_x(tick.position);
             append_text(svg, &format!("<path class=\"axis\" d=\"M{x:.1} {bottom}v4\"/>"));
             append_text(
@@ -145,31 +145,31 @@ impl SvgPlot {
             &format!(
                 "<text class=\"label\" x=\"{right}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
                 HEIGHT - 4.0,
-                escape_html(self.x.label)
+                escape_html(self.x_axis.label)
             ),
         );
         append_text(
             svg,
             &format!(
                 "<text class=\"label\" x=\"{LEFT_MARGIN}\" y=\"12\">{}</text>\n",
-                escape_html(self.y.label)
+                escape_html(self.y_axis.label)
             ),
         );
     }
 
     fn draw_line(&self, svg: &mut String, line: &PlotLine) {
         let mut path = String::new();
-        let mut command = 'M';
+        let mut path_command = 'M';
         for point in &line.points {
             let Some((x, y)) = point else {
-                command = 'M';
+                path_command = 'M';
                 continue;
             };
             append_text(
                 &mut path,
-                &format!("{command}{:.1} {:.1}", self.svg_x(*x), self.svg_y(*y)),
+                &format!("{path_command}{:.1} {:.1}", self.svg_x(*x), self.svg_y(*y)),
             );
-            command = 'L';
+            path_command = 'L';
         }
         let PlotLine { class, opacity, .. } = line;
         append_text(
@@ -196,14 +196,14 @@ impl SvgPlot {
 
     /// Draws names at the ends of lines, far enough apart to be readable.
     fn draw_names(&self, svg: &mut String) {
-        let ends = self.lines.iter().filter_map(|line| {
+        let line_ends = self.lines.iter().filter_map(|line| {
             let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
             (!line.name.is_empty()).then(|| (self.svg_y(y), line))
         });
-        let mut ends: Vec<(f64, &PlotLine)> = ends.collect();
-        ends.sort_by(|(first, _), (second, _)| first.total_cmp(second));
+        let mut line_ends: Vec<(f64, &PlotLine)> = line_ends.collect();
+        line_ends.sort_by(|(first, _), (second, _)| first.total_cmp(second));
         let mut next_free_y = TOP_MARGIN;
-        for (y, line) in ends {
+        for (y, line) in line_ends {
             let y = y.max(next_free_y);
             next_free_y = y + NAME_HEIGHT;
             append_text(
@@ -220,13 +220,13 @@ impl SvgPlot {
     }
 
     fn svg_x(&self, value: f64) -> f64 {
-        LEFT_MARGIN + axis_position(&self.x, value) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
+        LEFT_MARGIN + axis_position(&self.x_axis, value) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
     }
 
     fn svg_y(&self, value: f64) -> f64 {
         HEIGHT
             - BOTTOM_MARGIN
-            - axis_position(&self.y, value) * (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
+            - axis_position(&self.y_axis, value) * (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
     }
 }
 
@@ -251,7 +251,7 @@ fn axis_position(axis: &PlotAxis, value: f64) -> f64 {
     ((value - axis.low) / (axis.high - axis.low)).clamp(0.0, 1.0)
 }
 
-/// Returns the next 1, 2 or 5 times a power of ten.
+/// Returns the smallest number of at least `minimum` that is 1, 2 or 5 times a power of ten.
 fn round_step(minimum: f64) -> f64 {
     let power = 10_f64.powf(minimum.log10().floor());
     [1.0, 2.0, 5.0]
@@ -308,7 +308,8 @@ mod tests {
             marks: vec![PlotMark { x: 1.0, y: 1e12, text: "\"x\"".to_owned() }],
         };
         let axes = || PlotAxis::from_zero("n", 10.0);
-        let svg = SvgPlot { title: "t", x: axes(), y: axes(), lines: vec![line] }.to_svg();
+        let svg =
+            SvgPlot { title: "t", x_axis: axes(), y_axis: axes(), lines: vec![line] }.to_svg();
         assert!(svg.contains("a&lt;b") && svg.contains("&quot;x&quot;"), "{svg}");
         assert!(svg.contains(&format!("L{LEFT_MARGIN:.1} {:.1}", HEIGHT - BOTTOM_MARGIN)), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");

@@ -13,7 +13,7 @@ pub(super) fn parse_rates(text: &str) -> Result<Rates, String> {
     let numbers: Result<Vec<u32>, _> = text.split(':').map(str::parse).collect();
     match numbers.map_err(|_| invalid())?.as_slice() {
         [0, ..] | [_, 0, _] | [_, _, 0] => Err("a rate or step of 0 is invalid".to_owned()),
-        [rate_at] => Ok(Rates(vec![*rate_at])),
+        [rate] => Ok(Rates(vec![*rate])),
         [from, to, step] => {
             if from.abs_diff(*to) / step >= MAX_RATES {
                 return Err(format!("that is more than {MAX_RATES} rates"));

@@ -1,27 +1,27 @@
-//! Results of a run and its settings.
+//! Results of a load run with the settings that it used, and the settings' descriptions for all report formats.
 
 use leno_load::{ConnectionReuse, LoadPlan, LoadProtocol, LoadReport};
 
-/// The results of a run and its settings.
+/// The results of a run, with the settings that it used.
 #[derive(Debug)]
 pub(super) struct LoadResults {
     /// The plan of all runs; its load model is a closed loop, even if there are rates.
     pub(super) plan: LoadPlan,
     pub(super) threads: usize,
-    /// The measured rates, in order; at least one.
+    /// The results at each rate, in the order of the measurement; at least one. A closed loop has exactly one.
     pub(super) steps: Vec<RateResult>,
 }
 
 /// The results at one rate, or in a closed loop.
 #[derive(Debug)]
 pub(super) struct RateResult {
-    /// The requests per second; absent in a closed loop.
+    /// The requested rate, in requests per second; `None` in a closed loop.
     pub(super) rate: Option<u32>,
     pub(super) report: LoadReport,
 }
 
 impl LoadResults {
-    /// Describes the protocol.
+    /// Describes the protocol, with the streams per connection if there are several.
     pub(super) fn describe_protocol(&self) -> String {
         match self.plan.protocol {
             LoadProtocol::Http1 => "HTTP/1.1".to_owned(),
@@ -32,7 +32,7 @@ impl LoadResults {
         }
     }
 
-    /// Describes the settings in one line.
+    /// Describes the connections, the load model, the threads and the warm-up in one line.
     pub(super) fn describe_settings(&self) -> String {
         let connections = self.plan.load_model.connection_count();
         let plural_suffix = if connections == 1 { "" } else { "s" };
@@ -46,7 +46,7 @@ impl LoadResults {
         };
         let threads_text = match self.threads {
             1 => "1 thread".to_owned(),
-            threads_text => format!("{threads_text} threads"),
+            count => format!("{count} threads"),
         };
         format!(
             "{connections} connection{plural_suffix} of {}{reuse_text}; {rate_text}; {threads_text}; {:?} of warm-up",

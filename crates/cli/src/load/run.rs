@@ -27,11 +27,11 @@ use crate::{output, stop};
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     let plan = args.build_plan().await?;
     // An output file that cannot be written fails before the run, not after it.
-    let page = args
+    let page_file = args
         .html
         .as_ref()
         .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
-    let page = page.transpose()?;
+    let page_file = page_file.transpose()?;
     let results = run_rates(&args, plan).await?;
     let summary = LoadSummary::from_results(&results);
     match args.output {
@@ -39,9 +39,9 @@ pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
         LoadFormat::Json => output::print_json(&summary)?,
         LoadFormat::Csv => output::print_raw(&csv::render(&summary))?,
     }
-    if let Some(mut page) = page {
-        let text = page::render(&results, &summary);
-        page.write_all(text.as_bytes()).context("cannot write the page")?;
+    if let Some(mut page_file) = page_file {
+        let page_text = page::render(&results, &summary);
+        page_file.write_all(page_text.as_bytes()).context("cannot write the page")?;
     }
     Ok(exit_code(&summary, args.max_errors))
 }
@@ -78,17 +78,17 @@ impl LoadArgs {
     }
 }
 
-/// Runs the rates in turn, until all are done or a signal ends the run.
+/// Measures the rates in turn, until all rates are measured or a signal ends the run.
 async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResults> {
     let rates: Vec<Option<u32>> = match &args.rate {
         None => vec![None],
         Some(rates) => rates.0.iter().copied().map(Some).collect(),
     };
-    let stop = StopHandle::default();
+    let stop_handle = StopHandle::default();
     let mut results = LoadResults { plan, threads: args.threads, steps: Vec::new() };
-    let count = rates.len();
+    let rate_count = rates.len();
     for (index, rate) in rates.into_iter().enumerate() {
-        if stop.is_stopped() {
+        if stop_handle.is_stopped() {
             break;
         }
         let connections = args.connections;
@@ -99,9 +99,9 @@ async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResult
             },
             ..results.plan.clone()
         };
-        let mut live = LiveProgress::new(&plan, index, count);
-        let report = run_step(plan, args.threads, &stop, &mut live).await;
-        live.clear();
+        let mut live_progress = LiveProgress::new(&plan, index, rate_count);
+        let report = run_step(plan, args.threads, &stop_handle, &mut live_progress).await;
+        live_progress.clear();
         results.steps.push(RateResult { rate, report: report? });
     }
     Ok(results)
@@ -110,27 +110,28 @@ async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResult
 async fn run_step(
     plan: LoadPlan,
     threads: usize,
-    stop: &StopHandle,
-    live: &mut LiveProgress,
+    stop_handle: &StopHandle,
+    live_progress: &mut LiveProgress,
 ) -> anyhow::Result<LoadReport> {
-    let (progress, mut counters) = watch::channel(ProgressCounters::default());
-    let mut drive = pin!(drive_on_threads(threads, plan, stop.clone(), progress));
-    let mut signal = pin!(wait_for_signal_after(Duration::ZERO));
+    let (progress_sender, mut progress_receiver) = watch::channel(ProgressCounters::default());
+    let mut drive_task =
+        pin!(drive_on_threads(threads, plan, stop_handle.clone(), progress_sender));
+    let mut stop_signal = pin!(wait_for_signal_after(Duration::ZERO));
     loop {
         tokio::select! {
-            report = &mut drive => return report.map_err(|error| match error {
-                DriveError::Plan(invalid) => UsageError::new(&invalid.to_string()).into(),
+            report = &mut drive_task => return report.map_err(|error| match error {
+                DriveError::Plan(plan_error) => UsageError::new(&plan_error.to_string()).into(),
                 error => error.into(),
             }),
-            outcome = &mut signal => {
+            outcome = &mut stop_signal => {
                 outcome?;
-                if stop.is_stopped() {
+                if stop_handle.is_stopped() {
                     bail!("stopped twice: no report");
                 }
-                stop.stop();
-                signal.set(wait_for_signal_after(SIGNAL_PAUSE));
+                stop_handle.stop();
+                stop_signal.set(wait_for_signal_after(SIGNAL_PAUSE));
             }
-            Ok(()) = counters.changed() => live.show_progress(&counters.borrow_and_update()),
+            Ok(()) = progress_receiver.changed() => live_progress.show_progress(&progress_receiver.borrow_and_update()),
         }
     }
 }
@@ -144,10 +145,10 @@ async fn wait_for_signal_after(pause: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the exit code: failure if all requests failed, or the share of errors exceeds the limit.
+/// Returns the exit code: failure if all requests failed, or the share of failed requests exceeds `max_errors`.
 fn exit_code(summary: &LoadSummary, max_errors: Option<f64>) -> ExitCode {
-    let share = summary.errors as f64 / summary.requests.max(1) as f64;
-    let exceeds_max_errors = max_errors.is_some_and(|max| share > max);
+    let error_share = summary.errors as f64 / summary.requests.max(1) as f64;
+    let exceeds_max_errors = max_errors.is_some_and(|max_share| error_share > max_share);
     match summary.requests == summary.errors || exceeds_max_errors {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,

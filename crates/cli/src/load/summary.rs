@@ -11,9 +11,9 @@ use super::results::{LoadResults, RateResult};
 /// The results as numbers. Times are in microseconds if the name says so.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadSummary {
-    /// All requests that were due in the measured time.
+    /// All requests scheduled within the measured time.
     pub(super) requests: u64,
-    /// Requests without success.
+    /// Requests that failed.
     pub(super) errors: u64,
     pub(super) errors_by_kind: BTreeMap<String, u64>,
     /// Responses by status, including successes.
@@ -26,18 +26,18 @@ pub(super) struct LoadSummary {
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
     pub(super) connections: usize,
-    /// The requested rate; absent in a closed loop, or over several rates.
+    /// The requested rate, in requests per second; `None` in a closed loop and in the summary of several rates.
     pub(super) rate: Option<f64>,
-    /// One summary per rate, if there are several.
+    /// One summary per rate; empty if there is only one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) steps: Vec<LoadSummary>,
     pub(super) timeline: Vec<IntervalSummary>,
     pub(super) targets: Vec<TargetSummary>,
-    /// CPU time of the load generator itself.
+    /// CPU time of the load generator itself, in microseconds; `None` if it is unknown.
     pub(super) own_cpu_us_per_request: Option<f64>,
 }
 
-/// The latency distribution in microseconds; the values are absent if no request succeeded.
+/// The latency distribution in microseconds; all values are `None` if no request succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct LatencyUs {
     pub(super) min: Option<f64>,
@@ -53,13 +53,14 @@ pub(super) struct LatencyUs {
 /// The results of one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct IntervalSummary {
-    /// Start of the interval after the warm-up; several rates follow each other.
+    /// The start of the interval, in seconds after the warm-up. The intervals of several rates follow each
+    /// other.
     pub(super) at_s: f64,
     pub(super) requests: u64,
     pub(super) errors: u64,
     pub(super) p50: Option<f64>,
     pub(super) p99: Option<f64>,
-    /// The measured length of the interval.
+    /// The measured length of the interval, in seconds.
     #[serde(skip)]
     pub(super) length_s: f64,
 }
@@ -73,7 +74,7 @@ pub(super) struct TargetSummary {
 }
 
 impl LoadSummary {
-    /// Summarizes the results, over all rates and for each.
+    /// Summarizes the results over all rates, and in `steps` at each rate.
     pub(super) fn from_results(results: &LoadResults) -> Self {
         let connections = results.plan.load_model.connection_count();
         let summarize = |step: &RateResult| Self::from_report(&step.report, step.rate, connections);
@@ -118,15 +119,15 @@ impl LoadSummary {
 
 impl LatencyUs {
     fn from_latency(latency: &LatencyHistogram) -> Self {
-        let quantile = |quantile| latency.quantile(quantile).map(to_microseconds);
+        let quantile_us = |quantile| latency.quantile(quantile).map(to_microseconds);
         Self {
             min: latency.min().map(to_microseconds),
             mean: latency.mean().map(to_microseconds),
-            p50: quantile(0.5),
-            p90: quantile(0.9),
-            p95: quantile(0.95),
-            p99: quantile(0.99),
-            p999: quantile(0.999),
+            p50: quantile_us(0.5),
+            p90: quantile_us(0.9),
+            p95: quantile_us(0.95),
+            p99: quantile_us(0.99),
+            p999: quantile_us(0.999),
             max: latency.max().map(to_microseconds),
         }
     }
@@ -148,14 +149,18 @@ fn summarize_timeline(report: &LoadReport) -> Vec<IntervalSummary> {
 /// Concatenates the timelines of several rates.
 fn concatenate_timelines(steps: &[LoadSummary]) -> Vec<IntervalSummary> {
     let mut timeline = Vec::new();
-    let mut start = 0.0;
+    let mut step_start_s = 0.0;
     for step in steps {
         // Responses after the end of a step are not counted in the next.
-        let counted = step.timeline.iter().filter(|interval| interval.at_s < step.duration_s);
+        let counted_intervals =
+            step.timeline.iter().filter(|interval| interval.at_s < step.duration_s);
         timeline.extend(
-            counted.map(|interval| IntervalSummary { at_s: start + interval.at_s, ..*interval }),
+            counted_intervals.map(|interval| IntervalSummary {
+                at_s: step_start_s + interval.at_s,
+                ..*interval
+            }),
         );
-        start += step.duration_s;
+        step_start_s += step.duration_s;
     }
     timeline
 }

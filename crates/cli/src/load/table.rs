@@ -1,4 +1,4 @@
-//! The report as tables.
+//! The report of a load run as tables for people.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::results::LoadResults;
 use super::summary::LoadSummary;
 use crate::output::{Listing, ListingColumn, OutputFormat};
 
-/// Renders the report as tables.
+/// Renders the targets, the settings and the tables. Tables that would say nothing are omitted.
 pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     let mut text = String::new();
     for target in &results.plan.targets {
@@ -26,7 +26,7 @@ pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     text
 }
 
-/// Formats a time in a suitable unit: `850 µs`, `12.3 ms`, `1.20 s`; a dash if absent.
+/// Formats a time in a suitable unit: `850 µs`, `12.3 ms`, `1.20 s`; a dash for `None`.
 pub(super) fn format_time(microseconds: Option<f64>) -> String {
     let Some(microseconds) = microseconds else {
         return "-".to_owned();
@@ -44,7 +44,7 @@ pub(super) fn format_time(microseconds: Option<f64>) -> String {
     format!("{number:.digits$} {unit}")
 }
 
-/// Formats a share in percent.
+/// Formats the share of `count` in `total` in percent, with two decimals.
 pub(super) fn format_share(count: u64, total: u64) -> String {
     format!("{:.2} %", count as f64 * 100.0 / total.max(1) as f64)
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 pub(super) struct WeightedUrl {
     /// The URL as given, without the weight.
     pub(super) url: String,
-    /// The address to connect to: a name or an address, and a port.
+    /// The host and port to connect to.
     pub(super) authority: UrlAuthority,
     /// The value of the `Host` header: host and port as in the URL.
     pub(super) host: String,
@@ -21,7 +21,7 @@ pub(super) struct WeightedUrl {
     pub(super) weight: u32,
 }
 
-/// A name or an address, and a port.
+/// A DNS name or an IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct UrlAuthority {
     name: String,
@@ -98,11 +98,11 @@ fn split_weight(text: &str) -> Result<(&str, u32), String> {
         return Ok((text, 1));
     };
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let is_value = match url.split_once('?') {
+    let is_query_value = match url.split_once('?') {
         Some((_, query)) => !query.rsplit('&').next().unwrap_or_default().contains('='),
         None => false,
     };
-    if !is_number || is_value {
+    if !is_number || is_query_value {
         return Ok((text, 1));
     }
     let weight = digits.parse().map_err(|_| format!("the weight {digits} is too large"))?;

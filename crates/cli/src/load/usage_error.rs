@@ -1,6 +1,6 @@
 //! Usage errors that are detected before any request.
 
-/// An error in the options, with a message for users.
+/// An error in the options or in their combination, with a message for users.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct UsageError(String);

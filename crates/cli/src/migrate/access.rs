@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::native_values::write_access_request;
 
-/// Converts to an `AccessPolicy`, or returns the reason why its meaning would differ.
+/// Converts a `TrafficTarget` to an `AccessPolicy`, or returns the reason why the meaning would differ.
 pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Result<Value, String> {
     let TrafficTarget { name, destination, sources, rules } = target;
     let has_policy = objects
@@ -75,8 +75,8 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
     }))
 }
 
-/// Returns the rule that opens the ports of a `TCPRoute`. It also admits HTTP, so the meaning is equal only if
-/// no workload serves HTTP on these ports.
+/// Returns the rule that opens the ports of a `TCPRoute`. The rule also allows HTTP, so the meaning is equal
+/// only if no workload serves HTTP on these ports.
 fn convert_tcp_rule(
     objects: &[&Object],
     target: &TrafficTarget,

@@ -39,7 +39,7 @@ enum MigrateCheckFormat {
 }
 
 impl MigrateCheckArgs {
-    /// Runs the check and prints the report.
+    /// Converts the documents without writing files, and prints the report.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let (documents, ignored): (_, Vec<IgnoredSetting>) = match self.file.is_empty() {
             false => (document::read_files(&self.file, &self.namespace)?, Vec::new()),

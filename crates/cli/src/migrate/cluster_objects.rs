@@ -1,4 +1,4 @@
-//! Rules of other meshes in a cluster, from its API server.
+//! The rules of other meshes in a cluster, read from the API server as documents for the conversion.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kube::core::ApiResource;
 use kube::discovery::{Discovery, Scope, verbs};
 use kube::{Client, Resource};
 use leno_kubernetes::api::{ApiError, ObjectApi};
-use leno_kubernetes::words::{PREFIXES, is_supported_annotation};
+use leno_kubernetes::well_known::{PREFIXES, is_supported_annotation};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -100,16 +100,16 @@ async fn list_ignored_settings(client: &Client) -> anyhow::Result<Vec<IgnoredSet
     let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
     collect_ignored_settings::<Namespace>(client, "Namespace", &mut settings).await?;
     collect_ignored_settings::<Pod>(client, "Pod", &mut settings).await?;
-    let ignored = settings.into_iter().map(|(setting, locations)| {
-        let omitted = locations.len().saturating_sub(MAX_LOCATIONS);
+    let ignored_settings = settings.into_iter().map(|(setting, locations)| {
+        let omitted_count = locations.len().saturating_sub(MAX_LOCATIONS);
         let mut location = locations.into_iter().take(MAX_LOCATIONS).collect::<Vec<_>>().join(", ");
-        if omitted > 0 {
-            location.push_str(&format!(" and {omitted} more"));
+        if omitted_count > 0 {
+            location.push_str(&format!(" and {omitted_count} more"));
         }
         let reason = "unsupported; docs/kubernetes.md lists the supported annotations".to_owned();
         IgnoredSetting { object: setting, location, reason }
     });
-    Ok(ignored.collect())
+    Ok(ignored_settings.collect())
 }
 
 async fn collect_ignored_settings<K>(
@@ -157,7 +157,7 @@ fn is_ignored(key: &str) -> bool {
 
 /// The page size of list requests.
 const PAGE_SIZE: u32 = 500;
-/// The maximum number of objects of one kind; meshes have fewer.
+/// The maximum number of objects of one kind; real clusters have fewer.
 const MAX_OBJECTS: usize = 100_000;
 /// The maximum number of locations reported per annotation or label.
 const MAX_LOCATIONS: usize = 5;

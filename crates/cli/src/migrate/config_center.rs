@@ -1,4 +1,4 @@
-//! Items of Sermant's configuration center in their stored form: keys with YAML text.
+//! Items of Sermant's configuration center in their stored form, keys with YAML text, and their conversion.
 
 mod group;
 mod rule;
@@ -20,9 +20,9 @@ pub(super) struct ConfigCenterItem {
     pub(super) content: String,
 }
 
-/// Parses the items of a document; empty if the document is something else.
+/// Parses the items of a document; empty if the document contains no items.
 ///
-/// A document is a map from keys to contents, or any structure with the fields `key` and `find_entry` (or
+/// A document is a map from keys to contents, or any structure with the fields `key` and `value` (or
 /// `content`), as the API of ServiceComb KIE returns. Disabled items are ignored.
 pub(super) fn parse_items(text: &str) -> Vec<ConfigCenterItem> {
     let Some(values) = outline_document(text) else { return Vec::new() };
@@ -74,7 +74,7 @@ fn is_item_key(text: &str) -> bool {
     text.starts_with("servicecomb.") || text == REMOVAL_KEY
 }
 
-/// Reads an item; returns its title, its text and its content.
+/// Reads an item. Returns the title, the text and the content of its document.
 ///
 /// # Errors
 /// The problems, if the item is a supported rule that is rejected.
@@ -98,7 +98,7 @@ pub(super) fn read_item(
         }
         _ => {
             let problems = rejected.iter().map(|rejection| {
-                let field = rejection.at.field.as_deref().unwrap_or("document");
+                let field = rejection.location.field.as_deref().unwrap_or("document");
                 format!("item {}: {field}: {}; {}", item.key, rejection.problem, rejection.hint)
             });
             Err(problems.collect::<Vec<_>>().join("\n  "))
@@ -108,8 +108,8 @@ pub(super) fn read_item(
 
 /// Returns the object that wraps an item, if Leno reads the item unchanged.
 fn wrap_item(item: &ConfigCenterItem, namespace: &str) -> Option<Value> {
-    let routes = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
-    let is_route = routes.iter().any(|key| {
+    let route_keys = ["servicecomb.routeRule", "servicecomb.globalRouteRule"];
+    let is_route = route_keys.iter().any(|key| {
         let suffix = item.key.strip_prefix(key);
         suffix.is_some_and(|suffix| suffix.is_empty() || suffix.starts_with('.'))
     });
@@ -145,8 +145,8 @@ fn to_object_name(text: &str) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Converts an item about traffic, with the match group of its scene. `items` are all items, `objects` all objects
-/// of the input.
+/// Converts an item with a traffic rule, for the requests of its scenario's match group. `items` are all items,
+/// `objects` all objects of the input.
 pub(super) fn convert_item(
     items: &[&ConfigCenterItem],
     objects: &[&Object],
@@ -156,43 +156,50 @@ pub(super) fn convert_item(
     if let Some(reason) = rule::previous_rule_reason(&item.key) {
         return RewriteResult::Dropped(reason);
     }
-    let Some((family, scope)) = split_key(item) else {
-        return RewriteResult::Dropped("unknown key, and without a scene".to_owned());
+    let Some((family, scenario)) = split_key(item) else {
+        return RewriteResult::Dropped("unknown key, and without a scenario".to_owned());
     };
-    let is_in_scope = |item: &ConfigCenterItem| {
-        split_key(item).is_some_and(|(_, item_scope)| item_scope == scope)
+    let is_in_scenario = |item: &ConfigCenterItem| {
+        split_key(item).is_some_and(|(_, item_scenario)| item_scenario == scenario)
     };
-    let scope_items = || items.iter().filter(|item| is_in_scope(item));
+    let scenario_items = || items.iter().filter(|item| is_in_scenario(item));
     if family == "matchGroup" {
-        let other_items = scope_items().filter(|other| other.key != item.key);
-        let mut results = other_items.map(|other| convert_item(items, objects, other, namespace));
+        let other_items = scenario_items().filter(|other_item| other_item.key != item.key);
+        let mut results =
+            other_items.map(|other_item| convert_item(items, objects, other_item, namespace));
         return match results.any(|result| {
             matches!(result, RewriteResult::Changed(..) | RewriteResult::Rewritten(_))
         }) {
             true => RewriteResult::NotNeeded(
-                "its conditions are part of the converted rules of its scene",
+                "its conditions are part of the converted rules of its scenario",
             ),
-            false => RewriteResult::Dropped("no rule of its scene is converted".to_owned()),
+            false => RewriteResult::Dropped("no rule of its scenario is converted".to_owned()),
         };
     }
-    let group_key = format!("servicecomb.matchGroup.{scope}");
-    let Some(group_item) = scope_items().find(|item| item.key == group_key) else {
+    let group_key = format!("servicecomb.matchGroup.{scenario}");
+    let Some(group_item) = scenario_items().find(|item| item.key == group_key) else {
         let reason = format!("no {group_key}, so that it applies to no requests");
         return RewriteResult::Dropped(reason);
     };
-    let converted = group::parse_group(&group_item.content)
+    let conversion = group::parse_group(&group_item.content)
         .map_err(|reason| format!("{}: {reason}", group_item.key))
         .and_then(|group| {
-            rule::convert_rule(family, (&to_object_name(scope), namespace), &group, &item.content)
+            rule::convert_rule(
+                family,
+                (&to_object_name(scenario), namespace),
+                &group,
+                &item.content,
+            )
         })
-        .and_then(|converted| reject_conflict(items, objects, item, converted));
-    match converted {
+        .and_then(|conversion| reject_conflict(items, objects, item, conversion));
+    match conversion {
         Ok((object, difference)) => RewriteResult::Changed(vec![object], vec![difference]),
         Err(reason) => RewriteResult::Dropped(reason),
     }
 }
 
-/// Rejects a second policy of one kind for a service, as only one of them applies.
+/// Rejects a rule if another policy of the same kind may apply to the same requests: only one of two policies
+/// applies.
 fn reject_conflict(
     items: &[&ConfigCenterItem],
     objects: &[&Object],
@@ -201,9 +208,9 @@ fn reject_conflict(
 ) -> Result<(Value, &'static str), String> {
     let kind = converted.0["kind"].as_str().unwrap_or_default();
     let family = split_key(item).map(|(family, _)| family);
-    let duplicate = items
-        .iter()
-        .find(|other| other.key != item.key && split_key(other).map(|other| other.0) == family);
+    let duplicate = items.iter().find(|other_item| {
+        other_item.key != item.key && split_key(other_item).map(|other_item| other_item.0) == family
+    });
     if let Some(duplicate) = duplicate {
         return Err(format!(
             "{} is a second one: write one {kind} for both manually",
@@ -224,7 +231,7 @@ fn reject_conflict(
     }
 }
 
-/// Splits a key into family and scene.
+/// Splits a key into family and scenario (Sermant's "scene").
 fn split_key(item: &ConfigCenterItem) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }

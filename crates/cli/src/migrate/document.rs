@@ -1,4 +1,5 @@
-//! Documents of the input files, with their text and content.
+//! Reader of the documents to convert, from files, a text or a cluster, with the text and the parsed content of
+//! each.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +13,7 @@ use super::config_center::ConfigCenterItem;
 use super::{config_center, mesh_config};
 use crate::output;
 
-/// One document of the input, with its output file.
+/// One document of the input, with the file to which its conversion is written.
 pub(super) struct SourceDocument {
     /// The file and the line, or the cluster, for the report.
     pub(super) location: String,
@@ -46,7 +47,7 @@ pub(super) enum DocumentContent {
     /// A document that Leno does not read: of another kind, or of another mesh with features that Leno lacks.
     Unread {
         reason: String,
-        /// True if it may have denied or restricted access.
+        /// True if the document may have denied or restricted access.
         may_restrict_access: bool,
     },
     /// Comments only.
@@ -65,7 +66,7 @@ impl SourceDocument {
         }
     }
 
-    /// True if a dropped part may have denied or restricted access.
+    /// True if the document, or its unsupported settings, may have denied or restricted access.
     pub(super) fn may_restrict_access(&self) -> bool {
         match &self.content {
             DocumentContent::Object(_) | DocumentContent::Comments => false,
@@ -142,11 +143,11 @@ pub(super) fn read_text(text: &str, namespace: &str) -> anyhow::Result<Vec<Sourc
     reader.into_documents()
 }
 
-/// Collects the documents of the input, and the problems of rejected ones.
+/// Collects the documents of the input, and the problems of rejected documents.
 #[derive(Default)]
 struct DocumentReader {
     documents: Vec<SourceDocument>,
-    rejected: Vec<String>,
+    problems: Vec<String>,
 }
 
 impl DocumentReader {
@@ -160,7 +161,7 @@ impl DocumentReader {
                 let results = items.into_iter().map(|item| read_item(item, namespace, &location));
                 let (documents, problems): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
                 self.documents.extend(documents.into_iter().flatten());
-                self.rejected.extend(problems.into_iter().filter_map(Result::err));
+                self.problems.extend(problems.into_iter().filter_map(Result::err));
                 continue;
             }
             match read_document(file, line, text, DocumentSource::File) {
@@ -172,15 +173,15 @@ impl DocumentReader {
                     content,
                 }),
                 Ok(None) => {}
-                Err(problem) => self.rejected.push(problem),
+                Err(problem) => self.problems.push(problem),
             }
         }
     }
 
     fn into_documents(self) -> anyhow::Result<Vec<SourceDocument>> {
-        let Self { documents, rejected } = self;
-        if !rejected.is_empty() {
-            bail!("correct these first; nothing was written:\n  {}", rejected.join("\n  "));
+        let Self { documents, problems } = self;
+        if !problems.is_empty() {
+            bail!("correct these first; nothing was written:\n  {}", problems.join("\n  "));
         }
         if documents.iter().all(|document| matches!(document.content, DocumentContent::Comments)) {
             bail!("no documents: set YAML files with -f");
@@ -214,7 +215,7 @@ fn find_files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads a document and its title; `None` if it is empty.
+/// Reads the title and the content of a document; `None` if the document is empty.
 fn read_document(
     file: &Path,
     line: usize,
@@ -225,7 +226,7 @@ fn read_document(
     let values = outline_document(text);
     let find_value = |path: &str| {
         let entry = values.iter().flatten().find(|(field, _)| field == path);
-        entry.map(|(_, find_value)| find_value.as_str())
+        entry.map(|(_, value)| value.as_str())
     };
     if find_value("kind") == Some("List") {
         return Err(format!("{name}:{line}: is a List; write each item as a separate document"));
@@ -250,28 +251,28 @@ fn read_document(
     {
         return Ok(Some((title, content)));
     }
-    let is_unknown_kind = rejected
-        .iter()
-        .any(|rejection| matches!(rejection.at.field.as_deref(), Some("kind" | "apiVersion")));
-    let version = find_value("apiVersion").unwrap_or_default();
-    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let is_unknown_kind = rejected.iter().any(|rejection| {
+        matches!(rejection.location.field.as_deref(), Some("kind" | "apiVersion"))
+    });
+    let api_version = find_value("apiVersion").unwrap_or_default();
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let is_convertible = is_convertible_group(group);
     let may_restrict_access =
         (is_convertible || is_subdomain_of(group, ISTIO_DOMAIN)) && !ALLOWING_KINDS.contains(&kind);
     match (is_unknown_kind, is_convertible) {
         (true, _) => {
-            let problem = |rejection: &RejectedDocument| {
-                let field = rejection.at.field.as_deref();
+            let describe_rejection = |rejection: &RejectedDocument| {
+                let field = rejection.location.field.as_deref();
                 let field = field.filter(|_| rejection.problem.starts_with("is "));
                 let field = field.map(|field| format!("{field} ")).unwrap_or_default();
                 format!("{field}{}", rejection.problem)
             };
-            let reason = rejected.first().map(problem).unwrap_or_default();
+            let reason = rejected.first().map(describe_rejection).unwrap_or_default();
             Ok(Some((title, DocumentContent::Unread { reason, may_restrict_access })))
         }
         (false, true) => {
             let reason = rejected.iter().map(|rejection| {
-                let field = rejection.at.field.as_deref().unwrap_or("document");
+                let field = rejection.location.field.as_deref().unwrap_or("document");
                 format!("{field}: {}; {}", rejection.problem, rejection.hint)
             });
             let reason = reason.collect::<Vec<_>>().join("; ");
@@ -279,9 +280,9 @@ fn read_document(
         }
         (false, false) => {
             let problems = rejected.iter().map(|rejection| {
-                let line_in_document = rejection.at.line.unwrap_or(1) as usize;
+                let line_in_document = rejection.location.line.unwrap_or(1) as usize;
                 let line = line + line_in_document.saturating_sub(1);
-                let field = rejection.at.field.as_deref().unwrap_or("document");
+                let field = rejection.location.field.as_deref().unwrap_or("document");
                 format!(
                     "{name}:{line}: {title}: {field}: {}; {}",
                     rejection.problem, rejection.hint
@@ -295,32 +296,32 @@ fn read_document(
 /// Splits a text into documents at lines that begin with `---`, each with its first line number.
 fn split_documents(text: &str) -> Vec<(usize, &str)> {
     let mut documents = Vec::new();
-    let (mut start, mut first_line, mut offset) = (0, 1, 0);
+    let (mut start_offset, mut first_line, mut offset) = (0, 1, 0);
     for (line, line_number) in text.split_inclusive('\n').zip(1..) {
         let is_separator = line.starts_with("---")
             && line
                 .get(3..)
                 .is_none_or(|suffix| suffix.is_empty() || suffix.starts_with(char::is_whitespace));
         if is_separator {
-            documents.push((first_line, text.get(start..offset).unwrap_or_default()));
+            documents.push((first_line, text.get(start_offset..offset).unwrap_or_default()));
             // Text after `---` on the same line belongs to the document.
-            start = offset + 3;
+            start_offset = offset + 3;
             first_line = line_number;
             if line.trim_end() == "---" {
-                start = offset + line.len();
+                start_offset = offset + line.len();
                 first_line = line_number + 1;
             }
         }
         offset += line.len();
     }
-    documents.push((first_line, text.get(start..).unwrap_or_default()));
+    documents.push((first_line, text.get(start_offset..).unwrap_or_default()));
     documents.retain(|(_, text)| !text.trim().is_empty());
     documents
 }
 
 /// True for API groups of other meshes that this command converts.
 pub(super) fn is_convertible_group(domain: &str) -> bool {
-    MESH_DOMAINS.iter().any(|mesh| is_subdomain_of(domain, mesh))
+    MESH_DOMAINS.iter().any(|mesh_domain| is_subdomain_of(domain, mesh_domain))
 }
 
 fn is_subdomain_of(domain: &str, parent: &str) -> bool {

@@ -1,4 +1,5 @@
-//! Settings of OSM, osm-edge and FSM that have an equivalent.
+//! Conversion of the `MeshConfig` of OSM, osm-edge and FSM: the settings with an equivalent, and the
+//! unsupported ones.
 
 use leno_kubernetes::read::{
     ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
@@ -15,11 +16,11 @@ pub(super) fn read_mesh_config(
 ) -> Option<DocumentContent> {
     let find_value = |path: &str| {
         let entry = values.iter().find(|(field, _)| field == path);
-        entry.map(|(_, find_value)| find_value.as_str())
+        entry.map(|(_, value)| value.as_str())
     };
-    let version = find_value("apiVersion")?;
-    let is_convertible = API_GROUPS.iter().any(|group| version.starts_with(group));
-    if !is_convertible || find_value("kind") != Some("MeshConfig") {
+    let api_version = find_value("apiVersion")?;
+    let is_known_group = API_GROUPS.iter().any(|group| api_version.starts_with(group));
+    if !is_known_group || find_value("kind") != Some("MeshConfig") {
         return None;
     }
     // Both fields default to false in the schema.
@@ -31,17 +32,17 @@ pub(super) fn read_mesh_config(
     let exclusion_lists = EXCLUSION_LISTS.iter().filter(|_| source == DocumentSource::File).map(
         |(field, annotation)| (*field, format!("annotate namespaces or pods with `{annotation}`")),
     );
-    let gateway = [INGRESS_GATEWAY].into_iter().filter(|_| source == DocumentSource::File);
-    let gateway = gateway.map(|(field, hint)| (field, hint.to_owned()));
-    let disabled = ALWAYS_ON
+    let ingress_gateway = [INGRESS_GATEWAY].into_iter().filter(|_| source == DocumentSource::File);
+    let ingress_gateway = ingress_gateway.map(|(field, hint)| (field, hint.to_owned()));
+    let disabled_features = ALWAYS_ON
         .iter()
         .filter(|(field, _)| find_value(field) == Some("false"))
         .map(|(field, hint)| (*field, (*hint).to_owned()));
     let unsupported = unsupported_fields
         .chain(exclusion_lists)
-        .chain(gateway)
+        .chain(ingress_gateway)
         .filter(|(field, _)| is_enabled(values, field))
-        .chain(disabled)
+        .chain(disabled_features)
         .map(|(field, hint)| format!("{field}: {hint}"));
     Some(DocumentContent::Settings { is_permissive, egress, unsupported: unsupported.collect() })
 }

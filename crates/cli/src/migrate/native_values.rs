@@ -1,4 +1,4 @@
-//! Requests, times and rates as values of native manifests.
+//! Conversion of request matches and durations to values of native manifests.
 
 use std::time::Duration;
 
@@ -41,8 +41,8 @@ fn insert_path_and_headers(request: &RequestMatch, fields: &mut Map<String, Valu
         PathMatch::Prefix(path) => Some(("PathPrefix", path)),
         PathMatch::Regex(path) => Some(("RegularExpression", path)),
     };
-    if let Some((kind, value)) = path {
-        fields.insert("path".to_owned(), json!({"type": kind, "value": value}));
+    if let Some((match_type, value)) = path {
+        fields.insert("path".to_owned(), json!({"type": match_type, "value": value}));
     }
     if !request.headers.is_empty() {
         let headers: Vec<Value> = request.headers.iter().map(write_header_match).collect();
@@ -50,20 +50,20 @@ fn insert_path_and_headers(request: &RequestMatch, fields: &mut Map<String, Valu
     }
 }
 
-fn write_header_match(field: &FieldMatch) -> Value {
-    let name = match field.name.as_str() {
+fn write_header_match(header_match: &FieldMatch) -> Value {
+    let name = match header_match.name.as_str() {
         ":authority" => "host",
         name => name,
     };
-    let (kind, value) = match &field.value {
+    let (match_type, value) = match &header_match.value {
         ValueMatch::Exact(value) => ("Exact", value),
         ValueMatch::Regex(value) => ("RegularExpression", value),
     };
-    json!({"name": name, "type": kind, "value": value})
+    json!({"name": name, "type": match_type, "value": value})
 }
 
-/// Formats a duration for manifests; `None` if it is finer than a millisecond.
-pub(super) fn format_time(time: Duration) -> Option<String> {
+/// Formats a duration for manifests; `None` if it is not a whole number of milliseconds.
+pub(super) fn format_duration(time: Duration) -> Option<String> {
     let milliseconds = time.subsec_millis();
     if time.subsec_nanos() != milliseconds * 1_000_000 {
         return None;
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn times_are_written_in_seconds_and_milliseconds() {
-        let time = |micros| format_time(Duration::from_micros(micros));
+        let time = |micros| format_duration(Duration::from_micros(micros));
         assert_eq!(time(3_600_000_000).as_deref(), Some("3600s"));
         assert_eq!(time(250_000).as_deref(), Some("250ms"));
         assert_eq!(time(1_500_000).as_deref(), Some("1s500ms"));

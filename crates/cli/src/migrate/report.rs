@@ -8,7 +8,7 @@ use super::document::{DocumentContent, SourceDocument};
 use super::rewrite::RewriteResult;
 use crate::yaml;
 
-/// The outcome of one document, or of settings next to its rules.
+/// The outcome of one document, or of one ignored setting in a document.
 #[derive(Debug, Serialize)]
 pub(super) struct ReportEntry {
     /// The kind and name of the object, or the setting.
@@ -16,11 +16,11 @@ pub(super) struct ReportEntry {
     /// The location of the document or the setting.
     location: String,
     outcome: DocumentOutcome,
-    /// The equivalent objects.
+    /// The kinds and names of the equivalent objects.
     replacements: Vec<String>,
     /// The reasons for the outcome, or the differences.
     reasons: Vec<String>,
-    /// True if a dropped part may have restricted access.
+    /// True if the dropped document or setting may have restricted access.
     widens: bool,
 }
 
@@ -135,8 +135,8 @@ impl MigrationReport {
 
     /// Formats the report for people, identical before and after the files are written.
     pub(super) fn to_text(&self) -> String {
-        let changed = self.count_outcome(DocumentOutcome::Changed);
-        let changed_note = match changed {
+        let changed_count = self.count_outcome(DocumentOutcome::Changed);
+        let changed_note = match changed_count {
             0 => String::new(),
             1 => " (1 differs in rare cases)".to_owned(),
             count => format!(" ({count} differ in rare cases)"),
@@ -144,13 +144,13 @@ impl MigrationReport {
         let mut text = String::new();
         for entry in &self.0 {
             let Some(line) = entry.report_line() else { continue };
-            let access_note = if entry.widens { WIDENS } else { "" };
+            let access_note = if entry.widens { ACCESS_NOTE } else { "" };
             text.extend([&*line, access_note, "\n"]);
         }
         text.push_str(&format!(
             "{} native already, {} rewritten{changed_note}, {} not needed, {} unchanged, {} dropped\n",
             self.count_outcome(DocumentOutcome::Native),
-            self.count_outcome(DocumentOutcome::Rewritten) + changed,
+            self.count_outcome(DocumentOutcome::Rewritten) + changed_count,
             self.count_outcome(DocumentOutcome::NotNeeded),
             self.count_outcome(DocumentOutcome::Unchanged),
             self.count_outcome(DocumentOutcome::Dropped),
@@ -160,7 +160,7 @@ impl MigrationReport {
 }
 
 impl ReportEntry {
-    /// Returns the line of a document that is not native.
+    /// Returns the line for the document; `None` if the document is native.
     fn report_line(&self) -> Option<String> {
         let (replacements, reason) = (self.replacements.join(" and "), self.reasons.join("; "));
         Some(match self.outcome {
@@ -190,5 +190,6 @@ pub(super) struct IgnoredSetting {
     pub(super) reason: String,
 }
 
-/// The note on a dropped part that may have denied or restricted access.
-const WIDENS: &str = "; access may become wider: no other rule denies or limits the same requests";
+/// The note on a dropped document or setting that may have denied or restricted access.
+const ACCESS_NOTE: &str =
+    "; access may become wider: no other rule denies or limits the same requests";

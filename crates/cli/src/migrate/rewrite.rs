@@ -33,11 +33,11 @@ pub(super) enum RewriteResult {
 /// Converts every document, and returns the results in the same order. Objects without a namespace get `namespace`.
 pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<RewriteResult> {
     let objects: Vec<&Object> = documents.iter().filter_map(SourceDocument::object).collect();
-    let items = documents.iter().filter_map(|document| match &document.content {
+    let config_center_items = documents.iter().filter_map(|document| match &document.content {
         DocumentContent::ConfigCenter(item) => Some(item),
         _ => None,
     });
-    let items: Vec<&ConfigCenterItem> = items.collect();
+    let config_center_items: Vec<&ConfigCenterItem> = config_center_items.collect();
     let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
     let mut results: Vec<RewriteResult> = documents
         .iter()
@@ -51,7 +51,7 @@ pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<Rewr
                 RewriteResult::Rewritten(vec![mesh_config::native_config(*is_permissive, *egress)])
             }
             DocumentContent::ConfigCenter(item) => {
-                match config_center::convert_item(&items, &objects, item, namespace) {
+                match config_center::convert_item(&config_center_items, &objects, item, namespace) {
                     RewriteResult::Changed(objects, differences) => {
                         match validate_converted(&objects) {
                             Ok(()) => RewriteResult::Changed(objects, differences),
@@ -117,7 +117,7 @@ fn validate_converted(objects: &[Value]) -> Result<(), String> {
     for object in objects {
         let (_, rejected) = read_str("new", &yaml::write_document(object));
         if let Some(rejection) = rejected.first() {
-            let field = rejection.at.field.as_deref().unwrap_or_default();
+            let field = rejection.location.field.as_deref().unwrap_or_default();
             return Err(format!("{}: {field}: {}", yaml::object_name(object), rejection.problem));
         }
     }

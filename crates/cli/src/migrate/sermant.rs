@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 use self::native::{DecisionDifferences, convert_lanes, convert_rules};
 use self::write::{write_fallbacks, write_lane_rule, write_preference, write_rule};
 
-/// The equivalent objects, and their remaining differences.
+/// The equivalent native objects, and the differences between their decisions and those of the original.
 pub(super) struct NativeEquivalent {
     pub(super) objects: Vec<Value>,
     pub(super) differences: Vec<&'static str>,
 }
 
-/// Converts to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
+/// Converts an item to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
 pub(super) fn convert_item(
     objects: &[&Object],
     item: &SermantRouteRule,
 ) -> Result<NativeEquivalent, String> {
     let mut differences = DecisionDifferences::default();
-    let mut converted = Vec::new();
+    let mut converted_objects = Vec::new();
     for (scope, SermantRules { rules, lanes }) in &item.entries {
         if let Some(conflict) = find_conflict(objects, item, scope) {
             return Err(conflict);
@@ -42,19 +42,19 @@ pub(super) fn convert_item(
         };
         let rules = convert_rules(rules, &mut differences)?;
         if !rules.is_empty() {
-            converted.push(build_object("TagRoute", write_tag_route(scope, &rules)?));
+            converted_objects.push(build_object("TagRoute", write_tag_route(scope, &rules)?));
         }
         let lanes = convert_lanes(lanes, &mut differences)?;
         if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, lanes.is_empty()) {
             let rules: Result<Vec<Value>, String> = lanes.iter().map(write_lane_rule).collect();
-            converted
+            converted_objects
                 .push(build_object("Lane", json!({"service": name.as_str(), "rules": rules?})));
         }
     }
-    if converted.is_empty() {
+    if converted_objects.is_empty() {
         return Err("none of its rules can apply".to_owned());
     }
-    Ok(NativeEquivalent { objects: converted, differences: differences.into_sentences() })
+    Ok(NativeEquivalent { objects: converted_objects, differences: differences.into_sentences() })
 }
 
 fn write_tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, String> {

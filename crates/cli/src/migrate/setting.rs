@@ -7,10 +7,10 @@ use leno_model::{
 };
 use serde_json::{Map, Value, json};
 
-use super::native_values::format_time;
+use super::native_values::format_duration;
 
-/// Converts to native policies, or returns the reason why their meaning would differ; `None` for other
-/// policies.
+/// Converts a policy to native policies, or returns the reason why their meaning would differ. Returns `None`
+/// for policies of other kinds.
 pub(super) fn convert_policy(
     objects: &[&Object],
     policy: &ServicePolicy,
@@ -23,23 +23,23 @@ pub(super) fn convert_policy(
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
         {
-            Some(convert_warm_up(objects, policy, rule.slow_start))
+            Some(convert_slow_start(objects, policy, rule.slow_start))
         }
         _ => None,
     }
 }
 
-/// Converts a `TrafficWarmup` to a `LoadBalancing`, of which one applies to a service.
-fn convert_warm_up(
+/// Converts a `TrafficWarmup` to a `LoadBalancing`. Only one `LoadBalancing` applies to a service.
+fn convert_slow_start(
     objects: &[&Object],
     policy: &ServicePolicy,
-    warm_up: Option<SlowStart>,
+    slow_start: Option<SlowStart>,
 ) -> Result<Vec<Value>, String> {
     let name = &policy.name;
     let conflict = objects.iter().find(|object| match object {
-        Object::ServicePolicy(other) => {
-            let is_same_namespace = other.name.namespace == name.namespace;
-            is_same_namespace && other.name.kind == ServicePolicyKind::LoadBalancing
+        Object::ServicePolicy(other_policy) => {
+            let is_same_namespace = other_policy.name.namespace == name.namespace;
+            is_same_namespace && other_policy.name.kind == ServicePolicyKind::LoadBalancing
         }
         _ => false,
     });
@@ -49,7 +49,7 @@ fn convert_warm_up(
             conflict.object_key()
         ));
     }
-    let Some(SlowStart { time, percent_min }) = warm_up else {
+    let Some(SlowStart { duration: time, min_percent }) = slow_start else {
         return Err("it is disabled: remove it".to_owned());
     };
     Ok(vec![json!({
@@ -58,7 +58,7 @@ fn convert_warm_up(
         "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
         "spec": {
             "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
-            "warmup": {"duration": format_exact_time(time)?, "minimumPercent": percent_min},
+            "warmup": {"duration": format_exact_duration(time)?, "minimumPercent": min_percent},
         },
     })])
 }
@@ -70,10 +70,10 @@ fn convert_limits(
     limits: &RateLimits,
 ) -> Result<Vec<Value>, String> {
     let conflict = objects.iter().find(|object| match object {
-        Object::ServicePolicy(other) => {
+        Object::ServicePolicy(other_policy) => {
             let native_kinds = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
-            native_kinds.contains(&other.name.kind)
-                && (&other.name.namespace, &other.name.name)
+            native_kinds.contains(&other_policy.name.kind)
+                && (&other_policy.name.namespace, &other_policy.name.name)
                     == (&policy.name.namespace, &policy.name.name)
         }
         _ => false,
@@ -92,7 +92,7 @@ fn convert_limits(
         .iter()
         .map(|target| json!({"kind": "Service", "name": target.service.name.as_str()}))
         .collect();
-    let object = |kind: ServicePolicyKind, mut spec: Map<String, Value>| {
+    let build_object = |kind: ServicePolicyKind, mut spec: Map<String, Value>| {
         spec.shift_insert(0, "targetRefs".to_owned(), json!(targets));
         json!({
             "apiVersion": "leno.dev/v1alpha1",
@@ -106,11 +106,13 @@ fn convert_limits(
     };
     let mut objects = Vec::new();
     if *breaker != CircuitBreaker::default() {
-        objects
-            .push(object(ServicePolicyKind::CircuitBreaker, build_circuit_breaker_spec(breaker)?));
+        objects.push(build_object(
+            ServicePolicyKind::CircuitBreaker,
+            build_circuit_breaker_spec(breaker)?,
+        ));
     }
     if !limits.is_empty() {
-        objects.push(object(ServicePolicyKind::RateLimit, build_rate_limit_spec(limits)?));
+        objects.push(build_object(ServicePolicyKind::RateLimit, build_rate_limit_spec(limits)?));
     }
     Ok(objects)
 }
@@ -136,7 +138,7 @@ fn build_circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Va
         spec.insert("limits".to_owned(), Value::Object(limits));
     }
     if let Some(timeout) = breaker.connect_timeout {
-        spec.insert("connectTimeout".to_owned(), json!(format_exact_time(timeout)?));
+        spec.insert("connectTimeout".to_owned(), json!(format_exact_duration(timeout)?));
     }
     if let Some(trip) = &breaker.trip {
         spec.insert("trip".to_owned(), Value::Object(build_trip_spec(trip)?));
@@ -161,9 +163,9 @@ fn build_circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Va
 fn build_trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     spec.insert("failures".to_owned(), json!(["connect", "timeout", "reset", "5xx"]));
-    spec.insert("window".to_owned(), json!(format_exact_time(trip.window)?));
+    spec.insert("window".to_owned(), json!(format_exact_duration(trip.window)?));
     spec.insert("buckets".to_owned(), json!(trip.buckets));
-    spec.insert("minimumRequests".to_owned(), json!(trip.requests_min));
+    spec.insert("minimumRequests".to_owned(), json!(trip.min_requests));
     if let Some(percent) = to_whole_percent(trip.failure_threshold)? {
         spec.insert("percent".to_owned(), json!(percent));
     }
@@ -172,15 +174,16 @@ fn build_trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> 
             .ok_or("a ratio of slow requests without a percentage")?;
         spec.insert(
             "slow".to_owned(),
-            json!({"threshold": format_exact_time(slow.min_duration)?, "percent": percent}),
+            json!({"threshold": format_exact_duration(slow.min_duration)?, "percent": percent}),
         );
     }
-    spec.insert("openDuration".to_owned(), json!(format_exact_time(trip.open_duration)?));
+    spec.insert("openDuration".to_owned(), json!(format_exact_duration(trip.open_duration)?));
     spec.insert("halfOpenRequests".to_owned(), json!(trip.half_open_requests));
     Ok(spec)
 }
 
-/// Converts a ratio to whole percent.
+/// Converts a ratio to whole percent; `None` without a ratio. Returns a reason if the threshold has no
+/// equivalent.
 fn to_whole_percent(threshold: FailureThreshold) -> Result<Option<u32>, String> {
     match threshold {
         FailureThreshold { count: Some(_), .. } => {
@@ -220,7 +223,7 @@ fn build_rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
     if !matches.is_empty() {
         spec.insert("matches".to_owned(), Value::Array(matches));
     }
-    debug_assert_eq!(rule.key, RateLimitKey::Nothing, "the schema has one bucket for all");
+    debug_assert_eq!(rule.key, RateLimitKey::None, "the schema has one bucket for all");
     spec.extend(build_rate_spec(rule.rate, "requests")?);
     if rule.stop {
         spec.insert("stop".to_owned(), json!(true));
@@ -247,13 +250,14 @@ fn build_rate_rule_spec(rule: &RateRule) -> Result<Map<String, Value>, String> {
 fn build_rate_spec(rate: Rate, key: &str) -> Result<Map<String, Value>, String> {
     let mut spec = Map::new();
     spec.insert(key.to_owned(), json!(rate.count));
-    spec.insert("per".to_owned(), json!(format_exact_time(rate.time)?));
-    if rate.size != rate.count {
-        spec.insert("burst".to_owned(), json!(rate.size));
+    spec.insert("per".to_owned(), json!(format_exact_duration(rate.period)?));
+    if rate.burst != rate.count {
+        spec.insert("burst".to_owned(), json!(rate.burst));
     }
     Ok(spec)
 }
 
-fn format_exact_time(duration: std::time::Duration) -> Result<String, String> {
-    format_time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
+fn format_exact_duration(duration: std::time::Duration) -> Result<String, String> {
+    format_duration(duration)
+        .ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::native_values::write_route_matches;
 
-/// Converts to routes, one per port of the root service, or returns the reason why their meaning would differ.
+/// Converts a `TrafficSplit` to routes for each port of the root service, or returns the reason why their
+/// meaning would differ.
 pub(super) fn convert_split(
     objects: &[&Object],
     split: &TrafficSplit,
@@ -66,10 +67,11 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
         |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
     let root_name: &ServiceName = root;
     for object in objects {
-        let (is_conflict, key) = match object {
-            Object::TrafficSplit(other) => {
-                (other.root.service == *root_name && other.name != split.name, object.object_key())
-            }
+        let (is_conflict, object_key) = match object {
+            Object::TrafficSplit(other_split) => (
+                other_split.root.service == *root_name && other_split.name != split.name,
+                object.object_key(),
+            ),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
                 (targets_root(&route.parents), object.object_key())
             }
@@ -84,14 +86,15 @@ fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), Str
         );
         if is_conflict || has_same_name {
             return Err(format!(
-                "{key} is for the same service, or has the same name: merge the two"
+                "{object_key} is for the same service, or has the same name: merge the two"
             ));
         }
     }
     Ok(())
 }
 
-/// Returns the rule for matching requests, and one that routes the rest to the root's own endpoints.
+/// Builds an `HTTPRoute` with a rule for matching requests, and a rule that routes all other requests to the
+/// root service's own endpoints.
 fn build_http_route(
     objects: &[&Object],
     split: &TrafficSplit,
@@ -143,8 +146,8 @@ fn build_route_object(
 }
 
 fn build_backends(split: &TrafficSplit, port: u16) -> Vec<Value> {
-    let backend = |backend: &leno_model::SplitBackend| json!({"name": backend.service.name.as_str(), "port": port, "weight": backend.weight});
-    split.backends.iter().map(backend).collect()
+    let to_backend_ref = |backend: &leno_model::SplitBackend| json!({"name": backend.service.name.as_str(), "port": port, "weight": backend.weight});
+    split.backends.iter().map(to_backend_ref).collect()
 }
 
 /// The maximum number of backends in a rule of an `HTTPRoute`.

@@ -43,7 +43,7 @@ impl AccessLogMode {
 }
 
 impl AccessLogArgs {
-    /// Returns the source of the settings; a template or a sampling share alone enables the log.
+    /// Returns the source of the access log settings. A template or a sampling share alone enables the log.
     pub(crate) fn source(&self) -> AccessLogSource {
         let (template, sampling) = (&self.access_log_template, self.access_log_sampling);
         let has_overrides = template.is_some() || sampling.is_some();

@@ -14,7 +14,7 @@ use leno_proxy::{AccountToken, Config, ControlAddress, TrustedRoots};
 
 use crate::data_directory::{HomeArgs, create_private_directory};
 
-/// The identity of a proxy and its means of joining the mesh.
+/// The identity of a proxy, and the credentials with which it joins the mesh.
 #[derive(Debug, Args)]
 pub(crate) struct MemberArgs {
     /// Workload of this proxy
@@ -55,8 +55,8 @@ impl MemberArgs {
         let state_directory = match self.state {
             Some(path) => path,
             None => {
-                let proxies = self.home.state_directory()?.join("proxies");
-                proxies.join(workload.namespace.as_str()).join(workload.name.as_str())
+                let proxies_directory = self.home.state_directory()?.join("proxies");
+                proxies_directory.join(workload.namespace.as_str()).join(workload.name.as_str())
             }
         };
         create_private_directory(&state_directory)?;
@@ -112,7 +112,7 @@ fn trusted_roots(file: Option<PathBuf>, pem: Option<&str>) -> anyhow::Result<Tru
     }
 }
 
-/// The mesh of the last run or of the token file, for options that are not set.
+/// The values of the last run or of the token file, for options that are not set.
 #[derive(Debug, Default)]
 struct MeshDefaults {
     /// The reason why the certificate of the last run cannot be used.
@@ -176,15 +176,15 @@ impl MeshDefaults {
     }
 }
 
-/// Saves the control planes in use for the next run: the token file is deleted after the first run, so the
-/// addresses need not be repeated.
+/// Saves the control plane addresses for the next run, which may have no token file: the file is deleted after
+/// use.
 fn save_addresses(
     state_directory: &Path,
     control_addresses: &[ControlAddress],
 ) -> anyhow::Result<()> {
     let path = state_directory.join(CONTROL_FILE);
     let text: String = control_addresses.iter().map(|address| format!("{address}\n")).collect();
-    if read_saved_addresses(&path).is_ok_and(|saved| saved == text) {
+    if read_saved_addresses(&path).is_ok_and(|saved_text| saved_text == text) {
         return Ok(());
     }
     Ok(leno_identity::replace_private(&path, text.as_bytes())?)

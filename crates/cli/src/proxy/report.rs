@@ -18,7 +18,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-/// The state of a sidecar, as one line of JSON on the supervisor's socket.
+/// The state of a sidecar, sent to the supervisor as one line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SidecarReport {
     /// The process ID.
@@ -30,12 +30,12 @@ pub(crate) struct SidecarReport {
     /// Closed listeners, each with the cause.
     #[serde(default)]
     pub(crate) closed_listeners: BTreeMap<String, String>,
-    /// Requests in progress, once the supervisor has ordered the count.
+    /// The number of requests in progress; `None` unless the supervisor has ordered the count.
     #[serde(default)]
     pub(crate) in_flight: Option<u64>,
 }
 
-/// An order of the supervisor, as one line of JSON on the same socket.
+/// An order of the supervisor, sent to the sidecar as one line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct SupervisorOrder {
     /// The states of individual ports.
@@ -80,7 +80,7 @@ impl From<SupervisorOrder> for PortStates {
 }
 
 impl SidecarReport {
-    /// Returns the address of the HTTP proxy listener, if there is one.
+    /// Returns the address of the HTTP proxy listener; `None` if it is closed or there is none.
     pub(crate) fn http_proxy(&self) -> Option<SocketAddr> {
         self.open_listeners.get("http-proxy").copied()
     }
@@ -90,7 +90,7 @@ impl SidecarReport {
 /// and end with its supervisor.
 pub(crate) const SUPERVISOR_OPTION: &str = "--supervisor";
 
-/// The parts of a sidecar that its reports describe, and that orders change.
+/// The parts of a sidecar that its reports describe, or that orders change.
 pub(super) struct ReportSources<F> {
     pub(super) listeners: watch::Receiver<Option<Arc<ListenerStates>>>,
     pub(super) admin: SocketAddr,
@@ -100,7 +100,8 @@ pub(super) struct ReportSources<F> {
     pub(super) application: ApplicationPorts,
 }
 
-/// Reports the listeners on every change; never returns by itself.
+/// Returns a future that reports the listeners on every change, and executes the supervisor's orders. It never
+/// completes.
 ///
 /// # Errors
 /// If a supervisor is expected and standard input is not its socket.
@@ -126,10 +127,10 @@ async fn report_changes<F: Fn() -> u64>(
         None => (None, None),
     };
     let (count_sender, mut count_receiver) = watch::channel(false);
-    let execution = execute_orders(order_reader, &sources.application, &count_sender);
-    tokio::pin!(execution);
-    let mut tick = interval(COUNT_INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let order_execution = execute_orders(order_reader, &sources.application, &count_sender);
+    tokio::pin!(order_execution);
+    let mut count_ticks = interval(COUNT_INTERVAL);
+    count_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut logged_states, mut last_report) = (None, None);
     loop {
         let listeners = sources.listeners.borrow_and_update().clone();
@@ -161,8 +162,8 @@ async fn report_changes<F: Fn() -> u64>(
         tokio::select! {
             Ok(()) = sources.listeners.changed() => {}
             Ok(()) = count_receiver.changed() => {}
-            _ = tick.tick(), if in_flight.is_some() => {}
-            never = &mut execution => match never {},
+            _ = count_ticks.tick(), if in_flight.is_some() => {}
+            never = &mut order_execution => match never {},
         }
     }
 }
@@ -178,8 +179,8 @@ async fn execute_orders(
     let mut line = String::new();
     loop {
         line.clear();
-        let mut limited = (&mut order_reader).take(MAX_ORDER_BYTES);
-        if limited.read_line(&mut line).await.unwrap_or(0) == 0 {
+        let mut limited_reader = (&mut order_reader).take(MAX_ORDER_BYTES);
+        if limited_reader.read_line(&mut line).await.unwrap_or(0) == 0 {
             // The supervisor has ended, and this process ends with it.
             return std::future::pending().await;
         }
@@ -212,5 +213,5 @@ async fn send_report(socket: &mut OwnedWriteHalf, report: &SidecarReport) -> io:
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The interval between two counts of the requests in progress.
 const COUNT_INTERVAL: Duration = Duration::from_millis(20);
-/// The maximum size of an order, which names at most the 256 ports of a workload.
+/// The maximum size of an order, in bytes; an order names at most the 256 ports of a workload.
 const MAX_ORDER_BYTES: u64 = 256 * 1024;

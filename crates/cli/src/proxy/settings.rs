@@ -12,7 +12,7 @@ use leno_proxy::{ClusterDomain, Config, DnsProxy, Interception, IpVersions, OnEx
 use super::access_log::AccessLogArgs;
 use crate::duration::parse_duration;
 use crate::limits::SidecarLimitArgs;
-use crate::wildcard_address::has_v6;
+use crate::wildcard_address::has_ipv6;
 
 /// Optional settings of `leno proxy`.
 #[derive(Debug, Clone, Args)]
@@ -112,7 +112,7 @@ impl SettingArgs {
 
     fn ip_versions(&self) -> IpVersions {
         // `leno redirect` redirects both IP versions in a pod, whichever of them it has.
-        let has_both = self.uid_exempt && has_v6();
+        let has_both = self.uid_exempt && has_ipv6();
         match self.redirect_ipv6 || has_both {
             true => IpVersions::Both,
             false => IpVersions::V4,
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(config.metrics_from, "10.0.0.0/8".parse().unwrap());
         assert_eq!(config.upgrades, Upgrades::Listed(vec!["tcp".to_owned()]));
         assert_eq!(config.access_log, AccessLogSource::Own(Some(AccessLog::json())));
-        assert_eq!(config.limits.connections_max, 7);
+        assert_eq!(config.limits.max_connections, 7);
         assert_eq!(config.limits.drain_timeout, Duration::ZERO);
         let pod_config = parse_config(&["--redirect-address=10.1.2.3", "--uid-exempt"]);
         let Interception::Redirect { address, inbound, dns: None, mark: None, .. } =

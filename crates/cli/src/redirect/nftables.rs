@@ -62,12 +62,12 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     if sent_bytes != batch.len() {
         bail!("the kernel accepted {sent_bytes} of {} bytes", batch.len());
     }
-    let mut acknowledged = 0;
-    while acknowledged < requests.len() {
+    let mut acknowledged_count = 0;
+    while acknowledged_count < requests.len() {
         let (bytes, _) = socket.recv_from_full().context("the kernel does not respond")?;
         for reply in parse_replies(&bytes)? {
             let Some(error) = reply.error else {
-                acknowledged += 1;
+                acknowledged_count += 1;
                 continue;
             };
             let request = usize::try_from(reply.sequence).ok();
@@ -79,7 +79,7 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernel's reply to one request.
+/// The kernel's reply to one request; `error` is `None` for an acknowledgment.
 struct NetlinkReply {
     sequence: u32,
     error: Option<io::Error>,
@@ -102,7 +102,7 @@ fn parse_replies(bytes: &[u8]) -> anyhow::Result<Vec<NetlinkReply>> {
     Ok(replies)
 }
 
-/// Adds a hint to common errors.
+/// Adds a hint to errors that a missing capability or kernel module causes.
 fn add_hint(error: io::Error) -> anyhow::Error {
     let hint = match error.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -123,10 +123,10 @@ fn append_message(batch: &mut Vec<u8>, sequence: u32, message: NetfilterMessage,
     header.sequence_number = sequence;
     let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
     message.finalize();
-    let start = batch.len();
-    batch.resize(start + message.buffer_len().next_multiple_of(4), 0);
-    if let Some(space) = batch.get_mut(start..) {
-        message.serialize(space);
+    let message_start = batch.len();
+    batch.resize(message_start + message.buffer_len().next_multiple_of(4), 0);
+    if let Some(message_space) = batch.get_mut(message_start..) {
+        message.serialize(message_space);
     }
 }
 
@@ -143,7 +143,7 @@ fn build_table_message() -> TableMessage {
 }
 
 fn build_chain_message(hook: NetfilterHook) -> ChainMessage {
-    let number = match hook {
+    let hook_number = match hook {
         NetfilterHook::Output => InetHookNumber::LocalOut,
         NetfilterHook::Prerouting => InetHookNumber::PreRouting,
     };
@@ -153,7 +153,7 @@ fn build_chain_message(hook: NetfilterHook) -> ChainMessage {
             ChainAttribute::Name(hook.chain_name().to_owned()),
             ChainAttribute::Type("nat".to_owned()),
             ChainAttribute::Hook(vec![
-                HookAttribute::Number(HookNumber::Inet(number)),
+                HookAttribute::Number(HookNumber::Inet(hook_number)),
                 HookAttribute::Priority(PRIORITY.cast_unsigned()),
             ]),
         ],
@@ -178,8 +178,8 @@ fn build_rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
 }
 
 /// Translates a match to nf_tables expressions: load a register, compare it.
-fn build_match_expressions(condition: &NftMatch) -> Vec<Expressions> {
-    match condition {
+fn build_match_expressions(nft_match: &NftMatch) -> Vec<Expressions> {
+    match nft_match {
         NftMatch::Uid(uid) => {
             vec![load_meta(MetaKey::SocketUserId), compare_register(uid.to_ne_bytes().to_vec())]
         }
@@ -193,17 +193,17 @@ fn build_match_expressions(condition: &NftMatch) -> Vec<Expressions> {
         NftMatch::TcpPort(port) => build_port_expressions(IPPROTO_TCP, *port),
         NftMatch::UdpPort(port) => build_port_expressions(IPPROTO_UDP, *port),
         NftMatch::DestinationRange(range) => {
-            let (family, offset, first) = match range.first_address() {
-                IpAddr::V4(first) => (NFPROTO_IPV4, 16, first.octets().to_vec()),
-                IpAddr::V6(first) => (NFPROTO_IPV6, 24, first.octets().to_vec()),
+            let (family, offset, first_octets) = match range.first_address() {
+                IpAddr::V4(first_octets) => (NFPROTO_IPV4, 16, first_octets.octets().to_vec()),
+                IpAddr::V6(first_octets) => (NFPROTO_IPV6, 24, first_octets.octets().to_vec()),
             };
-            let length = u32::try_from(first.len()).unwrap_or(0);
+            let length = u32::try_from(first_octets.len()).unwrap_or(0);
             vec![
                 load_meta(MetaKey::Nfproto),
                 compare_register(vec![family]),
                 load_header(BASE_NETWORK, offset, length),
                 mask_register(range.mask(), length),
-                compare_register(first),
+                compare_register(first_octets),
             ]
         }
     }
@@ -274,7 +274,7 @@ fn compare_register(value: Vec<u8>) -> Expressions {
     ])
 }
 
-/// Pads an interface name to register length.
+/// Pads an interface name with zeros to the length that the kernel compares.
 fn pad_interface(name: &str) -> Vec<u8> {
     let mut bytes = name.as_bytes().to_vec();
     bytes.resize(INTERFACE_BYTES, 0);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::cidr_range::CidrRange;
 
-/// Rules at one hook, in order; unmatched connections pass unchanged.
+/// The rules at one hook, in order; connections that match no rule pass unchanged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NftChain {
     pub(super) hook: NetfilterHook,

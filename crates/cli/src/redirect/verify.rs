@@ -60,5 +60,5 @@ pub(super) const UNUSED_ADDRESSES: [IpAddr; 2] = [
 ];
 /// The discard port (RFC 863).
 pub(super) const DISCARD_PORT: u16 = 9;
-/// The timeout of the probe; a connection within the pod is immediate.
+/// The timeout of the probe connection; a connection within the pod is immediate.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::{RevocationChange, RevocationResult, RevokeArgs};
 use crate::cluster::format_api_error;
 
-/// Adds or removes an entry of `spec.revoked` in the MeshConfig, or lists its workloads.
+/// Adds or removes an entry of `spec.revoked` in the MeshConfig. Without a selected workload, lists the
+/// workloads of that list.
 ///
 /// # Errors
 /// If the API server rejects a request, there is not exactly one MeshConfig, or other clients keep changing it.
@@ -35,17 +36,17 @@ pub(super) async fn run(
         let mut entries = read_revoked_entries(&config)?;
         let Some(selected) = &selected else {
             return Ok(RevocationResult {
-                revoked: parse_revoked_workloads(&entries),
-                changed: None,
+                revoked_workloads: parse_revoked_workloads(&entries),
+                selected_workload: None,
             });
         };
         let changed = edit_entries(&mut entries, selected, change);
-        let outcome = RevocationResult {
-            revoked: parse_revoked_workloads(&entries),
-            changed: Some((selected.clone(), changed)),
+        let result = RevocationResult {
+            revoked_workloads: parse_revoked_workloads(&entries),
+            selected_workload: Some((selected.clone(), changed)),
         };
         if !changed {
-            return Ok(outcome);
+            return Ok(result);
         }
         let spec = config.data.get_mut("spec").and_then(Value::as_object_mut);
         let spec = spec.context("the MeshConfig has no `spec`")?;
@@ -54,7 +55,7 @@ pub(super) async fn run(
         // The object carries the resource version that it replaces.
         let name = ObjectName::new(&name)?;
         match mesh_config_api(&client)?.replace(&name, &PostParams::default(), &config).await {
-            Ok(_) => return Ok(outcome),
+            Ok(_) => return Ok(result),
             Err(error) if error.status_code() == Some(409) => {}
             Err(error) => {
                 return Err(format_api_error(error)).context("cannot change the MeshConfig");
@@ -107,13 +108,13 @@ fn read_revoked_entries(config: &DynamicObject) -> anyhow::Result<Vec<Value>> {
     }
 }
 
-/// Adds or removes an entry; false if no change is needed.
+/// Adds or removes an entry. Returns false if no change is needed.
 fn edit_entries(
     entries: &mut Vec<Value>,
     selected: &RevokedWorkload,
     change: RevocationChange,
 ) -> bool {
-    let count_before = entries.len();
+    let previous_count = entries.len();
     match change {
         RevocationChange::Revoke => {
             if !parse_revoked_workloads(entries).contains(selected) {
@@ -135,10 +136,10 @@ fn edit_entries(
             !parse_entry(entry).is_some_and(is_selected)
         }),
     }
-    entries.len() != count_before
+    entries.len() != previous_count
 }
 
-/// Returns the workloads among the entries.
+/// Returns the workloads of the entries; entries of other kinds, such as service accounts, are skipped.
 fn parse_revoked_workloads(entries: &[Value]) -> BTreeSet<RevokedWorkload> {
     entries.iter().filter_map(parse_entry).collect()
 }

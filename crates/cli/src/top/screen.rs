@@ -18,7 +18,7 @@ use crate::output::{Listing, ListingColumn, OutputFormat, escape_cell};
 pub(super) struct ScreenContent {
     pub(super) status: Status,
     pub(super) traffic: TrafficStatus,
-    /// The reason why the content is out of date.
+    /// The reason why the content is out of date; `None` if it is current.
     pub(super) error: Option<String>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct ScreenSize {
 /// The sort order and the styling.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScreenStyle {
-    pub(super) order: SortOrder,
+    pub(super) sort_order: SortOrder,
     pub(super) use_color: bool,
 }
 
 impl ScreenContent {
-    /// Sorts by the given order; rows without a figure come last.
+    /// Sorts by the given order; rows without a value come last.
     pub(super) fn sort(&mut self, order: SortOrder) {
         self.traffic.services.sort_by(|first, second| compare_rates(first, second, order));
         self.traffic.routes.sort_by(|first, second| compare_rates(first, second, order));
@@ -56,20 +56,20 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
 }
 
 fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
-    let figure = |rates: &RateStatus| match order {
+    let sort_value = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
         SortOrder::P50 => rates.p50_ms,
         SortOrder::P99 => rates.p99_ms,
         SortOrder::Name => None,
     };
-    let figure = |rates: &RateStatus| figure(rates).unwrap_or(-1.0);
-    figure(&second.rates)
-        .total_cmp(&figure(&first.rates))
+    let sort_value = |rates: &RateStatus| sort_value(rates).unwrap_or(-1.0);
+    sort_value(&second.rates)
+        .total_cmp(&sort_value(&first.rates))
         .then_with(|| first.name.cmp(&second.name))
 }
 
-/// Renders everything, for a pipe.
+/// Renders all tables completely, for output that is not a terminal.
 pub(super) fn render_all(content: &ScreenContent, format: OutputFormat) -> String {
     let tables = [
         service_table(content),
@@ -84,8 +84,8 @@ pub(super) fn render_all(content: &ScreenContent, format: OutputFormat) -> Strin
         content.traffic.routes.len(),
         content.traffic.sidecars.len(),
     ]);
-    let parts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
-    let text = parts.collect::<Vec<_>>().join("\n");
+    let table_texts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
+    let text = table_texts.collect::<Vec<_>>().join("\n");
     match text.is_empty() {
         true => format!("{}\n", no_traffic_text(content)),
         false => text,
@@ -101,7 +101,7 @@ fn no_traffic_text(content: &ScreenContent) -> &'static str {
     }
 }
 
-/// Renders one screen; every line but the last ends with a newline.
+/// Renders one screen of `size`; every line except the last ends with a newline.
 pub(super) fn render_screen(
     content: &ScreenContent,
     size: ScreenSize,
@@ -126,8 +126,10 @@ pub(super) fn render_screen(
         lines.push(truncate_line(no_traffic_text(content), size.columns));
     }
     // The header, a blank line after each table, and the line with the keys.
-    let available = size.rows.saturating_sub(3 + tables.len());
-    for ((table, line_styles), rows) in tables.iter().zip(distribute_lines(&tables, available)) {
+    let available_lines = size.rows.saturating_sub(3 + tables.len());
+    for ((table, line_styles), rows) in
+        tables.iter().zip(distribute_lines(&tables, available_lines))
+    {
         let table_lines: Vec<&str> = table.lines().collect();
         let visible_count = match table_lines.len() <= rows {
             true => table_lines.len(),
@@ -149,21 +151,25 @@ pub(super) fn render_screen(
     lines.truncate(size.rows.saturating_sub(1));
     lines.resize(size.rows.saturating_sub(1), String::new());
     lines.push(
-        style.paint(&truncate_line(&describe_keys(style.order), size.columns), LineStyle::Dimmed),
+        style.paint(
+            &truncate_line(&describe_keys(style.sort_order), size.columns),
+            LineStyle::Dimmed,
+        ),
     );
     lines.join("\n")
 }
 
-/// Distributes the lines among the tables: each gets a few, and the rest goes to the first tables.
-fn distribute_lines(tables: &[(String, Vec<LineStyle>)], available: usize) -> Vec<usize> {
+/// Distributes the available lines among the tables: each table gets up to `MIN_TABLE_LINES`, and the first
+/// tables get the remaining lines. Returns the number of lines per table.
+fn distribute_lines(tables: &[(String, Vec<LineStyle>)], available_lines: usize) -> Vec<usize> {
     let needed_lines: Vec<usize> = tables.iter().map(|(table, _)| table.lines().count()).collect();
     let mut assigned_lines: Vec<usize> =
         needed_lines.iter().map(|lines| (*lines).min(MIN_TABLE_LINES)).collect();
-    let mut remaining = available.saturating_sub(assigned_lines.iter().sum());
+    let mut remaining_lines = available_lines.saturating_sub(assigned_lines.iter().sum());
     for (assigned_lines, needed_lines) in assigned_lines.iter_mut().zip(&needed_lines) {
-        let added = (needed_lines - *assigned_lines).min(remaining);
-        *assigned_lines += added;
-        remaining -= added;
+        let added_lines = (needed_lines - *assigned_lines).min(remaining_lines);
+        *assigned_lines += added_lines;
+        remaining_lines -= added_lines;
     }
     assigned_lines
 }
@@ -173,22 +179,21 @@ fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) 
         &content.status;
     // Every request enters the mesh once, from a workload to a service.
     let edges = content.traffic.edges.iter().filter(|edge| edge.kind != "route");
-    let total: f64 = edges.map(|edge| edge.rates.per_second).sum();
+    let total_rate: f64 = edges.map(|edge| edge.rates.per_second).sum();
     let text = format!(
         "leno top · {trust_domain} · default policy {default_policy} · {proxies} of {workloads} sidecars, {out_of_sync} \
          out of sync · {}",
-        format_rate(total)
+        format_rate(total_rate)
     );
-    let line = |text: &str| truncate_line(&escape_cell(text), size.columns);
+    let to_screen_line = |text: &str| truncate_line(&escape_cell(text), size.columns);
     let text = match describe_scope(&content.status) {
         Some(scope) => format!("{text} · {scope}"),
         None => text,
     };
     match &content.error {
-        Some(error) => {
-            style.paint(&line(&format!("{text} · not updated: {error}")), LineStyle::Failing)
-        }
-        None => style.paint(&line(&text), LineStyle::Header),
+        Some(error) => style
+            .paint(&to_screen_line(&format!("{text} · not updated: {error}")), LineStyle::Failing),
+        None => style.paint(&to_screen_line(&text), LineStyle::Header),
     }
 }
 
@@ -241,7 +246,9 @@ fn rate_table(columns: &'static [ListingColumn], rates: &[NamedRateStatus]) -> L
             format_latency(rates.p50_ms),
             format_latency(rates.p99_ms),
             // The last interval is still incomplete.
-            render_sparkline(rates.recent.split_last().map_or(&[], |(_, past)| past)),
+            render_sparkline(
+                rates.recent.split_last().map_or(&[], |(_, complete_intervals)| complete_intervals),
+            ),
             rates.requests.to_string(),
             rates.failed.to_string(),
         ]);
@@ -328,7 +335,7 @@ fn rejection_styles(rejections: &[RejectionStatus]) -> Vec<LineStyle> {
 
 impl ScreenStyle {
     fn paint(self, text: &str, line_style: LineStyle) -> String {
-        let code = match line_style {
+        let color_code = match line_style {
             LineStyle::Healthy => return text.to_owned(),
             LineStyle::Header => "1",
             LineStyle::Degraded => "33",
@@ -336,7 +343,7 @@ impl ScreenStyle {
             LineStyle::Dimmed => "2",
         };
         match self.use_color {
-            true => format!("\x1b[{code}m{text}\x1b[0m"),
+            true => format!("\x1b[{color_code}m{text}\x1b[0m"),
             false => text.to_owned(),
         }
     }

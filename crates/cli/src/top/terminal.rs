@@ -13,7 +13,7 @@ pub(super) struct LiveTerminal {
     original_modes: Termios,
 }
 
-/// The pressed key.
+/// A pressed key, by its effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PressedKey {
     Quit,
@@ -65,7 +65,7 @@ impl LiveTerminal {
         Ok(keys)
     }
 
-    /// Returns columns and rows.
+    /// Returns the columns and rows of the terminal; 80 and 24 if the size is unknown.
     pub(super) fn size(&self) -> (usize, usize) {
         let size = termios::tcgetwinsize(io::stdout());
         let size = size.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));

@@ -19,11 +19,11 @@ use super::descendants::ApplicationRun;
 use super::placement::Placement;
 use super::ports::{self, ObservedApplication, ObservedPort, Ports};
 use super::process_groups;
-use super::restart::Restarts;
+use super::restart::RestartBackoff;
 use super::sidecar;
 use crate::proxy::{PortStateOrder, SidecarReport, SupervisorOrder};
 
-/// The state of an application.
+/// The phase of an application's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApplicationPhase {
     /// The user runs the application, not `leno up`.
@@ -40,12 +40,12 @@ pub(super) enum ApplicationPhase {
     Stopped,
 }
 
-/// The state and history of an application.
+/// The phase of an application, its ports and its history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ApplicationProgress {
-    pub(super) state: ApplicationPhase,
-    /// The time of the last state change.
-    pub(super) since: Instant,
+    pub(super) phase: ApplicationPhase,
+    /// The time of the last phase change.
+    pub(super) phase_since: Instant,
     /// The number of restarts after an exit.
     pub(super) restarts: u64,
     /// The number of consecutive exits soon after a start.
@@ -62,8 +62,8 @@ impl ApplicationProgress {
     /// Creates the progress of an application that waits for its sidecar.
     pub(super) fn waiting() -> Self {
         Self {
-            state: ApplicationPhase::Waiting,
-            since: Instant::now(),
+            phase: ApplicationPhase::Waiting,
+            phase_since: Instant::now(),
             restarts: 0,
             failures: 0,
             last_exit: None,
@@ -74,7 +74,7 @@ impl ApplicationProgress {
 
     /// Returns the state for the control plane. `None` for an application that the user runs.
     pub(super) fn to_application(&self) -> Option<Application> {
-        let state = match self.state {
+        let state = match self.phase {
             ApplicationPhase::External => return None,
             ApplicationPhase::Waiting => ApplicationState::Waiting,
             ApplicationPhase::Starting(pid) => ApplicationState::Starting(pid),
@@ -87,7 +87,7 @@ impl ApplicationProgress {
             problems.filter_map(|(port, state)| Some((*port, state.describe_problem()?)));
         Some(Application {
             state,
-            since: self.since,
+            since: self.phase_since,
             restarts: self.restarts,
             failures: self.failures,
             last_exit: self.last_exit.clone(),
@@ -97,7 +97,7 @@ impl ApplicationProgress {
 
     /// Returns the state for the sidecar.
     pub(super) fn to_order(&self) -> SupervisorOrder {
-        let (ports, otherwise) = match self.state {
+        let (ports, otherwise) = match self.phase {
             ApplicationPhase::External => (BTreeMap::new(), PortStateOrder::Open),
             ApplicationPhase::Waiting => (BTreeMap::new(), PortStateOrder::Starting),
             ApplicationPhase::Stopped => (BTreeMap::new(), PortStateOrder::Down),
@@ -106,14 +106,14 @@ impl ApplicationProgress {
             | ApplicationPhase::Running(_) => {
                 let order = |port: &ObservedPort| match port {
                     ObservedPort::Starting | ObservedPort::Overdue(_) => PortStateOrder::Starting,
-                    // A connection to a silent port fails by itself.
+                    // A connection to a port that is not listening fails by itself.
                     ObservedPort::Ready | ObservedPort::NotListening => PortStateOrder::Open,
                     ObservedPort::Unready => PortStateOrder::Down,
                     ObservedPort::Taken(process) => PortStateOrder::Taken(process.clone()),
                 };
                 let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
                 // A port that was just added is not observed yet.
-                let otherwise = match self.state {
+                let otherwise = match self.phase {
                     ApplicationPhase::Restarting => PortStateOrder::Down,
                     _ if self.ports.is_empty() => PortStateOrder::Starting,
                     _ => PortStateOrder::Open,
@@ -125,13 +125,13 @@ impl ApplicationProgress {
     }
 }
 
-/// Changes the state. The time of the last change stays if the state is the same.
-fn change_state(progress: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
+/// Changes the phase. If the phase is the same, nothing changes, including the time of the last change.
+fn change_phase(progress: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
     progress.send_if_modified(|progress| {
-        let has_changed = progress.state != phase;
+        let has_changed = progress.phase != phase;
         if has_changed {
-            progress.state = phase;
-            progress.since = Instant::now();
+            progress.phase = phase;
+            progress.phase_since = Instant::now();
             match phase {
                 ApplicationPhase::Starting(_) | ApplicationPhase::Running(_) => {}
                 // The process that holds the port is the likely cause of the exit.
@@ -151,14 +151,14 @@ fn change_state(progress: &watch::Sender<ApplicationProgress>, phase: Applicatio
 pub(super) struct ApplicationInputs {
     /// The current configuration of the workload.
     pub(super) workload: watch::Receiver<Arc<Workload>>,
-    /// The last report of its sidecar, while the sidecar runs.
+    /// The last report of the workload's sidecar; `None` while the sidecar does not run.
     pub(super) reports: watch::Receiver<Option<SidecarReport>>,
     /// True if the application should stop permanently.
     pub(super) stop: watch::Receiver<bool>,
 }
 
-/// Keeps the application of a workload running until `stop`. A change of its command or environment restarts
-/// it; other changes do not.
+/// Keeps the application of a workload running until `inputs.stop`. A change of the command or of the
+/// environment restarts the application; other changes do not.
 pub(super) async fn supervise(
     command_builder: &CommandBuilder,
     placement: &Placement,
@@ -166,8 +166,8 @@ pub(super) async fn supervise(
     progress: &watch::Sender<ApplicationProgress>,
 ) {
     let name = inputs.workload.borrow().name.clone();
-    let mut restarts = Restarts::default();
-    let mut outputs = JoinSet::new();
+    let mut restart_backoff = RestartBackoff::default();
+    let mut output_tasks = JoinSet::new();
     while let Some(launch) = inputs.next_launch(progress).await {
         let start = Instant::now();
         let exit =
@@ -179,30 +179,30 @@ pub(super) async fn supervise(
             ApplicationExit::Stopped => break,
             ApplicationExit::Outdated => {
                 tracing::info!(%name, "the command of the application changed: it is restarted");
-                restarts.reset_failures();
+                restart_backoff.reset_failures();
                 continue;
             }
             ApplicationExit::Exited(reason, child) => (reason, child),
         };
-        let delay = restarts.delay_after(start.elapsed());
+        let delay = restart_backoff.delay_after(start.elapsed());
         progress.send_modify(|progress| {
             progress.restarts += 1;
-            progress.failures = restarts.failure_count();
+            progress.failures = restart_backoff.failure_count();
             progress.last_exit = Some(reason.clone());
         });
-        change_state(progress, ApplicationPhase::Restarting);
+        change_phase(progress, ApplicationPhase::Restarting);
         if let Some(child) = child {
-            child.finish_output_in_background(&mut outputs).await;
+            child.finish_output_in_background(&mut output_tasks).await;
         }
         tracing::warn!(%name, %reason, ?delay, "the application exited; restarting it");
         let ApplicationInputs { workload, reports, stop } = &mut inputs;
         tokio::select! {
             () = sleep(delay) => {}
-            () = wait_until_outdated(workload, reports, &launch) => restarts.reset_failures(),
+            () = wait_until_outdated(workload, reports, &launch) => restart_backoff.reset_failures(),
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    change_state(progress, ApplicationPhase::Stopped);
+    change_phase(progress, ApplicationPhase::Stopped);
 }
 
 /// The reason why a run of an application ended.
@@ -241,7 +241,7 @@ async fn run_application(
     if let Some(run) = descendants.clone() {
         command_builder.running_applications().add_run(&workload, run);
     }
-    change_state(progress, ApplicationPhase::Starting(pid));
+    change_phase(progress, ApplicationPhase::Starting(pid));
     let has_own_namespace = !placement.wrapper.is_empty();
     let workload = inputs.workload.clone();
     let port_watch = watch_ports(
@@ -250,21 +250,21 @@ async fn run_application(
     );
     let record = command_builder.record_path(&inputs.workload.borrow().name);
     let ApplicationInputs { workload, reports, stop } = inputs;
-    let outdated = wait_until_outdated(workload, reports, launch);
+    let outdated_wait = wait_until_outdated(workload, reports, launch);
     let exit = tokio::select! {
         status = child.wait_until_exited() => {
             let reason = status.map_or_else(|error| error.to_string(), |status| status.to_string());
             kill_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
             return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
-        () = outdated => ApplicationExit::Outdated,
+        () = outdated_wait => ApplicationExit::Outdated,
         _ = stop.wait_for(|stop| *stop) => ApplicationExit::Stopped,
         never = port_watch => match never {},
         never = process_groups::maintain_record(&record, pid) => match never {},
     };
     if matches!(exit, ApplicationExit::Outdated) {
         // New requests wait for the next process while this one completes its requests.
-        change_state(progress, ApplicationPhase::Waiting);
+        change_phase(progress, ApplicationPhase::Waiting);
         if !workload.borrow().ports.is_empty() {
             tracing::info!(
                 name,
@@ -287,8 +287,8 @@ async fn run_application(
         tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
     descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
-    let remaining = deadline.saturating_duration_since(Instant::now()).max(MIN_LEFTOVERS_WAIT);
-    kill_leftovers(&name, descendants.as_ref(), remaining).await;
+    let remaining_wait = deadline.saturating_duration_since(Instant::now()).max(MIN_LEFTOVERS_WAIT);
+    kill_leftovers(&name, descendants.as_ref(), remaining_wait).await;
     exit
 }
 
@@ -310,33 +310,33 @@ fn is_busy(reports: &watch::Receiver<Option<SidecarReport>>) -> bool {
     reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
-/// Updates the states of the ports and of the application. Never returns.
+/// Updates the states of the ports and the phase of the application. Never returns.
 async fn watch_ports(
     observed: ObservedApplication,
     progress: &watch::Sender<ApplicationProgress>,
 ) -> Infallible {
     let pid = observed.pid;
     if observed.workload.borrow().ports.is_empty() {
-        change_state(progress, ApplicationPhase::Running(pid));
+        change_phase(progress, ApplicationPhase::Running(pid));
     }
-    let (ports, mut changes) = watch::channel(Ports::new());
-    let observe = ports::observe_ports(observed, &ports);
-    let publish = async {
+    let (ports, mut port_changes) = watch::channel(Ports::new());
+    let observe_task = ports::observe_ports(observed, &ports);
+    let publish_task = async {
         loop {
-            if changes.changed().await.is_err() {
+            if port_changes.changed().await.is_err() {
                 return std::future::pending::<()>().await;
             }
-            let ports = changes.borrow_and_update().clone();
+            let ports = port_changes.borrow_and_update().clone();
             let is_up = ports
                 .values()
                 .all(|port| matches!(port, ObservedPort::Ready | ObservedPort::NotListening));
             progress.send_modify(|progress| progress.ports = ports);
             if is_up {
-                change_state(progress, ApplicationPhase::Running(pid));
+                change_phase(progress, ApplicationPhase::Running(pid));
             }
         }
     };
-    tokio::join!(observe, publish);
+    tokio::join!(observe_task, publish_task);
     std::future::pending().await
 }
 
@@ -353,9 +353,9 @@ impl ApplicationInputs {
             let workload = self.workload.borrow_and_update().clone();
             let report = self.reports.borrow_and_update().clone();
             if workload.run.is_empty() {
-                change_state(progress, ApplicationPhase::External);
+                change_phase(progress, ApplicationPhase::External);
             } else {
-                change_state(progress, ApplicationPhase::Waiting);
+                change_phase(progress, ApplicationPhase::Waiting);
                 if let Some(report) = &report {
                     return Some(ApplicationLaunch::from_report(&workload, report));
                 }
@@ -369,19 +369,22 @@ impl ApplicationInputs {
     }
 }
 
-/// Resolves when the application should be launched differently. While its sidecar is down, only changes of its
-/// command and options count.
+/// Resolves when the launch parameters of the application have changed. While the sidecar is down, only changes
+/// of the command and the options count.
 async fn wait_until_outdated(
     workload: &mut watch::Receiver<Arc<Workload>>,
     reports: &mut watch::Receiver<Option<SidecarReport>>,
     launch: &ApplicationLaunch,
 ) {
     loop {
-        let current = workload.borrow_and_update().clone();
+        let current_workload = workload.borrow_and_update().clone();
         let report = reports.borrow_and_update().clone();
         let has_changed = match &report {
-            Some(report) => ApplicationLaunch::from_report(&current, report) != *launch,
-            None => current.run != launch.command || *current.run_options != launch.options,
+            Some(report) => ApplicationLaunch::from_report(&current_workload, report) != *launch,
+            None => {
+                current_workload.run != launch.command
+                    || *current_workload.run_options != launch.options
+            }
         };
         if has_changed {
             return;
@@ -394,7 +397,7 @@ async fn wait_until_outdated(
     }
 }
 
-/// The parameters of an application's start.
+/// The parameters with which an application is launched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ApplicationLaunch {
     /// The program and its arguments; empty if there is no command.
@@ -433,9 +436,9 @@ impl ApplicationLaunch {
 
 /// Destinations that an application reaches without the mesh: itself.
 const NO_PROXY: &str = "localhost,127.0.0.1,::1";
-/// The time between SIGTERM and SIGKILL.
+/// The maximum time between SIGTERM and SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The minimum time for the other processes of an application to exit.
+/// The minimum time for the processes outside the application's process group to exit.
 const MIN_LEFTOVERS_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

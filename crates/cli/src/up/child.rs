@@ -22,10 +22,10 @@ pub(super) struct ChildProcess {
     process: tokio::process::Child,
     pid: Pid,
     scope: StopScope,
-    /// True if no process is left to signal.
+    /// True if the process is reaped, and no process may be signaled anymore.
     is_reaped: bool,
-    output: JoinSet<()>,
-    progress: ConsoleProgress,
+    output_tasks: JoinSet<()>,
+    console_progress: ConsoleProgress,
 }
 
 /// The processes that stop together.
@@ -59,28 +59,31 @@ impl ChildProcess {
         let pid = pid.and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
         started_pids().insert(pid.as_raw_nonzero().get());
-        let (mut output, progress) = (JoinSet::new(), ConsoleProgress::default());
-        let follow =
-            |output_stream| (console.clone(), line_source.clone(), output_stream, progress.clone());
+        let (mut output_tasks, console_progress) = (JoinSet::new(), ConsoleProgress::default());
+        let clone_inputs = |output_stream| {
+            (console.clone(), line_source.clone(), output_stream, console_progress.clone())
+        };
         if let Some(source) = process.stdout.take() {
-            let (console, line_source, output_stream, progress) = follow(console.standard_output());
-            output.spawn_local(console.forward_output(
+            let (console, line_source, output_stream, console_progress) =
+                clone_inputs(console.standard_output());
+            output_tasks.spawn_local(console.forward_output(
                 line_source,
                 output_stream,
-                progress,
+                console_progress,
                 source,
             ));
         }
         if let Some(source) = process.stderr.take() {
-            let (console, line_source, output_stream, progress) = follow(OutputStream::Stderr);
-            output.spawn_local(console.forward_output(
+            let (console, line_source, output_stream, console_progress) =
+                clone_inputs(OutputStream::Stderr);
+            output_tasks.spawn_local(console.forward_output(
                 line_source,
                 output_stream,
-                progress,
+                console_progress,
                 source,
             ));
         }
-        Ok(Self { process, pid, scope, is_reaped: false, output, progress })
+        Ok(Self { process, pid, scope, is_reaped: false, output_tasks, console_progress })
     }
 
     /// Returns the process ID.
@@ -102,13 +105,13 @@ impl ChildProcess {
     /// exit come first; they are on the console once no line follows for `OUTPUT_PAUSE`.
     pub(super) async fn finish_output(&mut self) {
         let deadline = Instant::now() + OUTPUT_TIMEOUT;
-        let mut line_count = self.progress.line_count();
+        let mut line_count = self.console_progress.line_count();
         while timeout(OUTPUT_PAUSE, self.wait_for_output()).await.is_err()
             && Instant::now() < deadline
         {
-            match self.progress.line_count() {
-                lines if lines == line_count => break,
-                lines => line_count = lines,
+            match self.console_progress.line_count() {
+                new_count if new_count == line_count => break,
+                new_count => line_count = new_count,
             }
         }
     }
@@ -135,11 +138,11 @@ impl ChildProcess {
             Err(_) => StopOutcome::Forced,
         };
         self.kill();
-        let complete = async {
+        let finish = async {
             drop(self.wait_until_exited().await);
             self.finish_output().await;
         };
-        drop(timeout(KILL_TIMEOUT, complete).await);
+        drop(timeout(KILL_TIMEOUT, finish).await);
         outcome
     }
 
@@ -162,7 +165,7 @@ impl ChildProcess {
 
     /// Waits until no process can write to the output, and all of the output is on the console.
     async fn wait_for_output(&mut self) {
-        while self.output.join_next().await.is_some() {}
+        while self.output_tasks.join_next().await.is_some() {}
     }
 
     /// Kills the remaining processes.
@@ -204,8 +207,8 @@ pub(super) fn is_started(pid: i32) -> bool {
 }
 
 fn started_pids() -> MutexGuard<'static, BTreeSet<i32>> {
-    static STARTED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
+    static STARTED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+    STARTED_PIDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The way in which a process stopped.
@@ -222,11 +225,11 @@ pub(super) enum StopOutcome {
 const OUTPUT_PAUSE: Duration = Duration::from_millis(1500);
 /// The maximum time to read the output of an exited process.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The time for the last lines of a process before its exit is reported.
+/// The maximum wait for the last lines of a process before its exit is reported.
 const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 /// The maximum number of tasks per application that read the output of exited processes.
 const MAX_OUTPUT_TASKS: usize = 8;
-/// The time for a killed process to exit. The kernel needs no longer, unless the process hangs in a system call.
+/// The maximum wait for a killed process to exit. It takes longer only if the process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two checks for members of a group.
 const GROUP_CHECK_INTERVAL: Duration = Duration::from_millis(20);

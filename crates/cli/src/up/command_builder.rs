@@ -33,7 +33,7 @@ pub(super) struct CommandBuilder {
 /// Settings that all workloads share.
 #[derive(Debug)]
 pub(super) struct LaunchSettings {
-    /// The data directory.
+    /// The data directory of the mesh.
     pub(super) data: PathBuf,
     /// The path of this program.
     pub(super) binary: PathBuf,
@@ -41,11 +41,11 @@ pub(super) struct LaunchSettings {
     pub(super) placements: Placements,
     /// Additional options of every sidecar.
     pub(super) sidecar_options: Vec<OsString>,
-    /// The log level of sidecars.
+    /// The log level of sidecars; `None` is their default.
     pub(super) log_level: Option<String>,
-    /// The time for requests in progress to complete when a sidecar stops.
+    /// The maximum time for requests in progress to complete when a sidecar stops.
     pub(super) drain_timeout: Duration,
-    /// The soft limit of open files for applications.
+    /// The soft limit of open files for applications; `None` keeps the limit of this process.
     pub(super) open_file_limit: Option<u64>,
 }
 
@@ -99,7 +99,7 @@ impl CommandBuilder {
         let state_directory = self.settings.data.join("proxies");
         let state_directory =
             state_directory.join(name.namespace.as_str()).join(name.name.as_str());
-        let token = self.prepare_state_directory(workload, &state_directory)?;
+        let token_path = self.prepare_state_directory(workload, &state_directory)?;
         let mut command = self.leno_command(placement);
         if let Some(level) = &self.settings.log_level {
             command.arg("--log-level").arg(level);
@@ -115,13 +115,13 @@ impl CommandBuilder {
             .args(["--drain-timeout", &format_milliseconds(self.settings.drain_timeout)])
             .args(&self.settings.sidecar_options)
             .args(&placement.sidecar_options);
-        if let Some(token) = &token {
-            command.arg("--token-file").arg(token);
+        if let Some(token_path) = &token_path {
+            command.arg("--token-file").arg(token_path);
         }
         Ok(command)
     }
 
-    /// Builds the command of an application, which ends with this process.
+    /// Builds the command of an application. The application is stopped when this process exits.
     pub(super) fn application_command(
         &self,
         workload: &WorkloadName,
@@ -179,7 +179,7 @@ impl CommandBuilder {
         state_directory: &Path,
     ) -> anyhow::Result<Option<PathBuf>> {
         create_private_directory(state_directory)?;
-        let token = state_directory.join(TOKEN_FILE);
+        let token_path = state_directory.join(TOKEN_FILE);
         let credential = Credential::load(state_directory);
         let is_replaced = self.replaced_sidecars().borrow().contains_key(&workload.name);
         let is_usable = match &credential {
@@ -215,8 +215,8 @@ impl CommandBuilder {
             return Ok(None);
         }
         let bundle = self.control.mint_bundle(&workload.name)?;
-        bundle.save(&token)?;
-        Ok(Some(token))
+        bundle.save(&token_path)?;
+        Ok(Some(token_path))
     }
 
     /// True if a credential belongs to this workload in this mesh.

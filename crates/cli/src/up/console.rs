@@ -10,19 +10,19 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::log;
 
-/// The outputs of all processes. Threads write the lines. A blocked reader loses lines, which are counted, and
-/// delays neither the processes nor the shutdown.
+/// The console to which the output of all processes goes. Threads write the lines. A blocked reader loses
+/// lines, which are counted, and delays neither the processes nor the shutdown.
 #[derive(Debug, Clone)]
 pub(super) struct Console {
-    stdout: LineQueue,
-    stderr: LineQueue,
-    /// The length of the longest name so far, to align the lines.
-    width: Arc<AtomicUsize>,
+    stdout_queue: LineQueue,
+    stderr_queue: LineQueue,
+    /// The length of the longest name so far, in bytes, to align the lines.
+    name_width: Arc<AtomicUsize>,
     /// The destination of the standard output of processes.
     stdout_target: OutputStream,
 }
 
-/// An output of this program.
+/// An output stream of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OutputStream {
     /// Standard output.
@@ -31,7 +31,7 @@ pub(crate) enum OutputStream {
     Stderr,
 }
 
-/// The number of lines of a process that are on the console.
+/// Counts the lines of a process that are on the console; clones share the count.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ConsoleProgress(Arc<AtomicUsize>);
 
@@ -51,8 +51,13 @@ impl Console {
     /// # Errors
     /// If a thread cannot be started.
     pub(super) fn start(stdout_target: OutputStream) -> io::Result<Self> {
-        let (stdout, stderr) = (log::standard_output()?, log::error_output()?);
-        Ok(Self { stdout, stderr, width: Arc::new(AtomicUsize::new(0)), stdout_target })
+        let (stdout_queue, stderr_queue) = (log::standard_output()?, log::error_output()?);
+        Ok(Self {
+            stdout_queue,
+            stderr_queue,
+            name_width: Arc::new(AtomicUsize::new(0)),
+            stdout_target,
+        })
     }
 
     /// Returns the destination of the standard output of processes.
@@ -68,25 +73,25 @@ impl Console {
         progress: ConsoleProgress,
         mut source: impl AsyncRead + Unpin,
     ) {
-        let width = self.width.fetch_max(line_source.name.len(), Ordering::Relaxed);
+        let width = self.name_width.fetch_max(line_source.name.len(), Ordering::Relaxed);
         let prefix = |width: usize| line_source.line_prefix(width, output);
         let mut splitter = LineSplitter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
         let mut prefix_text = prefix(width.max(line_source.name.len()));
         loop {
-            let count = source.read(&mut chunk).await.unwrap_or(0);
-            let lines = match chunk.get(..count) {
+            let byte_count = source.read(&mut chunk).await.unwrap_or(0);
+            let lines = match chunk.get(..byte_count) {
                 Some(bytes) if !bytes.is_empty() => splitter.split_lines(bytes),
                 _ => splitter.remaining_lines(),
             };
             if !lines.is_empty() {
-                prefix_text = prefix(self.width.load(Ordering::Relaxed));
+                prefix_text = prefix(self.name_width.load(Ordering::Relaxed));
             }
             for line in lines {
                 self.write(output, &[prefix_text.as_bytes(), &line, b"\n"].concat()).await;
                 progress.count_line();
             }
-            if count == 0 {
+            if byte_count == 0 {
                 return;
             }
         }
@@ -97,11 +102,11 @@ impl Console {
         self.write(output, text.as_bytes()).await;
     }
 
-    /// Adds lines. A slow reader slows down processes that write much; a blocked one loses lines.
+    /// Adds lines to the queue of an output. A slow reader of the output slows down processes that write much; a blocked reader loses lines.
     async fn write(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
-            OutputStream::Stdout => &self.stdout,
-            OutputStream::Stderr => &self.stderr,
+            OutputStream::Stdout => &self.stdout_queue,
+            OutputStream::Stderr => &self.stderr_queue,
         };
         while queue.push(text).is_err() {
             if queue.is_blocked(BLOCKED_TIMEOUT) {
@@ -112,7 +117,7 @@ impl Console {
     }
 }
 
-/// The source of lines: its name and color.
+/// The name and the color of the process that writes lines.
 #[derive(Debug, Clone)]
 pub(super) struct LineSource {
     name: String,
@@ -120,14 +125,15 @@ pub(super) struct LineSource {
 }
 
 impl LineSource {
-    /// Creates a line source. The name of its family selects the color.
+    /// Creates a line source. `family` selects the color: a workload's sidecar and application have the same
+    /// one.
     pub(super) fn new(name: String, family: &str) -> Self {
         // FNV-1a: the same name always has the same color.
         let hash = family.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        let index = usize::try_from(hash % COLORS.len() as u64).unwrap_or(0);
-        Self { name, color: COLORS.get(index).copied().unwrap_or(39) }
+        let color_index = usize::try_from(hash % COLORS.len() as u64).unwrap_or(0);
+        Self { name, color: COLORS.get(color_index).copied().unwrap_or(39) }
     }
 
     fn line_prefix(&self, width: usize, output: OutputStream) -> String {
@@ -153,8 +159,8 @@ impl LineSplitter {
     /// Returns the complete lines, and those of the maximum length.
     fn split_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
-        while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
-            let (line, remaining) = bytes.split_at(end);
+        while let Some(line_end) = bytes.iter().position(|byte| *byte == b'\n') {
+            let (line, remaining) = bytes.split_at(line_end);
             self.partial_line.extend_from_slice(line);
             if self.partial_line.last() == Some(&b'\r') {
                 self.partial_line.pop();

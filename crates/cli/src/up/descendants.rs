@@ -1,8 +1,8 @@
 //! Processes that an application started, including those in other process groups and sessions.
 //!
-//! The first process of an application gets a unique environment variable, and its descendants inherit it. It
-//! adopts its orphaned descendants. `leno up` adopts them when the first process exits, and kills those that
-//! cleared the variable.
+//! The first process of an application gets a unique environment variable, which its descendants inherit, and
+//! adopts its orphaned descendants. When the first process exits, `leno up` adopts the remaining descendants;
+//! it kills them when the application stops, even if they have cleared the variable.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,14 +36,15 @@ pub(crate) struct ApplicationRun {
 impl ApplicationRun {
     /// Returns the run with this first process; `None` if the process has exited.
     pub(crate) fn from_leader(leader: i32) -> Option<Self> {
-        let namespace = fs::read_link(PID_NAMESPACE_LINK).ok()?;
+        let pid_namespace = fs::read_link(PID_NAMESPACE_LINK).ok()?;
         let started = sockets::read_process(leader)?.started;
-        Some(Self::new(&namespace.to_string_lossy(), leader, started))
+        Some(Self::new(&pid_namespace.to_string_lossy(), leader, started))
     }
 
-    /// Returns the run with this first process, which may have exited.
-    pub(super) fn new(namespace: &str, leader: i32, started: u64) -> Self {
-        let marker = format!("{RUN_VARIABLE}={namespace}/{leader}/{started}");
+    /// Returns the run with this first process, which may have exited. `started` is its start time, in clock
+    /// ticks since boot.
+    pub(super) fn new(pid_namespace: &str, leader: i32, started: u64) -> Self {
+        let marker = format!("{RUN_VARIABLE}={pid_namespace}/{leader}/{started}");
         Self { leader, started, marker, recorded_descendants: BTreeMap::new() }
     }
 
@@ -60,7 +61,7 @@ impl ApplicationRun {
         }
     }
 
-    /// Records the descendants of the first process, while it lives.
+    /// Records the descendants of the first process; does nothing once the first process has exited.
     pub(super) fn record_descendants(&mut self) {
         if sockets::read_process(self.leader).is_none_or(|process| process.started != self.started)
         {
@@ -78,17 +79,17 @@ impl ApplicationRun {
         let (mut killed, mut was_empty) = (BTreeMap::new(), false);
         loop {
             let members = self.killable_processes();
-            let waited = start.elapsed();
+            let elapsed = start.elapsed();
             // A process that executes a new program shows no environment for a moment.
             if members.is_empty() && was_empty {
                 break;
             }
             was_empty = members.is_empty();
-            if waited >= max_wait + KILL_TIMEOUT {
+            if elapsed >= max_wait + KILL_TIMEOUT {
                 tracing::warn!(processes = ?members, "processes of an application remain after SIGKILL");
                 break;
             }
-            if waited >= max_wait {
+            if elapsed >= max_wait {
                 for pid in members {
                     let description = sockets::describe_process(pid);
                     if self.send_signal(pid, Signal::KILL) {
@@ -124,12 +125,12 @@ impl ApplicationRun {
     fn may_contain(&self, pid: i32) -> bool {
         adopted_process(pid)
             .is_some_and(|process| !process.is_zombie && process.started >= self.started)
-            && !has_line(pid, |line| line.starts_with(RUN_VARIABLE.as_bytes()))
+            && !has_variable_line(pid, |line| line.starts_with(RUN_VARIABLE.as_bytes()))
     }
 
     /// True for a process that started with the variable.
     pub(super) fn has_variable(&self, pid: i32) -> bool {
-        has_line(pid, |line| line == self.marker.as_bytes())
+        has_variable_line(pid, |line| line == self.marker.as_bytes())
     }
 
     /// Signals a process. The pidfd refers to one process: the signal reaches no other after an ID is reused.
@@ -141,7 +142,7 @@ impl ApplicationRun {
 }
 
 /// True if the environment of a process contains a matching line.
-fn has_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
+fn has_variable_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
     environment.split(|byte| *byte == 0).any(is_match)
 }
@@ -226,7 +227,7 @@ pub(crate) fn own_run() -> anyhow::Result<ApplicationRun> {
 const RUN_VARIABLE: &str = "LENO_APPLICATION_RUN";
 /// The link that identifies the PID namespace of this process.
 const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
-/// The time for killed processes to exit. The kernel needs no longer, unless a process hangs in a system call.
+/// The maximum wait for killed processes to exit. They take longer only if a process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between two checks for remaining processes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
@@ -274,8 +275,8 @@ mod tests {
         parent.wait().unwrap();
         wait_for_members(&run, 1).await;
         // The process started before this run.
-        let later = ApplicationRun { started: u64::MAX, ..run.clone() };
-        assert!(later.member_processes().is_empty());
+        let later_run = ApplicationRun { started: u64::MAX, ..run.clone() };
+        assert!(later_run.member_processes().is_empty());
         let killed = run.wait_or_kill(Duration::ZERO).await;
         assert_eq!(killed.len(), 1, "{killed:?}");
         assert!(run.member_processes().is_empty());

@@ -32,7 +32,7 @@ pub(crate) struct LocalMeshOptions {
     pub(crate) access_log: AccessLogArgs,
     /// Limits and timeouts of sidecars.
     pub(crate) limits: SidecarLimitArgs,
-    /// The time for requests in progress to complete when a sidecar stops.
+    /// The maximum time for requests in progress to complete when a sidecar stops.
     pub(crate) drain_timeout: Duration,
     /// The log level of sidecars.
     pub(crate) log_level: Option<LogLevel>,
@@ -92,7 +92,8 @@ impl LocalMesh {
         }
     }
 
-    /// Supervises the mesh until every workload is settled, for `max_wait` at most; true if all are.
+    /// Supervises the mesh until every workload is settled, for `max_wait` at most. Returns true if all
+    /// workloads are settled.
     pub(crate) async fn wait_until_up(&mut self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         while !self.is_settled() {
@@ -106,26 +107,27 @@ impl LocalMesh {
         true
     }
 
-    /// Prints the workloads and example commands, with ` --data DIRECTORY` if `data_option` has it.
+    /// Prints the workloads and example commands, to which `data_option` (` --data DIRECTORY`, or empty) is
+    /// appended.
     pub(crate) async fn print_summary(&self, data_option: &str) {
-        let states = self.workload_states();
+        let workload_states = self.workload_states();
         let status = Arc::clone(&self.status.borrow());
-        let mut members = Vec::new();
-        for member in &states {
-            let namespace =
+        let mut summary_workloads = Vec::new();
+        for member in &workload_states {
+            let network_namespace =
                 self.command_builder.placements().namespace_of(&member.workload.name).await;
-            members.push(SummaryWorkload { workload_state: member, namespace });
+            summary_workloads.push(SummaryWorkload { workload_state: member, network_namespace });
         }
-        let text = summary::render(&status, &members, data_option);
+        let text = summary::render(&status, &summary_workloads, data_option);
         self.command_builder.console().print_text(OutputStream::Stdout, text).await;
         let is_waiting = |member: &&WorkloadState| !member.is_up();
-        let waiting: Vec<String> = states
+        let waiting_workloads: Vec<String> = workload_states
             .iter()
             .filter(is_waiting)
             .map(|member| member.workload.name.to_string())
             .collect();
-        if !waiting.is_empty() {
-            tracing::warn!(workloads = waiting.join(", "), "not up yet");
+        if !waiting_workloads.is_empty() {
+            tracing::warn!(workloads = waiting_workloads.join(", "), "not up yet");
         }
     }
 
@@ -135,7 +137,7 @@ impl LocalMesh {
         self.command_builder.control().reload_files();
     }
 
-    /// Returns the URL of the control plane's page, if there is one.
+    /// Returns the URL of the control plane's web page; `None` if the page is disabled.
     pub(crate) fn page_url(&self) -> Option<String> {
         self.status.borrow().page.clone()
     }
@@ -180,18 +182,18 @@ impl LocalMesh {
     /// True if every workload is settled and has a sidecar that has opened every port.
     fn is_settled(&self) -> bool {
         let status = self.status.borrow();
-        let states = self.local_workloads.workload_states();
+        let workload_states = self.local_workloads.workload_states();
         status.registered == status.workloads
-            && states.len() == status.workloads
-            && states.iter().all(WorkloadState::is_settled)
+            && workload_states.len() == status.workloads
+            && workload_states.iter().all(WorkloadState::is_settled)
     }
 }
 
 /// The interval between two checks of starting applications, which can settle without an event.
 const SETTLE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Creates the placement of workloads. With namespaces the control plane listens on the gateway address, which
-/// all of them reach.
+/// Creates the placement of workloads. With network namespaces, the control plane listens on the gateway
+/// address, which all namespaces reach.
 fn create_placements(
     mut config: Config,
     netns: Option<NetnsOptions>,

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::application::{self, ApplicationInputs, ApplicationPhase, ApplicationProgress};
 use super::command_builder::CommandBuilder;
 use super::placement::Placement;
-use super::restart::Restarts;
+use super::restart::RestartBackoff;
 use super::sidecar;
 use crate::output;
 use crate::proxy::SidecarReport;
@@ -22,10 +22,10 @@ use crate::proxy::SidecarReport;
 /// The workloads of this machine, each with its processes.
 pub(super) struct LocalWorkloads {
     command_builder: Rc<CommandBuilder>,
-    desired: BTreeMap<WorkloadName, Arc<Workload>>,
+    desired_workloads: BTreeMap<WorkloadName, Arc<Workload>>,
     members: BTreeMap<WorkloadName, LocalWorkload>,
     tasks: JoinSet<WorkloadName>,
-    changed: Rc<Notify>,
+    change_notify: Rc<Notify>,
 }
 
 /// One workload and its processes.
@@ -53,22 +53,22 @@ enum WorkloadStage {
 /// The state of a workload and its processes.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkloadState {
-    /// The workload.
+    /// The workload, as last configured.
     pub(crate) workload: Arc<Workload>,
-    /// The last report of its sidecar, while the sidecar runs.
+    /// The last report of the workload's sidecar; `None` while the sidecar does not run.
     pub(crate) report: Option<SidecarReport>,
-    /// The state of its application.
+    /// The progress of the workload's application.
     application: ApplicationProgress,
 }
 
 impl WorkloadState {
-    /// True if its sidecar has reported its listeners, and its application is ready, has had `SUMMARY_START_TIMEOUT` to
-    /// become so, or keeps exiting: a longer wait gives no new information.
+    /// True if the sidecar has reported its listeners, and the application is ready, has been starting for
+    /// `SUMMARY_START_TIMEOUT`, or keeps exiting: a longer wait gives no new information.
     pub(crate) fn is_settled(&self) -> bool {
-        let ApplicationProgress { state, since, failures, .. } = &self.application;
-        let is_application_settled = match state {
+        let ApplicationProgress { phase, phase_since, failures, .. } = &self.application;
+        let is_application_settled = match phase {
             ApplicationPhase::External | ApplicationPhase::Running(_) => true,
-            ApplicationPhase::Starting(_) => since.elapsed() >= SUMMARY_START_TIMEOUT,
+            ApplicationPhase::Starting(_) => phase_since.elapsed() >= SUMMARY_START_TIMEOUT,
             ApplicationPhase::Waiting
             | ApplicationPhase::Restarting
             | ApplicationPhase::Stopped => false,
@@ -76,18 +76,18 @@ impl WorkloadState {
         self.report.is_some() && (is_application_settled || *failures >= MIN_FAILURES)
     }
 
-    /// True if its sidecar has reported its listeners and its application, if any, is ready.
+    /// True if the sidecar has reported its listeners, and the application is ready or external.
     pub(crate) fn is_up(&self) -> bool {
         let is_application_ready = matches!(
-            self.application.state,
+            self.application.phase,
             ApplicationPhase::External | ApplicationPhase::Running(_)
         );
         self.report.is_some() && is_application_ready
     }
 
-    /// Returns the process ID of its application, while that runs.
+    /// Returns the process ID of the application; `None` while it does not run.
     pub(crate) fn application_pid(&self) -> Option<i32> {
-        match self.application.state {
+        match self.application.phase {
             ApplicationPhase::Starting(pid) | ApplicationPhase::Running(pid) => Some(pid),
             ApplicationPhase::External
             | ApplicationPhase::Waiting
@@ -96,7 +96,7 @@ impl WorkloadState {
         }
     }
 
-    /// True if its application has exited and has not run for long since.
+    /// True if the application keeps exiting soon after its start.
     pub(crate) fn is_crash_looping(&self) -> bool {
         let application = self.application.to_application();
         application.is_some_and(|application| {
@@ -105,12 +105,12 @@ impl WorkloadState {
         })
     }
 
-    /// Returns the exit status of its last application process.
+    /// Returns the exit status of the last application process; `None` before the first exit.
     pub(crate) fn last_exit(&self) -> Option<&str> {
         self.application.last_exit.as_deref()
     }
 
-    /// Returns the ports that its application does not serve, each with the cause.
+    /// Returns the ports that the application does not serve, each with the cause.
     pub(crate) fn port_problems(&self) -> BTreeMap<u16, String> {
         self.application.to_application().map(|application| application.ports).unwrap_or_default()
     }
@@ -133,7 +133,7 @@ impl WorkloadState {
         let report =
             SidecarReport { pid: 1, admin, open_listeners, closed_listeners, in_flight: None };
         let application = ApplicationProgress {
-            state: ApplicationPhase::Restarting,
+            phase: ApplicationPhase::Restarting,
             restarts: 7,
             failures: 7,
             last_exit: Some("exit status: 1".to_owned()),
@@ -148,24 +148,24 @@ impl LocalWorkloads {
     pub(super) fn new(command_builder: Rc<CommandBuilder>) -> Self {
         Self {
             command_builder,
-            desired: BTreeMap::new(),
+            desired_workloads: BTreeMap::new(),
             members: BTreeMap::new(),
             tasks: JoinSet::new(),
-            changed: Rc::new(Notify::new()),
+            change_notify: Rc::new(Notify::new()),
         }
     }
 
-    /// Starts, updates and stops members until they match the registry.
+    /// Sets the desired workloads, and starts, updates and drains members accordingly.
     pub(super) fn set_desired(&mut self, workloads: &[Workload]) {
-        let desired = |workload: &Workload| (workload.name.clone(), Arc::new(workload.clone()));
-        self.desired = workloads.iter().map(desired).collect();
+        let to_entry = |workload: &Workload| (workload.name.clone(), Arc::new(workload.clone()));
+        self.desired_workloads = workloads.iter().map(to_entry).collect();
         self.apply_desired();
     }
 
     /// Resolves when the state of a member may have changed.
     pub(super) async fn wait_for_change(&mut self) {
         tokio::select! {
-            () = self.changed.notified() => {}
+            () = self.change_notify.notified() => {}
             Some(ended_task) = self.tasks.join_next() => {
                 match ended_task {
                     Ok(name) => drop(self.members.remove(&name)),
@@ -191,14 +191,14 @@ impl LocalWorkloads {
     }
 
     /// Drains all sidecars, then stops the applications, so that no request in progress loses its application.
-    /// Workloads without ports, which are only clients, leave first. The others leave once they have no request
-    /// in progress, or after half of the drain timeout: a request that causes another one needs the sidecars of
-    /// both.
+    /// Workloads without ports, which are only clients, are drained first. The other workloads are drained once
+    /// no sidecar has a request in progress, or after half of the drain timeout: a request that causes another
+    /// request needs the sidecars of both.
     pub(super) async fn stop(&mut self) {
-        self.desired.clear();
+        self.desired_workloads.clear();
         let is_client = |member: &&LocalWorkload| member.workload.borrow().ports.is_empty();
         for member in self.members.values().filter(is_client) {
-            member.advance_to(WorkloadStage::Draining);
+            member.move_to_stage(WorkloadStage::Draining);
         }
         for member in self.members.values().filter(is_client) {
             let mut drained = member.drained.clone();
@@ -207,7 +207,7 @@ impl LocalWorkloads {
         }
         self.wait_until_idle(self.command_builder.drain_timeout() / 2).await;
         for member in self.members.values() {
-            member.advance_to(WorkloadStage::Draining);
+            member.move_to_stage(WorkloadStage::Draining);
         }
         while self.tasks.join_next().await.is_some() {}
         self.members.clear();
@@ -227,24 +227,24 @@ impl LocalWorkloads {
 
     fn apply_desired(&mut self) {
         for (name, member) in &self.members {
-            let current = member.workload.borrow().clone();
-            match self.desired.get(name) {
+            let current_workload = member.workload.borrow().clone();
+            match self.desired_workloads.get(name) {
                 // A certificate contains the account: another account is another identity.
-                Some(desired) if desired.account == current.account => {
-                    if *desired != current {
-                        member.workload.send_replace(Arc::clone(desired));
+                Some(desired_workload) if desired_workload.account == current_workload.account => {
+                    if *desired_workload != current_workload {
+                        member.workload.send_replace(Arc::clone(desired_workload));
                     }
                 }
-                _ => member.advance_to(WorkloadStage::Draining),
+                _ => member.move_to_stage(WorkloadStage::Draining),
             }
         }
-        for (name, workload) in &self.desired {
+        for (name, workload) in &self.desired_workloads {
             if self.members.contains_key(name) {
                 continue;
             }
             let member = LocalWorkload::start(
                 Rc::clone(&self.command_builder),
-                Rc::clone(&self.changed),
+                Rc::clone(&self.change_notify),
                 workload,
                 &mut self.tasks,
             );
@@ -256,7 +256,7 @@ impl LocalWorkloads {
 impl LocalWorkload {
     fn start(
         command_builder: Rc<CommandBuilder>,
-        changed: Rc<Notify>,
+        change_notify: Rc<Notify>,
         workload: &Arc<Workload>,
         tasks: &mut JoinSet<WorkloadName>,
     ) -> Self {
@@ -270,11 +270,11 @@ impl LocalWorkload {
         let mut channels = WorkloadChannels {
             workloads,
             stage_receiver,
-            report: report_sender,
-            state: progress_sender,
+            report_sender,
+            progress_sender,
             report_active_requests,
             drained_sender,
-            changed,
+            change_notify,
         };
         let task = tasks.spawn_local(async move {
             if let Some(placement) = channels.wait_for_placement(&command_builder, &name).await {
@@ -289,24 +289,24 @@ impl LocalWorkload {
         Self { workload, stage, reports, application, count_sender, drained, task }
     }
 
-    fn advance_to(&self, target: WorkloadStage) {
+    fn move_to_stage(&self, new_stage: WorkloadStage) {
         self.stage.send_if_modified(|stage| {
-            let is_advanced = *stage < target;
-            *stage = target.max(*stage);
-            is_advanced
+            let has_changed = *stage < new_stage;
+            *stage = new_stage.max(*stage);
+            has_changed
         });
     }
 }
 
-/// The channel ends that belong to a member's task.
+/// The channels of the task that supervises a member.
 struct WorkloadChannels {
     workloads: watch::Receiver<Arc<Workload>>,
     stage_receiver: watch::Receiver<WorkloadStage>,
-    report: watch::Sender<Option<SidecarReport>>,
-    state: watch::Sender<ApplicationProgress>,
+    report_sender: watch::Sender<Option<SidecarReport>>,
+    progress_sender: watch::Sender<ApplicationProgress>,
     report_active_requests: watch::Receiver<bool>,
     drained_sender: watch::Sender<bool>,
-    changed: Rc<Notify>,
+    change_notify: Rc<Notify>,
 }
 
 impl WorkloadChannels {
@@ -316,13 +316,13 @@ impl WorkloadChannels {
         command_builder: &CommandBuilder,
         name: &WorkloadName,
     ) -> Option<Placement> {
-        let mut restarts = Restarts::default();
+        let mut restart_backoff = RestartBackoff::default();
         loop {
             let error = match command_builder.placements().place_workload(name).await {
                 Ok(placement) => return Some(placement),
                 Err(error) => error,
             };
-            let delay = restarts.delay_after(Duration::ZERO);
+            let delay = restart_backoff.delay_after(Duration::ZERO);
             tracing::error!(%name, ?delay, "cannot place the workload; retrying: {}", output::format_error(&error));
             tokio::select! {
                 () = sleep(delay) => {}
@@ -331,25 +331,25 @@ impl WorkloadChannels {
         }
     }
 
-    /// Supervises both processes until the member has left.
+    /// Supervises the sidecar and the application until the member is drained and stopped.
     async fn supervise(&self, command_builder: &CommandBuilder, placement: &Placement) {
         let initial_workload = self.workloads.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
         let application_inputs = ApplicationInputs {
             workload: self.workloads.clone(),
-            reports: self.report.subscribe(),
+            reports: self.report_sender.subscribe(),
             stop: application_stops,
         };
         let sidecar_inputs = sidecar::SupervisorInputs {
-            application: self.state.subscribe(),
+            application: self.progress_sender.subscribe(),
             report_active_requests: self.report_active_requests.clone(),
             stop: sidecar_stops,
         };
-        let mut stages = self.stage_receiver.clone();
+        let mut stage_receiver = self.stage_receiver.clone();
         let wait_for_drain = async {
-            // An error means that the list of workloads has been dropped: then the member stops as well.
-            drop(stages.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
+            // An error means that `LocalWorkloads` has been dropped: then the member stops as well.
+            drop(stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
             stop_sidecar.send_replace(true);
         };
         let sidecar = async {
@@ -357,28 +357,41 @@ impl WorkloadChannels {
                 command_builder,
                 placement,
                 &initial_workload,
-                &self.report,
+                &self.report_sender,
                 sidecar_inputs,
             )
             .await;
             self.drained_sender.send_replace(true);
             stop_application.send_replace(true);
         };
-        let notify = notify_changes(self.report.subscribe(), self.state.subscribe(), &self.changed);
-        let report = report_application(command_builder, &initial_workload, self.state.subscribe());
-        let processes = async {
+        let notify_task = notify_changes(
+            self.report_sender.subscribe(),
+            self.progress_sender.subscribe(),
+            &self.change_notify,
+        );
+        let report_task = report_application(
+            command_builder,
+            &initial_workload,
+            self.progress_sender.subscribe(),
+        );
+        let supervise_processes = async {
             tokio::join!(
-                application::supervise(command_builder, placement, application_inputs, &self.state),
+                application::supervise(
+                    command_builder,
+                    placement,
+                    application_inputs,
+                    &self.progress_sender
+                ),
                 sidecar,
                 wait_for_drain,
             )
         };
         tokio::select! {
-            _ = processes => {}
-            () = notify => {}
-            () = report => {}
+            _ = supervise_processes => {}
+            () = notify_task => {}
+            () = report_task => {}
         }
-        self.changed.notify_one();
+        self.change_notify.notify_one();
     }
 }
 
@@ -401,7 +414,7 @@ async fn report_application(
 async fn notify_changes(
     mut reports: watch::Receiver<Option<SidecarReport>>,
     mut application: watch::Receiver<ApplicationProgress>,
-    changed: &Notify,
+    change_notify: &Notify,
 ) {
     loop {
         tokio::select! {
@@ -409,11 +422,11 @@ async fn notify_changes(
             Ok(()) = application.changed() => {}
             else => std::future::pending().await,
         }
-        changed.notify_one();
+        change_notify.notify_one();
     }
 }
 
 /// The maximum time that the summary waits for an application to listen.
 const SUMMARY_START_TIMEOUT: Duration = Duration::from_secs(2);
-/// The number of consecutive exits after which the summary does not wait for an application.
+/// The number of consecutive exits from which on the summary does not wait for an application.
 const MIN_FAILURES: u32 = 2;

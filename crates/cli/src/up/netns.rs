@@ -41,15 +41,15 @@ pub(crate) struct NetnsOptions {
 pub(super) struct WorkloadNamespaces {
     options: NetnsOptions,
     bridge: String,
-    /// The lock that marks the bridge as in use. Released after the removal.
-    _claim: leftovers::BridgeLock,
+    /// The lock that marks the bridge as in use, released after the removal of the bridge.
+    _bridge_lock: leftovers::BridgeLock,
     namespaces: BTreeMap<WorkloadName, WorkloadNamespace>,
 }
 
 #[derive(Debug)]
 struct WorkloadNamespace {
     name: String,
-    host: u16,
+    host_number: u16,
 }
 
 /// The first two bytes of the /16 network of the mesh.
@@ -71,11 +71,11 @@ impl WorkloadNamespaces {
         }
         let bridge = format!("leno{}", std::process::id());
         let lock = leftovers::BridgeLock::new(&bridge)?;
-        for removed in leftovers::remove_unused(Some(&bridge))? {
-            tracing::info!(object = %removed, "removed a leftover of a killed mesh");
+        for removed_name in leftovers::remove_unused(Some(&bridge))? {
+            tracing::info!(object = %removed_name, "removed a leftover of a killed mesh");
         }
         options.netns_subnet.reject_if_in_use()?;
-        let namespaces = Self { options, bridge, namespaces: BTreeMap::new(), _claim: lock };
+        let namespaces = Self { options, bridge, namespaces: BTreeMap::new(), _bridge_lock: lock };
         let bridge = namespaces.bridge.as_str();
         run_ip(&["link", "add", bridge, "type", "bridge"])?;
         run_ip(&["address", "add", &format!("{}/16", namespaces.gateway()), "dev", bridge])?;
@@ -83,7 +83,7 @@ impl WorkloadNamespaces {
         Ok(namespaces)
     }
 
-    /// Returns the address of the control plane and the host in every namespace.
+    /// Returns the address under which every namespace reaches the control plane and the host.
     pub(super) fn gateway(&self) -> Ipv4Addr {
         self.options.netns_subnet.gateway()
     }
@@ -92,16 +92,20 @@ impl WorkloadNamespaces {
     /// call.
     pub(super) fn place_workload(&mut self, workload: &WorkloadName) -> anyhow::Result<Placement> {
         if !self.namespaces.contains_key(workload) {
-            let host = self.find_free_host().context("all addresses of the subnet are in use")?;
-            let name = format!("{}-{host}", self.bridge);
-            self.namespaces.insert(workload.clone(), WorkloadNamespace { name, host });
+            let host_number =
+                self.find_free_host().context("all addresses of the subnet are in use")?;
+            let name = format!("{}-{host_number}", self.bridge);
+            self.namespaces.insert(workload.clone(), WorkloadNamespace { name, host_number });
             if let Err(error) = self.build_namespace(workload) {
                 self.remove(workload);
                 return Err(error.context(format!("the namespace of {workload}")));
             }
         }
         let namespace = &self.namespaces[workload];
-        Ok(build_placement(namespace, self.options.netns_subnet.host_address(namespace.host)))
+        Ok(build_placement(
+            namespace,
+            self.options.netns_subnet.host_address(namespace.host_number),
+        ))
     }
 
     /// Returns the name of a workload's namespace, for `ip netns`.
@@ -117,41 +121,52 @@ impl WorkloadNamespaces {
     }
 
     fn build_namespace(&self, workload: &WorkloadName) -> anyhow::Result<()> {
-        let WorkloadNamespace { name, host } = &self.namespaces[workload];
-        let address = format!("{}/16", self.options.netns_subnet.host_address(*host));
+        let WorkloadNamespace { name, host_number } = &self.namespaces[workload];
+        let address = format!("{}/16", self.options.netns_subnet.host_address(*host_number));
         let gateway = self.gateway().to_string();
-        let host_end = host_interface(name);
+        let host_device = host_interface(name);
         run_ip(&["netns", "add", name])?;
-        run_ip(&["link", "add", &host_end, "type", "veth", "peer", "name", "eth0", "netns", name])?;
-        run_ip(&["link", "set", &host_end, "master", &self.bridge, "up"])?;
+        run_ip(&[
+            "link",
+            "add",
+            &host_device,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            name,
+        ])?;
+        run_ip(&["link", "set", &host_device, "master", &self.bridge, "up"])?;
         run_ip(&["-n", name, "link", "set", "lo", "up"])?;
         run_ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
         run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
         run_ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
-        if has_v6() {
+        if has_ipv6() {
             // No packet leaves by this route: a connection needs a source address and a route before it can be
             // redirected.
-            let address = format!("{NETWORK_V6}{host:x}/128");
+            let address = format!("{NETWORK_V6}{host_number:x}/128");
             run_ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
             run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
-        let own_address = self.options.netns_subnet.host_address(*host);
+        let own_address = self.options.netns_subnet.host_address(*host_number);
         let rules = render_redirection_rules(self.gateway(), own_address, &self.options);
         run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
-        let etc = etc_directory(name);
-        std::fs::create_dir_all(&etc).with_context(|| etc.display().to_string())?;
+        let etc_path = etc_directory(name);
+        std::fs::create_dir_all(&etc_path).with_context(|| etc_path.display().to_string())?;
         let namespace = &workload.namespace;
-        let resolver = format!(
+        let resolv_conf = format!(
             "nameserver 127.0.0.1\n\
              search {namespace}.svc.cluster.local svc.cluster.local cluster.local\n"
         );
-        std::fs::write(etc.join("resolv.conf"), resolver)
-            .with_context(|| format!("{}/resolv.conf", etc.display()))
+        std::fs::write(etc_path.join("resolv.conf"), resolv_conf)
+            .with_context(|| format!("{}/resolv.conf", etc_path.display()))
     }
 
     fn find_free_host(&self) -> Option<u16> {
         let used_hosts: Vec<u16> =
-            self.namespaces.values().map(|namespace| namespace.host).collect();
+            self.namespaces.values().map(|namespace| namespace.host_number).collect();
         (FIRST_HOST..=LAST_HOST).find(|host| !used_hosts.contains(host))
     }
 }
@@ -238,22 +253,22 @@ fn build_placement(namespace: &WorkloadNamespace, address: Ipv4Addr) -> Placemen
         "--admin".to_owned(),
         format!("{address}:{ADMIN_PORT}"),
     ];
-    let v6 = has_v6().then(|| OsString::from("--redirect-ipv6"));
+    let ipv6_option = has_ipv6().then(|| OsString::from("--redirect-ipv6"));
     Placement {
         wrapper: wrapper.map(OsString::from).to_vec(),
-        sidecar_options: options.map(OsString::from).into_iter().chain(v6).collect(),
+        sidecar_options: options.map(OsString::from).into_iter().chain(ipv6_option).collect(),
     }
 }
 
 /// True if the kernel supports IPv6 and enables it in new namespaces.
-fn has_v6() -> bool {
-    let disabled = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
-    disabled.is_ok_and(|disabled| disabled.trim() == "0")
+fn has_ipv6() -> bool {
+    let disable_ipv6 = std::fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6");
+    disable_ipv6.is_ok_and(|disable_ipv6| disable_ipv6.trim() == "0")
 }
 
-/// Renders the nftables rules. Outbound TCP connections go to the sidecar, except its own (by mark); inbound
-/// connections from other namespaces and the host as well. All other IPv6 traffic of the interface is dropped,
-/// so that it cannot bypass the sidecar.
+/// Renders the nftables rules. Outbound TCP connections are redirected to the sidecar, except the sidecar's
+/// own, which carry a mark. Inbound connections from other namespaces and from the host are redirected as well.
+/// All other IPv6 traffic of the interface is dropped, so that it cannot bypass the sidecar.
 fn render_redirection_rules(
     gateway: Ipv4Addr,
     own_address: Ipv4Addr,
@@ -265,12 +280,13 @@ fn render_redirection_rules(
     };
     let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
     let outbound_ports = return_rule("tcp dport", ports(&options.exclude_outbound_ports));
-    let ranges = |family: &str| {
+    let range_rule = |family: &str| {
         let ranges = options.exclude_outbound_ranges.iter();
-        let matching = ranges.filter(|range| range.nft_family() == family).map(ToString::to_string);
-        return_rule(&format!("{family} daddr"), matching.collect())
+        let matching_ranges =
+            ranges.filter(|range| range.nft_family() == family).map(ToString::to_string);
+        return_rule(&format!("{family} daddr"), matching_ranges.collect())
     };
-    let (outbound_ranges, outbound_ranges_v6) = (ranges("ip"), ranges("ip6"));
+    let (outbound_ranges, outbound_ranges_v6) = (range_rule("ip"), range_rule("ip6"));
     let inbound_ports = return_rule("tcp dport", ports(&options.exclude_inbound_ports));
     format!(
         "table ip leno {{\n\
@@ -296,7 +312,8 @@ fn run_ip(arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
     run_with_input("ip", arguments, "")
 }
 
-/// Runs a command with `input` and returns its output. Its standard error becomes the error.
+/// Runs a command with `input` and returns its standard output. If the command fails, its standard error is the
+/// error.
 fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<Vec<u8>> {
     use std::io::Write as _;
     let command_text = || format!("{program} {}", arguments.join(" "));
@@ -328,9 +345,9 @@ fn remove_namespace(name: &str) {
     // A closing socket keeps a namespace and its link for a minute after the name is removed.
     run_ip_for_cleanup(&["link", "del", &host_interface(name)]);
     run_ip_for_cleanup(&["netns", "del", name]);
-    let etc = etc_directory(name);
-    if let Err(error) = std::fs::remove_dir_all(&etc) {
-        tracing::debug!(%error, path = %etc.display(), "cleaning up");
+    let etc_path = etc_directory(name);
+    if let Err(error) = std::fs::remove_dir_all(&etc_path) {
+        tracing::debug!(%error, path = %etc_path.display(), "cleaning up");
     }
 }
 
@@ -346,7 +363,7 @@ fn etc_directory(name: &str) -> PathBuf {
 
 /// The IPv6 prefix of the namespaces' own addresses, unreachable from outside.
 const NETWORK_V6: &str = "fd6c:656e:6f00:1::";
-/// The first host number for workloads, after that of the gateway.
+/// The first host number for workloads; the gateway has host number 1.
 const FIRST_HOST: u16 = 2;
 /// The last host number of the subnet, before the broadcast address.
 const LAST_HOST: u16 = 65_534;

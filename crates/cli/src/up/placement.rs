@@ -49,7 +49,7 @@ impl Placements {
         placement.context("the task that changes network namespaces failed")?
     }
 
-    /// Returns the name of a workload's own network namespace, if it has one.
+    /// Returns the name of a workload's own network namespace; `None` if the workload runs in the host's.
     pub(super) async fn namespace_of(&self, workload: &WorkloadName) -> Option<String> {
         let workload = workload.clone();
         match self {

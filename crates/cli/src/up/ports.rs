@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leno_control::{PORT_SILENT, PORT_UNREADY};
+use leno_control::{PORT_NOT_LISTENING, PORT_UNREADY};
 use leno_model::Workload;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::sync::watch;
@@ -35,12 +35,12 @@ pub(super) enum ObservedPort {
 }
 
 impl ObservedPort {
-    /// Returns a description of the problem, if the port is not served.
+    /// Returns a description of the problem; `None` if the port is served, or is not overdue yet.
     pub(super) fn describe_problem(&self) -> Option<String> {
         match self {
             Self::Starting | Self::Ready => None,
             Self::Overdue(problem) => Some((*problem).to_owned()),
-            Self::NotListening => Some(PORT_SILENT.to_owned()),
+            Self::NotListening => Some(PORT_NOT_LISTENING.to_owned()),
             Self::Unready => Some(PORT_UNREADY.to_owned()),
             Self::Taken(holder) => Some(format!("{holder} listens there")),
         }
@@ -55,30 +55,30 @@ impl ObservedPort {
 /// The port states of an application, by port number.
 pub(super) type Ports = BTreeMap<u16, ObservedPort>;
 
-/// An application, and the listening sockets from before its start.
+/// An application with observed ports, with the listening sockets from before its start.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedApplication {
     pub(super) pid: i32,
     pub(super) workload: watch::Receiver<Arc<Workload>>,
-    /// The inodes of the listening sockets before its start.
+    /// The inodes of the sockets that were listening before the application started.
     pub(super) listening_before: BTreeSet<u64>,
-    /// True if it runs in its own network namespace.
+    /// True if the application runs in its own network namespace.
     pub(super) has_own_namespace: bool,
 }
 
-/// The results of earlier checks that the next check needs.
+/// The results of earlier port checks that the next check needs.
 #[derive(Debug, Clone, Default)]
-struct PortMemory {
+struct PortCheckState {
     /// The inodes of the application's own sockets.
     own_sockets: BTreeSet<u64>,
     /// The inodes of other processes' sockets, with descriptions of the processes.
     other_sockets: BTreeMap<u64, String>,
-    /// Consecutive failures of the readiness check.
+    /// The number of consecutive failures of the readiness check.
     failures: u32,
     /// True if all ports have been ready at the same time.
     was_ready: bool,
     /// True if the readiness check has succeeded once.
-    was_checked: bool,
+    has_passed: bool,
 }
 
 /// Returns the inodes of the listening sockets in the network namespace of this process.
@@ -88,47 +88,54 @@ pub(super) fn listening_inodes() -> BTreeSet<u64> {
 }
 
 /// Publishes the states of the application's ports until dropped.
-pub(super) async fn observe_ports(observed: ObservedApplication, states: &watch::Sender<Ports>) {
+pub(super) async fn observe_ports(
+    observed: ObservedApplication,
+    port_states: &watch::Sender<Ports>,
+) {
     let start = Instant::now();
-    let mut memory = PortMemory::default();
+    let mut check_state = PortCheckState::default();
     let mut delay = FIRST_CHECK_DELAY;
     loop {
-        let (application, previous) = (observed.clone(), memory.clone());
+        let (application, previous_state) = (observed.clone(), check_state.clone());
         let age = start.elapsed();
-        let check = spawn_blocking(move || {
-            let mut memory = previous;
-            let ports = check_ports(&application, &mut memory, age);
-            (ports, memory)
+        let check_task = spawn_blocking(move || {
+            let mut check_state = previous_state;
+            let ports = check_ports(&application, &mut check_state, age);
+            (ports, check_state)
         });
-        let Ok((ports, next_memory)) = check.await else { return };
-        memory = next_memory;
-        let is_settled = !ports.values().any(ObservedPort::is_starting);
-        states.send_if_modified(|previous| {
-            let differs = *previous != ports;
-            *previous = ports;
-            differs
+        let Ok((ports, next_check_state)) = check_task.await else { return };
+        check_state = next_check_state;
+        let has_started = !ports.values().any(ObservedPort::is_starting);
+        port_states.send_if_modified(|previous_state| {
+            let has_changed = *previous_state != ports;
+            *previous_state = ports;
+            has_changed
         });
-        delay = if is_settled { CHECK_INTERVAL } else { (delay * 2).min(STARTUP_CHECK_INTERVAL) };
+        delay = if has_started { CHECK_INTERVAL } else { (delay * 2).min(STARTUP_CHECK_INTERVAL) };
         sleep(delay).await;
     }
 }
 
 /// Checks all ports once. `age` is the time since the start of the application.
-fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Duration) -> Ports {
+fn check_ports(
+    observed: &ObservedApplication,
+    check_state: &mut PortCheckState,
+    age: Duration,
+) -> Ports {
     let workload = observed.workload.borrow().clone();
     let sockets = sockets::listening_sockets(observed.pid);
     let inodes: BTreeSet<u64> = sockets.iter().map(|socket| socket.inode).collect();
-    memory.own_sockets.retain(|inode| inodes.contains(inode));
-    memory.other_sockets.retain(|inode, _| inodes.contains(inode));
+    check_state.own_sockets.retain(|inode| inodes.contains(inode));
+    check_state.other_sockets.retain(|inode, _| inodes.contains(inode));
     let mut ports: Ports = BTreeMap::new();
     for port in &workload.ports {
         let address = SocketAddr::new(workload.address, port.port);
-        let owner = find_owner(observed, memory, &sockets::sockets_for(address, &sockets));
+        let owner = find_owner(observed, check_state, &sockets::sockets_for(address, &sockets));
         let state = match owner {
-            PortOwner::Unowned if age >= START_TIMEOUT || memory.was_ready => {
+            PortOwner::Unowned if age >= START_TIMEOUT || check_state.was_ready => {
                 ObservedPort::NotListening
             }
-            PortOwner::Unowned => starting_state(age, PORT_SILENT),
+            PortOwner::Unowned => starting_state(age, PORT_NOT_LISTENING),
             PortOwner::Application => ObservedPort::Ready,
             PortOwner::Other(holder) => ObservedPort::Taken(holder),
         };
@@ -138,10 +145,12 @@ fn check_ports(observed: &ObservedApplication, memory: &mut PortMemory, age: Dur
         && ports.get(&http_get.port) == Some(&ObservedPort::Ready)
     {
         let address = SocketAddr::new(workload.address, http_get.port);
-        ports
-            .insert(http_get.port, check_readiness(observed, address, &http_get.path, memory, age));
+        ports.insert(
+            http_get.port,
+            check_readiness(observed, address, &http_get.path, check_state, age),
+        );
     }
-    memory.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
+    check_state.was_ready |= ports.values().all(|port| *port == ObservedPort::Ready);
     ports
 }
 
@@ -159,31 +168,34 @@ enum PortOwner {
 /// process if it existed before the application.
 fn find_owner(
     observed: &ObservedApplication,
-    memory: &mut PortMemory,
+    check_state: &mut PortCheckState,
     sockets: &[&ListeningSocket],
 ) -> PortOwner {
-    let is_known = |memory: &PortMemory, inode: u64| {
-        memory.own_sockets.contains(&inode) || memory.other_sockets.contains_key(&inode)
+    let is_known = |check_state: &PortCheckState, inode: u64| {
+        check_state.own_sockets.contains(&inode) || check_state.other_sockets.contains_key(&inode)
     };
-    let unknown =
-        sockets.iter().map(|socket| socket.inode).filter(|inode| !is_known(memory, *inode));
-    let unknown: Vec<u64> = unknown.collect();
-    let own_pids =
-        if unknown.is_empty() { BTreeSet::new() } else { application_processes(observed.pid) };
-    for inode in unknown {
-        if sockets::find_holder(inode, own_pids.iter().copied()).is_some() {
-            memory.own_sockets.insert(inode);
+    let unknown_inodes =
+        sockets.iter().map(|socket| socket.inode).filter(|inode| !is_known(check_state, *inode));
+    let unknown_inodes: Vec<u64> = unknown_inodes.collect();
+    let own_pids = if unknown_inodes.is_empty() {
+        BTreeSet::new()
+    } else {
+        application_processes(observed.pid)
+    };
+    for inode in unknown_inodes {
+        if sockets::find_socket_owner(inode, own_pids.iter().copied()).is_some() {
+            check_state.own_sockets.insert(inode);
             continue;
         }
         let other_pids = sockets::all_pids().filter(|pid| !own_pids.contains(pid));
-        let holder = match sockets::find_holder(inode, other_pids) {
+        let holder = match sockets::find_socket_owner(inode, other_pids) {
             Some(pid) => sockets::describe_process(pid),
             None if observed.listening_before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
-        memory.other_sockets.insert(inode, holder);
+        check_state.other_sockets.insert(inode, holder);
     }
-    match sockets.iter().find_map(|socket| memory.other_sockets.get(&socket.inode)) {
+    match sockets.iter().find_map(|socket| check_state.other_sockets.get(&socket.inode)) {
         Some(holder) => PortOwner::Other(holder.clone()),
         None if sockets.is_empty() => PortOwner::Unowned,
         None => PortOwner::Application,
@@ -205,15 +217,15 @@ fn check_readiness(
     observed: &ObservedApplication,
     address: SocketAddr,
     path: &str,
-    memory: &mut PortMemory,
+    check_state: &mut PortCheckState,
     age: Duration,
 ) -> ObservedPort {
     let path = path.to_owned();
-    let namespace = observed.has_own_namespace.then_some(observed.pid);
+    let namespace_pid = observed.has_own_namespace.then_some(observed.pid);
     // The thread stays in the namespace that it enters.
     let thread = std::thread::Builder::new().name("readiness".to_owned());
     let thread = thread.spawn(move || {
-        if let Some(pid) = namespace {
+        if let Some(pid) = namespace_pid {
             let file = File::open(format!("/proc/{pid}/ns/net"))?;
             move_into_link_name_space(
                 std::os::fd::AsFd::as_fd(&file),
@@ -223,17 +235,19 @@ fn check_readiness(
         send_readiness_request(address, &path)
     });
     let is_ready = thread.is_ok_and(|thread| matches!(thread.join(), Ok(Ok(true))));
-    memory.failures = if is_ready { 0 } else { memory.failures.saturating_add(1) };
-    memory.was_checked |= is_ready;
+    check_state.failures = if is_ready { 0 } else { check_state.failures.saturating_add(1) };
+    check_state.has_passed |= is_ready;
     match is_ready {
         true => ObservedPort::Ready,
-        false if memory.was_checked && memory.failures < MAX_FAILURES => ObservedPort::Ready,
-        false if memory.was_checked || age >= START_TIMEOUT => ObservedPort::Unready,
+        false if check_state.has_passed && check_state.failures < MAX_FAILURES => {
+            ObservedPort::Ready
+        }
+        false if check_state.has_passed || age >= START_TIMEOUT => ObservedPort::Unready,
         false => starting_state(age, PORT_UNREADY),
     }
 }
 
-/// Returns the state of a port that is not ready at this age. Requests wait in either state.
+/// Returns the state of a starting port: overdue from `OVERDUE_AGE` on. Requests wait in both states.
 fn starting_state(age: Duration, problem: &'static str) -> ObservedPort {
     if age >= OVERDUE_AGE { ObservedPort::Overdue(problem) } else { ObservedPort::Starting }
 }
@@ -245,9 +259,9 @@ fn send_readiness_request(address: SocketAddr, path: &str) -> std::io::Result<bo
     stream.set_write_timeout(Some(READINESS_TIMEOUT))?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
-    let mut head = [0; STATUS_BYTES];
-    stream.read_exact(&mut head)?;
-    Ok(head.starts_with(b"HTTP/1.") && head.get(8..10) == Some(b" 2"))
+    let mut status_line = [0; STATUS_BYTES];
+    stream.read_exact(&mut status_line)?;
+    Ok(status_line.starts_with(b"HTTP/1.") && status_line.get(8..10) == Some(b" 2"))
 }
 
 /// The base of the growing interval between checks while the application starts.
@@ -259,11 +273,11 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// The age from which a port that is not ready is reported as a problem. Requests wait for 10 s at most and
 /// then fail.
 const OVERDUE_AGE: Duration = Duration::from_secs(12);
-/// The start timeout of an application.
+/// The time for an application to start, after which a port that is not ready counts as down.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The number of consecutive failures of the readiness check after which connections are not forwarded.
 const MAX_FAILURES: u32 = 3;
-/// The timeout of each step of the check.
+/// The timeout of connecting, of each write and of each read in a readiness check.
 const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The length of `HTTP/1.1 200`, in bytes.
 const STATUS_BYTES: usize = 12;
@@ -295,15 +309,15 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = socket.local_addr().unwrap().port();
         let own_pid = i32::try_from(std::process::id()).unwrap();
-        let mut memory = PortMemory::default();
-        let ports = check_ports(&observe_process(own_pid, port), &mut memory, Duration::ZERO);
+        let mut check_state = PortCheckState::default();
+        let ports = check_ports(&observe_process(own_pid, port), &mut check_state, Duration::ZERO);
         assert_eq!(ports[&port], ObservedPort::Ready);
         // The test process is outside the tree of the child.
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other_pid = i32::try_from(child.id()).unwrap();
         let ports = check_ports(
             &observe_process(other_pid, port),
-            &mut PortMemory::default(),
+            &mut PortCheckState::default(),
             Duration::ZERO,
         );
         let ObservedPort::Taken(holder) = &ports[&port] else { panic!("{ports:?}") };
@@ -311,18 +325,21 @@ mod tests {
         drop(socket);
         let ports = check_ports(
             &observe_process(other_pid, port),
-            &mut PortMemory::default(),
+            &mut PortCheckState::default(),
             Duration::ZERO,
         );
         assert_eq!(ports[&port], ObservedPort::Starting);
         // Requests fail after 10 s; the start timeout is 60 s.
-        let ports =
-            check_ports(&observe_process(other_pid, port), &mut PortMemory::default(), OVERDUE_AGE);
-        assert_eq!(ports[&port], ObservedPort::Overdue(PORT_SILENT));
-        assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_SILENT));
         let ports = check_ports(
             &observe_process(other_pid, port),
-            &mut PortMemory::default(),
+            &mut PortCheckState::default(),
+            OVERDUE_AGE,
+        );
+        assert_eq!(ports[&port], ObservedPort::Overdue(PORT_NOT_LISTENING));
+        assert_eq!(ports[&port].describe_problem().as_deref(), Some(PORT_NOT_LISTENING));
+        let ports = check_ports(
+            &observe_process(other_pid, port),
+            &mut PortCheckState::default(),
             START_TIMEOUT,
         );
         assert_eq!(ports[&port], ObservedPort::NotListening);
@@ -344,8 +361,11 @@ mod tests {
         let port = socket.local_addr().unwrap().port();
         let mut daemon =
             start_holder(socket, ApplicationRun::from_leader(pid).unwrap().environment_variable());
-        let ports =
-            check_ports(&observe_process(pid, port), &mut PortMemory::default(), Duration::ZERO);
+        let ports = check_ports(
+            &observe_process(pid, port),
+            &mut PortCheckState::default(),
+            Duration::ZERO,
+        );
         assert_eq!(ports[&port], ObservedPort::Ready);
         for child in [&mut leader, &mut daemon] {
             child.kill().unwrap();
@@ -369,12 +389,14 @@ mod tests {
         let port = first.local_addr().unwrap().port();
         let mut holder_process = start_holder(first, None);
         let pid = i32::try_from(holder_process.id()).unwrap();
-        let mut memory = PortMemory::default();
-        let mut state =
-            || check_ports(&observe_process(pid, port), &mut memory, Duration::ZERO)[&port].clone();
-        assert_eq!(state(), ObservedPort::Ready);
+        let mut check_state = PortCheckState::default();
+        let mut check_state_of_port = || {
+            check_ports(&observe_process(pid, port), &mut check_state, Duration::ZERO)[&port]
+                .clone()
+        };
+        assert_eq!(check_state_of_port(), ObservedPort::Ready);
         let _second = bind_shared(port);
-        let ObservedPort::Taken(holder) = state() else { panic!("it is taken") };
+        let ObservedPort::Taken(holder) = check_state_of_port() else { panic!("it is taken") };
         assert!(holder.contains(&format!("process {}", std::process::id())), "{holder}");
         holder_process.kill().unwrap();
         holder_process.wait().unwrap();

@@ -1,5 +1,5 @@
-//! Process groups of applications, recorded in the data directory: the next start kills those that a killed
-//! `leno up` left.
+//! Process groups of applications, recorded in the data directory: the next `leno up` kills the groups that a
+//! killed `leno up` left.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -32,13 +32,16 @@ struct ProcessGroup {
     /// The start time of its first process, in clock ticks since boot.
     started: u64,
     session: i32,
-    /// The process ID of `leno up`, and its start time.
+    /// The process ID of `leno up`, and the start time of that process in clock ticks since boot.
     supervisor: (i32, u64),
 }
 
 /// Returns the path of the record of an application's process group.
-pub(super) fn record_path(data: &Path, workload: &WorkloadName) -> PathBuf {
-    data.join(RECORDS_DIRECTORY).join(workload.namespace.as_str()).join(workload.name.as_str())
+pub(super) fn record_path(data_directory: &Path, workload: &WorkloadName) -> PathBuf {
+    data_directory
+        .join(RECORDS_DIRECTORY)
+        .join(workload.namespace.as_str())
+        .join(workload.name.as_str())
 }
 
 /// Records the process group of this process, which becomes an application.
@@ -85,11 +88,11 @@ fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
     );
     let ProcessEntry { group, session, started, .. } = process;
     let group = ProcessGroup { boot, namespace, leader: group, started, session, supervisor };
-    let text = serde_json::to_vec(&group)?;
+    let record = serde_json::to_vec(&group)?;
     if let Some(directory) = path.parent() {
         create_private_directory(directory)?;
     }
-    leno_identity::replace_private(path, &text)
+    leno_identity::replace_private(path, &record)
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
@@ -104,22 +107,23 @@ pub(super) fn remove_record(path: &Path) {
 
 /// Kills the processes of applications that a killed `leno up` left, and returns their descriptions. The caller
 /// has claimed the data directory, so that no other `leno up` runs them.
-pub(super) async fn stop_leftovers(data: &Path) -> Vec<String> {
-    let mut killed = Vec::new();
-    for path in
-        list_files(&data.join(RECORDS_DIRECTORY)).iter().flat_map(|namespace| list_files(namespace))
+pub(super) async fn stop_leftovers(data_directory: &Path) -> Vec<String> {
+    let mut killed_processes = Vec::new();
+    for path in list_files(&data_directory.join(RECORDS_DIRECTORY))
+        .iter()
+        .flat_map(|namespace| list_files(namespace))
     {
-        let text = read_regular(&path, FileOrigin::Leno, MAX_RECORD_BYTES).ok().flatten();
-        let group = text.and_then(|text| serde_json::from_slice::<ProcessGroup>(&text).ok());
+        let record = read_regular(&path, FileOrigin::Leno, MAX_RECORD_BYTES).ok().flatten();
+        let group = record.and_then(|record| serde_json::from_slice::<ProcessGroup>(&record).ok());
         let has_ended = match group {
             Some(group) if group.is_leftover() => {
-                killed.extend(group.kill_all().await);
+                killed_processes.extend(group.kill_all().await);
                 // Processes that left the group.
                 let run = ApplicationRun::new(&group.namespace, group.leader, group.started);
-                killed.extend(run.wait_or_kill(Duration::ZERO).await);
+                killed_processes.extend(run.wait_or_kill(Duration::ZERO).await);
                 group.living_members().is_empty() && run.member_processes().is_empty()
             }
-            // Its supervisor may be running and need the record.
+            // The group's supervisor may be running and need the record.
             Some(group) => boot_id().is_ok_and(|boot| boot != group.boot),
             None => true,
         };
@@ -127,24 +131,26 @@ pub(super) async fn stop_leftovers(data: &Path) -> Vec<String> {
             remove_record(&path);
         }
     }
-    killed
+    killed_processes
 }
 
 impl ProcessGroup {
-    /// True if the group belongs to this boot and PID namespace and its supervisor has exited. The lock of a data
-    /// directory does not prove the latter: the directory may have been removed while in use.
+    /// True if the group belongs to this boot and PID namespace and its supervisor has exited. The lock of the
+    /// data directory does not prove that the supervisor has exited: the directory may have been removed while
+    /// in use.
     fn is_leftover(&self) -> bool {
-        let (supervisor, started) = self.supervisor;
+        let (supervisor_pid, supervisor_start) = self.supervisor;
         boot_id().is_ok_and(|boot| boot == self.boot)
             && pid_namespace().is_ok_and(|namespace| namespace == self.namespace)
-            && !sockets::read_process(supervisor)
-                .is_some_and(|process| process.started == started && !process.is_zombie)
+            && !sockets::read_process(supervisor_pid)
+                .is_some_and(|process| process.started == supervisor_start && !process.is_zombie)
     }
 
-    /// Kills all members, including those started meanwhile, for `KILL_TIMEOUT` at most.
+    /// Kills all members, including those started meanwhile, for `KILL_TIMEOUT` at most. Returns descriptions
+    /// of the killed processes.
     async fn kill_all(&self) -> Vec<String> {
         let deadline = Instant::now() + KILL_TIMEOUT;
-        let mut killed = BTreeMap::new();
+        let mut killed_processes = BTreeMap::new();
         loop {
             let members = self.living_members();
             if members.is_empty() {
@@ -160,16 +166,16 @@ impl ProcessGroup {
             for pid in members {
                 let description = sockets::describe_process(pid);
                 if self.kill_member(pid) {
-                    killed.insert(pid, description);
+                    killed_processes.insert(pid, description);
                 }
             }
             sleep(CHECK_INTERVAL).await;
         }
-        killed.into_values().collect()
+        killed_processes.into_values().collect()
     }
 
-    /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if
-    /// another process has it, all members have ended.
+    /// Returns the live members. The kernel does not reuse the ID of a group while the group has members: if a
+    /// process with another start time has the ID, all members have ended.
     fn living_members(&self) -> Vec<i32> {
         let leader = sockets::read_process(self.leader);
         if leader.is_some_and(|leader| leader.started != self.started) {
@@ -220,7 +226,7 @@ const MAX_RECORD_BYTES: u64 = 4096;
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 /// The link that identifies the PID namespace of this process.
 const PID_NAMESPACE_LINK: &str = "/proc/self/ns/pid";
-/// The time for killed processes to exit. The kernel needs no longer, unless a process hangs in a system call.
+/// The maximum wait for killed processes to exit. They take longer only if a process hangs in a system call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between two checks for remaining processes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);

@@ -20,7 +20,7 @@ use super::child::{ChildProcess, StopOutcome, StopScope};
 use super::command_builder::CommandBuilder;
 use super::console::LineSource;
 use super::placement::Placement;
-use super::restart::Restarts;
+use super::restart::RestartBackoff;
 use crate::output;
 use crate::proxy::{SidecarReport, SupervisorOrder};
 
@@ -34,7 +34,7 @@ pub(super) async fn supervise(
     mut inputs: SupervisorInputs,
 ) {
     let name = &workload.name;
-    let mut restarts = Restarts::default();
+    let mut restart_backoff = RestartBackoff::default();
     while !*inputs.stop.borrow() {
         let start = Instant::now();
         let exit = run_sidecar(command_builder, placement, workload, reports, &mut inputs).await;
@@ -48,7 +48,7 @@ pub(super) async fn supervise(
             Ok(SidecarExit::Replaced) => REPLACED_REASON.to_owned(),
             Err(error) => output::format_error(&error),
         };
-        let delay = restarts.delay_after(start.elapsed());
+        let delay = restart_backoff.delay_after(start.elapsed());
         tracing::warn!(%name, %reason, ?delay, "the sidecar exited; restarting it");
         tokio::select! {
             () = sleep(delay) => {}
@@ -95,14 +95,14 @@ async fn run_sidecar(
     socket.set_nonblocking(true).context("the socket of its reports")?;
     let socket = UnixStream::from_std(socket).context("the socket of its reports")?;
     let (report_reader, order_writer) = socket.into_split();
-    let receive = receive_reports(report_reader, reports);
-    let send = send_orders(
+    let receive_reports_task = receive_reports(report_reader, reports);
+    let send_orders_task = send_orders(
         order_writer,
         inputs.application.clone(),
         inputs.report_active_requests.clone(),
     );
-    let replaced = wait_until_replaced(command_builder.replaced_sidecars(), &workload.name);
-    tokio::pin!(receive, send, replaced);
+    let replacement = wait_until_replaced(command_builder.replaced_sidecars(), &workload.name);
+    tokio::pin!(receive_reports_task, send_orders_task, replacement);
     let (mut is_receiving, mut is_sending) = (true, true);
     loop {
         tokio::select! {
@@ -114,29 +114,29 @@ async fn run_sidecar(
                 let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
                 return Ok(SidecarExit::Stopped(child.stop(max_wait).await));
             }
-            () = &mut replaced => {
+            () = &mut replacement => {
                 let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
                 child.stop(max_wait).await;
                 return Ok(SidecarExit::Replaced);
             }
-            () = &mut receive, if is_receiving => is_receiving = false,
-            () = &mut send, if is_sending => is_sending = false,
+            () = &mut receive_reports_task, if is_receiving => is_receiving = false,
+            () = &mut send_orders_task, if is_sending => is_sending = false,
         }
     }
 }
 
 /// Resolves when the control plane rejects the running sidecar as replaced while no other one is connected.
 async fn wait_until_replaced(
-    mut replaced: watch::Receiver<Arc<ReplacedSidecars>>,
+    mut replaced_sidecars: watch::Receiver<Arc<ReplacedSidecars>>,
     workload: &WorkloadName,
 ) {
     // The last rejection of the previous process.
-    let previous = replaced.borrow_and_update().get(workload).copied();
+    let previous_rejection = replaced_sidecars.borrow_and_update().get(workload).copied();
     let is_rejected = |rejections: &Arc<ReplacedSidecars>| {
-        let latest = rejections.get(workload).copied();
-        latest.is_some() && latest != previous
+        let latest_rejection = rejections.get(workload).copied();
+        latest_rejection.is_some() && latest_rejection != previous_rejection
     };
-    if replaced.wait_for(is_rejected).await.is_err() {
+    if replaced_sidecars.wait_for(is_rejected).await.is_err() {
         std::future::pending().await
     }
 }
@@ -170,7 +170,7 @@ async fn send_orders(
     }
 }
 
-/// Waits until `is_busy`, based on the latest reports of sidecars, stays false, for `max_wait` at most.
+/// Waits until `is_busy`, which evaluates the latest reports of sidecars, stays false, for `max_wait` at most.
 pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Duration) {
     let deadline = Instant::now() + max_wait;
     let mut idle_checks = 0;
@@ -181,13 +181,13 @@ pub(super) async fn wait_until_idle(is_busy: impl Fn() -> bool, max_wait: Durati
 }
 
 /// Receives reports until the sidecar exits or sends a report that cannot be parsed.
-async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<SidecarReport>>) {
-    let mut socket = BufReader::new(socket);
+async fn receive_reports(reader: OwnedReadHalf, reports: &watch::Sender<Option<SidecarReport>>) {
+    let mut reader = BufReader::new(reader);
     let mut line = String::new();
     loop {
         line.clear();
-        let mut limited = (&mut socket).take(MAX_REPORT_BYTES);
-        if limited.read_line(&mut line).await.unwrap_or(0) == 0 {
+        let mut limited_reader = (&mut reader).take(MAX_REPORT_BYTES);
+        if limited_reader.read_line(&mut line).await.unwrap_or(0) == 0 {
             return;
         }
         match serde_json::from_str(&line) {
@@ -199,7 +199,8 @@ async fn receive_reports(socket: OwnedReadHalf, reports: &watch::Sender<Option<S
 
 /// The interval between two checks of the requests in progress.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(25);
-/// The required number of consecutive idle checks: the reports of sidecars are from different times.
+/// The number of consecutive checks without requests that count as idle: the sidecars report at different
+/// times.
 const MIN_IDLE_CHECKS: u32 = 5;
 /// The reason for the restart of a replaced sidecar.
 const REPLACED_REASON: &str =

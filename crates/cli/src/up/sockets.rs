@@ -12,7 +12,7 @@ pub(super) struct ListeningSocket {
     pub(super) inode: u64,
 }
 
-/// A process and its relations to others.
+/// A process with its parent, process group and session, which are process IDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessEntry {
     pub(super) parent: i32,
@@ -23,7 +23,8 @@ pub(super) struct ProcessEntry {
     pub(super) is_zombie: bool,
 }
 
-/// Returns the listening sockets in the network namespace of a process.
+/// Returns the listening TCP sockets in the network namespace of a process; empty if the process does not
+/// exist.
 pub(super) fn listening_sockets(pid: i32) -> Vec<ListeningSocket> {
     let read_table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
     let tables = ["tcp", "tcp6"].into_iter().filter_map(|name| read_table(name).ok());
@@ -60,14 +61,14 @@ fn find_tree_members(root: i32, processes: &BTreeMap<i32, ProcessEntry>) -> BTre
     }
 }
 
-/// Returns the first of these processes that has a socket open.
-pub(super) fn find_holder(inode: u64, pids: impl IntoIterator<Item = i32>) -> Option<i32> {
-    let link = format!("socket:[{inode}]");
+/// Returns the first of `pids` that has the socket with this inode open; `None` if no process has it.
+pub(super) fn find_socket_owner(inode: u64, pids: impl IntoIterator<Item = i32>) -> Option<i32> {
+    let socket_link = format!("socket:[{inode}]");
     let has_socket = |pid: &i32| {
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        descriptors
-            .flatten()
-            .any(|file| fs::read_link(file.path()).is_ok_and(|target| target == Path::new(&link)))
+        descriptors.flatten().any(|file| {
+            fs::read_link(file.path()).is_ok_and(|target| target == Path::new(&socket_link))
+        })
     };
     pids.into_iter().find(has_socket)
 }
@@ -104,8 +105,12 @@ pub(super) fn sockets_for(
     };
     // An IPv6 wildcard socket accepts IPv4 connections as well, unless it is IPv6-only or an IPv4 wildcard
     // socket exists.
-    let same_family = wildcard_sockets(address.is_ipv4());
-    if same_family.is_empty() && address.is_ipv4() { wildcard_sockets(false) } else { same_family }
+    let same_family_sockets = wildcard_sockets(address.is_ipv4());
+    if same_family_sockets.is_empty() && address.is_ipv4() {
+        wildcard_sockets(false)
+    } else {
+        same_family_sockets
+    }
 }
 
 /// Parses the listening sockets of `/proc/net/tcp` and `tcp6` (proc(5)).
@@ -125,7 +130,7 @@ fn parse_table(table: &str) -> Vec<ListeningSocket> {
     table.lines().filter_map(parse_row).collect()
 }
 
-/// Parses an address of 32-bit words in native byte order, in hexadecimal.
+/// Parses a hexadecimal address: one 32-bit word (IPv4) or four words (IPv6), each in native byte order.
 fn parse_ip(text: &str) -> Option<IpAddr> {
     let words: Option<Vec<[u8; 4]>> = (0..text.len())
         .step_by(8)
@@ -143,14 +148,14 @@ fn parse_stat(stat: &str) -> Option<ProcessEntry> {
     let (_, fields_text) = stat.rsplit_once(')')?;
     let mut fields = fields_text.split_whitespace();
     let is_zombie = fields.next()? == "Z";
-    let started = fields.clone().nth(START_FIELD)?.parse().ok()?;
+    let started = fields.clone().nth(START_TIME_OFFSET)?.parse().ok()?;
     let mut numbers = fields.map(|word| word.parse().ok());
     let (parent, group, session) = (numbers.next()??, numbers.next()??, numbers.next()??);
     Some(ProcessEntry { parent, group, session, started, is_zombie })
 }
 
-/// The number of fields between the state and the start time (proc(5): fields 3 and 22).
-const START_FIELD: usize = 18;
+/// The index of the start time among the fields after the state (proc(5): fields 22 and 3).
+const START_TIME_OFFSET: usize = 18;
 
 /// The kernel's `TCP_LISTEN`.
 const LISTEN_STATE: &str = "0A";
@@ -168,8 +173,8 @@ mod tests {
         let own_pid = i32::try_from(std::process::id()).unwrap();
         let sockets = listening_sockets(own_pid);
         let [listening_socket] = sockets_for(address, &sockets)[..] else { panic!("{sockets:?}") };
-        assert_eq!(find_holder(listening_socket.inode, [own_pid]), Some(own_pid));
-        assert_eq!(find_holder(listening_socket.inode, []), None);
+        assert_eq!(find_socket_owner(listening_socket.inode, [own_pid]), Some(own_pid));
+        assert_eq!(find_socket_owner(listening_socket.inode, []), None);
         assert!(process_tree(own_pid).contains(&own_pid));
         drop(socket);
         assert!(sockets_for(address, &listening_sockets(own_pid)).is_empty());

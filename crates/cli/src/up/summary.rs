@@ -9,20 +9,20 @@ use super::local_workloads::WorkloadState;
 use crate::figures::format_count;
 use crate::output::{Listing, ListingColumn, OutputFormat};
 
-/// A workload in the summary.
+/// The state of a workload, for the summary.
 pub(super) struct SummaryWorkload<'a> {
     pub(super) workload_state: &'a WorkloadState,
-    /// The name of its own network namespace, if it has one.
-    pub(super) namespace: Option<String>,
+    /// The name of the workload's network namespace; `None` if the workload runs in the host's.
+    pub(super) network_namespace: Option<String>,
 }
 
-/// Renders the summary.
+/// Renders the summary: the health of the mesh, a table of the workloads, their problems, and example commands with `data_option` appended.
 pub(super) fn render(
     status: &Status,
     members: &[SummaryWorkload<'_>],
     data_option: &str,
 ) -> String {
-    let mut text = format!(
+    let mut summary = format!(
         "\n{}: {}, {}, default policy {}, trust domain {}\n\n",
         describe_health(members),
         format_count(status.workloads, "workload"),
@@ -30,10 +30,10 @@ pub(super) fn render(
         status.default_policy,
         status.trust_domain,
     );
-    let has_namespaces = members.iter().any(|member| member.namespace.is_some());
+    let has_namespaces = members.iter().any(|member| member.network_namespace.is_some());
     let mut listing =
         Listing::new(if has_namespaces { NAMESPACE_COLUMNS } else { LISTENER_COLUMNS });
-    for SummaryWorkload { workload_state, namespace } in members {
+    for SummaryWorkload { workload_state, network_namespace } in members {
         let workload = &workload_state.workload;
         // Redirected workloads have no HTTP proxy listener.
         let proxy =
@@ -46,31 +46,31 @@ pub(super) fn render(
         listing.add_row([
             workload.name.to_string(),
             describe_application(workload_state),
-            if has_namespaces { namespace.clone().unwrap_or_default() } else { proxy },
+            if has_namespaces { network_namespace.clone().unwrap_or_default() } else { proxy },
             outbound_listeners.join(", "),
         ]);
     }
-    text.push_str(&listing.render(OutputFormat::Table));
+    summary.push_str(&listing.render(OutputFormat::Table));
     for problem in members.iter().flat_map(|member| list_problems(member.workload_state)) {
-        writeln!(text, "  ✗ {problem}").expect("writing to a String never fails");
+        writeln!(summary, "  ✗ {problem}").expect("writing to a String never fails");
     }
-    text.push_str(&render_usage(members, status.page.as_deref(), data_option));
-    text
+    summary.push_str(&render_usage(members, status.page.as_deref(), data_option));
+    summary
 }
 
-/// Describes the health of the mesh, with the numbers of problems, for the first line.
+/// Describes the health of the mesh for the first line, with the number of problems of each kind.
 fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
-    let states = || members.iter().map(|member| member.workload_state);
-    let closed_count: usize = states()
+    let workload_states = || members.iter().map(|member| member.workload_state);
+    let closed_count: usize = workload_states()
         .filter_map(|state| state.report.as_ref())
         .map(|report| report.closed_listeners.len())
         .sum();
-    let unstable_count = states().filter(|state| state.is_crash_looping()).count();
-    let unserved_count: usize = states().map(|state| state.port_problems().len()).sum();
+    let unstable_count = workload_states().filter(|state| state.is_crash_looping()).count();
+    let unserved_count: usize = workload_states().map(|state| state.port_problems().len()).sum();
     let verb_form = |count: usize, singular: &str, plural: &str| {
         if count == 1 { singular } else { plural }.to_owned()
     };
-    let parts = [
+    let problem_texts = [
         (closed_count, "listener", verb_form(closed_count, "is closed", "are closed")),
         (
             unstable_count,
@@ -87,40 +87,40 @@ fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
             ),
         ),
     ];
-    let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
-    let parts: Vec<String> = parts
+    let problem_texts = problem_texts.into_iter().filter(|(count, ..)| *count > 0);
+    let problem_texts: Vec<String> = problem_texts
         .map(|(count, noun, state)| format!("{} {state}", format_count(count, noun)))
         .collect();
-    match parts.as_slice() {
+    match problem_texts.as_slice() {
         [] => "The mesh is up".to_owned(),
-        parts => format!("The mesh is up, but {}", parts.join(" and ")),
+        problem_texts => format!("The mesh is up, but {}", problem_texts.join(" and ")),
     }
 }
 
 /// Returns the problems of a workload, one per line.
-fn list_problems(member: &WorkloadState) -> Vec<String> {
-    let name = &member.workload.name;
-    let closed = member.report.iter().flat_map(|report| &report.closed_listeners);
-    let mut lines: Vec<String> = closed
+fn list_problems(workload_state: &WorkloadState) -> Vec<String> {
+    let name = &workload_state.workload.name;
+    let closed_listeners = workload_state.report.iter().flat_map(|report| &report.closed_listeners);
+    let mut problems: Vec<String> = closed_listeners
         .map(|(listener, reason)| format!("{name}: {listener} is closed: {reason}"))
         .collect();
-    if let Some(exit) = member.last_exit().filter(|_| member.is_crash_looping()) {
-        lines.push(format!("{name}: the application does not stay up: {exit}"));
+    if let Some(exit) = workload_state.last_exit().filter(|_| workload_state.is_crash_looping()) {
+        problems.push(format!("{name}: the application does not stay up: {exit}"));
     }
-    let ports = member.port_problems().into_iter();
-    lines.extend(ports.map(|(port, reason)| format!("{name}: port {port}: {reason}")));
-    lines
+    let ports = workload_state.port_problems().into_iter();
+    problems.extend(ports.map(|(port, reason)| format!("{name}: port {port}: {reason}")));
+    problems
 }
 
-fn describe_application(member: &WorkloadState) -> String {
-    let ports = member.workload.ports.iter().map(|port| port.port.to_string());
+fn describe_application(workload_state: &WorkloadState) -> String {
+    let ports = workload_state.workload.ports.iter().map(|port| port.port.to_string());
     let ports: Vec<String> = ports.collect();
     let ports = match ports.is_empty() {
         true => String::new(),
         false if ports.len() == 1 => format!("port {}", ports.join(", ")),
         false => format!("ports {}", ports.join(", ")),
     };
-    match (member.application_pid(), ports.is_empty()) {
+    match (workload_state.application_pid(), ports.is_empty()) {
         (Some(pid), true) => format!("process {pid}"),
         (Some(pid), false) => format!("{ports}, process {pid}"),
         (None, _) => ports,
@@ -129,29 +129,29 @@ fn describe_application(member: &WorkloadState) -> String {
 
 /// Returns example commands for calls and for observation, with names of this mesh.
 fn render_usage(members: &[SummaryWorkload<'_>], page: Option<&str>, data_option: &str) -> String {
-    let mut lines = Vec::new();
+    let mut examples = Vec::new();
     let outbound_listeners = members.iter().flat_map(|member| {
-        let open = member
+        let open_listeners = member
             .workload_state
             .workload
             .outbound_listeners
             .iter()
             .filter(|listener| is_open(member, listener));
-        open.map(move |listener| (namespace_prefix(member), listener))
+        open_listeners.map(move |listener| (namespace_prefix(member), listener))
     });
     if let Some((prefix, listener)) = outbound_listeners.into_iter().next() {
-        lines.push((
+        examples.push((
             format!("{prefix}curl http://{}/", listener.listen),
             format!("call {} through an outbound listener", listener.service.name),
         ));
     }
-    lines.extend(members.iter().find_map(build_call_example));
-    lines.push((format!("leno get workloads{data_option}"), "list the workloads".to_owned()));
-    lines.push((format!("leno top{data_option}"), "watch the mesh in the terminal".to_owned()));
-    lines.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
-    let width = lines.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
+    examples.extend(members.iter().find_map(build_call_example));
+    examples.push((format!("leno get workloads{data_option}"), "list the workloads".to_owned()));
+    examples.push((format!("leno top{data_option}"), "watch the mesh in the terminal".to_owned()));
+    examples.extend(page.map(|page| (page.to_owned(), "watch the mesh in a browser".to_owned())));
+    let width = examples.iter().map(|(command, _)| command.len()).max().unwrap_or(0);
     let mut text = "\n".to_owned();
-    for (command, description) in lines {
+    for (command, description) in examples {
         writeln!(text, "  {command:width$}  {description}")
             .expect("writing to a String never fails");
     }
@@ -169,16 +169,16 @@ fn is_open(member: &SummaryWorkload<'_>, listener: &OutboundListener) -> bool {
         .is_none_or(|report| !report.closed_listeners.contains_key(&name))
 }
 
-/// Returns the command prefix for a workload's network namespace: the host does not reach its outbound
-/// listeners.
+/// Returns the prefix that runs a command in the workload's network namespace, because its outbound listeners
+/// are not reachable from the host; empty without a namespace.
 fn namespace_prefix(member: &SummaryWorkload<'_>) -> String {
-    let namespace = member.namespace.as_ref();
-    namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
+    let network_namespace = member.network_namespace.as_ref();
+    network_namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default()
 }
 
 fn build_call_example(member: &SummaryWorkload<'_>) -> Option<(String, String)> {
     let description = format!("call any service as {}", member.workload_state.workload.name.name);
-    if member.namespace.is_some() {
+    if member.network_namespace.is_some() {
         let command = format!("{}curl http://SERVICE.NAMESPACE:PORT/", namespace_prefix(member));
         return Some((command, description));
     }
@@ -234,7 +234,10 @@ mod tests {
             let namespace = namespace.map(str::to_owned);
             render(
                 &Status::default(),
-                &[SummaryWorkload { workload_state: &workload_state, namespace }],
+                &[SummaryWorkload {
+                    workload_state: &workload_state,
+                    network_namespace: namespace,
+                }],
                 "",
             )
         };
@@ -268,7 +271,8 @@ mod tests {
             Arc::new(client_workload()),
             [("listener-127.0.0.1:19080".to_owned(), "in use".to_owned())].into(),
         );
-        let members = [SummaryWorkload { workload_state: &workload_state, namespace: None }];
+        let members =
+            [SummaryWorkload { workload_state: &workload_state, network_namespace: None }];
         let rendered = render(&Status::default(), &members, "");
         let first_line =
             "The mesh is up, but 1 listener is closed and 1 application does not stay up: ";

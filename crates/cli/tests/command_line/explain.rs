@@ -12,8 +12,8 @@ fn explain_request(arguments: &[&str]) -> CommandResult {
 
 fn check_output(arguments: &[&str], code: i32, expected: &Expect) {
     let result = explain_request(arguments);
-    assert_eq!(result.code, Some(code), "{result:?}");
-    expected.assert_eq(&result.out);
+    assert_eq!(result.exit_code, Some(code), "{result:?}");
+    expected.assert_eq(&result.stdout);
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn a_rejection_has_a_reason_and_a_hint() {
         ),
     ] {
         let result = explain_request(arguments);
-        assert_eq!(result.code, Some(3), "{result:?}");
-        let last = result.out.lines().last().unwrap_or_default();
+        assert_eq!(result.exit_code, Some(3), "{result:?}");
+        let last = result.stdout.lines().last().unwrap_or_default();
         verdict.assert_eq(last.strip_prefix("verdict   ").unwrap_or(last));
     }
 }
@@ -154,12 +154,12 @@ fn hosts_outside_the_mesh_are_decided_as_by_the_http_proxy() {
         let test_directory = TestDirectory::with_files(&[("mesh.yaml", mesh)]);
         let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1"];
         let result = test_directory.run_leno(&[&request[..], &["--url", url]].concat());
-        assert_eq!(result.code, Some(code), "{url}: {result:?}");
-        let last = result.out.lines().last().unwrap_or_default();
+        assert_eq!(result.exit_code, Some(code), "{url}: {result:?}");
+        let last = result.stdout.lines().last().unwrap_or_default();
         let decision = last.strip_prefix("verdict   ").unwrap_or(last);
         assert!(decision.starts_with(verdict), "{url}: {decision}");
-        let names_egress = result.out.contains("allowed by the Egress shop/out");
-        assert_eq!(names_egress, code == 0 && mesh == egress, "{url}: {}", result.out);
+        let names_egress = result.stdout.contains("allowed by the Egress shop/out");
+        assert_eq!(names_egress, code == 0 && mesh == egress, "{url}: {}", result.stdout);
     }
 }
 
@@ -180,8 +180,8 @@ fn json_has_the_same_decision() {
             "http://reviews.shop:9080/reviews/1",
         ];
         let result = test_directory.run_leno(&arguments);
-        let decision: Value = serde_json::from_str(&result.out).expect("JSON");
-        (result.code, decision)
+        let decision: Value = serde_json::from_str(&result.stdout).expect("JSON");
+        (result.exit_code, decision)
     };
     let (code, decision) = explain("shop/page-1");
     assert_eq!((code, &decision["allowed"]), (Some(0), &Value::Bool(true)));
@@ -207,38 +207,38 @@ fn rejected_documents_are_reported_and_the_others_decide() {
     let url = "http://ratings.shop:9080/ratings/1";
     let request = ["explain", "-f", "mesh.yaml", "request", "--from", "shop/page-1", "--url", url];
     let result = test_directory.run_leno(&request);
-    assert_eq!(result.code, Some(3), "{result:?}");
-    assert!(result.err.contains("TrafficTarget shop/ratings"), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
+    assert!(result.stderr.contains("TrafficTarget shop/ratings"), "{result:?}");
 }
 
 #[test]
 fn requests_that_cannot_be_explained_fail_with_the_known_names() {
     let result = explain_request(&["--from", "shop/nobody", "--url", "http://ratings.shop:9080/"]);
-    assert_eq!(result.code, Some(1), "{result:?}");
-    assert!(result.err.starts_with("error: there is no Workload shop/nobody"), "{result:?}");
-    assert!(result.err.contains("shop/page-1"), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
+    assert!(result.stderr.starts_with("error: there is no Workload shop/nobody"), "{result:?}");
+    assert!(result.stderr.contains("shop/page-1"), "{result:?}");
     let test_directory = TestDirectory::with_files(&[]);
     let url = "http://ratings.shop/";
     let nothing = ["explain", "-f", "absent", "request", "--from", "a/b", "--url", url];
     let result = test_directory.run_leno(&nothing);
-    assert_eq!(result.code, Some(1), "{result:?}");
-    assert!(result.err.contains("does not exist"), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
+    assert!(result.stderr.contains("does not exist"), "{result:?}");
 }
 
 #[test]
 fn every_reason_is_explained() {
     let test_directory = TestDirectory::with_files(&[]);
     let reasons = test_directory.run_leno(&["explain", "-o", "json"]);
-    let reasons: Vec<Value> = serde_json::from_str(&reasons.out).expect("JSON");
+    let reasons: Vec<Value> = serde_json::from_str(&reasons.stdout).expect("JSON");
     assert!(reasons.len() > 20);
     for reason in &reasons {
         let label = reason["reason"].as_str().expect("a label");
         let result = test_directory.run_leno(&["explain", label]);
-        assert_eq!(result.code, Some(0), "{result:?}");
-        assert!(result.out.starts_with(&format!("{label}: ")), "{result:?}");
+        assert_eq!(result.exit_code, Some(0), "{result:?}");
+        assert!(result.stdout.starts_with(&format!("{label}: ")), "{result:?}");
         let code = reason["code"].as_str().expect("a code");
         let by_code = test_directory.run_leno(&["explain", &code.to_lowercase()]);
-        assert_eq!(by_code.out, result.out, "{code}");
+        assert_eq!(by_code.stdout, result.stdout, "{code}");
     }
     expect![[r#"
         denied-outbound: No policy allows this client to use the service.
@@ -248,7 +248,7 @@ fn every_reason_is_explained() {
           retried   never: a retry would fail again, or the request may have taken effect
           hint      Add the client's account to the sources of a TrafficTarget for the account of the service.
     "#]]
-    .assert_eq(&test_directory.run_leno(&["explain", "denied-outbound"]).out);
+    .assert_eq(&test_directory.run_leno(&["explain", "denied-outbound"]).stdout);
 }
 
 #[test]
@@ -267,12 +267,12 @@ spec:
     let url = "http://ratings.shop:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let result = test_directory.run_leno(&arguments);
-    assert_eq!(result.code, Some(0), "{result:?}");
-    let line = result.out.lines().find(|line| line.contains("OutlierDetection")).unwrap();
+    assert_eq!(result.exit_code, Some(0), "{result:?}");
+    let line = result.stdout.lines().find(|line| line.contains("OutlierDetection")).unwrap();
     expect!["OutlierDetection shop/ratings: ejects an endpoint when 3 in a row failed (connect, timeout, reset, 5xx, gRPC status 14), for 30s to 300s, and when 3 of its health checks in a row failed (GET /healthz every 5s, timeout 1s), until 1 in a row succeeded; at most 50 % are ejected, at least 2 stay"]
         .assert_eq(line.trim());
     let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&result.out).unwrap();
+    let json: Value = serde_json::from_str(&result.stdout).unwrap();
     let policies = &json["backends"][0]["policies"];
     assert_eq!(policies[0]["policy"], "OutlierDetection shop/ratings", "{json}");
 }
@@ -293,7 +293,7 @@ spec:
         let policy = format!("{policy}{body}");
         let result = TestDirectory::with_files(&[("mesh.yaml", MESH), ("policy.yaml", &policy)])
             .run_leno(&arguments);
-        let line = result.out.lines().find(|line| line.contains("ExternalAuthorization"));
+        let line = result.stdout.lines().find(|line| line.contains("ExternalAuthorization"));
         line.unwrap_or_else(|| panic!("{result:?}")).trim().to_owned()
     };
     expect!["ExternalAuthorization shop/ratings: queries the authorization service http://127.0.0.1:9000; if it does not respond in 200ms, the request is denied"]
@@ -325,7 +325,7 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
     let arguments =
         ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url, "-H", value];
     let result = test_directory.run_leno(&arguments);
-    assert_eq!(result.code, Some(0), "{result:?}");
+    assert_eq!(result.exit_code, Some(0), "{result:?}");
     expect![[r#"
         request   GET http://ratings.shop:9080/ratings/1
         from      shop/page-1 (account shop/page)
@@ -337,7 +337,7 @@ spec: {targetRefs: [{kind: Service, name: ratings}], after: 50ms}
                   Hedging shop/ratings: hedges requests with an idempotent method to a second endpoint after 50ms
                   shop/ratings-1 (account shop/ratings): allowed by the TrafficTarget shop/ratings
         verdict   200-range: allowed; the application responds
-    "#]].assert_eq(&result.out);
+    "#]].assert_eq(&result.stdout);
 }
 
 #[test]
@@ -364,12 +364,12 @@ spec:
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let result = test_directory.run_leno(&arguments);
     let reported: Vec<&str> =
-        result.out.lines().skip_while(|line| !line.starts_with("retry")).collect();
+        result.stdout.lines().skip_while(|line| !line.starts_with("retry")).collect();
     expect![[r#"
         retry     Retry shop/page: up to 3 retries after failures and responses 409, 500 to 599, back-off from 25ms, within the retry budget
                   timeout of 2s per attempt, until the response begins"#]].assert_eq(&reported[..2].join("\n"));
     let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&result.out).unwrap();
+    let json: Value = serde_json::from_str(&result.stdout).unwrap();
     assert_eq!(json["retry"]["policy"], "Retry shop/page", "{json}");
     let test_directory = TestDirectory::with_files(&[
         ("mesh.yaml", MESH),
@@ -377,9 +377,9 @@ spec:
         ("route.yaml", route),
     ]);
     let result = test_directory.run_leno(&arguments);
-    assert!(!result.out.contains("\nretry "), "the route decides alone: {}", result.out);
+    assert!(!result.stdout.contains("\nretry "), "the route decides alone: {}", result.stdout);
     let unused = "no effect Retry shop/page: the rule of the route sets the retries";
-    assert!(result.out.contains(unused), "{}", result.out);
+    assert!(result.stdout.contains(unused), "{}", result.stdout);
 }
 
 /// A route that forwards to two services, with policies of the called service and of each backend.
@@ -422,7 +422,7 @@ fn policies_of_the_called_service_and_its_backends_are_listed() {
         "--url",
         url,
     ]);
-    let reported: Vec<&str> = result.out.lines().filter(|line| line.contains("shop/")).collect();
+    let reported: Vec<&str> = result.stdout.lines().filter(|line| line.contains("shop/")).collect();
     let reported: Vec<&str> =
         reported.into_iter().skip_while(|line| !line.starts_with("backend")).collect();
     expect![[r#"
@@ -465,9 +465,13 @@ fn a_fault_that_aborts_every_request_decides_the_verdict() {
             "--url",
             url,
         ]);
-        let verdict = result.out.lines().last().unwrap_or_default();
-        assert!(verdict.starts_with(&format!("verdict   {expected}")), "{percent}: {}", result.out);
-        assert_eq!(result.code, Some(code), "{percent}");
+        let verdict = result.stdout.lines().last().unwrap_or_default();
+        assert!(
+            verdict.starts_with(&format!("verdict   {expected}")),
+            "{percent}: {}",
+            result.stdout
+        );
+        assert_eq!(result.exit_code, Some(code), "{percent}");
     }
 }
 
@@ -501,16 +505,16 @@ spec:
         let arguments =
             ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", &url, "-H", header];
         let result = test_directory.run_leno(&arguments);
-        let verdict = result.out.lines().last().unwrap_or_default();
+        let verdict = result.stdout.lines().last().unwrap_or_default();
         assert!(
             verdict.starts_with(&format!("verdict   {expected}")),
             "{path} {header}: {result:?}"
         );
-        assert_eq!(result.code, Some(code), "{path} {header}");
-        let names_issuer = result.out.contains("requires a token of https://accounts.example");
+        assert_eq!(result.exit_code, Some(code), "{path} {header}");
+        let names_issuer = result.stdout.contains("requires a token of https://accounts.example");
         assert_eq!(names_issuer, path != "/health", "{result:?}");
         let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-        let json: Value = serde_json::from_str(&json.out).unwrap();
+        let json: Value = serde_json::from_str(&json.stdout).unwrap();
         assert_eq!(json["allowed"], false, "{json}");
     }
 }
@@ -543,8 +547,8 @@ spec:
         "--url",
         url,
     ]);
-    assert_eq!(result.code, Some(0), "{result:?}");
-    let line = result.out.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
+    assert_eq!(result.exit_code, Some(0), "{result:?}");
+    let line = result.stdout.lines().find(|line| line.contains("UpstreamTraffic")).unwrap();
     expect![[r#"UpstreamTrafficSetting shop/ratings: limits concurrency to 9 requests, 2 retries; connect timeout 2s; opens the circuit for 20s when 30 % of at least 50 requests in 60s failed or 4 requests in 60s took 5s or longer (connect, timeout, reset, 5xx); responds with 409 while open"#]]
         .assert_eq(line.trim());
 }
@@ -591,8 +595,8 @@ fn check_tagged(headers: &[&str], code: i32, expected: &Expect) {
         arguments.extend(["-H", *header]);
     }
     let result = test_directory.run_leno(&arguments);
-    assert_eq!(result.code, Some(code), "{result:?}");
-    expected.assert_eq(&result.out);
+    assert_eq!(result.exit_code, Some(code), "{result:?}");
+    expected.assert_eq(&result.stdout);
 }
 
 #[test]
@@ -683,10 +687,10 @@ spec: {service: orders, backends: [{service: store, weight: 1}]}
         "--url",
         url,
     ]);
-    let lines: Vec<&str> = result.out.lines().filter(|line| line.contains("TagRoute")).collect();
+    let lines: Vec<&str> = result.stdout.lines().filter(|line| line.contains("TagRoute")).collect();
     let reason =
         "it selects among the endpoints of shop/orders, but the request is forwarded to shop/store";
-    assert_eq!(lines, [format!("no effect TagRoute shop/orders: {reason}")], "{}", result.out);
+    assert_eq!(lines, [format!("no effect TagRoute shop/orders: {reason}")], "{}", result.stdout);
 }
 
 #[test]
@@ -714,7 +718,9 @@ spec:
     let explain = |headers: &[&str]| {
         let url = "http://ratings:9080/ratings/1";
         let files = ["-f", "mesh.yaml", "-f", "splits.yaml", "request", "--from", "shop/page-1"];
-        test_directory.run_leno(&[&["explain"], &files[..], &["--url", url], headers].concat()).out
+        test_directory
+            .run_leno(&[&["explain"], &files[..], &["--url", url], headers].concat())
+            .stdout
     };
     expect![[r#"
         request   GET http://ratings:9080/ratings/1
@@ -776,7 +782,7 @@ spec: {service: db, backends: [{service: db, weight: 3}, {service: other/db, wei
                   shop/db-1 (account shop/default): allowed for every member of the mesh
         backend   other/db port 5432, 25 % of such requests: 500 invalid-backend (no ReferenceGrant permits it)
         verdict   it depends on the endpoint (allowed, invalid-backend): see the lines above
-    "#]].assert_eq(&result.out);
+    "#]].assert_eq(&result.stdout);
 }
 
 #[test]
@@ -788,8 +794,8 @@ fn yaml_has_the_content_of_json() {
         let reported = |format: &str| {
             let arguments = format!("explain {arguments} -o {format}");
             let result = test_directory.run_leno(&arguments.split_whitespace().collect::<Vec<_>>());
-            assert_eq!(result.code, Some(0), "{result:?}");
-            result.out
+            assert_eq!(result.exit_code, Some(0), "{result:?}");
+            result.stdout
         };
         let json: Value = serde_json::from_str(&reported("json")).expect("JSON");
         let yaml: Value = serde_saphyr::from_str(&reported("yaml")).expect("YAML");
@@ -851,16 +857,16 @@ fn connections_to_tcp_ports_are_decided_without_a_request() {
             TestDirectory::with_files(&[("mesh.yaml", MESH), ("bytes.yaml", documents)]);
         let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
         let result = test_directory.run_leno(&arguments);
-        assert_eq!(result.code, Some(code), "{result:?}");
+        assert_eq!(result.exit_code, Some(code), "{result:?}");
         if code == 1 {
-            assert!(result.err.contains(expected), "{result:?}");
+            assert!(result.stderr.contains(expected), "{result:?}");
             continue;
         }
-        let verdict = result.out.lines().last().unwrap_or_default();
+        let verdict = result.stdout.lines().last().unwrap_or_default();
         assert!(verdict.starts_with(&format!("verdict   {expected}")), "{result:?}");
-        assert!(result.out.starts_with(&format!("request   {url}\n")), "{result:?}");
+        assert!(result.stdout.starts_with(&format!("request   {url}\n")), "{result:?}");
         let json = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-        let json: Value = serde_json::from_str(&json.out).unwrap();
+        let json: Value = serde_json::from_str(&json.stdout).unwrap();
         assert_eq!(json["allowed"], code == 0, "{json}");
         assert!(json["status"].is_null() && json["request"]["method"].is_null(), "{json}");
     }
@@ -878,7 +884,7 @@ fn policy_lines(test_directory: &TestDirectory, url: &str) -> String {
         "--url",
         url,
     ]);
-    let lines = result.out.lines().filter(|line| {
+    let lines = result.stdout.lines().filter(|line| {
         line.starts_with("no effect") || line.starts_with("          ") && line.contains(": ")
     });
     lines.collect::<Vec<_>>().join("\n")
@@ -926,7 +932,7 @@ fn policies_without_effect_are_listed_where_the_client_sidecar_responds() {
     let url = "http://ratings:9080/ratings/1";
     let arguments = ["explain", "-f", ".", "request", "--from", "shop/page-1", "--url", url];
     let result = test_directory.run_leno(&[&arguments[..], &["-o", "json"]].concat());
-    let json: Value = serde_json::from_str(&result.out).unwrap();
+    let json: Value = serde_json::from_str(&result.stdout).unwrap();
     let reason = "HTTPRoute shop/ratings answers the request without forwarding it";
     assert_eq!(json["not_applied"][0]["reason"], reason, "{json}");
 }

@@ -19,8 +19,8 @@ fn the_help_of_every_command_has_an_example() {
         "completions",
     ] {
         let result = test_directory.run_leno(&[command, "--help"]);
-        assert_eq!(result.code, Some(0), "{result:?}");
-        let (_, examples) = result.out.split_once("Examples:").expect(command);
+        assert_eq!(result.exit_code, Some(0), "{result:?}");
+        let (_, examples) = result.stdout.split_once("Examples:").expect(command);
         assert!(examples.contains(&format!("leno {command}")), "{examples}");
     }
 }
@@ -29,14 +29,14 @@ fn the_help_of_every_command_has_an_example() {
 fn the_overview_hides_internal_commands() {
     let test_directory = TestDirectory::with_files(&[]);
     let result = test_directory.run_leno(&["--help"]);
-    assert_eq!(result.code, Some(0));
+    assert_eq!(result.exit_code, Some(0));
     for command in ["demo", "up", "check", "explain", "get", "token", "proxy", "control"] {
-        assert!(result.out.contains(&format!("  {command}")), "{command}: {}", result.out);
+        assert!(result.stdout.contains(&format!("  {command}")), "{command}: {}", result.stdout);
     }
     for hidden in ["demo-service", "exec"] {
-        assert!(!result.out.contains(hidden), "{hidden}: {}", result.out);
+        assert!(!result.stdout.contains(hidden), "{hidden}: {}", result.stdout);
     }
-    assert!(test_directory.run_leno(&["--version"]).out.starts_with("leno "));
+    assert!(test_directory.run_leno(&["--version"]).stdout.starts_with("leno "));
 }
 
 #[test]
@@ -50,10 +50,10 @@ fn completions_exist_for_every_shell() {
         ("powershell", "Register-ArgumentCompleter"),
     ] {
         let result = test_directory.run_leno(&["completions", shell]);
-        assert_eq!(result.code, Some(0), "{shell}: {}", result.err);
-        assert!(result.out.contains(expected), "{shell}");
+        assert_eq!(result.exit_code, Some(0), "{shell}: {}", result.stderr);
+        assert!(result.stdout.contains(expected), "{shell}");
     }
-    let bash = test_directory.run_leno(&["completions", "bash"]).out;
+    let bash = test_directory.run_leno(&["completions", "bash"]).stdout;
     assert!(bash.contains("denied-outbound"), "reasons are completed");
 }
 
@@ -62,7 +62,7 @@ fn the_readme_lists_every_topic() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = std::fs::read_to_string(path).expect("the README");
     let test_directory = TestDirectory::with_files(&[]);
-    let topics = test_directory.run_leno(&["get", "--help"]).out;
+    let topics = test_directory.run_leno(&["get", "--help"]).stdout;
     let row = readme.lines().find(|line| line.starts_with("| `leno get RESOURCE`")).expect("a row");
     let (_, topic_list) = topics.split_once("Possible values:").expect("the topics");
     let topic_list = topic_list.split("\n\n").next().unwrap_or_default();

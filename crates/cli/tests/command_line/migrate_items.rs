@@ -43,13 +43,13 @@ fn items_become_policies_or_are_reported() {
     let test_directory = TestDirectory::with_files(&[("old/items.yaml", ITEMS)]);
     let result =
         test_directory.run_leno(&["migrate", "-f", "old", "-o", "new", "--namespace", "shop"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
     for (item, expected) in [
         ("SermantRouteRule shop/route-rule-orders", "TagRoute shop/route-rule-orders"),
         ("SermantRemoval shop/sermant-removal-config", "another algorithm"),
         (
             "item servicecomb.matchGroup.checkout",
-            "its conditions are part of the converted rules of its scene",
+            "its conditions are part of the converted rules of its scenario",
         ),
         ("item servicecomb.rateLimiting.checkout", "is RateLimit shop/checkout, but: tokens are"),
         ("item servicecomb.faultInjection.checkout", "is FaultInjection shop/checkout, but: "),
@@ -60,22 +60,22 @@ fn items_become_policies_or_are_reported() {
         ),
         ("item servicecomb.retry.clients", "write `retry` of an HTTPRoute rule, by hand"),
         ("item servicecomb.retry.nobody", "no servicecomb.matchGroup.nobody"),
-        ("item servicecomb.matchGroup.nothing", "no rule of its scene is converted"),
+        ("item servicecomb.matchGroup.nothing", "no rule of its scenario is converted"),
         ("item servicecomb.tagRule", "publish it under servicecomb.routeRule manually"),
     ] {
-        let reported = result.out.lines().find(|line| line.contains(&format!("{item} (")));
+        let reported = result.stdout.lines().find(|line| line.contains(&format!("{item} (")));
         assert!(reported.is_some_and(|line| line.contains(expected)), "{item}: {reported:?}");
     }
     // Without a rule that rejects requests, the migrated mesh permits more.
     for (item, widens) in
         [("servicecomb.bulkhead.checkout", true), ("servicecomb.retry.clients", false)]
     {
-        let mut lines = result.out.lines();
+        let mut lines = result.stdout.lines();
         let reported = lines.find(|line| line.contains(&format!("item {item} ("))).expect(item);
         assert_eq!(reported.contains("access may become wider"), widens, "{reported}");
     }
     let check = ["migrate", "check", "-f", "old", "--namespace", "shop"];
-    let check_output = test_directory.run_leno(&check).out;
+    let check_output = test_directory.run_leno(&check).stdout;
     assert!(check_output.contains("is RateLimit shop/checkout, but: "), "{check_output}");
     let new =
         std::fs::read_to_string(test_directory.path().join("new/items.yaml")).expect("a file");
@@ -93,17 +93,17 @@ fn items_without_valid_yaml_are_dropped() {
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
     let expected = "dropped: item servicecomb.rateLimiting.a (old/kie.yaml:1): not YAML, or empty; access may \
         become wider: no other rule denies or limits the same requests";
-    assert!(result.out.lines().any(|line| line == expected), "{}", result.out);
-    assert!(!result.out.contains("is RateLimit"), "{}", result.out);
+    assert!(result.stdout.lines().any(|line| line == expected), "{}", result.stdout);
+    assert!(!result.stdout.contains("is RateLimit"), "{}", result.stdout);
 }
 
 #[test]
 fn responses_of_a_configuration_center_are_items() {
     let test_directory = TestDirectory::with_files(&[("old/kie.yaml", RESPONSE)]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
-    assert!(result.out.contains("is RateLimit default/a, but: "), "{}", result.out);
-    assert!(!result.out.contains("faultInjection"), "{}", result.out);
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
+    assert!(result.stdout.contains("is RateLimit default/a, but: "), "{}", result.stdout);
+    assert!(!result.stdout.contains("faultInjection"), "{}", result.stdout);
 }
 
 #[test]
@@ -125,8 +125,8 @@ fn items_without_a_native_form_are_reported_with_their_field() {
         let items = format!("{group}{items}\n");
         let test_directory = TestDirectory::with_files(&[("old/items.yaml", items.as_str())]);
         let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(result.code, Some(3), "{result:?}");
-        assert!(result.out.contains(reason), "{items} {}", result.out);
+        assert_eq!(result.exit_code, Some(3), "{result:?}");
+        assert!(result.stdout.contains(reason), "{items} {}", result.stdout);
     }
 }
 
@@ -149,6 +149,6 @@ fn reasons_name_the_key() {
     ] {
         let test_directory = TestDirectory::with_files(&[("old/x.yaml", text)]);
         let result = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
-        assert!(result.out.lines().any(|line| line.starts_with(expected)), "{}", result.out);
+        assert!(result.stdout.lines().any(|line| line.starts_with(expected)), "{}", result.stdout);
     }
 }

@@ -18,11 +18,11 @@ fn rewritten_rules_choose_as_the_service_router_does() {
         let old = group.rule_manifests().join("\n---\n");
         let test_directory = TestDirectory::with_files(&[("old/rules.yaml", old.as_str())]);
         let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        if result.code == Some(1) {
+        if result.exit_code == Some(1) {
             continue;
         }
-        assert!(matches!(result.code, Some(0 | 3)), "{result:?}");
-        let reported = result.out.lines().filter_map(|line| line.split_once("): "));
+        assert!(matches!(result.exit_code, Some(0 | 3)), "{result:?}");
+        let reported = result.stdout.lines().filter_map(|line| line.split_once("): "));
         for (_, reason) in reported.filter(|(subject, _)| subject.starts_with("unchanged")) {
             *unchanged.entry(reason.to_owned()).or_default() += 1;
         }

@@ -35,8 +35,8 @@ fn usage_errors_have_their_own_exit_code() {
     ];
     for (arguments, expected) in cases {
         let result = test_directory.run_leno(arguments);
-        assert_eq!(result.code, Some(2), "{arguments:?}: {result:?}");
-        assert!(result.err.contains(expected), "{arguments:?}: {result:?}");
+        assert_eq!(result.exit_code, Some(2), "{arguments:?}: {result:?}");
+        assert!(result.stderr.contains(expected), "{arguments:?}: {result:?}");
     }
 }
 
@@ -57,10 +57,10 @@ fn failures_have_one_line_with_a_hint() {
     ];
     for (arguments, expected) in cases {
         let result = test_directory.run_leno(arguments);
-        assert_eq!(result.code, Some(1), "{arguments:?}: {result:?}");
-        assert!(result.err.starts_with("error: "), "{arguments:?}: {result:?}");
-        assert_eq!(result.err.lines().count(), 1, "{arguments:?}: {result:?}");
-        assert!(result.err.contains(expected), "{arguments:?}: {result:?}");
+        assert_eq!(result.exit_code, Some(1), "{arguments:?}: {result:?}");
+        assert!(result.stderr.starts_with("error: "), "{arguments:?}: {result:?}");
+        assert_eq!(result.stderr.lines().count(), 1, "{arguments:?}: {result:?}");
+        assert!(result.stderr.contains(expected), "{arguments:?}: {result:?}");
     }
 }
 
@@ -73,9 +73,9 @@ fn a_mesh_without_a_valid_object_does_not_start() {
             ("absent", "No such file", "cannot read absent"),
         ] {
             let result = test_directory.run_leno(&[command, "-f", path, "--data", "state"]);
-            assert_eq!(result.code, Some(1), "{command} {path}: {result:?}");
-            assert!(result.err.contains(expected), "{command} {path}: {result:?}");
-            let last = result.err.lines().last().unwrap_or_default();
+            assert_eq!(result.exit_code, Some(1), "{command} {path}: {result:?}");
+            assert!(result.stderr.contains(expected), "{command} {path}: {result:?}");
+            let last = result.stderr.lines().last().unwrap_or_default();
             assert!(last.starts_with(&format!("error: {problem}")), "{result:?}");
         }
     }
@@ -96,8 +96,8 @@ fn a_mesh_does_not_start_while_one_of_its_paths_is_missing() {
             "--data",
             "state",
         ]);
-        assert_eq!(result.code, Some(1), "{command}: {result:?}");
-        assert!(result.err.starts_with("error: cannot read absent"), "{command}: {result:?}");
+        assert_eq!(result.exit_code, Some(1), "{command}: {result:?}");
+        assert!(result.stderr.starts_with("error: cannot read absent"), "{command}: {result:?}");
     }
 }
 
@@ -110,12 +110,12 @@ fn hints_about_paths_can_be_followed_literally() {
         (&["-f", "mesh.yaml", "-f", "absent"][..], "or start without this -f"),
     ] {
         let result = test_directory.run_leno(&[&["up", "--data", "state"][..], files].concat());
-        assert!(result.code == Some(1) && result.err.contains(hint), "{result:?}");
+        assert!(result.exit_code == Some(1) && result.stderr.contains(hint), "{result:?}");
     }
     let result = test_directory.run_leno(&["status", "--data", "else where"]);
     let directory = test_directory.path().join("else where");
     let hint = format!("leno up -f DIR --data '{}'", directory.display());
-    assert!(result.code == Some(1) && result.out.contains(&hint), "{result:?}");
+    assert!(result.exit_code == Some(1) && result.stdout.contains(&hint), "{result:?}");
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn a_mesh_does_not_start_while_its_configuration_may_be_rejected() {
         TestDirectory::with_files(&[("mesh/a.yaml", workload), ("mesh/config.yaml", config)]);
     for command in ["up", "control"] {
         let result = test_directory.run_leno(&[command, "-f", "mesh", "--data", "state"]);
-        assert_eq!(result.code, Some(1), "{command}: {result:?}");
-        assert!(result.err.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{result:?}");
-        let last = result.err.lines().last().unwrap_or_default();
+        assert_eq!(result.exit_code, Some(1), "{command}: {result:?}");
+        assert!(result.stderr.contains("mesh/config.yaml:4:23: MeshConfig mesh: "), "{result:?}");
+        let last = result.stderr.lines().last().unwrap_or_default();
         assert!(last.starts_with("error: a rejected document may be the MeshConfig"), "{result:?}");
     }
 }
@@ -139,7 +139,7 @@ fn the_default_data_directory_is_private_and_in_the_home_directory() {
     use std::os::unix::fs::PermissionsExt as _;
     let test_directory = TestDirectory::with_files(&[("bad.yaml", "kind: Nothing\n")]);
     let result = test_directory.run_leno(&["up", "-f", "bad.yaml"]);
-    assert_eq!(result.code, Some(1), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
     let state: PathBuf = test_directory.path().join(".local/state/leno/default");
     let mode = std::fs::metadata(&state).expect("the data directory").permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
@@ -154,7 +154,7 @@ fn new_data_directories_are_private_and_shared_ones_are_rejected() {
         let state = format!("under-{umask}/state");
         let line = format!("umask {umask}; exec \"$0\" control -f bad.yaml --data {state}");
         let result = test_directory.run_shell(&line);
-        assert!(result.err.contains("no valid document"), "{umask}: {result:?}");
+        assert!(result.stderr.contains("no valid document"), "{umask}: {result:?}");
         for path in [state.as_str(), &format!("under-{umask}")] {
             let mode = std::fs::metadata(test_directory.path().join(path))
                 .expect(path)
@@ -167,9 +167,9 @@ fn new_data_directories_are_private_and_shared_ones_are_rejected() {
     std::fs::create_dir(&shared).expect("a directory");
     std::fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("a mode");
     let result = test_directory.run_leno(&["control", "-f", "bad.yaml", "--data", "shared"]);
-    assert_eq!(result.code, Some(1), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
     let hint = format!("`chmod 700 {}`", shared.display());
-    assert!(result.err.contains(&hint) && result.err.lines().count() == 1, "{result:?}");
+    assert!(result.stderr.contains(&hint) && result.stderr.lines().count() == 1, "{result:?}");
 }
 
 #[test]
@@ -177,12 +177,12 @@ fn a_command_under_exec_does_not_outlive_its_parent() {
     let test_directory = TestDirectory::with_files(&[]);
     // Process 1 is not the parent of this process.
     let orphan = test_directory.run_leno(&["exec", "--parent", "1", "--", "/bin/echo", "alive"]);
-    assert_eq!(orphan.code, Some(1), "{orphan:?}");
-    assert!(orphan.err.contains("has exited") && orphan.out.is_empty(), "{orphan:?}");
+    assert_eq!(orphan.exit_code, Some(1), "{orphan:?}");
+    assert!(orphan.stderr.contains("has exited") && orphan.stdout.is_empty(), "{orphan:?}");
     let parent = std::process::id().to_string();
     let child = test_directory.run_leno(&["exec", "--parent", &parent, "--", "/bin/echo", "alive"]);
-    assert_eq!((child.code, child.out.as_str()), (Some(0), "alive\n"), "{child:?}");
+    assert_eq!((child.exit_code, child.stdout.as_str()), (Some(0), "alive\n"), "{child:?}");
     let absent = test_directory.run_leno(&["exec", "--parent", &parent, "--", "./no-such-program"]);
-    assert_eq!(absent.code, Some(1), "{absent:?}");
-    assert!(absent.err.contains("spec.run"), "{absent:?}");
+    assert_eq!(absent.exit_code, Some(1), "{absent:?}");
+    assert!(absent.stderr.contains("spec.run"), "{absent:?}");
 }

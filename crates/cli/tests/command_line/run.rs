@@ -12,11 +12,11 @@ pub(crate) struct TestDirectory(TempDir);
 #[derive(Debug)]
 pub(crate) struct CommandResult {
     /// The exit code; `None` if a signal ended the command.
-    pub(crate) code: Option<i32>,
+    pub(crate) exit_code: Option<i32>,
     /// The standard output.
-    pub(crate) out: String,
+    pub(crate) stdout: String,
     /// The standard error.
-    pub(crate) err: String,
+    pub(crate) stderr: String,
 }
 
 impl TestDirectory {
@@ -56,9 +56,9 @@ impl TestDirectory {
             .output()
             .expect("the command runs");
         CommandResult {
-            code: output.status.code(),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+            exit_code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
     }
 }

@@ -8,28 +8,28 @@ use crate::run::TestDirectory;
 fn an_unreachable_mesh_is_unhealthy_and_status_has_a_hint() {
     let test_directory = TestDirectory::with_files(&[]);
     let result = test_directory.run_leno(&["status"]);
-    assert_eq!(result.code, Some(1), "{result:?}");
-    assert!(result.out.contains("no control plane has run on"), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
+    assert!(result.stdout.contains("no control plane has run on"), "{result:?}");
     // A mesh running on a directory leaves its lock file there.
     let data_directory = tempfile::tempdir().unwrap();
     std::fs::write(data_directory.path().join("lock"), "").unwrap();
     let result =
         test_directory.run_leno(&["status", "--data", data_directory.path().to_str().unwrap()]);
-    assert_eq!(result.code, Some(1), "{result:?}");
-    assert!(result.out.contains("no mesh responds at"), "{result:?}");
-    assert!(result.out.contains("start the control plane again"), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
+    assert!(result.stdout.contains("no mesh responds at"), "{result:?}");
+    assert!(result.stdout.contains("start the control plane again"), "{result:?}");
     let result = test_directory.run_leno(&["status", "-o", "json"]);
-    let status: Value = serde_json::from_str(&result.out).unwrap();
-    assert_eq!((result.code, &status["healthy"]), (Some(1), &Value::Bool(false)));
+    let status: Value = serde_json::from_str(&result.stdout).unwrap();
+    assert_eq!((result.exit_code, &status["healthy"]), (Some(1), &Value::Bool(false)));
     assert_eq!(status["findings"][0]["severity"], "problem");
 }
 
 #[test]
 fn top_requires_a_mesh_and_has_a_hint() {
     let result = TestDirectory::with_files(&[]).run_leno(&["top", "--once"]);
-    assert_eq!(result.code, Some(1), "{result:?}");
+    assert_eq!(result.exit_code, Some(1), "{result:?}");
     assert!(
-        result.err.contains("no mesh responds at") && result.err.contains("leno up"),
+        result.stderr.contains("no mesh responds at") && result.stderr.contains("leno up"),
         "{result:?}"
     );
 }
@@ -44,7 +44,7 @@ fn invalid_addresses_and_times_are_rejected_with_an_example() {
         (["up", "-f", "x", "--report-interval", "1h"], "`off`"),
     ] {
         let result = test_directory.run_leno(&arguments);
-        assert_eq!(result.code, Some(2), "{arguments:?} {result:?}");
-        assert!(result.err.contains(expected), "{arguments:?} {result:?}");
+        assert_eq!(result.exit_code, Some(2), "{arguments:?} {result:?}");
+        assert!(result.stderr.contains(expected), "{arguments:?} {result:?}");
     }
 }

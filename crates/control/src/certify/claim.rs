@@ -9,24 +9,23 @@ use leno_model::{Instance, SpiffeId, TrustDomain, Workload, WorkloadName};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PreviousCertificate {
     pub(crate) instance: Option<Instance>,
-    pub(crate) issued: SystemTime,
+    pub(crate) issued_at: SystemTime,
 }
 
 impl PreviousCertificate {
     pub(crate) fn from_peer(peer: &VerifiedPeer) -> Self {
-        Self { instance: peer.instance.clone(), issued: peer.issue_time() }
+        Self { instance: peer.instance.clone(), issued_at: peer.issue_time() }
     }
 }
 
-/// Returns the instance for the renewed certificate: that of the last one, which must be the workload's current
-/// instance.
+/// Returns the instance for the renewed certificate: the instance of the previous certificate, which must be the
+/// workload's current instance.
 ///
-/// Certificates of older releases have no instance. Until they expire, they are renewed into certificates with
-/// one, so that two releases work together, unless the workload has joined again since the certificate was
-/// issued.
+/// Certificates of older releases have no instance. Their renewal adds the current instance, so that two
+/// releases work together, unless the workload has joined again since the certificate was issued.
 pub(super) fn renewed_instance(
     workload: &WorkloadName,
-    previous: &PreviousCertificate,
+    previous_certificate: &PreviousCertificate,
     current: &Instance,
 ) -> Result<Instance, ClaimError> {
     let other_instance = |held: String| ClaimError::OtherInstance {
@@ -34,9 +33,9 @@ pub(super) fn renewed_instance(
         held,
         current: current.clone(),
     };
-    match (&previous.instance, current) {
+    match (&previous_certificate.instance, current) {
         (None, Instance::Registration(registration))
-            if was_issued_before(previous.issued, *registration) =>
+            if was_issued_before(previous_certificate.issued_at, *registration) =>
         {
             Err(other_instance("none".to_owned()))
         }
@@ -52,8 +51,8 @@ pub(super) fn renewed_instance(
 
 /// True if a certificate was issued before a registration: the number of a registration is its time in
 /// milliseconds, certificates have whole seconds.
-fn was_issued_before(issued: SystemTime, registration: u64) -> bool {
-    let issued_since_epoch = issued.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+fn was_issued_before(issued_at: SystemTime, registration: u64) -> bool {
+    let issued_since_epoch = issued_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     issued_since_epoch.as_secs() < registration / 1000
 }
 
@@ -61,7 +60,7 @@ fn was_issued_before(issued: SystemTime, registration: u64) -> bool {
 /// current account and its current instance.
 ///
 /// # Errors
-/// [`ClaimError`], worded for the operator of the proxy.
+/// Returns a [`ClaimError`], worded for the operator of the proxy.
 pub(crate) fn verify_claim(
     peer: &VerifiedPeer,
     claimed: &WorkloadName,

@@ -1,4 +1,4 @@
-//! Errors of certificate requests.
+//! The reasons for rejected certificate requests, and the text that a client receives for each of them.
 
 use std::io;
 use std::sync::Mutex;
@@ -16,7 +16,8 @@ use crate::review::ReviewError;
 pub(crate) enum CertifyError {
     #[error("there is no Workload {0}: create it first")]
     UnknownWorkload(WorkloadName),
-    /// The same error for a client without a certificate.
+    /// Like `UnknownWorkload`, for a client without a certificate: it receives a reason that does not reveal which
+    /// workloads exist.
     #[error("there is no Workload {0}: create it first")]
     UnknownJoiningWorkload(WorkloadName),
     #[error("{0} is revoked by the MeshConfig")]

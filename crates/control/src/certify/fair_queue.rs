@@ -8,15 +8,16 @@ use leno_listen::ConnectionSource;
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     queues: BTreeMap<ConnectionSource, VecDeque<T>>,
-    /// Each source with queued items, once; the next one first.
-    turns: VecDeque<ConnectionSource>,
+    /// The sources with queued items, the next one first.
+    turn_order: VecDeque<ConnectionSource>,
+    /// The number of queued items of all sources.
     len: usize,
 }
 
 impl<T> FairQueue<T> {
     /// Creates an empty queue.
     pub(crate) fn new() -> Self {
-        Self { queues: BTreeMap::new(), turns: VecDeque::new(), len: 0 }
+        Self { queues: BTreeMap::new(), turn_order: VecDeque::new(), len: 0 }
     }
 
     /// Adds an item of a source. If there is no room, returns the rejected item: this one, or the newest of the
@@ -34,7 +35,7 @@ impl<T> FairQueue<T> {
             },
         };
         if source_len == 0 {
-            self.turns.push_back(source);
+            self.turn_order.push_back(source);
         }
         self.queues.entry(source).or_default().push_back(item);
         self.len += 1;
@@ -46,17 +47,17 @@ impl<T> FairQueue<T> {
         &mut self,
         may_serve: impl Fn(ConnectionSource) -> bool,
     ) -> Option<(ConnectionSource, T)> {
-        for _ in 0..self.turns.len() {
-            let source = self.turns.pop_front()?;
+        for _ in 0..self.turn_order.len() {
+            let source = self.turn_order.pop_front()?;
             if !may_serve(source) {
-                self.turns.push_back(source);
+                self.turn_order.push_back(source);
                 continue;
             }
             let Some(queue) = self.queues.get_mut(&source) else { continue };
             let item = queue.pop_front();
             match queue.is_empty() {
                 true => drop(self.queues.remove(&source)),
-                false => self.turns.push_back(source),
+                false => self.turn_order.push_back(source),
             }
             if let Some(item) = item {
                 self.len -= 1;
@@ -77,7 +78,7 @@ impl<T> FairQueue<T> {
         self.len -= 1;
         if queue.is_empty() {
             self.queues.remove(&source);
-            self.turns.retain(|turn| *turn != source);
+            self.turn_order.retain(|queued_source| *queued_source != source);
         }
         Some(item)
     }
@@ -95,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    fn source(last: u8) -> ConnectionSource {
-        ConnectionSource::from(IpAddr::from([10, 0, 0, last]))
+    fn source(last_byte: u8) -> ConnectionSource {
+        ConnectionSource::from(IpAddr::from([10, 0, 0, last_byte]))
     }
 
     #[test]
@@ -120,16 +121,16 @@ mod tests {
     #[test]
     fn a_full_queue_evicts_items_of_the_source_with_the_longest_queue() {
         let mut queue = FairQueue::new();
-        for last in 0..u8::try_from(MAX_QUEUED_ITEMS / MAX_QUEUED_PER_SOURCE).unwrap() {
+        for last_byte in 0..u8::try_from(MAX_QUEUED_ITEMS / MAX_QUEUED_PER_SOURCE).unwrap() {
             for item in 0..MAX_QUEUED_PER_SOURCE {
-                assert_eq!(queue.push(source(last), item), None);
+                assert_eq!(queue.push(source(last_byte), item), None);
             }
-            assert_eq!(queue.push(source(last), 0), Some(0), "a source has its share");
+            assert_eq!(queue.push(source(last_byte), 0), Some(0), "a source has its share");
         }
         assert_eq!(queue.push(source(250), 7), Some(MAX_QUEUED_PER_SOURCE - 1));
         assert_eq!(queue.len, MAX_QUEUED_ITEMS);
         let served: Vec<_> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
         assert!(served.contains(&(source(250), 7)));
-        assert_eq!((queue.len, queue.turns.len(), queue.queues.len()), (0, 0, 0));
+        assert_eq!((queue.len, queue.turn_order.len(), queue.queues.len()), (0, 0, 0));
     }
 }

@@ -18,7 +18,7 @@ use crate::review::{ReviewError, Reviewer, TokenSubject};
 /// The result of a review of a token of another issuer.
 #[derive(Debug)]
 pub(crate) struct ReviewResult {
-    pub(crate) joining: PendingJoin,
+    pub(crate) pending_join: PendingJoin,
     pub(crate) subject: Result<TokenSubject, ReviewError>,
 }
 
@@ -26,9 +26,9 @@ pub(crate) struct ReviewResult {
 #[derive(Debug)]
 pub(super) struct TokenReviews {
     reviewer: Option<Arc<dyn Reviewer>>,
-    tasks: JoinSet<ReviewResult>,
+    review_tasks: JoinSet<ReviewResult>,
     /// The source of each review in progress.
-    sources: BTreeMap<Id, ConnectionSource>,
+    sources_in_progress: BTreeMap<Id, ConnectionSource>,
     queued_joins: FairQueue<PendingJoin>,
     suspects: Suspects,
     rejected_tokens: RejectedTokens,
@@ -54,8 +54,8 @@ impl TokenReviews {
     pub(super) fn new() -> Self {
         Self {
             reviewer: None,
-            tasks: JoinSet::new(),
-            sources: BTreeMap::new(),
+            review_tasks: JoinSet::new(),
+            sources_in_progress: BTreeMap::new(),
             queued_joins: FairQueue::new(),
             suspects: Suspects::default(),
             rejected_tokens: RejectedTokens::default(),
@@ -73,16 +73,16 @@ impl TokenReviews {
     /// Permits the review of a token, or returns the reason against it.
     pub(super) fn permit_review(
         &self,
-        joining: &PendingJoin,
+        pending_join: &PendingJoin,
         now: Instant,
     ) -> Result<(), ReviewNotStarted> {
         if let Some(reason) =
-            self.rejected_tokens.rejection_reason(&token_digest(&joining.token), now)
+            self.rejected_tokens.rejection_reason(&token_digest(&pending_join.token), now)
         {
             return Err(ReviewNotStarted::Rejected(reason.to_owned()));
         }
-        match self.suspects.is_suspended(joining.source.into(), now) {
-            true => Err(ReviewNotStarted::SourceSuspended(joining.source)),
+        match self.suspects.is_suspended(pending_join.source.into(), now) {
+            true => Err(ReviewNotStarted::SourceSuspended(pending_join.source)),
             false => Ok(()),
         }
     }
@@ -90,36 +90,36 @@ impl TokenReviews {
     /// Queues the review of a token. Returns a join that has no room, with the reason.
     pub(super) fn start_review(
         &mut self,
-        joining: PendingJoin,
+        pending_join: PendingJoin,
         now: Instant,
     ) -> Option<(PendingJoin, ReviewNotStarted)> {
-        let rejected = self.queued_joins.push(joining.source.into(), joining);
+        let rejected_join = self.queued_joins.push(pending_join.source.into(), pending_join);
         self.start_queued(now);
-        let rejected = rejected?;
-        let source = rejected.source;
-        Some((rejected, ReviewNotStarted::QueueFull(source)))
+        let rejected_join = rejected_join?;
+        let source = rejected_join.source;
+        Some((rejected_join, ReviewNotStarted::QueueFull(source)))
     }
 
     /// Waits for the next completed review; `None` if none is in progress. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<ReviewResult> {
+    pub(super) async fn next_result(&mut self) -> Option<ReviewResult> {
         loop {
-            let result = self.tasks.join_next_with_id().await?;
+            let result = self.review_tasks.join_next_with_id().await?;
             let now = Instant::now();
-            let reviewed = match result {
-                Ok((id, reviewed)) => {
-                    let source = self.sources.remove(&id);
-                    self.record_review(source, &reviewed, now);
-                    Some(reviewed)
+            let review_result = match result {
+                Ok((id, review_result)) => {
+                    let source = self.sources_in_progress.remove(&id);
+                    self.record_review(source, &review_result, now);
+                    Some(review_result)
                 }
                 Err(error) => {
-                    self.sources.remove(&error.id());
+                    self.sources_in_progress.remove(&error.id());
                     tracing::error!(%error, "a token review did not complete");
                     None
                 }
             };
             self.start_queued(now);
-            if reviewed.is_some() {
-                return reviewed;
+            if review_result.is_some() {
+                return review_result;
             }
         }
     }
@@ -128,39 +128,39 @@ impl TokenReviews {
     /// rejected meanwhile.
     fn start_queued(&mut self, now: Instant) {
         let Some(reviewer) = self.reviewer.clone() else { return };
-        while self.tasks.len() < MAX_REVIEWS {
-            let (in_progress, suspects) = (&self.sources, &self.suspects);
+        while self.review_tasks.len() < MAX_REVIEWS {
+            let (in_progress, suspects) = (&self.sources_in_progress, &self.suspects);
             let may_serve = |source| may_start_review(in_progress, suspects, source, now);
-            let Some((source, joining)) = self.queued_joins.pop(may_serve) else { return };
-            if joining.reply.is_closed() {
+            let Some((source, pending_join)) = self.queued_joins.pop(may_serve) else { return };
+            if pending_join.reply.is_closed() {
                 continue;
             }
-            let rejection = self.permit_review(&joining, now).err();
+            let rejection = self.permit_review(&pending_join, now).err();
             let reviewer = Arc::clone(&reviewer);
-            let task = self.tasks.spawn(async move {
+            let task = self.review_tasks.spawn(async move {
                 let subject = match rejection {
                     Some(reason) => Err(ReviewError::Repeated(reason.to_string())),
-                    None => review_token(&*reviewer, &joining.token).await,
+                    None => review_token(&*reviewer, &pending_join.token).await,
                 };
-                ReviewResult { joining, subject }
+                ReviewResult { pending_join, subject }
             });
-            self.sources.insert(task.id(), source);
+            self.sources_in_progress.insert(task.id(), source);
         }
     }
 
     fn record_review(
         &mut self,
         source: Option<ConnectionSource>,
-        reviewed: &ReviewResult,
+        review_result: &ReviewResult,
         now: Instant,
     ) {
         let Some(source) = source else { return };
-        match &reviewed.subject {
+        match &review_result.subject {
             Ok(_) | Err(ReviewError::Repeated(_)) => {}
             Err(ReviewError::Rejected(reason)) => {
                 self.suspects.record_rejection(source, now);
                 self.rejected_tokens.insert(
-                    token_digest(&reviewed.joining.token),
+                    token_digest(&review_result.pending_join.token),
                     reason.clone(),
                     now,
                 );
@@ -173,17 +173,19 @@ impl TokenReviews {
 
 /// True if a review for a source may start now.
 fn may_start_review(
-    sources: &BTreeMap<Id, ConnectionSource>,
+    sources_in_progress: &BTreeMap<Id, ConnectionSource>,
     suspects: &Suspects,
     source: ConnectionSource,
     now: Instant,
 ) -> bool {
-    let own_reviews = sources.values().filter(|other| **other == source).count();
+    let own_reviews = sources_in_progress.values().filter(|other| **other == source).count();
     if suspects.rejection_count(source, now) == 0 {
         return own_reviews < MAX_REVIEWS_PER_SOURCE;
     }
-    let suspect_reviews =
-        sources.values().filter(|other| suspects.rejection_count(**other, now) > 0).count();
+    let suspect_reviews = sources_in_progress
+        .values()
+        .filter(|other| suspects.rejection_count(**other, now) > 0)
+        .count();
     own_reviews == 0 && suspect_reviews < MAX_SUSPECT_REVIEWS
 }
 

@@ -1,4 +1,4 @@
-//! Recently rejected tokens, and the sources that sent them: both are excluded from reviews for some time.
+//! Recently rejected tokens, and the sources that sent many of them: both are excluded from reviews for seconds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leno_listen::ConnectionSource;
 use tokio::time::Instant;
 
-/// The sources of rejected tokens, each with their number, which decreases by one each second.
+/// The sources of rejected tokens, each with a count of rejections that decreases by one each second.
 #[derive(Debug, Default)]
 pub(super) struct Suspects(BTreeMap<ConnectionSource, FailedReviews>);
 
@@ -56,8 +56,8 @@ impl Suspects {
 #[derive(Debug, Default)]
 pub(super) struct RejectedTokens {
     reasons: BTreeMap<[u8; 32], (String, Instant)>,
-    /// Oldest first; each digest once.
-    order: VecDeque<[u8; 32]>,
+    /// The digests in `reasons`, the oldest first.
+    eviction_order: VecDeque<[u8; 32]>,
 }
 
 impl RejectedTokens {
@@ -69,10 +69,10 @@ impl RejectedTokens {
 
     pub(super) fn insert(&mut self, digest: [u8; 32], reason: String, now: Instant) {
         if self.reasons.insert(digest, (reason, now)).is_none() {
-            self.order.push_back(digest);
+            self.eviction_order.push_back(digest);
         }
-        while self.order.len() > MAX_REJECTED_TOKENS {
-            if let Some(oldest) = self.order.pop_front() {
+        while self.eviction_order.len() > MAX_REJECTED_TOKENS {
+            if let Some(oldest) = self.eviction_order.pop_front() {
                 self.reasons.remove(&oldest);
             }
         }
@@ -140,7 +140,7 @@ mod tests {
             tokens.insert(digest(number), number.to_string(), now);
         }
         assert_eq!(
-            (tokens.reasons.len(), tokens.order.len()),
+            (tokens.reasons.len(), tokens.eviction_order.len()),
             (MAX_REJECTED_TOKENS, MAX_REJECTED_TOKENS)
         );
         assert_eq!(tokens.rejection_reason(&digest(0), now), None);

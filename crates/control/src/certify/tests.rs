@@ -1,4 +1,4 @@
-//! Tests of claims and signing.
+//! Joins, renewals and claims of certificates: the valid token, workload, account and instance.
 
 use std::collections::BTreeSet;
 
@@ -47,12 +47,13 @@ impl CertifierFixture {
         name: &str,
         csr: Vec<u8>,
     ) -> Result<IssuedCertificate, IssuanceFailure> {
-        let (answer, result) = oneshot::channel();
+        let (reply_sender, result) = oneshot::channel();
         let workload = workload_name(name);
-        let target = self.mesh.workload(&workload).map(CertificateHolder::from_workload);
+        let holder = self.mesh.workload(&workload).map(CertificateHolder::from_workload);
         let source = [10, 0, 0, 1].into();
-        let joining = PendingJoin { token: token.to_owned(), workload, csr, source, reply: answer };
-        self.certifier.join(joining, target, SystemTime::now());
+        let pending_join =
+            PendingJoin { token: token.to_owned(), workload, csr, source, reply: reply_sender };
+        self.certifier.join(pending_join, holder, SystemTime::now());
         result.await.unwrap()
     }
 
@@ -70,8 +71,10 @@ impl CertifierFixture {
         instance: Option<Instance>,
     ) -> Result<Option<Instance>, IssuanceFailure> {
         // Issued a minute ago.
-        let previous =
-            PreviousCertificate { instance, issued: SystemTime::now() - Duration::from_secs(60) };
+        let previous = PreviousCertificate {
+            instance,
+            issued_at: SystemTime::now() - Duration::from_secs(60),
+        };
         self.renew_previous(workload, previous).await
     }
 
@@ -80,22 +83,22 @@ impl CertifierFixture {
         workload: &Workload,
         previous: PreviousCertificate,
     ) -> Result<Option<Instance>, IssuanceFailure> {
-        let (answer, result) = oneshot::channel();
+        let (reply_sender, result) = oneshot::channel();
         let request = PrivateKey::generate().certificate_request();
         self.certifier.renew_certificate(
             ConnectionId(7),
             workload,
             previous,
             request,
-            answer,
+            reply_sender,
             SystemTime::now(),
         );
         result.await.unwrap().map(instance_in)
     }
 }
 
-fn held_certificate() -> PreviousCertificate {
-    PreviousCertificate { instance: None, issued: SystemTime::now() }
+fn certificate_without_instance() -> PreviousCertificate {
+    PreviousCertificate { instance: None, issued_at: SystemTime::now() }
 }
 
 fn instance_in(issued: IssuedCertificate) -> Option<Instance> {
@@ -123,9 +126,11 @@ async fn a_join_with_a_new_token_ends_the_renewals_of_former_certificates() {
     assert!(fixture.renew_certificate(&details, first).await.is_err());
     assert_eq!(fixture.renew_certificate(&details, second.clone()).await.unwrap(), second);
     // A control plane of an older release has renewed it since.
-    let later =
-        PreviousCertificate { instance: None, issued: SystemTime::now() + Duration::from_secs(2) };
-    assert_eq!(fixture.renew_previous(&details, later).await.unwrap(), second);
+    let later_certificate = PreviousCertificate {
+        instance: None,
+        issued_at: SystemTime::now() + Duration::from_secs(2),
+    };
+    assert_eq!(fixture.renew_previous(&details, later_certificate).await.unwrap(), second);
     // Other workloads are not affected.
     let reviews = fixture.mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
     assert!(fixture.renew_certificate(&reviews, None).await.is_ok());
@@ -151,26 +156,31 @@ async fn a_certificate_is_renewed_only_for_its_pod() {
 async fn many_guesses_from_one_source_do_not_delay_another() {
     let mut fixture = CertifierFixture::open();
     let token = fixture.create_token("details-1");
-    let target =
+    let holder =
         fixture.mesh.workload(&workload_name("details-1")).map(CertificateHolder::from_workload);
-    let mut guesses = Vec::new();
-    let send = |fixture: &mut CertifierFixture, token: String, source: [u8; 4]| {
-        let (answer, result) = oneshot::channel();
+    let mut guess_responses = Vec::new();
+    let send_join = |fixture: &mut CertifierFixture, token: String, source: [u8; 4]| {
+        let (reply_sender, result) = oneshot::channel();
         let (workload, csr) =
             (workload_name("details-1"), PrivateKey::generate().certificate_request());
-        let joining = PendingJoin { token, workload, csr, source: source.into(), reply: answer };
-        fixture.certifier.join(joining, target.clone(), SystemTime::now());
+        let pending_join =
+            PendingJoin { token, workload, csr, source: source.into(), reply: reply_sender };
+        fixture.certifier.join(pending_join, holder.clone(), SystemTime::now());
         result
     };
     for guess in 0..500 {
-        guesses.push(send(&mut fixture, format!("leno-join-{guess:064}"), [10, 0, 0, 9]));
+        guess_responses.push(send_join(
+            &mut fixture,
+            format!("leno-join-{guess:064}"),
+            [10, 0, 0, 9],
+        ));
     }
-    let mut response = send(&mut fixture, token, [10, 0, 0, 1]);
+    let mut response = send_join(&mut fixture, token, [10, 0, 0, 1]);
     let result = loop {
         tokio::select! {
             biased;
             result = &mut response => break result.unwrap(),
-            _ = fixture.certifier.next() => {}
+            _ = fixture.certifier.next_event() => {}
         }
     };
     assert!(result.is_ok(), "{result:?}");
@@ -187,7 +197,9 @@ async fn a_token_gives_one_certificate_for_its_workload() {
     let credential = Credential::new(key, CertificateBundle::new(chain, roots).unwrap()).unwrap();
     assert_eq!(credential.workload(), Some(&workload_name("details-1")));
     assert_eq!(credential.id().to_string(), "spiffe://cluster.local/ns/bookinfo/sa/details");
-    let CertifierEvent::Signed(signed, reason) = fixture.certifier.next().await else { panic!() };
+    let CertifierEvent::Signed(signed, reason) = fixture.certifier.next_event().await else {
+        panic!()
+    };
     assert_eq!(reason, SigningReason::Join);
     assert_eq!((signed.workload, signed.id), (workload_name("details-1"), credential.id().clone()));
     let replayed =
@@ -236,24 +248,24 @@ async fn a_rejection_does_not_reveal_which_workloads_exist() {
 async fn a_certificate_without_a_receiver_is_not_a_rejection() {
     let mut fixture = CertifierFixture::open();
     let details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
-    let (answer, _) = oneshot::channel();
+    let (reply_sender, _) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
     fixture.certifier.renew_certificate(
         ConnectionId(7),
         &details,
-        held_certificate(),
+        certificate_without_instance(),
         request,
-        answer,
+        reply_sender,
         SystemTime::now(),
     );
-    while fixture.certifier.issued == 0 {
+    while fixture.certifier.issued_count == 0 {
         tokio::select! {
             biased;
-            sent = fixture.certifier.next() => panic!("{sent:?}"),
+            event = fixture.certifier.next_event() => panic!("{event:?}"),
             () = tokio::task::yield_now() => {}
         }
     }
-    assert_eq!(fixture.certifier.rejected, 0);
+    assert_eq!(fixture.certifier.rejected_count, 0);
     assert_eq!(fixture.certifier.latest_certificates().count(), 0);
 }
 
@@ -262,18 +274,18 @@ async fn a_renewal_is_for_the_current_account_of_the_workload() {
     let mut fixture = CertifierFixture::open();
     let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.account.name = Name::new("other").unwrap();
-    let (answer, result) = oneshot::channel();
+    let (reply_sender, result) = oneshot::channel();
     let request = PrivateKey::generate().certificate_request();
     fixture.certifier.renew_certificate(
         ConnectionId(1),
         &details,
-        held_certificate(),
+        certificate_without_instance(),
         request,
-        answer,
+        reply_sender,
         SystemTime::now(),
     );
     assert!(result.await.unwrap().is_ok());
-    let CertifierEvent::Signed(signed, _) = fixture.certifier.next().await else { panic!() };
+    let CertifierEvent::Signed(signed, _) = fixture.certifier.next_event().await else { panic!() };
     assert_eq!(signed.id.account.name.as_str(), "other");
 }
 
@@ -289,12 +301,16 @@ fn a_claim_is_valid_only_for_the_workload_and_account_of_the_certificate() {
         not_after: SystemTime::UNIX_EPOCH,
     };
     let domain = TrustDomain::new("cluster.local").unwrap();
-    let good = "cluster.local/ns/bookinfo/sa/details";
-    for (peer, found, expected) in [
-        (peer(good, Some("details-1")), details, None),
-        (peer(good, Some("details-2")), details, Some("issued to workload `bookinfo/details-2`")),
-        (peer(good, None), details, Some("issued to workload ``")),
-        (peer(good, Some("details-1")), None, Some("no Workload bookinfo/details-1")),
+    let valid_id = "cluster.local/ns/bookinfo/sa/details";
+    for (peer, existing_workload, expected) in [
+        (peer(valid_id, Some("details-1")), details, None),
+        (
+            peer(valid_id, Some("details-2")),
+            details,
+            Some("issued to workload `bookinfo/details-2`"),
+        ),
+        (peer(valid_id, None), details, Some("issued to workload ``")),
+        (peer(valid_id, Some("details-1")), None, Some("no Workload bookinfo/details-1")),
         (peer("cluster.local/ns/bookinfo/sa/x", Some("details-1")), details, Some("join again")),
         (peer("other.local/ns/bookinfo/sa/details", Some("details-1")), details, Some("other")),
     ] {
@@ -302,7 +318,7 @@ fn a_claim_is_valid_only_for_the_workload_and_account_of_the_certificate() {
         let result = verify_claim(
             &peer,
             &workload_name("details-1"),
-            found.map(|found| (found, &instance)),
+            existing_workload.map(|existing_workload| (existing_workload, &instance)),
             &domain,
         );
         let error = result.err().map(|error| error.to_string());

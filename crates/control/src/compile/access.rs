@@ -36,26 +36,26 @@ pub(super) fn compile_inbound_policy(mesh: &Mesh, workload: &Workload) -> Inboun
 /// Returns the missing objects that a policy refers to, as sentences for its author. The policy still allows
 /// the requests that its other rules match.
 pub(crate) fn missing_references(mesh: &Mesh, target: &TrafficTarget) -> Vec<String> {
-    let mut missing = Vec::new();
+    let mut sentences = Vec::new();
     for rule in &target.rules {
         match rule {
             TargetRule::Http { group, matches } => match mesh.route_group(group) {
-                None => missing.push(format!("HTTPRouteGroup {group} does not exist")),
-                Some(existing) => {
+                None => sentences.push(format!("HTTPRouteGroup {group} does not exist")),
+                Some(existing_group) => {
                     let missing_names =
-                        matches.iter().filter(|name| find_match(existing, name).is_none());
+                        matches.iter().filter(|name| find_match(existing_group, name).is_none());
                     let sentence =
                         |name| format!("HTTPRouteGroup {group} has no match named `{name}`");
-                    missing.extend(missing_names.map(sentence));
+                    sentences.extend(missing_names.map(sentence));
                 }
             },
             TargetRule::Tcp { route } if mesh.tcp_route(route).is_none() => {
-                missing.push(format!("TCPRoute {route} does not exist"));
+                sentences.push(format!("TCPRoute {route} does not exist"));
             }
             TargetRule::Tcp { .. } => {}
         }
     }
-    missing
+    sentences
 }
 
 /// Compiles the rule of a `TrafficTarget`. A missing group, match or `TCPRoute` allows nothing.
@@ -66,10 +66,10 @@ fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
         match rule {
             TargetRule::Http { group, matches } => {
                 let group = mesh.route_group(group);
-                let allowed = group
+                let allowed_requests = group
                     .into_iter()
                     .flat_map(|group| matches.iter().filter_map(|name| find_match(group, name)));
-                for request in allowed {
+                for request in allowed_requests {
                     if !http_matches.contains(request) {
                         http_matches.push(request.clone());
                     }

@@ -14,7 +14,7 @@ use super::service::{
 };
 use crate::mesh::Mesh;
 
-/// The entries of some addresses.
+/// The entries of the addresses that a sidecar queried, and the resources that the entries depend on.
 #[derive(Debug, Default)]
 pub(crate) struct AddressEntries {
     pub(crate) by_address: BTreeMap<IpAddr, Arc<AddressEntry>>,
@@ -30,11 +30,11 @@ pub(crate) struct AddressEntries {
 /// by the service configuration and by the server's sidecar.
 pub(crate) fn address_entries(
     mesh: &Mesh,
-    queried: &BTreeSet<IpAddr>,
+    queried_addresses: &BTreeSet<IpAddr>,
     service_configs: &mut ServiceConfigCache,
 ) -> AddressEntries {
     let mut address_entries = AddressEntries::default();
-    for address in queried {
+    for address in queried_addresses {
         let address_entry = address_entries.address_entry(mesh, *address, service_configs);
         address_entries.by_address.insert(*address, Arc::new(address_entry));
     }

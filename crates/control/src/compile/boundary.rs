@@ -1,4 +1,4 @@
-//! Ingress and egress rules of a workload.
+//! Compilation of a workload's ingress and egress rules, and the problems of ingress policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -125,24 +125,24 @@ fn source_ranges(mesh: &Mesh, source: &IngressSource) -> Vec<IpRange> {
 }
 
 /// Compiles the egress rules of a workload: none are needed while all egress is allowed.
-pub(super) fn egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> {
+pub(super) fn compile_egress_rules(mesh: &Mesh, workload: &Workload) -> Vec<EgressRule> {
     if mesh.config().egress == Egress::Allow {
         return Vec::new();
     }
     let server_rules = api_server_rules(&mesh.config().api_server);
     let policies =
-        mesh.egress_of(&workload.account).flat_map(|policy| rules_of_policy(mesh, policy));
+        mesh.egress_of(&workload.account).flat_map(|policy| policy_egress_rules(mesh, policy));
     server_rules.chain(policies).collect()
 }
 
 /// Returns the egress rules for the API server, one per port.
 fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = EgressRule> + use<> {
-    let mut by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
+    let mut ranges_by_port: BTreeMap<u16, Vec<IpRange>> = BTreeMap::new();
     for address in addresses {
-        by_port.entry(address.port()).or_default().push(address.ip().into());
+        ranges_by_port.entry(address.port()).or_default().push(address.ip().into());
     }
     let policy = PolicyName::new("default", "kubernetes").expect("it is the name of its Service");
-    by_port.into_iter().map(move |(port, ranges)| EgressRule {
+    ranges_by_port.into_iter().map(move |(port, ranges)| EgressRule {
         policy: policy.clone(),
         port,
         matched_by: MatchedBy::Address,
@@ -152,7 +152,7 @@ fn api_server_rules(addresses: &BTreeSet<SocketAddr>) -> impl Iterator<Item = Eg
     })
 }
 
-fn rules_of_policy<'a>(
+fn policy_egress_rules<'a>(
     mesh: &'a Mesh,
     policy: &'a EgressPolicy,
 ) -> impl Iterator<Item = EgressRule> + 'a {
@@ -176,7 +176,8 @@ fn group_matches(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMa
         return None;
     }
     let groups = groups.iter().filter_map(|group| mesh.route_group(group));
-    let matches = groups.flat_map(|group| &group.matches).map(|named| named.request.clone());
+    let matches =
+        groups.flat_map(|group| &group.matches).map(|named_match| named_match.request.clone());
     Some(matches.collect())
 }
 

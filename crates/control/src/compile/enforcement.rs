@@ -190,7 +190,8 @@ pub(super) fn policies_needing_sidecar(
         }
         let workloads =
             mesh.service_workloads(&service.name).chain(mesh.unmeshed_workloads_of(&service.name));
-        policies.extend(workloads.flat_map(|other| access_policies(mesh, other)));
+        policies
+            .extend(workloads.flat_map(|service_workload| access_policies(mesh, service_workload)));
     }
     policies
 }

@@ -177,9 +177,9 @@ pub(crate) fn target_port(target: &TargetPort, workload: &Workload) -> Option<u1
 /// Compiled service configurations, shared by all clients of the same class.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceConfigCache {
-    cached: BTreeMap<(ServiceName, ClientClass), CachedServiceConfig>,
+    entries: BTreeMap<(ServiceName, ClientClass), CachedServiceConfig>,
     /// The number of configurations compiled so far.
-    compiled: u64,
+    compiled_count: u64,
 }
 
 #[derive(Debug)]
@@ -187,8 +187,8 @@ struct CachedServiceConfig {
     service_config: Arc<ServiceConfig>,
     /// True if an input may have changed since the compilation.
     is_stale: bool,
-    /// The number of sweeps since its last use in which no snapshot contained it.
-    unused_sweeps: u8,
+    /// The number of eviction passes since the last use in which no snapshot contained the configuration.
+    unused_passes: u8,
 }
 
 impl ServiceConfigCache {
@@ -203,37 +203,37 @@ impl ServiceConfigCache {
         let client_class = client_class.for_service(mesh, name);
         let key = (name.clone(), client_class.clone());
         let Some(service) = mesh.service(name) else {
-            self.cached.remove(&key);
+            self.entries.remove(&key);
             return None;
         };
-        let old = match self.cached.get_mut(&key) {
+        let old = match self.entries.get_mut(&key) {
             Some(cached) if !cached.is_stale => {
-                cached.unused_sweeps = 0;
+                cached.unused_passes = 0;
                 return Some(Arc::clone(&cached.service_config));
             }
             Some(cached) => Some(Arc::clone(&cached.service_config)),
             None => None,
         };
-        self.compiled += 1;
+        self.compiled_count += 1;
         let service_config = reuse_unchanged(compile_service(mesh, &client_class, service), old);
         let cached = CachedServiceConfig {
             service_config: Arc::clone(&service_config),
             is_stale: false,
-            unused_sweeps: 0,
+            unused_passes: 0,
         };
-        self.cached.insert(key, cached);
+        self.entries.insert(key, cached);
         Some(service_config)
     }
 
     /// Returns the number of configurations compiled so far.
     pub(crate) fn compiled_count(&self) -> u64 {
-        self.compiled
+        self.compiled_count
     }
 
     /// Marks the configurations that may have changed.
     pub(crate) fn mark_stale(&mut self, affected_set: &AffectedSet) {
         if affected_set.all_proxies || !affected_set.accounts.is_empty() {
-            for ((_, client_class), cached) in &mut self.cached {
+            for ((_, client_class), cached) in &mut self.entries {
                 let account = client_class.account();
                 let is_affected =
                     account.is_some_and(|account| affected_set.accounts.contains(account));
@@ -242,30 +242,31 @@ impl ServiceConfigCache {
         }
         for service in &affected_set.services {
             // The first variant sorts first.
-            let configs = self.cached.range_mut((service.clone(), ClientClass::AllClients)..);
+            let configs = self.entries.range_mut((service.clone(), ClientClass::AllClients)..);
             let configs = configs.take_while(|((name, _), _)| name == service);
             configs.for_each(|(_, cached)| cached.is_stale = true);
         }
     }
 
-    /// Evicts entries that are in no snapshot and were unused for some sweeps. Entries that address entries
+    /// Evicts entries that are in no snapshot and were unused for [`MAX_UNUSED_PASSES`] passes. Entries that address entries
     /// depend on are in no snapshot.
     pub(crate) fn evict_unused(&mut self) {
-        self.cached.retain(|_, cached| {
-            let is_held = Arc::strong_count(&cached.service_config) > 1;
-            cached.unused_sweeps = if is_held { 0 } else { cached.unused_sweeps.saturating_add(1) };
-            cached.unused_sweeps < MAX_UNUSED_SWEEPS
+        self.entries.retain(|_, cached| {
+            let is_in_snapshot = Arc::strong_count(&cached.service_config) > 1;
+            cached.unused_passes =
+                if is_in_snapshot { 0 } else { cached.unused_passes.saturating_add(1) };
+            cached.unused_passes < MAX_UNUSED_PASSES
         });
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.cached.len()
+        self.entries.len()
     }
 }
 
-/// The number of sweeps after which an unused entry is evicted: half a second during a burst of changes.
-const MAX_UNUSED_SWEEPS: u8 = 16;
+/// The number of eviction passes after which an unused entry is evicted: half a second during a burst of changes.
+const MAX_UNUSED_PASSES: u8 = 16;
 
 /// The workloads that a client may call.
 enum CallableWorkloads<'a> {
@@ -343,15 +344,15 @@ fn port_rules(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> (bool, Vec<RouteRule>) {
-    let attached: Vec<&HttpRoute> =
-        mesh.http_routes().routes_at_port(service, port, consumer).collect();
-    let kind = attached.iter().map(|route| route.kind).max();
+    let attached_routes: Vec<&HttpRoute> =
+        mesh.http_routes().routes_at_port(service, port, consumer_namespace).collect();
+    let kind = attached_routes.iter().map(|route| route.kind).max();
     if kind.is_none() {
-        return (false, split::split_rules(mesh, service, port, consumer));
+        return (false, split::split_rules(mesh, service, port, consumer_namespace));
     }
-    let most_specific = attached.iter().filter(|route| Some(route.kind) == kind);
+    let most_specific = attached_routes.iter().filter(|route| Some(route.kind) == kind);
     let rules = most_specific.flat_map(|route| route.rules.iter());
     (true, rules.map(|rule| permitted_rule(mesh, service, rule)).collect())
 }
@@ -370,13 +371,14 @@ fn permitted_rule(mesh: &Mesh, service: &ServiceName, rule: &RouteRule) -> Route
 /// Removes the backends that an object may not refer to, and returns their total weight.
 pub(super) fn remove_ungranted(
     mesh: &Mesh,
-    own: &ServiceName,
+    requested_service: &ServiceName,
     object: (RouteKind, &RouteName),
     backends: &mut Vec<WeightedBackend>,
 ) -> u32 {
     let mut weight: u32 = 0;
     backends.retain(|backend| {
-        let is_granted = backend.service == *own || mesh.may_refer_to(object, &backend.service);
+        let is_granted =
+            backend.service == *requested_service || mesh.may_refer_to(object, &backend.service);
         if !is_granted {
             weight = weight.saturating_add(backend.weight);
         }
@@ -390,9 +392,9 @@ fn tls_rules(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> Vec<TlsRule> {
-    let routes = mesh.tls_routes().routes_at_port(service, port, consumer);
+    let routes = mesh.tls_routes().routes_at_port(service, port, consumer_namespace);
     let granted = routes.map(|route| {
         let mut rule = route.rule.clone();
         let TlsRule { route, backends, .. } = &mut rule;
@@ -402,15 +404,15 @@ fn tls_rules(
     granted.collect()
 }
 
-/// Returns the protocol that a service port declares; otherwise that on which its workloads agree; otherwise
+/// Returns the protocol that a service port declares; otherwise the one on which its workloads agree; otherwise
 /// that of a well-known port, or detection.
 pub(super) fn port_protocol(mesh: &Mesh, service: &Service, port: &ServicePort) -> Protocol {
     if let Some(protocol) = port.protocol {
         return protocol;
     }
     let protocol_of = |workload: &Workload| {
-        let number = target_port(&port.target, workload)?;
-        let workload_port = workload.ports.iter().find(|port| port.port == number)?;
+        let port_number = target_port(&port.target, workload)?;
+        let workload_port = workload.ports.iter().find(|port| port.port == port_number)?;
         Some(workload_port.protocol)
     };
     let mut protocols: BTreeSet<Protocol> =
@@ -435,7 +437,7 @@ pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
         .is_some_and(|(service, port)| port_protocol(mesh, service, port) == Protocol::Tcp)
 }
 
-/// Returns the endpoints of a port, ordered by ID: IDs differ in the workload only. Each has the labels that
+/// Returns the endpoints of a port, ordered by workload name. Each endpoint has the labels that
 /// the port's tag rules name. Without a ready endpoint, terminating ones that still serve are used, as by
 /// kube-proxy.
 fn port_endpoints(
@@ -477,8 +479,8 @@ fn endpoints_at_stage(
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
     let callable = select_callable_workloads(mesh, service, port, callable_workloads, stage);
-    let endpoints = callable.filter_map(|(workload, number)| {
-        let address = *mesh.sidecar_listeners(&workload.name)?.get(&number)?;
+    let endpoints = callable.filter_map(|(workload, port_number)| {
+        let address = *mesh.sidecar_listeners(&workload.name)?.get(&port_number)?;
         let id = endpoint_id(&service.name, port, workload);
         let tags = select_labels(workload, |label| named_labels.contains(label));
         let account = Some(workload.account.clone());
@@ -527,11 +529,11 @@ fn unmeshed_endpoints(
     };
     let mut cache = EnforcementCache::new(mesh);
     let endpoints = workloads.filter(accepts_plaintext).filter_map(|workload| {
-        let number = target_port(&port.target, workload)?;
-        cache.is_unrestricted(workload, number).then(|| {
+        let port_number = target_port(&port.target, workload)?;
+        cache.is_unrestricted(workload, port_number).then(|| {
             Arc::new(Endpoint {
                 id: endpoint_id(&service.name, port, workload),
-                address: SocketAddr::new(workload.address, number),
+                address: SocketAddr::new(workload.address, port_number),
                 account: None,
                 tags: select_labels(workload, |label| named_labels.contains(label)),
                 weight: Some(workload.weight),
@@ -581,11 +583,12 @@ fn reuse_unchanged(mut new: ServiceConfig, old: Option<Arc<ServiceConfig>>) -> A
     for (number, port) in &mut new.ports {
         let old_endpoints = old.ports.get(number).map_or(&[][..], |port| &port.endpoints);
         for endpoint in &mut port.endpoints {
-            let position = old_endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id));
-            if let Some(equal) = position.ok().and_then(|index| old_endpoints.get(index))
-                && equal == endpoint
+            let search_result = old_endpoints.binary_search_by(|old| old.id.cmp(&endpoint.id));
+            if let Some(old_endpoint) =
+                search_result.ok().and_then(|index| old_endpoints.get(index))
+                && old_endpoint == endpoint
             {
-                *endpoint = Arc::clone(equal);
+                *endpoint = Arc::clone(old_endpoint);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Rules for all traffic of a port: those of TCP routes, and of splits on ports without a route.
+//! Compilation of rules for all traffic of a port: rules of TCP routes, and of splits on ports without a route.
 
 use leno_model::{
     Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
@@ -8,19 +8,19 @@ use leno_model::{
 use super::service::remove_ungranted;
 use crate::mesh::Mesh;
 
-/// Returns the rules for requests to a port without an `HTTPRoute` or `GRPCRoute`: that of a TCP route; or
-/// those of splits, first the ones with matches, by age and name, then the one for all requests. Unmatched
-/// requests go to the service's own endpoints.
+/// Returns the rules for requests to a port without an `HTTPRoute` or `GRPCRoute`: the rule of a TCP route, or
+/// the rules of splits. Splits with matches come first, by age and name, and then the split for all requests.
+/// Unmatched requests go to the service's own endpoints.
 pub(super) fn split_rules(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> Vec<RouteRule> {
-    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer) {
+    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer_namespace) {
         return vec![rule.for_requests()];
     }
-    if gateway_route_key(mesh, service, port, consumer).is_some() {
+    if gateway_route_key(mesh, service, port, consumer_namespace).is_some() {
         return Vec::new();
     }
     let splits_with_matches =
@@ -37,12 +37,12 @@ pub(super) fn tcp_rule(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> Option<TcpRule> {
-    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer) {
+    if let Some(rule) = tcp_route_rule(mesh, service, port, consumer_namespace) {
         return Some(rule);
     }
-    if gateway_route_key(mesh, service, port, consumer).is_some() {
+    if gateway_route_key(mesh, service, port, consumer_namespace).is_some() {
         return None;
     }
     split_for_all_requests(mesh, service).map(|split| split_shares(mesh, split, port))
@@ -65,10 +65,10 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
         });
         route.into_iter().chain(other_split.clone()).collect()
     };
-    let by_port: Vec<Vec<String>> = ports.map(|port| objects_at_port(port.port)).collect();
-    match by_port.is_empty() {
+    let objects_by_port: Vec<Vec<String>> = ports.map(|port| objects_at_port(port.port)).collect();
+    match objects_by_port.is_empty() {
         true => vec![other_split.into_iter().collect()],
-        false => by_port,
+        false => objects_by_port,
     }
 }
 
@@ -90,34 +90,37 @@ fn tcp_route_rule(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> Option<TcpRule> {
-    let route = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer).next()?;
+    let route =
+        mesh.gateway_tcp_routes().routes_at_port(service, port, consumer_namespace).next()?;
     Some(permitted_rule(mesh, service, route.rule.clone()))
 }
 
-/// Returns the oldest split of a root without matches, then the first by name.
+/// Returns the split without matches that applies to a root service: the oldest, then the first by name.
 fn split_for_all_requests<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a TrafficSplit> {
     let splits_without_matches =
         mesh.traffic_splits().attached_to(root).filter(|split| split.groups.is_none());
     splits_without_matches.min_by_key(|split| split.precedence())
 }
 
-/// Returns the key of a Gateway API route attached to a port: splits do not apply there.
+/// Returns the key of a Gateway API route attached to a port, if any: splits do not apply to such a port.
 fn gateway_route_key(
     mesh: &Mesh,
     service: &ServiceName,
     port: u16,
-    consumer: Option<&Name>,
+    consumer_namespace: Option<&Name>,
 ) -> Option<ObjectKey> {
-    let http =
-        mesh.http_routes().routes_at_port(service, port, consumer).max_by_key(|route| route.kind);
-    let http = http.map(|route| route.kind.object_key(route.name.clone()));
-    let tcp = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer);
-    let mut tcp = tcp.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
-    let tls = mesh.tls_routes().routes_at_port(service, port, consumer);
-    let mut tls = tls.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
-    http.or_else(|| tcp.next()).or_else(|| tls.next())
+    let http_key = mesh
+        .http_routes()
+        .routes_at_port(service, port, consumer_namespace)
+        .max_by_key(|route| route.kind);
+    let http_key = http_key.map(|route| route.kind.object_key(route.name.clone()));
+    let tcp_keys = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer_namespace);
+    let mut tcp_keys = tcp_keys.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
+    let tls_keys = mesh.tls_routes().routes_at_port(service, port, consumer_namespace);
+    let mut tls_keys = tls_keys.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
+    http_key.or_else(|| tcp_keys.next()).or_else(|| tls_keys.next())
 }
 
 /// Returns the rule of a split; `None` if it matches no request.
@@ -126,7 +129,7 @@ fn split_rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule>
     if let Some(groups) = &split.groups {
         let groups = groups.iter().filter_map(|group| mesh.route_group(group));
         let matches = groups.flat_map(|group| &group.matches);
-        rule.matches = matches.map(|named| named.request.clone()).collect();
+        rule.matches = matches.map(|named_match| named_match.request.clone()).collect();
     }
     (!rule.matches.is_empty()).then_some(rule)
 }
@@ -142,8 +145,8 @@ fn split_shares(mesh: &Mesh, split: &TrafficSplit, port: u16) -> TcpRule {
 }
 
 /// Returns the rule without the backends that it may not refer to; their share is rejected.
-fn permitted_rule(mesh: &Mesh, own: &ServiceName, mut rule: TcpRule) -> TcpRule {
+fn permitted_rule(mesh: &Mesh, requested_service: &ServiceName, mut rule: TcpRule) -> TcpRule {
     let object = (rule.kind, &rule.route);
-    rule.ungranted_weight = remove_ungranted(mesh, own, object, &mut rule.backends);
+    rule.ungranted_weight = remove_ungranted(mesh, requested_service, object, &mut rule.backends);
     rule
 }

@@ -1,4 +1,4 @@
-//! Tests of the compiler: the configuration of one workload, as text.
+//! The compiled configuration of one workload, rendered as text, and the cache of service configurations.
 
 mod access;
 mod boundary;
@@ -29,8 +29,9 @@ fn check_config(yaml: &str, client: &str, services: &[&str], expected: &Expect) 
     let mesh = mesh_with_sidecars(yaml);
     let services: BTreeSet<ServiceName> = services.iter().map(|name| service_name(name)).collect();
     let client = mesh.workload(&workload_name(client)).unwrap();
-    let used = used_services(client, &services);
-    let compiled_config = compile_config(&mesh, client, &used, &mut ServiceConfigCache::default());
+    let root_services = used_services(client, &services);
+    let compiled_config =
+        compile_config(&mesh, client, &root_services, &mut ServiceConfigCache::default());
     expected.assert_eq(&render_config(&compiled_config));
 }
 
@@ -450,8 +451,9 @@ spec:
 "#;
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{added_objects}"));
     let client = mesh.workload(&workload_name("stranger-1")).unwrap();
-    let used = BTreeSet::from([service_name("reviews")]);
-    let compiled_config = compile_config(&mesh, client, &used, &mut ServiceConfigCache::default());
+    let root_services = BTreeSet::from([service_name("reviews")]);
+    let compiled_config =
+        compile_config(&mesh, client, &root_services, &mut ServiceConfigCache::default());
     let services: Vec<&ServiceName> = compiled_config.snapshot.services.keys().collect();
     let expected = ["details", "reviews", "reviews-v1", "reviews-v2"].map(service_name);
     assert_eq!(services, expected.iter().collect::<Vec<_>>());
@@ -507,17 +509,23 @@ fn unchanged_service_configurations_are_shared_and_changed_ones_keep_their_endpo
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let mut service_configs = ServiceConfigCache::default();
     let (name, client_class) = (service_name("reviews"), ClientClass::AllClients);
-    let before = service_configs.service_config(&mesh, &client_class, &name).unwrap();
+    let first_config = service_configs.service_config(&mesh, &client_class, &name).unwrap();
     let mut affected_set = mesh.set_listeners(&workload_name("details-1"), None);
     affected_set.all_proxies = true;
     service_configs.mark_stale(&affected_set);
-    let same = service_configs.service_config(&mesh, &client_class, &name).unwrap();
-    assert!(Arc::ptr_eq(&before, &same));
+    let second_config = service_configs.service_config(&mesh, &client_class, &name).unwrap();
+    assert!(Arc::ptr_eq(&first_config, &second_config));
     service_configs.mark_stale(&mesh.set_listeners(&workload_name("reviews-v2-1"), None));
-    let after = service_configs.service_config(&mesh, &client_class, &name).unwrap();
-    assert_eq!((before.ports[&9080].endpoints.len(), after.ports[&9080].endpoints.len()), (2, 1));
-    assert!(Arc::ptr_eq(&before.ports[&9080].endpoints[0], &after.ports[&9080].endpoints[0]));
-    drop((before, same, after));
+    let changed_config = service_configs.service_config(&mesh, &client_class, &name).unwrap();
+    assert_eq!(
+        (first_config.ports[&9080].endpoints.len(), changed_config.ports[&9080].endpoints.len()),
+        (2, 1)
+    );
+    assert!(Arc::ptr_eq(
+        &first_config.ports[&9080].endpoints[0],
+        &changed_config.ports[&9080].endpoints[0]
+    ));
+    drop((first_config, second_config, changed_config));
     service_configs.evict_unused();
     assert_eq!(service_configs.len(), 1, "a client may use it again soon");
     (0..16).for_each(|_| service_configs.evict_unused());
@@ -566,14 +574,26 @@ spec: {compat: sermant, config: 'enableRemoval: true'}
             service_config.ports[&9080].traffic_policy.outlier_detection.clone();
         outlier_detection.map(|outlier_detection| outlier_detection.policy.to_string())
     };
-    let some = |text: &str| Some(text.to_owned());
+    let expected_policy = |text: &str| Some(text.to_owned());
     assert_eq!(deciding_policy("", "reviews-v1"), None);
     assert_eq!(deciding_policy(&outlier_detection("b", ""), "reviews-v2"), None);
-    let all = format!("{}{}{sermant}", outlier_detection("b", ""), outlier_detection("c", ""));
-    assert_eq!(deciding_policy(&all, "reviews-v1"), some("OutlierDetection bookinfo/b"));
-    assert_eq!(deciding_policy(&all, "reviews-v2"), some("SermantRemoval bookinfo/all"));
-    let closer = format!("{all}{}", outlier_detection("z", ", port: 9080"));
-    assert_eq!(deciding_policy(&closer, "reviews-v1"), some("OutlierDetection bookinfo/z"));
-    let other_port = format!("{all}{}", outlier_detection("a", ", port: 1"));
-    assert_eq!(deciding_policy(&other_port, "reviews-v1"), some("OutlierDetection bookinfo/b"));
+    let policies = format!("{}{}{sermant}", outlier_detection("b", ""), outlier_detection("c", ""));
+    assert_eq!(
+        deciding_policy(&policies, "reviews-v1"),
+        expected_policy("OutlierDetection bookinfo/b")
+    );
+    assert_eq!(
+        deciding_policy(&policies, "reviews-v2"),
+        expected_policy("SermantRemoval bookinfo/all")
+    );
+    let with_port_policy = format!("{policies}{}", outlier_detection("z", ", port: 9080"));
+    assert_eq!(
+        deciding_policy(&with_port_policy, "reviews-v1"),
+        expected_policy("OutlierDetection bookinfo/z")
+    );
+    let other_port = format!("{policies}{}", outlier_detection("a", ", port: 1"));
+    assert_eq!(
+        deciding_policy(&other_port, "reviews-v1"),
+        expected_policy("OutlierDetection bookinfo/b")
+    );
 }

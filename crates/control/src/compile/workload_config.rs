@@ -9,7 +9,7 @@ use leno_model::{
 };
 
 use super::access::{compile_access, compile_inbound_policy};
-use super::boundary::{compile_ingress_rules, egress_rules};
+use super::boundary::{compile_egress_rules, compile_ingress_rules};
 use super::service::{select_labels, target_port};
 use crate::mesh::Mesh;
 
@@ -36,14 +36,14 @@ pub(crate) fn compile_workload_config(mesh: &Mesh, workload: &Workload) -> Workl
         mtls: mesh.config().mtls_mode_of(workload),
         gateway: mesh.gateway_of(workload).cloned(),
         ingress_rules: compile_ingress_rules(mesh, workload),
-        egress_rules: egress_rules(mesh, workload),
+        egress_rules: compile_egress_rules(mesh, workload),
         request_checks: port_checks(mesh, workload),
         retries: service_retries(mesh, workload),
     }
 }
 
-/// Returns the application's ports. In a cluster they need not be declared: the target port of a service is
-/// included. Elsewhere only declared ports are. If a port declares no protocol, that of the services applies.
+/// Returns the application's ports. In a cluster, ports need not be declared: the target ports of services are
+/// included. Elsewhere only declared ports are. If a port declares no protocol, the services' protocol applies.
 pub(super) fn application_ports(mesh: &Mesh, workload: &Workload) -> Vec<WorkloadPort> {
     let mut ports = workload.ports.clone();
     if !workload.address.is_loopback() {
@@ -125,8 +125,9 @@ pub(super) fn protocol_by_convention(
 /// Returns the protocol that the services forwarding to a port declare, if they agree: gRPC is HTTP/2.
 fn declared_protocol(mesh: &Mesh, workload: &Workload, port_number: u16) -> Protocol {
     let ports = mesh.services_of(&workload.name).flat_map(|service| &service.ports);
-    let forwarding = ports.filter(|port| target_port(&port.target, workload) == Some(port_number));
-    let protocols: BTreeSet<Protocol> = forwarding.filter_map(|port| port.protocol).collect();
+    let forwarding_ports =
+        ports.filter(|port| target_port(&port.target, workload) == Some(port_number));
+    let protocols: BTreeSet<Protocol> = forwarding_ports.filter_map(|port| port.protocol).collect();
     let is_http2 = |protocol: &Protocol| matches!(protocol, Protocol::Http2 | Protocol::Grpc);
     let first_protocol = protocols.first().copied();
     first_protocol
@@ -166,8 +167,8 @@ fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> 
     lanes
 }
 
-/// Returns the limits of each port of the application: the policies of all services that forward there, each
-/// once.
+/// Returns the limits of each port of the application: one entry for each policy of the services that forward
+/// to the port.
 fn port_limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits>> {
     let mut limits: BTreeMap<u16, Vec<PortLimits>> = BTreeMap::new();
     for service in mesh.services_of(&workload.name) {
@@ -183,8 +184,8 @@ fn port_limits(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortLimits
     limits
 }
 
-/// Returns the external checks at each port of the application: the policies of all services that forward
-/// there, each once.
+/// Returns the external checks at each port of the application: one entry for each policy of the services that
+/// forward to the port.
 fn port_checks(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<PortCheck>> {
     let mut checks: BTreeMap<u16, Vec<PortCheck>> = BTreeMap::new();
     for service in mesh.services_of(&workload.name) {

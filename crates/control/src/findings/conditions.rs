@@ -41,7 +41,7 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     let applications =
         applications.flat_map(|(workload, application)| check_application(workload, application));
     findings.extend(limit_findings(applications.collect(), "leno get workloads"));
-    let circuits = conditions_of("circuit-open").map(|(workload, condition)| {
+    let open_circuits = conditions_of("circuit-open").map(|(workload, condition)| {
         Finding::problem(
             format!(
                 "{}: the circuit to {} is open: {}",
@@ -50,13 +50,13 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
             "leno get circuits shows all; repair the service, and the circuit closes automatically",
         )
     });
-    findings.extend(limit_findings(circuits.collect(), "leno get circuits"));
-    findings.extend(check_delays(inputs));
-    findings.extend(rejected_client_findings(inputs));
+    findings.extend(limit_findings(open_circuits.collect(), "leno get circuits"));
+    findings.extend(check_detection_delays(inputs));
+    findings.extend(check_rejected_clients(inputs));
     let joins = inputs.rejected_joins.iter().map(|join| rejected_join_finding(inputs, join));
     findings.extend(limit_findings(joins.collect(), "leno status -o json"));
-    findings.extend(check_state(inputs));
-    let tables = conditions_of("table-full").map(|(workload, condition)| {
+    findings.extend(check_directories(inputs));
+    let full_tables = conditions_of("table-full").map(|(workload, condition)| {
         Finding::notice(
             format!(
                 "{}: the table {} is full: {}",
@@ -65,14 +65,14 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
             "leno_table_evictions_total counts evictions; docs/limits.md lists the bounds",
         )
     });
-    findings.extend(limit_findings(tables.collect(), "leno get workloads -o json"));
-    findings.extend(dropped_line_findings(inputs));
-    findings.extend(check_unknown(inputs));
+    findings.extend(limit_findings(full_tables.collect(), "leno get workloads -o json"));
+    findings.extend(check_dropped_log_lines(inputs));
+    findings.extend(check_unknown_conditions(inputs));
     findings
 }
 
 /// Reports log lines that were dropped because a program's output blocked.
-fn dropped_line_findings(inputs: &FindingInputs) -> Vec<Finding> {
+fn check_dropped_log_lines(inputs: &FindingInputs) -> Vec<Finding> {
     let finding = |message: String| {
         let hint =
             "free space on the disk of the log, or repair its reader; traffic is not affected";
@@ -87,9 +87,9 @@ fn dropped_line_findings(inputs: &FindingInputs) -> Vec<Finding> {
         finding(format!("the control plane drops log lines because its output is blocked: {lines}"))
     });
     let sidecar_findings = inputs.workloads.iter().flat_map(|workload| {
-        let dropped =
+        let dropped_line_conditions =
             workload.conditions.iter().filter(|condition| condition.kind == "log-lines-dropped");
-        dropped.map(|condition| {
+        dropped_line_conditions.map(|condition| {
             finding(format!("{}: its sidecar drops log {}", workload.name, condition.reason))
         })
     });
@@ -158,7 +158,7 @@ fn rejected_join_finding(inputs: &FindingInputs, join: &RejectedJoinStatus) -> F
 }
 
 /// Reports service ports without a declared protocol whose server sends first, each once.
-fn check_delays(inputs: &FindingInputs) -> Vec<Finding> {
+fn check_detection_delays(inputs: &FindingInputs) -> Vec<Finding> {
     let conditions = inputs.workloads.iter().flat_map(|workload| &workload.conditions);
     let delayed_ports = conditions.filter(|condition| condition.kind == "detection-delayed");
     let delayed_ports: BTreeMap<&str, &str> = delayed_ports
@@ -174,7 +174,7 @@ fn check_delays(inputs: &FindingInputs) -> Vec<Finding> {
 }
 
 /// Reports rejected clients without mutual TLS. Clients with a sidecar bypass the mesh.
-fn rejected_client_findings(inputs: &FindingInputs) -> Vec<Finding> {
+fn check_rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
     let member_addresses = inputs.workloads.iter().flat_map(|workload| {
         let addresses = std::iter::once(&workload.address).chain(&workload.other_addresses);
         let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
@@ -186,9 +186,9 @@ fn rejected_client_findings(inputs: &FindingInputs) -> Vec<Finding> {
             .is_ok_and(|address| member_addresses.contains(&address.to_canonical()))
     };
     let findings = inputs.workloads.iter().flat_map(|workload| {
-        let rejected =
+        let rejecting_conditions =
             workload.conditions.iter().filter(|condition| condition.kind == "plaintext-rejected");
-        rejected.map(|condition| {
+        rejecting_conditions.map(|condition| {
             let ConditionStatus { subject, reason, .. } = condition;
             let (meshed_clients, other_clients): (Vec<&str>, Vec<&str>) =
                 reason.split(", ").partition(|name| is_member(name));
@@ -216,7 +216,7 @@ fn rejected_client_findings(inputs: &FindingInputs) -> Vec<Finding> {
 const BYPASS_EXPLANATION: &str = "bypass the mesh although they have a sidecar";
 
 /// Reports data directories that cannot be written, and files of the authority that cannot be used.
-fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
+fn check_directories(inputs: &FindingInputs) -> Vec<Finding> {
     let hint = "free disk space or make the directory writable: until then a restart loses certificates, tokens or the last configuration";
     let control_plane_findings = inputs
         .directory
@@ -236,9 +236,9 @@ fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
         )
     });
     let sidecar_findings = inputs.workloads.iter().flat_map(|workload| {
-        let unwritable =
+        let unwritable_conditions =
             workload.conditions.iter().filter(|condition| condition.kind == "state-unwritable");
-        unwritable.map(|condition| {
+        unwritable_conditions.map(|condition| {
             let ConditionStatus { subject, reason, .. } = condition;
             let name = &workload.name;
             let message =
@@ -253,7 +253,7 @@ fn check_state(inputs: &FindingInputs) -> Vec<Finding> {
 }
 
 /// Reports conditions of kinds that a later release introduced.
-fn check_unknown(inputs: &FindingInputs) -> Vec<Finding> {
+fn check_unknown_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     const KNOWN_KINDS: [&str; 8] = [
         "listener-closed",
         "dns-closed",

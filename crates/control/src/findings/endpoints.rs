@@ -31,11 +31,11 @@ pub(super) fn check_endpoints(inputs: &FindingInputs) -> Vec<Finding> {
             .then(|| empty_port_finding(service, port, receives_requests))
     });
     let mut findings = limit_findings(empty_port_findings.collect(), "leno get services");
-    let excluded = inputs
+    let excluded_findings = inputs
         .services
         .iter()
         .filter_map(|service| Some(excluded_finding(service, service.excluded.as_ref()?)));
-    findings.extend(limit_findings(excluded.collect(), "leno get services"));
+    findings.extend(limit_findings(excluded_findings.collect(), "leno get services"));
     findings
 }
 
@@ -45,8 +45,8 @@ fn namespace_of(name: &str) -> &str {
 }
 
 /// Reports ready endpoints that only clients outside the mesh reach.
-fn excluded_finding(service: &ServiceStatus, excluded: &ExcludedStatus) -> Finding {
-    let ExcludedStatus { endpoints, setting } = excluded;
+fn excluded_finding(service: &ServiceStatus, excluded_status: &ExcludedStatus) -> Finding {
+    let ExcludedStatus { endpoints, setting } = excluded_status;
     Finding::notice(
         format!(
             "{}: sidecars send no request to {} without a sidecar ({setting})",

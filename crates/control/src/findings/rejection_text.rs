@@ -1,4 +1,5 @@
-//! Text for rejected requests: the policies and sidecars behind a count, as `status` and `diagnose` name them.
+//! Sentences about rejected requests for `leno status` and `leno diagnose`: the rejecting sidecars, and the
+//! policies that decided.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +7,9 @@ use crate::status::{PolicyStatus, RejectionStatus, RouteStatus, WorkloadStatus};
 
 use crate::figures::{DEGRADED_BELOW, format_share};
 
-/// The objects of the mesh among which those that explain a rejection are searched.
+/// The objects of the mesh that may explain a rejection.
 #[derive(Debug, Clone, Copy)]
-pub struct Objects<'a> {
+pub struct MeshObjects<'a> {
     /// The status of all workloads.
     pub workloads: &'a [WorkloadStatus],
     /// The status of all routes.
@@ -26,7 +27,7 @@ pub fn is_notable(rejection: &RejectionStatus) -> bool {
 
 /// Returns a sentence about a rejection: its service, share, reason, sidecars and policies.
 #[must_use]
-pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> String {
+pub fn describe_rejection(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> String {
     let RejectionStatus { service, reason, sidecars, clients, .. } = rejection;
     let share = format_share(Some(rejection.share));
     let decision = match deciding_objects(rejection, objects).as_slice() {
@@ -47,18 +48,18 @@ pub fn describe_rejection(rejection: &RejectionStatus, objects: Objects<'_>) -> 
             "{client}: the mesh rejects {share} of its {requests} with {reason}{decision}"
         );
     }
-    let of_clients = match rejection.side.as_str() {
+    let client_suffix = match rejection.side.as_str() {
         "server" => "",
         _ => " of its clients",
     };
-    // If the server's sidecar rejects the requests, it has not reported that yet.
+    // The server's sidecar rejects these requests, but only the clients' sidecars have reported them so far.
     let location_word =
-        if !of_clients.is_empty() && is_server_reason(reason) { ", counted by" } else { " at" };
+        if !client_suffix.is_empty() && is_server_reason(reason) { ", counted by" } else { " at" };
     let location = match sidecars.as_slice() {
         [] => String::new(),
-        [sidecar] => format!("{location_word} the sidecar{of_clients} {sidecar}"),
+        [sidecar] => format!("{location_word} the sidecar{client_suffix} {sidecar}"),
         several => format!(
-            "{location_word} {} sidecars{of_clients}: {}",
+            "{location_word} {} sidecars{client_suffix}: {}",
             several.len(),
             several.join(", ")
         ),
@@ -80,7 +81,7 @@ pub fn rejection_hint(rejection: &RejectionStatus) -> String {
 
 /// Returns the policies or routes that decided: those that sidecars report, or all of a relevant kind for the
 /// service.
-fn deciding_objects(rejection: &RejectionStatus, objects: Objects<'_>) -> Vec<String> {
+fn deciding_objects(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> Vec<String> {
     if !rejection.policies.is_empty() {
         return rejection.policies.clone();
     }

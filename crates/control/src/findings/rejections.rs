@@ -1,14 +1,14 @@
-//! Findings about requests that the mesh rejects.
+//! Findings about requests that sidecars reject, and the share of a service's failures that rejections explain.
 
 use crate::status::RejectionStatus;
 
-use super::rejection_text::{Objects, describe_rejection, is_notable, rejection_hint};
+use super::rejection_text::{MeshObjects, describe_rejection, is_notable, rejection_hint};
 use super::{Finding, FindingInputs};
 use crate::figures::{DEGRADED_BELOW, FAILING_BELOW};
 
 /// Returns one finding per service and reason, the largest share first.
 pub(super) fn check_rejections(inputs: &FindingInputs) -> Vec<Finding> {
-    let objects = Objects {
+    let objects = MeshObjects {
         workloads: &inputs.workloads,
         routes: &inputs.routes,
         policies: &inputs.policies,
@@ -30,12 +30,12 @@ pub(super) fn check_rejections(inputs: &FindingInputs) -> Vec<Finding> {
     findings.chain(count_finding).collect()
 }
 
-/// True if rejections explain a service's failures: its other failures alone would not degrade it, or would not
-/// make it fail and are the smaller part.
-pub(super) fn explain_failures(
+/// True if rejections explain the failures of a service. Without the rejected requests, the service would not be
+/// degraded; or it would not be failing, and rejections are at least half of its failures.
+pub(super) fn rejections_explain_failures(
     inputs: &FindingInputs,
     service: &str,
-    success: Option<f64>,
+    success_rate: Option<f64>,
 ) -> bool {
     let service_rejections =
         inputs.traffic.rejections.iter().filter(|rejection| rejection.service == service);
@@ -44,10 +44,11 @@ pub(super) fn explain_failures(
         .map(|rejection| rejection.share)
         .sum();
     rejected_share > 0.0
-        && success.is_some_and(|success| {
-            let explained_share = success + rejected_share;
+        && success_rate.is_some_and(|success_rate| {
+            let explained_share = success_rate + rejected_share;
             explained_share >= DEGRADED_BELOW
-                || (explained_share >= FAILING_BELOW && rejected_share >= (1.0 - success) / 2.0)
+                || (explained_share >= FAILING_BELOW
+                    && rejected_share >= (1.0 - success_rate) / 2.0)
         })
 }
 

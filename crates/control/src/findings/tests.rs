@@ -1,4 +1,4 @@
-//! Healthy and degraded meshes, one fault at a time.
+//! The findings of healthy and degraded meshes, with one fault at a time.
 
 use serde_json::json;
 
@@ -93,10 +93,10 @@ fn assert_found(severity: Severity, cases: &[(Fault, &str, &str)]) {
         let mut inputs = healthy_inputs();
         introduce(&mut inputs);
         let findings = collect_findings(&inputs);
-        let [actual] = &findings[..] else { panic!("{message}: {findings:?}") };
-        assert_eq!(actual.severity, severity, "{actual:?}");
-        assert!(actual.message.contains(message), "{actual:?}");
-        assert!(actual.hint.contains(hint), "{actual:?}");
+        let [finding] = &findings[..] else { panic!("{message}: {findings:?}") };
+        assert_eq!(finding.severity, severity, "{finding:?}");
+        assert!(finding.message.contains(message), "{finding:?}");
+        assert!(finding.hint.contains(hint), "{finding:?}");
     }
 }
 
@@ -106,54 +106,62 @@ fn each_fault_is_a_problem_with_a_hint() {
         Severity::Problem,
         &[
             (
-                |f| f.workloads = vec![workload_status("absent")],
+                |inputs| inputs.workloads = vec![workload_status("absent")],
                 "1 workload without a connected sidecar: shop/cart-1",
                 "leno token",
             ),
-            (|f| f.proxies[0].out_of_sync_seconds = Some(70.0), "out of sync for 1m10s", "log"),
             (
-                |f| {
-                    (f.proxies[0].rejected, f.proxies[0].rejections) =
+                |inputs| inputs.proxies[0].out_of_sync_seconds = Some(70.0),
+                "out of sync for 1m10s",
+                "log",
+            ),
+            (
+                |inputs| {
+                    (inputs.proxies[0].rejected, inputs.proxies[0].rejections) =
                         (1, vec!["a bad pattern".into()])
                 },
                 "rejects its configuration: a bad pattern",
                 "stays in use",
             ),
             (
-                |f| f.certificates = vec![certificate_status(0)],
+                |inputs| inputs.certificates = vec![certificate_status(0)],
                 "has expired",
                 "leno token shop/cart-1",
             ),
-            (|f| f.certificates = vec![certificate_status(3_600)], "expires in 1h", "renewed"),
             (
-                |f| {
+                |inputs| inputs.certificates = vec![certificate_status(3_600)],
+                "expires in 1h",
+                "renewed",
+            ),
+            (
+                |inputs| {
                     // Two problems of one document.
-                    f.status.rejected = 1;
-                    f.rejected = json!({"rejected": [{"file": "a.yaml", "line": 1}, {"file": "a.yaml", "kind": "Service"}]});
+                    inputs.status.rejected = 1;
+                    inputs.rejected = json!({"rejected": [{"file": "a.yaml", "line": 1}, {"file": "a.yaml", "kind": "Service"}]});
                 },
                 "1 document rejected: a.yaml",
                 "leno get rejected",
             ),
             (
-                |f| {
-                    f.status.rejected = 1;
-                    f.rejected = json!({"rejected": [{"file": "mesh"}]});
+                |inputs| {
+                    inputs.status.rejected = 1;
+                    inputs.rejected = json!({"rejected": [{"file": "mesh"}]});
                 },
                 "1 path not read: mesh",
                 "leno get rejected",
             ),
             (
-                |f| f.policies = vec![without_keys(true)],
+                |inputs| inputs.policies = vec![without_keys(true)],
                 "JwtValidation shop/tokens: every request fails: no keys for https://a.example (/keys.json is absent)",
                 "JWK set",
             ),
             (
-                |f| f.rejected = json!({"trust_domain": "another"}),
+                |inputs| inputs.rejected = json!({"trust_domain": "another"}),
                 "MeshConfig: another",
                 "data directory",
             ),
             (
-                |f| f.traffic.services = vec![service_rates(0.5, 10)],
+                |inputs| inputs.traffic.services = vec![service_rates(0.5, 10)],
                 "shop/cart: 50.00 % of 2.0/s succeed",
                 "application",
             ),
@@ -166,11 +174,19 @@ fn temporary_and_intended_states_are_notices() {
     assert_found(
         Severity::Notice,
         &[
-            (|f| f.rejected = json!({"warnings": [{}, {}]}), "2 warnings", "leno get rejected"),
-            (|f| f.traffic.services = vec![service_rates(0.97, 100)], "97.00 %", "application"),
-            (|f| f.status.starting = true, "just started", "repeat"),
-            (|f| f.status.outdated = 2, "2 sidecars must still renew", "leno ca status"),
-            (|f| f.traffic.report_interval_ms = None, "unknown", "--report-interval"),
+            (
+                |inputs| inputs.rejected = json!({"warnings": [{}, {}]}),
+                "2 warnings",
+                "leno get rejected",
+            ),
+            (
+                |inputs| inputs.traffic.services = vec![service_rates(0.97, 100)],
+                "97.00 %",
+                "application",
+            ),
+            (|inputs| inputs.status.starting = true, "just started", "repeat"),
+            (|inputs| inputs.status.outdated = 2, "2 sidecars must still renew", "leno ca status"),
+            (|inputs| inputs.traffic.report_interval_ms = None, "unknown", "--report-interval"),
         ],
     );
 }
@@ -247,10 +263,10 @@ fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
         inputs.status.kubernetes = true;
         change(&mut inputs);
         let findings = collect_findings(&inputs);
-        let [actual] = &findings[..] else { panic!("{findings:?}") };
-        assert!(!actual.hint.contains("leno token"), "{actual:?}");
-        assert!(!actual.hint.contains("`leno proxy`"), "{actual:?}");
-        (actual.message.clone(), actual.hint.clone())
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert!(!finding.hint.contains("leno token"), "{finding:?}");
+        assert!(!finding.hint.contains("`leno proxy`"), "{finding:?}");
+        (finding.message.clone(), finding.hint.clone())
     };
     let (_, hint) = finding_for(|inputs| inputs.workloads = vec![workload_status("absent")]);
     assert!(hint.contains("kubectl -n NAMESPACE describe pod NAME"), "{hint}");
@@ -267,9 +283,9 @@ fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
             age_seconds: 1,
             reason: "the join token was used already".to_owned(),
         }];
-        let actual = collect_findings(&inputs);
-        assert!(actual[0].hint.contains("kubectl -n shop logs cart-1"), "{actual:?}");
-        assert!(!actual[0].hint.contains("leno token"), "{actual:?}");
+        let finding = collect_findings(&inputs);
+        assert!(finding[0].hint.contains("kubectl -n shop logs cart-1"), "{finding:?}");
+        assert!(!finding[0].hint.contains("leno token"), "{finding:?}");
     }
     let (message, _) = finding_for(|inputs| {
         inputs.status.rejected = 2;
@@ -283,7 +299,7 @@ fn hints_in_a_cluster_use_the_terms_of_kubernetes() {
 
 #[test]
 fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
-    let revoked = |supervised: bool| {
+    let findings_with_revocation = |supervised: bool| {
         let mut inputs = healthy_inputs();
         inputs.status.supervised = supervised;
         inputs.workloads = vec![WorkloadStatus { revoked: true, ..workload_status("absent") }];
@@ -296,7 +312,7 @@ fn a_revoked_workload_is_a_notice_that_names_the_revocation() {
         }];
         collect_findings(&inputs)
     };
-    for findings in [revoked(true), revoked(false)] {
+    for findings in [findings_with_revocation(true), findings_with_revocation(false)] {
         let [first, second] = &findings[..] else { panic!("{findings:?}") };
         assert_eq!(first.message, "1 workload is revoked: shop/cart-1");
         assert!(second.message.ends_with("workload shop/cart-1 is revoked"), "{second:?}");

@@ -1,4 +1,4 @@
-//! Rule match counts, over the last hour and since first reported.
+//! Match counts of rules, as sidecars report them: over the last hour, and since a rule was first reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,14 +17,15 @@ pub(super) struct MatchCounts {
     rules: RecentTable<RuleKey, MinuteCounts, MAX_RULES>,
 }
 
+/// The kind, namespace and name of an object, and the name of a rule in it.
 type RuleKey = (RuleKind, Name, Name, String);
 
-/// The match counts of one rule: those of the last hour, in 16 bytes for each minute with a match, and the
+/// The match counts of one rule: a count for each minute of the last hour with a match (16 bytes each), and the
 /// total.
 #[derive(Debug)]
 struct MinuteCounts {
-    /// The numbers of minutes with a match and their counts, the oldest first.
-    counts: VecDeque<(u64, u64)>,
+    /// The number of each minute with a match, and the count of matches in that minute. The oldest is first.
+    counts_by_minute: VecDeque<(u64, u64)>,
     /// The total since the rule was first reported.
     total: u64,
     /// The time of the last report with a match.
@@ -32,8 +33,8 @@ struct MinuteCounts {
 }
 
 impl MatchCounts {
-    /// Processes one sidecar's report; returns the number of entries that were dropped: rules of missing
-    /// objects, and those evicted for newer ones.
+    /// Processes one sidecar's report. Returns the number of dropped rules: rules of missing objects, and rules that
+    /// newer ones replaced.
     pub(super) fn record_report(
         &mut self,
         mesh: &Mesh,
@@ -52,14 +53,16 @@ impl MatchCounts {
         }
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
         let is_at_limit = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
-        let new_counts = || MinuteCounts { counts: VecDeque::new(), total: 0, last_match: at };
+        let new_counts =
+            || MinuteCounts { counts_by_minute: VecDeque::new(), total: 0, last_match: at };
         let (minutes, evicted) = self.rules.entry(key, new_counts);
         minutes.add(*matches, at);
         !is_at_limit && evicted.is_none()
     }
 
-    /// Evicts an object's least recently used rule if the object has its maximum, so that no object displaces
-    /// the rules of all others, whatever rules a sidecar reports. Returns true if a rule was evicted.
+    /// Evicts an object's least recently used rule if the object has [`MAX_RULES_PER_OBJECT`] rules. Otherwise a
+    /// sidecar could report rules of one object that displace the rules of all others. Returns true if a rule was
+    /// evicted.
     fn evict_rule_of_object(&mut self, (kind, namespace, name, _): &RuleKey) -> bool {
         let range_start = (*kind, namespace.clone(), name.clone(), String::new());
         let is_same_object =
@@ -69,8 +72,8 @@ impl MatchCounts {
         {
             return false;
         }
-        let oldest = self.rules.least_recent().find(is_same_object).cloned();
-        oldest.is_some_and(|oldest| self.rules.remove(&oldest).is_some())
+        let least_recent = self.rules.least_recent().find(is_same_object).cloned();
+        least_recent.is_some_and(|least_recent| self.rules.remove(&least_recent).is_some())
     }
 
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
@@ -81,6 +84,7 @@ impl MatchCounts {
         });
     }
 
+    /// Returns the status of every stored rule, ordered by kind, namespace, name and rule.
     pub(super) fn rule_statuses(&self, at: Duration) -> Vec<RuleStatus> {
         let status =
             |((kind, namespace, name, rule), minutes): (&RuleKey, &MinuteCounts)| RuleStatus {
@@ -99,29 +103,32 @@ impl MinuteCounts {
         self.total = self.total.saturating_add(matches);
         self.last_match = self.last_match.max(at);
         let minute = minute_number(at);
-        match self.counts.back_mut() {
+        match self.counts_by_minute.back_mut() {
             // Time is monotonic, so the last entry is the newest.
             Some((newest, count)) if *newest >= minute => *count = count.saturating_add(matches),
-            _ => self.counts.push_back((minute, matches)),
+            _ => self.counts_by_minute.push_back((minute, matches)),
         }
-        if self.counts.len() > MINUTES {
-            self.counts.pop_front();
+        if self.counts_by_minute.len() > COUNTED_MINUTES {
+            self.counts_by_minute.pop_front();
         }
     }
 
+    /// Returns the number of matches in the last hour.
     fn last_hour_count(&self, at: Duration) -> u64 {
-        let oldest = (minute_number(at) + 1).saturating_sub(MINUTES as u64);
-        let in_last_hour = self.counts.iter().filter(|(number, _)| *number >= oldest);
+        let oldest_minute = (minute_number(at) + 1).saturating_sub(COUNTED_MINUTES as u64);
+        let in_last_hour =
+            self.counts_by_minute.iter().filter(|(number, _)| *number >= oldest_minute);
         in_last_hour.fold(0, |total, (_, count)| total.saturating_add(*count))
     }
 }
 
+/// Returns the number of whole minutes before a time.
 fn minute_number(at: Duration) -> u64 {
     at.as_secs() / 60
 }
 
 /// The number of minutes in the count of the last hour.
-const MINUTES: usize = 60;
+const COUNTED_MINUTES: usize = 60;
 
 /// Maximum rules: about 1.3 KiB each while busy.
 const MAX_RULES: usize = 2048;
@@ -176,12 +183,12 @@ spec:
         }
         assert_eq!(match_counts.rules.len(), MAX_RULES_PER_OBJECT);
         let statuses = match_counts.rule_statuses(at_minute(0));
-        let sum = |rule: &str| {
+        let total_matches = |rule: &str| {
             statuses.iter().find(|status| status.rule == rule).map(|status| status.matches)
         };
         // The count of a used rule continues, and the least recently used rules are evicted.
-        assert_eq!(sum("used"), Some(5 + MAX_RULES_PER_OBJECT as u64 + 36));
-        assert_eq!((sum("36"), sum("37")), (None, Some(1)));
+        assert_eq!(total_matches("used"), Some(5 + MAX_RULES_PER_OBJECT as u64 + 36));
+        assert_eq!((total_matches("36"), total_matches("37")), (None, Some(1)));
         assert_eq!(
             match_counts.record_report(
                 &mesh,
@@ -203,16 +210,16 @@ spec:
         let route = |number: usize| {
             rule_matches("HTTPRoute", &format!("r{}", number % objects), &number.to_string(), 1)
         };
-        let more = 7;
-        let dropped = (0..MAX_RULES + more)
+        let extra_rules = 7;
+        let dropped = (0..MAX_RULES + extra_rules)
             .map(|number| match_counts.record_report(&mesh, &[route(number)], at_minute(0)));
-        assert_eq!(dropped.sum::<u64>(), more as u64);
+        assert_eq!(dropped.sum::<u64>(), extra_rules as u64);
         let rules: Vec<usize> = match_counts
             .rule_statuses(at_minute(0))
             .iter()
             .map(|status| status.rule.parse().unwrap())
             .collect();
-        assert_eq!((rules.len(), rules.iter().min()), (MAX_RULES, Some(&more)));
+        assert_eq!((rules.len(), rules.iter().min()), (MAX_RULES, Some(&extra_rules)));
     }
 
     #[test]

@@ -20,18 +20,19 @@ use crate::status::{RECENT_STEPS, RejectionStatus};
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
     /// Rejections by either side, counted by the sidecars of clients.
-    outbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
-    /// Rejections by the sidecars of servers. Only requests of clients without a sidecar are counted, since no
-    /// other sidecar counts those.
-    inbound: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
+    client_rejections: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
+    /// Rejections by the sidecars of servers. Only requests of clients without a sidecar are counted here: the
+    /// sidecar of a client counts its requests in `client_rejections`.
+    server_rejections: RecentTable<RejectionKey, RejectionCounts, MAX_ENTRIES>,
     /// All requests of clients without a sidecar, by service.
-    unmeshed: RecentTable<ServiceName, RecentCounts, MAX_ENTRIES>,
-    /// All requests of a workload to destinations that are not a service of the mesh, and those without a known
-    /// service.
-    external: RecentTable<WorkloadName, RecentCounts, MAX_ENTRIES>,
+    unmeshed_requests: RecentTable<ServiceName, RecentCounts, MAX_ENTRIES>,
+    /// All requests of a workload to destinations that are not a known service of the mesh.
+    external_requests: RecentTable<WorkloadName, RecentCounts, MAX_ENTRIES>,
 }
 
+/// A destination, and the label of a reason.
 type RejectionKey = (RejectedDestination, &'static str);
+/// The kind, namespace and name of an object.
 type PolicyKey = (RuleKind, Name, Name);
 
 /// The destination of requests. Requested host names are not kept, because clients choose them.
@@ -45,9 +46,10 @@ enum RejectedDestination {
 /// The rejections at one destination for one reason.
 #[derive(Debug, Default)]
 struct RejectionCounts {
-    recent: RecentCounts,
-    /// The sidecars that counted them, each with the time of its last report.
+    recent_requests: RecentCounts,
+    /// The sidecars that counted the rejections, each with the time of its last report.
     sidecars: RecentTable<WorkloadName, Duration, MAX_SIDECARS>,
+    /// The policies that may have decided, each with the time of the last report.
     policies: RecentTable<PolicyKey, Duration, MAX_POLICIES>,
 }
 
@@ -64,21 +66,22 @@ impl Rejections {
         report: &TrafficReport,
         at: Duration,
     ) -> u64 {
-        let mut evicted = 0;
+        let mut evicted_count = 0;
         for series in &report.series {
             let Some(destination) = find_destination(mesh, name, series) else { continue };
             let is_inbound = series.direction == Direction::Inbound;
             let is_unmeshed = is_inbound && series.peer.is_none();
-            evicted += u64::from(match &destination {
+            evicted_count += u64::from(match &destination {
                 RejectedDestination::External(client) => {
-                    add_requests(&mut self.external, client, series, at)
+                    add_requests(&mut self.external_requests, client, series, at)
                 }
                 RejectedDestination::Service(service) if is_unmeshed => {
-                    add_requests(&mut self.unmeshed, service, series, at)
+                    add_requests(&mut self.unmeshed_requests, service, series, at)
                 }
                 RejectedDestination::Service(_) => false,
             });
-            let table = if is_inbound { &mut self.inbound } else { &mut self.outbound };
+            let table =
+                if is_inbound { &mut self.server_rejections } else { &mut self.client_rejections };
             let is_before_service = may_lack_service(mesh, name, series);
             let services = deciding_services(mesh, name, series, &destination);
             let destinations = match is_inbound {
@@ -100,8 +103,8 @@ impl Rejections {
                     let is_counted = index == 0 && (!is_inbound || is_unmeshed);
                     let key = (rejected_destination.clone(), reason.label());
                     let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
-                    evicted += u64::from(evicted_entry.is_some());
-                    counts.recent.add(at, if is_counted { *count } else { 0 });
+                    evicted_count += u64::from(evicted_entry.is_some());
+                    counts.recent_requests.add(at, if is_counted { *count } else { 0 });
                     counts.sidecars.insert(name.clone(), at);
                     for policy in &policies {
                         counts.policies.insert(policy.clone(), at);
@@ -109,7 +112,7 @@ impl Rejections {
                 }
             }
         }
-        evicted
+        evicted_count
     }
 
     /// Evicts entries without a report for an hour, and services and workloads that left the mesh.
@@ -118,14 +121,14 @@ impl Rejections {
             RejectedDestination::Service(service) => mesh.service(service).is_some(),
             RejectedDestination::External(client) => mesh.workload(client).is_some(),
         };
-        for table in [&mut self.inbound, &mut self.outbound] {
+        for table in [&mut self.server_rejections, &mut self.client_rejections] {
             table.retain(|(destination, _), counts| {
                 exists(destination) && counts.last_time() + HISTORY_LENGTH > at
             });
         }
         let is_service = |service: &ServiceName| mesh.service(service).is_some();
-        self.unmeshed.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
-        self.external.retain(|_, recent| recent.sum(at) > 0);
+        self.unmeshed_requests.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
+        self.external_requests.retain(|_, recent| recent.sum(at) > 0);
     }
 
     /// Returns the rejections of the last half minute that clients received; those that a retry resolved are
@@ -135,29 +138,35 @@ impl Rejections {
         services: &RecentTable<ServiceName, RequestHistory, MAX_SERVICES>,
         at: Duration,
     ) -> Vec<RejectionStatus> {
-        let keys: std::collections::BTreeSet<&RejectionKey> =
-            self.outbound.iter().chain(self.inbound.iter()).map(|(key, _)| key).collect();
+        let keys: std::collections::BTreeSet<&RejectionKey> = self
+            .client_rejections
+            .iter()
+            .chain(self.server_rejections.iter())
+            .map(|(key, _)| key)
+            .collect();
         let status = |key: &RejectionKey| {
             let (destination, reason) = key;
-            let [outbound, inbound] = [&self.outbound, &self.inbound]
+            let [outbound, inbound] = [&self.client_rejections, &self.server_rejections]
                 .map(|table| table.get(key).filter(|counts| counts.is_fresh(at)));
             let requests = [outbound, inbound].into_iter().flatten();
-            let requests = requests.map(|counts| counts.recent.sum(at)).sum::<u64>();
-            let recent_sum =
+            let requests = requests.map(|counts| counts.recent_requests.sum(at)).sum::<u64>();
+            let count_recent =
                 |counts: Option<&RecentCounts>| counts.map_or(0, |counts| counts.sum(at));
-            let total = match destination {
+            let total_requests = match destination {
                 RejectedDestination::Service(service) => {
                     services.get(service).map_or(0, |history| history.recent_requests(at))
-                        + recent_sum(self.unmeshed.get(service))
+                        + count_recent(self.unmeshed_requests.get(service))
                 }
-                RejectedDestination::External(client) => recent_sum(self.external.get(client)),
+                RejectedDestination::External(client) => {
+                    count_recent(self.external_requests.get(client))
+                }
             };
             let source_counts = inbound.or(outbound)?;
             (requests > 0).then(|| RejectionStatus {
                 service: destination.service().map_or(String::new(), ServiceName::to_string),
                 reason: (*reason).to_owned(),
                 requests,
-                share: requests as f64 / total.max(requests) as f64,
+                share: requests as f64 / total_requests.max(requests) as f64,
                 side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
                 sidecars: fresh_keys(&source_counts.sidecars, at)
                     .map(WorkloadName::to_string)
@@ -220,7 +229,8 @@ impl RejectedDestination {
     }
 }
 
-/// Returns the destination of a series: the server's sidecar may reject a request before it knows the service.
+/// Returns the destination of a series. The server's sidecar may reject a request before it knows the service:
+/// then the destination is the first service of its workload.
 fn find_destination(
     mesh: &Mesh,
     workload: &WorkloadName,
@@ -238,9 +248,9 @@ fn find_destination(
     }
 }
 
-/// Returns the services with policies that may have decided about the requests of a series, that of the
-/// destination first. The server's sidecar applies the policies of all services in front of a port, and reports
-/// one of them; the client's sidecar reports the service to which a route forwarded the request.
+/// Returns the services with policies that may have decided about the requests of a series, the destination
+/// first. The server's sidecar applies the policies of all services in front of a port, and reports one of these
+/// services. The client's sidecar reports the service to which a route forwarded the request.
 fn deciding_services(
     mesh: &Mesh,
     workload: &WorkloadName,
@@ -271,8 +281,8 @@ fn deciding_services(
 }
 
 /// True if a sidecar may have rejected requests of its own workload before it knew the service: at the HTTP
-/// proxy port, where each request names one, or at an address outside. At a gateway, external clients send such
-/// requests.
+/// proxy port, where each request names a service, or at an address outside the mesh. False at a gateway, where
+/// external clients send requests without a known service.
 fn may_lack_service(mesh: &Mesh, workload: &WorkloadName, series: &TrafficSeries) -> bool {
     let is_gateway =
         || mesh.workload(workload).is_none_or(|workload| mesh.gateway_of(workload).is_some());
@@ -303,13 +313,14 @@ fn add_requests<K: Ord + Clone>(
     series: &TrafficSeries,
     at: Duration,
 ) -> bool {
-    let (counts, evicted) = table.entry(key.clone(), RecentCounts::default);
+    let (counts, evicted_entry) = table.entry(key.clone(), RecentCounts::default);
     counts.add(at, series.request_count());
-    evicted.is_some()
+    evicted_entry.is_some()
 }
 
-/// Returns the objects that may have rejected requests to these services for this reason: of the reported ones,
-/// those about the services, if any. No rule of a route is counted for a request without a route.
+/// Returns the objects that may have rejected requests to these services for this reason: the reported objects
+/// that concern the services, or all reported objects if none of them does. For [`Reason::NoRoute`] the attached
+/// routes are returned, because sidecars report no rule for a request without a route.
 fn deciding_policies(
     mesh: &Mesh,
     services: &[ServiceName],

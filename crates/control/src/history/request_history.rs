@@ -1,4 +1,6 @@
-//! Traffic of one service, route or edge over the last hour.
+//! Traffic of one service, route or edge over the last hour: rates, latency quantiles, failure reasons and plots.
+//!
+//! All times are durations since the start of the history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,37 +14,38 @@ use crate::status::{PlotStatus, RECENT_STEPS, RateStatus};
 /// Traffic of one service, route or edge.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestHistory {
-    /// The start of the period of the first requests.
-    since: Duration,
+    /// The start of the report period in which the first requests were counted.
+    first_request: Duration,
     /// The time of the last report with requests.
     pub(super) last_request: Duration,
-    fine: StepRing,
-    coarse: StepRing,
-    requests: u64,
-    failed: u64,
+    fine_ring: StepRing,
+    coarse_ring: StepRing,
+    total_requests: u64,
+    total_failed: u64,
     /// The number of requests since the start, by failure reason.
-    reasons: Reasons,
-    /// Reasons of the recent fine steps, each with its step number, the oldest first.
-    recent: VecDeque<(u64, Reasons)>,
+    total_reasons: ReasonCounts,
+    /// The reasons of the recent fine steps, each with its step number, the oldest first.
+    reasons_by_step: VecDeque<(u64, ReasonCounts)>,
 }
 
 /// The number of requests by the label of their reason.
-type Reasons = BTreeMap<&'static str, u64>;
+type ReasonCounts = BTreeMap<&'static str, u64>;
 
 impl RequestHistory {
-    pub(super) fn new(since: Duration) -> Self {
+    pub(super) fn new(first_request: Duration) -> Self {
         Self {
-            since,
-            last_request: since,
-            fine: StepRing::new(FINE_STEP, FINE_STEPS, RECENT_STEPS),
-            coarse: StepRing::new(COARSE_STEP, COARSE_STEPS, 1),
-            requests: 0,
-            failed: 0,
-            reasons: Reasons::new(),
-            recent: VecDeque::new(),
+            first_request,
+            last_request: first_request,
+            fine_ring: StepRing::new(FINE_STEP, FINE_STEPS, RECENT_STEPS),
+            coarse_ring: StepRing::new(COARSE_STEP, COARSE_STEPS, 1),
+            total_requests: 0,
+            total_failed: 0,
+            total_reasons: ReasonCounts::new(),
+            reasons_by_step: VecDeque::new(),
         }
     }
 
+    /// Adds the requests of one report, which arrived at this time.
     pub(super) fn add(
         &mut self,
         at: Duration,
@@ -50,42 +53,42 @@ impl RequestHistory {
         reasons: &[(Option<Reason>, u64)],
     ) {
         self.last_request = self.last_request.max(at);
-        self.fine.add(at, batch);
-        self.coarse.add(at, batch);
-        self.requests = self.requests.saturating_add(batch.requests);
-        self.failed = self.failed.saturating_add(batch.failed);
-        count_reasons(&mut self.reasons, reasons);
+        self.fine_ring.add(at, batch);
+        self.coarse_ring.add(at, batch);
+        self.total_requests = self.total_requests.saturating_add(batch.requests);
+        self.total_failed = self.total_failed.saturating_add(batch.failed);
+        count_reasons(&mut self.total_reasons, reasons);
         if reasons.is_empty() {
             return;
         }
         // Time is monotonic, so the last entry is the newest.
         let step = step_number(at);
-        if self.recent.back().is_none_or(|(newest, _)| *newest < step) {
-            if self.recent.len() == RECENT_STEPS {
-                self.recent.pop_front();
+        if self.reasons_by_step.back().is_none_or(|(newest, _)| *newest < step) {
+            if self.reasons_by_step.len() == RECENT_STEPS {
+                self.reasons_by_step.pop_front();
             }
-            self.recent.push_back((step, Reasons::new()));
+            self.reasons_by_step.push_back((step, ReasonCounts::new()));
         }
-        if let Some((_, newest)) = self.recent.back_mut() {
+        if let Some((_, newest)) = self.reasons_by_step.back_mut() {
             count_reasons(newest, reasons);
         }
     }
 
     /// Returns the current rates: over the last half minute, or since the first requests if that is shorter.
     pub(super) fn current_rates(&self, at: Duration) -> RateStatus {
-        let recent = self.fine.recent(at);
-        let window = at.saturating_sub(self.fine.recent_since(at).max(self.since));
+        let recent_batch = self.fine_ring.sum_recent(at);
+        let window = at.saturating_sub(self.fine_ring.recent_since(at).max(self.first_request));
         let seconds = window.as_secs_f64().max(MIN_WINDOW_SECONDS);
-        let steps = self.fine.steps(at);
-        let share = |count: u64| count as f64 / recent.requests as f64;
+        let steps = self.fine_ring.steps(at);
+        let request_share = |count: u64| count as f64 / recent_batch.requests as f64;
         RateStatus {
-            per_second: round_rate(recent.requests as f64 / seconds),
-            success: (recent.requests > 0)
-                .then(|| share(recent.requests.saturating_sub(recent.failed))),
-            p50_ms: recent.durations.quantile(0.50).map(bucket_milliseconds),
-            p99_ms: recent.durations.quantile(0.99).map(bucket_milliseconds),
-            requests: self.requests,
-            failed: self.failed,
+            per_second: round_rate(recent_batch.requests as f64 / seconds),
+            success: (recent_batch.requests > 0)
+                .then(|| request_share(recent_batch.requests.saturating_sub(recent_batch.failed))),
+            p50_ms: recent_batch.durations.quantile(0.50).map(bucket_milliseconds),
+            p99_ms: recent_batch.durations.quantile(0.99).map(bucket_milliseconds),
+            requests: self.total_requests,
+            failed: self.total_failed,
             recent: steps
                 .iter()
                 .skip(FINE_STEPS - REPORTED_STEPS)
@@ -96,40 +99,42 @@ impl RequestHistory {
 
     /// Returns the number of requests in the period of [`RequestHistory::current_rates`].
     pub(super) fn recent_requests(&self, at: Duration) -> u64 {
-        self.fine.recent(at).requests
+        self.fine_ring.sum_recent(at).requests
     }
 
     /// Returns the plots of the last minutes and of the last hour.
     pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
-        [&self.fine, &self.coarse].map(|ring| plot_ring(ring, at)).into()
+        [&self.fine_ring, &self.coarse_ring].map(|ring| plot_ring(ring, at)).into()
     }
 
+    /// Returns the number of requests since the start, by failure reason.
     pub(super) fn reason_counts(&self) -> BTreeMap<String, u64> {
-        self.reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
+        self.total_reasons.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     }
 
     /// Returns the reasons in the period of [`RequestHistory::current_rates`].
     pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
         let mut totals = BTreeMap::new();
-        let oldest = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
-        for (_, reasons) in self.recent.iter().filter(|(step, _)| *step >= oldest) {
+        let oldest_step = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
+        for (_, reasons) in self.reasons_by_step.iter().filter(|(step, _)| *step >= oldest_step) {
             for (reason, count) in reasons {
-                let sum: &mut u64 = totals.entry((*reason).to_owned()).or_default();
-                *sum = sum.saturating_add(*count);
+                let total: &mut u64 = totals.entry((*reason).to_owned()).or_default();
+                *total = total.saturating_add(*count);
             }
         }
         totals
     }
 }
 
-fn count_reasons(totals: &mut Reasons, reasons: &[(Option<Reason>, u64)]) {
+fn count_reasons(totals: &mut ReasonCounts, reasons: &[(Option<Reason>, u64)]) {
     for (reason, count) in reasons {
         let label = reason.map_or(UNKNOWN_REASON, Reason::label);
-        let sum = totals.entry(label).or_default();
-        *sum = sum.saturating_add(*count);
+        let total = totals.entry(label).or_default();
+        *total = total.saturating_add(*count);
     }
 }
 
+/// Returns the number of the fine step that contains this time.
 pub(super) fn step_number(at: Duration) -> u64 {
     at.as_secs() / FINE_STEP.as_secs()
 }
@@ -168,5 +173,5 @@ pub(super) const HISTORY_LENGTH: Duration = Duration::from_secs(3600);
 /// The shortest period for a rate.
 const MIN_WINDOW_SECONDS: f64 = 1.0;
 
-/// The label of reasons that only later releases have.
+/// The label of unknown reasons, which sidecars of later releases report.
 const UNKNOWN_REASON: &str = "other";

@@ -30,7 +30,7 @@ pub(crate) struct StepTotals {
 pub(crate) struct StepRing {
     step_length: Duration,
     capacity: usize,
-    histograms_max: usize,
+    max_histograms: usize,
     /// The number of the newest step, counted from time zero; 0 while there is none.
     newest_step: u64,
     /// The totals of the steps, the newest first.
@@ -40,13 +40,13 @@ pub(crate) struct StepRing {
 }
 
 impl StepRing {
-    /// Creates a ring of `capacity` steps, of which the newest `histograms_max` can be summed.
-    pub(crate) fn new(step_length: Duration, capacity: usize, histograms_max: usize) -> Self {
+    /// Creates a ring of `capacity` steps, of which the newest `max_histograms` can be summed.
+    pub(crate) fn new(step_length: Duration, capacity: usize, max_histograms: usize) -> Self {
         let steps = VecDeque::with_capacity(capacity);
         Self {
             step_length,
             capacity,
-            histograms_max,
+            max_histograms,
             newest_step: 0,
             steps,
             histograms: VecDeque::new(),
@@ -55,7 +55,7 @@ impl StepRing {
 
     /// Adds requests that were completed at `at`, or shortly before.
     pub(crate) fn add(&mut self, at: Duration, batch: &RequestBatch) {
-        self.advance(self.step_number(at));
+        self.push_steps_until(self.step_number(at));
         let (Some(step), Some(histogram)) = (self.steps.front_mut(), self.histograms.front_mut())
         else {
             return;
@@ -68,11 +68,11 @@ impl StepRing {
         (step.p50, step.p99) = (histogram.quantile(0.50), histogram.quantile(0.99));
     }
 
-    /// Returns the sum of the newest `histograms_max` steps up to `at`, including its current step.
-    pub(crate) fn recent(&self, at: Duration) -> RequestBatch {
+    /// Returns the sum of the newest `max_histograms` steps up to `at`, including its current step.
+    pub(crate) fn sum_recent(&self, at: Duration) -> RequestBatch {
         let mut total = RequestBatch::default();
-        let passed_steps = self.passed_steps(at).unwrap_or(self.histograms_max);
-        let summed_steps = self.histograms_max.saturating_sub(passed_steps);
+        let passed_steps = self.passed_steps(at).unwrap_or(self.max_histograms);
+        let summed_steps = self.max_histograms.saturating_sub(passed_steps);
         for (step, durations) in self.steps.iter().zip(&self.histograms).take(summed_steps) {
             total.requests += u64::from(step.requests);
             total.failed += u64::from(step.failed);
@@ -81,9 +81,9 @@ impl StepRing {
         total
     }
 
-    /// Returns the start of the oldest step that [`StepRing::recent`] sums.
+    /// Returns the start of the oldest step that [`StepRing::sum_recent`] sums.
     pub(crate) fn recent_since(&self, at: Duration) -> Duration {
-        let steps_before = u64::try_from(self.histograms_max.saturating_sub(1)).unwrap_or(0);
+        let steps_before = u64::try_from(self.max_histograms.saturating_sub(1)).unwrap_or(0);
         let first_step = self.step_number(at).saturating_sub(steps_before);
         self.step_length.saturating_mul(u32::try_from(first_step).unwrap_or(u32::MAX))
     }
@@ -115,17 +115,17 @@ impl StepRing {
     }
 
     /// Makes the step with this number the newest one, if it is not older.
-    fn advance(&mut self, number: u64) {
+    fn push_steps_until(&mut self, step_number: u64) {
         let new_steps = match self.steps.is_empty() {
             true => 1,
-            false => number.saturating_sub(self.newest_step),
+            false => step_number.saturating_sub(self.newest_step),
         };
-        self.newest_step = self.newest_step.max(number);
+        self.newest_step = self.newest_step.max(step_number);
         let new_steps = usize::try_from(new_steps).unwrap_or(usize::MAX).min(self.capacity);
         for _ in 0..new_steps {
             self.steps.truncate(self.capacity - 1);
             self.steps.push_front(StepTotals::default());
-            self.histograms.truncate(self.histograms_max - 1);
+            self.histograms.truncate(self.max_histograms - 1);
             self.histograms.push_front(SparseHistogram::default());
         }
     }
@@ -168,15 +168,15 @@ mod tests {
         ring.add(Duration::from_secs(5), &make_batch(100, 100, 9));
         ring.add(Duration::from_secs(15), &make_batch(98, 3, 10));
         ring.add(Duration::from_secs(25), &make_batch(2, 1, 200));
-        let recent = ring.recent(Duration::from_secs(29));
-        assert_eq!((recent.requests, recent.failed), (100, 4));
+        let recent_batch = ring.sum_recent(Duration::from_secs(29));
+        assert_eq!((recent_batch.requests, recent_batch.failed), (100, 4));
         assert_eq!(
-            (recent.durations.quantile(0.5), recent.durations.quantile(0.99)),
+            (recent_batch.durations.quantile(0.5), recent_batch.durations.quantile(0.99)),
             (Some(10), Some(200))
         );
         assert_eq!(ring.recent_since(Duration::from_secs(29)), Duration::from_secs(10));
-        assert_eq!(ring.recent(Duration::from_secs(30)).requests, 2);
-        assert_eq!(ring.recent(Duration::from_secs(40)), RequestBatch::default());
+        assert_eq!(ring.sum_recent(Duration::from_secs(30)).requests, 2);
+        assert_eq!(ring.sum_recent(Duration::from_secs(40)), RequestBatch::default());
     }
 
     #[test]

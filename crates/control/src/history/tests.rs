@@ -1,4 +1,4 @@
-//! Traffic history from sidecars' reports, by the minute and over random hours.
+//! The traffic history computed from sidecars' reports: rates, edges, limits of tables, and plots of random hours.
 
 use leno_discovery::traffic::STATUS_CLASSES;
 
@@ -54,9 +54,13 @@ fn at_second(seconds: u64) -> Duration {
 
 const REPORT_INTERVAL: Option<Duration> = Some(Duration::from_secs(5));
 
-fn find_rates<'a>(list: &'a [NamedRateStatus], name: &str) -> &'a crate::status::RateStatus {
-    let actual = list.iter().find(|actual| actual.name == format!("bookinfo/{name}"));
-    &actual.unwrap_or_else(|| panic!("{name} in {list:?}")).rates
+fn find_rates<'a>(
+    rates_by_name: &'a [NamedRateStatus],
+    name: &str,
+) -> &'a crate::status::RateStatus {
+    let named_rates =
+        rates_by_name.iter().find(|named_rates| named_rates.name == format!("bookinfo/{name}"));
+    &named_rates.unwrap_or_else(|| panic!("{name} in {rates_by_name:?}")).rates
 }
 
 fn entry_count(history: &History) -> usize {
@@ -68,8 +72,8 @@ fn rates_are_correct_from_the_first_report() {
     let mesh = mesh_with_sidecars(BOOKINFO);
     let mut history = History::default();
     for seconds in (5..=60).step_by(5) {
-        let sent = traffic_report(vec![outbound_series("details", None, 50, 5)]);
-        history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(seconds));
+        let report = traffic_report(vec![outbound_series("details", None, 50, 5)]);
+        history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(seconds));
         let status = history.traffic_status(&mesh, at_second(seconds), REPORT_INTERVAL);
         let details = find_rates(&status.services, "details");
         assert!((8.0..=14.0).contains(&details.per_second), "{seconds} s: {details:?}");
@@ -371,8 +375,8 @@ fn recent_reasons_are_reported_separately() {
         &traffic_report(vec![failing(Reason::Denied)]),
         at_second(5),
     );
-    let later = traffic_report(vec![failing(Reason::NoEndpoint)]);
-    history.record_report(&mesh, &workload_name("productpage-1"), &later, at_second(100));
+    let later_report = traffic_report(vec![failing(Reason::NoEndpoint)]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &later_report, at_second(100));
     let labels = |map: BTreeMap<String, u64>| map.into_keys().collect::<Vec<_>>();
     let actual = plots(&history, 100);
     assert_eq!(labels(actual.recent_reasons), [Reason::NoEndpoint.label()]);
@@ -422,12 +426,12 @@ fn a_new_service_has_rates_and_rejections_in_a_large_mesh() {
     });
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{}", services.collect::<String>()));
     let mut history = History::default();
-    let rejected = |number: usize| TrafficSeries {
+    let rejected_series = |number: usize| TrafficSeries {
         reasons: vec![(Some(Reason::RateLimited), 5)],
         ..outbound_series(&name(number), None, 5, 5)
     };
     for number in 0..MAX_SERVICES + 3 {
-        let report = traffic_report(vec![rejected(number), rejected(0)]);
+        let report = traffic_report(vec![rejected_series(number), rejected_series(0)]);
         history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     }
     let status = history.traffic_status(&mesh, at_second(5), REPORT_INTERVAL);
@@ -469,11 +473,11 @@ fn the_plots_of_an_hour_add_up_to_the_reports() {
             clock += random_below(60_000);
             let requests = 1 + random_below(1_000);
             let failed = random_below(requests + 1);
-            let sent = traffic_report(vec![outbound_series("details", None, requests, failed)]);
+            let report = traffic_report(vec![outbound_series("details", None, requests, failed)]);
             history.record_report(
                 &mesh,
                 &workload_name("productpage-1"),
-                &sent,
+                &report,
                 Duration::from_millis(clock),
             );
             reports.push((clock, requests, failed));
@@ -485,8 +489,8 @@ fn the_plots_of_an_hour_add_up_to_the_reports() {
             assert_eq!(plot.requests.len() as u64, steps, "seed {seed}");
             let step_ms = plot.step_seconds * 1000;
             let now_ms = u64::try_from(now.as_millis()).unwrap();
-            let first = (now_ms / step_ms + 1).saturating_sub(steps) * step_ms;
-            let expected = reports.iter().filter(|(clock, ..)| *clock >= first);
+            let first_step_start = (now_ms / step_ms + 1).saturating_sub(steps) * step_ms;
+            let expected = reports.iter().filter(|(clock, ..)| *clock >= first_step_start);
             let expected =
                 expected.fold((0, 0), |sum, report| (sum.0 + report.1, sum.1 + report.2));
             let sum = |list: &[u32]| list.iter().map(|count| u64::from(*count)).sum::<u64>();

@@ -1,4 +1,4 @@
-//! The shutdown of a server, as its clients see it.
+//! The shutdown of the HTTP server, as its clients see it: requests in progress, and endless responses.
 
 use http_body_util::Either;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -9,8 +9,8 @@ use super::*;
 
 /// Responds to `/` when released, and to `/endless` with a body without an end.
 struct BlockingHandler {
-    received: Notify,
-    released: Semaphore,
+    request_received: Notify,
+    response_permits: Semaphore,
 }
 
 struct Endless;
@@ -39,11 +39,11 @@ impl RequestHandler for BlockingHandler {
         request: Request<Incoming>,
         _: ConnectionSource,
     ) -> Response<Self::Body> {
-        self.received.notify_one();
+        self.request_received.notify_one();
         if request.uri().path() == "/endless" {
             return Response::new(Either::Right(Endless));
         }
-        self.released.acquire().await.unwrap().forget();
+        self.response_permits.acquire().await.unwrap().forget();
         text_response(StatusCode::OK, "done\n".to_owned()).map(Either::Left)
     }
 }
@@ -60,8 +60,10 @@ impl TestServer {
     async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let handler =
-            Arc::new(BlockingHandler { received: Notify::new(), released: Semaphore::new(0) });
+        let handler = Arc::new(BlockingHandler {
+            request_received: Notify::new(),
+            response_permits: Semaphore::new(0),
+        });
         let stop = watch::Sender::new(false);
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, 8, Arc::clone(&handler), stop.subscribe()));
@@ -93,10 +95,10 @@ impl TestServer {
 async fn a_response_in_progress_at_the_stop_is_completed() {
     let mut server = TestServer::start().await;
     server.send_get("/").await;
-    server.handler.received.notified().await;
+    server.handler.request_received.notified().await;
     server.stop.send_replace(true);
     server.wait_until_closed().await;
-    server.handler.released.add_permits(1);
+    server.handler.response_permits.add_permits(1);
     let response = server.read_to_end().await;
     assert!(response.starts_with("HTTP/1.1 200 ") && response.ends_with("done\n"), "{response}");
     assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
@@ -107,9 +109,9 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
     let mut server = TestServer::start().await;
     server.stop.send_replace(true);
     server.send_get("/").await;
-    server.handler.received.notified().await;
+    server.handler.request_received.notified().await;
     server.wait_until_closed().await;
-    server.handler.released.add_permits(1);
+    server.handler.response_permits.add_permits(1);
     let response = server.read_to_end().await;
     assert!(response.ends_with("done\n"), "{response}");
 }
@@ -117,9 +119,9 @@ async fn a_connection_without_a_request_at_the_stop_gets_the_time_for_one() {
 #[tokio::test]
 async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
     let mut server = TestServer::start().await;
-    server.handler.released.add_permits(1);
+    server.handler.response_permits.add_permits(1);
     server.send_get("/").await;
-    server.handler.received.notified().await;
+    server.handler.request_received.notified().await;
     server.client.readable().await.unwrap();
     server.stop.send_replace(true);
     let response = tokio::time::timeout(DRAIN_TIMEOUT, server.read_to_end()).await.unwrap();
@@ -130,7 +132,7 @@ async fn a_kept_connection_without_a_request_ends_soon_after_the_stop() {
 async fn an_endless_response_is_closed_in_order_at_the_stop() {
     let mut server = TestServer::start().await;
     server.send_get("/endless").await;
-    server.handler.received.notified().await;
+    server.handler.request_received.notified().await;
     server.stop.send_replace(true);
     let response = server.read_to_end().await;
     assert!(response.ends_with("\r\n0\r\n\r\n"), "{response}");

@@ -23,7 +23,7 @@ pub struct KeyAccess {
     pub files: PermittedFiles,
     /// True if warnings about a rule include the cause of a failure. False if tenants write rules: the causes
     /// would expose the network and the files of the control plane.
-    pub detailed: bool,
+    pub shows_failure_causes: bool,
 }
 
 /// Servers that JWKS may be read from, in addition to those at public addresses.
@@ -58,27 +58,31 @@ impl KeyAccess {
     pub fn for_operator() -> Self {
         let entries = PRIVATE_NETWORKS.iter().filter_map(|range| range.parse().ok());
         let servers = PermittedServers { entries: entries.map(PermittedServer::Range).collect() };
-        Self { servers, files: PermittedFiles::All, detailed: true }
+        Self { servers, files: PermittedFiles::All, shows_failure_causes: true }
     }
 
     /// Returns the access for rules of tenants: public addresses only.
     #[must_use]
     pub fn for_tenants() -> Self {
-        Self { servers: PermittedServers::default(), files: PermittedFiles::None, detailed: false }
+        Self {
+            servers: PermittedServers::default(),
+            files: PermittedFiles::None,
+            shows_failure_causes: false,
+        }
     }
 }
 
 impl PermittedServers {
     /// True if JWKS may be read from this server at this address, a result of resolving its host.
     pub(super) fn permits_server(&self, server: &Server, address: IpAddr) -> bool {
-        let class = AddressClass::from_address(address);
+        let address_class = AddressClass::from_address(address);
         let is_permitted = |entry: &PermittedServer| match entry {
             PermittedServer::Host(host) => {
-                class == AddressClass::Private && *host == host_name(&server.host)
+                address_class == AddressClass::Private && *host == host_name(&server.host)
             }
             PermittedServer::Range(range) => range.contains(address),
         };
-        class == AddressClass::Public || self.entries.iter().any(is_permitted)
+        address_class == AddressClass::Public || self.entries.iter().any(is_permitted)
     }
 }
 
@@ -143,7 +147,7 @@ pub(super) enum JwksFileOpenError {
     #[error("is not below the directory that the operator permits with --jwks-files")]
     NotPermitted,
     #[error("is not a file")]
-    NoFile,
+    NotAFile,
 }
 
 impl PermittedFiles {
@@ -158,9 +162,11 @@ impl PermittedFiles {
                 (open(CHECK_FLAGS).map_err(io::Error::from)?, open(READ_FLAGS))
             }
             Self::Below(directory) => {
-                let relative =
+                let relative_path =
                     path.strip_prefix(directory).map_err(|_| JwksFileOpenError::NotPermitted)?;
-                if !relative.components().all(|component| matches!(component, Component::Normal(_)))
+                if !relative_path
+                    .components()
+                    .all(|component| matches!(component, Component::Normal(_)))
                 {
                     return Err(JwksFileOpenError::NotPermitted);
                 }
@@ -170,7 +176,7 @@ impl PermittedFiles {
                 let open = |flags| {
                     rustix::fs::openat2(
                         directory.as_fd(),
-                        relative,
+                        relative_path,
                         flags,
                         Mode::empty(),
                         BELOW_DIRECTORY,
@@ -186,12 +192,12 @@ impl PermittedFiles {
             }
         };
         if !File::from(target).metadata()?.is_file() {
-            return Err(JwksFileOpenError::NoFile);
+            return Err(JwksFileOpenError::NotAFile);
         }
         let opened_file = File::from(opened_file.map_err(io::Error::from)?);
         match opened_file.metadata()?.is_file() {
             true => Ok(opened_file),
-            false => Err(JwksFileOpenError::NoFile),
+            false => Err(JwksFileOpenError::NotAFile),
         }
     }
 }
@@ -320,7 +326,7 @@ mod tests {
         assert!(matches!(error, JwksFileOpenError::Io(_)), "{error}");
         assert!(matches!(
             files.open_permitted(&within.join("..data")),
-            Err(JwksFileOpenError::NoFile)
+            Err(JwksFileOpenError::NotAFile)
         ));
         for path in [&outside, &within.join("a.jwks")] {
             assert!(matches!(

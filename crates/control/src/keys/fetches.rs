@@ -1,4 +1,4 @@
-//! Results of JWKS fetches, for operators.
+//! The results of JWKS fetches: counters, and the cause of each current failure, for metrics and diagnostics.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use super::{FetchOutcome, KeyUpdate};
 #[derive(Debug, Default)]
 pub(crate) struct JwksFetches {
     /// True if diagnostics of rules include the cause of a failure: see
-    /// [`KeyAccess::detailed`](super::KeyAccess::detailed).
-    detailed: bool,
-    /// The endpoints whose last fetch failed, each with the cause.
+    /// [`KeyAccess::shows_failure_causes`](super::KeyAccess::shows_failure_causes).
+    shows_failure_causes: bool,
+    /// The endpoints with a failed last fetch, each with the cause.
     failures: BTreeMap<KeySource, String>,
     /// The number of fetches that returned a new set.
     pub(crate) changed: u64,
@@ -23,15 +23,15 @@ pub(crate) struct JwksFetches {
 }
 
 impl JwksFetches {
-    /// Creates a record without fetches; `detailed`: diagnostics include the causes of failures.
-    pub(crate) fn new(detailed: bool) -> Self {
-        Self { detailed, ..Self::default() }
+    /// Creates a record without fetches. If `shows_failure_causes`, diagnostics include the causes of failures.
+    pub(crate) fn new(shows_failure_causes: bool) -> Self {
+        Self { shows_failure_causes, ..Self::default() }
     }
 
     /// Records a result; a failure is logged once, until a fetch succeeds.
     pub(crate) fn record_result(&mut self, update: &KeyUpdate) {
         let source = &update.source;
-        match &update.fetched {
+        match &update.outcome {
             FetchOutcome::Changed(_) => {
                 self.changed = self.changed.saturating_add(1);
                 self.failures.remove(source);
@@ -45,13 +45,13 @@ impl JwksFetches {
             }
             FetchOutcome::Failed(reason) => {
                 self.failed = self.failed.saturating_add(1);
-                let previous = self.failures.insert(source.clone(), reason.clone());
+                let previous_reason = self.failures.insert(source.clone(), reason.clone());
                 // Some causes contain the time, and differ for each fetch.
-                match previous {
+                match previous_reason {
                     None => {
                         tracing::warn!(%source, reason = %reason, "cannot fetch the keys of an issuer; the previous keys, if any, remain in force");
                     }
-                    Some(previous) if previous != *reason => {
+                    Some(previous_reason) if previous_reason != *reason => {
                         tracing::debug!(%source, reason = %reason, "still cannot fetch the keys of an issuer");
                     }
                     Some(_) => {}
@@ -66,7 +66,7 @@ impl JwksFetches {
     /// Returns the cause if the last fetch of an endpoint failed, as text for the author of its rule.
     pub(crate) fn failure_cause(&self, source: &KeySource) -> Option<&str> {
         let reason = self.failures.get(source)?;
-        Some(if self.detailed { reason.as_str() } else { GENERIC_CAUSE })
+        Some(if self.shows_failure_causes { reason.as_str() } else { GENERIC_CAUSE })
     }
 
     /// Returns the number of endpoints with a failed last fetch.
@@ -86,15 +86,15 @@ mod tests {
     #[test]
     fn warnings_have_reasons_only_for_the_operator() {
         let sources = ["/a", "/b"].map(|path| KeySource::File(path.into()));
-        for detailed in [true, false] {
-            let mut fetches = JwksFetches::new(detailed);
+        for shows_failure_causes in [true, false] {
+            let mut fetches = JwksFetches::new(shows_failure_causes);
             for (source, reason) in sources.iter().zip(["is not a file", "is absent"]) {
-                let fetched = FetchOutcome::Failed(reason.to_owned());
-                fetches.record_result(&KeyUpdate { source: source.clone(), fetched });
+                let outcome = FetchOutcome::Failed(reason.to_owned());
+                fetches.record_result(&KeyUpdate { source: source.clone(), outcome });
             }
             let [first, second] =
                 sources.each_ref().map(|source| fetches.failure_cause(source).unwrap());
-            assert_eq!(first != second, detailed, "{first} | {second}");
+            assert_eq!(first != second, shows_failure_causes, "{first} | {second}");
         }
     }
 }

@@ -12,25 +12,26 @@ use tokio::time::timeout;
 use super::access::{JwksFileOpenError, PermittedFiles};
 use super::{FETCH_TIMEOUT, JwksResponse};
 
-/// Reads the whole file; waits until an earlier read of the file has completed.
+/// Reads the whole file, after an earlier read of the file has completed. Fails after [`FETCH_TIMEOUT`].
 pub(super) async fn read(
     path: PathBuf,
-    permitted: PermittedFiles,
+    permitted_files: PermittedFiles,
     read_lock: Arc<Mutex<()>>,
 ) -> Result<JwksResponse, String> {
-    let result = timeout(FETCH_TIMEOUT, read_without_timeout(path, permitted, read_lock)).await;
+    let result =
+        timeout(FETCH_TIMEOUT, read_without_timeout(path, permitted_files, read_lock)).await;
     let text = result.unwrap_or(Err(JwksFileError::TimedOut)).map_err(|error| error.to_string())?;
     Ok(JwksResponse::Set { text, etag: None, max_age: None })
 }
 
 async fn read_without_timeout(
     path: PathBuf,
-    permitted: PermittedFiles,
+    permitted_files: PermittedFiles,
     read_lock: Arc<Mutex<()>>,
 ) -> Result<String, JwksFileError> {
     let read_lock = read_lock.lock_owned().await;
     let read_task = spawn_blocking(move || {
-        let text = read_text(&path, &permitted);
+        let text = read_text(&path, &permitted_files);
         drop(read_lock);
         text
     });
@@ -50,8 +51,8 @@ enum JwksFileError {
     TooLarge,
 }
 
-fn read_text(path: &Path, permitted: &PermittedFiles) -> Result<String, JwksFileError> {
-    let file = permitted.open_permitted(path)?;
+fn read_text(path: &Path, permitted_files: &PermittedFiles) -> Result<String, JwksFileError> {
+    let file = permitted_files.open_permitted(path)?;
     let mut text = String::new();
     let limit = IssuerKeys::MAX_BYTES as u64;
     file.take(limit.saturating_add(1)).read_to_string(&mut text)?;

@@ -1,4 +1,4 @@
-//! A JWKS request to a server outside the mesh.
+//! The HTTP request for a JWKS: one connection to a permitted server outside the mesh, with ETag and `max-age`.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,15 +21,18 @@ use super::access::PermittedServers;
 use super::{FETCH_TIMEOUT, JwksResponse};
 use crate::dial::DirectDialer;
 
-/// Requests the key set, unless `etag` is still current.
+/// Requests the key set. The server returns it unless `etag` is still current. Fails after [`FETCH_TIMEOUT`].
 pub(super) async fn fetch_key_set(
     server: &KeyServer,
     etag: Option<&str>,
-    roots: Option<PathBuf>,
-    permitted: &PermittedServers,
+    roots_file: Option<PathBuf>,
+    permitted_servers: &PermittedServers,
 ) -> Result<JwksResponse, String> {
-    let result =
-        timeout(FETCH_TIMEOUT, request_without_timeout(server, etag, roots, permitted)).await;
+    let result = timeout(
+        FETCH_TIMEOUT,
+        request_without_timeout(server, etag, roots_file, permitted_servers),
+    )
+    .await;
     result.unwrap_or(Err(JwksRequestError::TimedOut)).map_err(|error| error.to_string())
 }
 
@@ -57,16 +60,16 @@ enum JwksRequestError {
     #[error("returned more than {} bytes", IssuerKeys::MAX_BYTES)]
     TooLarge,
     #[error("failed before the end of its response: {0}")]
-    Broken(Box<dyn std::error::Error + Send + Sync>),
+    Interrupted(Box<dyn std::error::Error + Send + Sync>),
     #[error("returned a body that is not text")]
-    NoText,
+    NotUtf8,
 }
 
 async fn request_without_timeout(
     KeyServer { server, path, .. }: &KeyServer,
     etag: Option<&str>,
-    roots: Option<PathBuf>,
-    permitted: &PermittedServers,
+    roots_file: Option<PathBuf>,
+    permitted_servers: &PermittedServers,
 ) -> Result<JwksResponse, JwksRequestError> {
     let mut request = Request::get(path)
         .header(HOST, host_header(server))
@@ -77,7 +80,7 @@ async fn request_without_timeout(
         request = request.header(IF_NONE_MATCH, etag);
     }
     let request = request.body(Empty::new())?;
-    let permits = |address| permitted.permits_server(server, address);
+    let permits = |address| permitted_servers.permits_server(server, address);
     let tcp = connect_permitted(server, &DirectDialer, permits).await;
     let tcp = tcp.map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => JwksRequestError::NotPermitted,
@@ -87,13 +90,14 @@ async fn request_without_timeout(
         Scheme::Http => send_request(tcp, request).await,
         Scheme::Https => {
             // Roots are read for each fetch: they may have been replaced.
-            let session = TlsSessions::new(roots).open_session(server, b"http/1.1", tcp).await?;
+            let session =
+                TlsSessions::new(roots_file).open_session(server, b"http/1.1", tcp).await?;
             send_request(session, request).await
         }
     }
 }
 
-/// Returns the `Host` as clients write it: without the default port.
+/// Returns the value of the `Host` header: the port is absent if it is the scheme's default.
 fn host_header(server: &Server) -> String {
     let authority = server.authority();
     match authority.strip_suffix(&format!(":{}", server.scheme.default_port())) {
@@ -114,9 +118,9 @@ async fn send_request(
 }
 
 async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, JwksRequestError> {
-    let (head, body) = response.into_parts();
-    let max_age = read_max_age(&head.headers);
-    match head.status {
+    let (response_head, body) = response.into_parts();
+    let max_age = read_max_age(&response_head.headers);
+    match response_head.status {
         StatusCode::OK => {}
         StatusCode::NOT_MODIFIED => return Ok(JwksResponse::Unchanged { max_age }),
         status if status.is_redirection() => return Err(JwksRequestError::Redirected(status)),
@@ -125,10 +129,10 @@ async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, Jwk
     let body = Limited::new(body, IssuerKeys::MAX_BYTES).collect().await;
     let body = body.map_err(|error| match error.is::<LengthLimitError>() {
         true => JwksRequestError::TooLarge,
-        false => JwksRequestError::Broken(error),
+        false => JwksRequestError::Interrupted(error),
     })?;
-    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| JwksRequestError::NoText)?;
-    let etag = head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
+    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| JwksRequestError::NotUtf8)?;
+    let etag = response_head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
     let etag = etag.filter(|etag| etag.len() <= MAX_ETAG_BYTES).map(str::to_owned);
     Ok(JwksResponse::Set { text, etag, max_age })
 }

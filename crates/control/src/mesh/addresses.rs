@@ -1,4 +1,4 @@
-//! The index of addresses: services by their cluster addresses, workloads by their own addresses.
+//! The index of addresses: services by their cluster IPs, workloads by their own IP addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use super::{AffectedSet, Index, Mesh};
 /// Services and workloads by address. Loopback addresses differ per machine and are not included.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Addresses {
-    services: Index<IpAddr, ServiceName>,
-    workloads: Index<IpAddr, WorkloadName>,
+    services_by_address: Index<IpAddr, ServiceName>,
+    workloads_by_address: Index<IpAddr, WorkloadName>,
 }
 
 impl Addresses {
@@ -24,10 +24,10 @@ impl Addresses {
         affected_set: &mut AffectedSet,
     ) {
         for (workload, address) in old.into_iter().flat_map(reachable_addresses) {
-            self.workloads.remove(&address, &workload.name);
+            self.workloads_by_address.remove(&address, &workload.name);
         }
         for (workload, address) in new.into_iter().flat_map(reachable_addresses) {
-            self.workloads.insert(&address, &workload.name);
+            self.workloads_by_address.insert(&address, &workload.name);
         }
         let changed_addresses = old.into_iter().chain(new).flat_map(reachable_addresses);
         affected_set.addresses.extend(changed_addresses.map(|(_, address)| address));
@@ -41,10 +41,10 @@ impl Addresses {
         affected_set: &mut AffectedSet,
     ) {
         for (service, address) in old.iter().flat_map(service_addresses) {
-            self.services.remove(address, &service.name);
+            self.services_by_address.remove(address, &service.name);
         }
         for (service, address) in new.iter().flat_map(service_addresses) {
-            self.services.insert(address, &service.name);
+            self.services_by_address.insert(address, &service.name);
         }
         let changed_addresses = old.iter().chain(&new).flat_map(service_addresses);
         affected_set.addresses.extend(changed_addresses.map(|(_, address)| *address));
@@ -68,10 +68,10 @@ pub(crate) fn is_own_address(address: IpAddr, labels: &BTreeMap<String, String>)
 }
 
 impl Mesh {
-    /// Classifies a client without mutual TLS.
+    /// Classifies a plaintext client by its address: a member is a workload with a sidecar, which should use mutual TLS.
     pub(crate) fn plaintext_client(&self, address: IpAddr) -> PlaintextClient {
         let address = address.to_canonical();
-        let names = self.addresses.workloads.values_for(&address);
+        let names = self.addresses.workloads_by_address.values_for(&address);
         let mut workloads = names.filter_map(|name| self.workload(name));
         match workloads
             .any(|workload| workload.sidecar && is_own_address(address, &workload.labels))
@@ -84,13 +84,13 @@ impl Mesh {
     /// Returns the service at an address. If an address moves between services, both may have it for a moment:
     /// the first by name is returned.
     pub(crate) fn service_at(&self, address: IpAddr) -> Option<&Service> {
-        self.addresses.services.values_for(&address).find_map(|name| self.service(name))
+        self.addresses.services_by_address.values_for(&address).find_map(|name| self.service(name))
     }
 
     /// Returns the workload at an address. A terminated workload may still be listed next to its successor:
     /// workloads with a connected sidecar are preferred, then ready ones.
     pub(crate) fn workload_at(&self, address: IpAddr) -> Option<&Workload> {
-        let names = self.addresses.workloads.values_for(&address);
+        let names = self.addresses.workloads_by_address.values_for(&address);
         let workloads = names.filter_map(|name| self.workload(name));
         workloads.max_by_key(|workload| {
             (self.sidecar_listeners(&workload.name).is_some(), workload.ready)

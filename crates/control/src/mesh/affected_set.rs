@@ -58,7 +58,7 @@ impl Mesh {
     ) {
         let uses_group =
             |split: &&TrafficSplit| split.groups.iter().flatten().any(|group| group == name);
-        let splits = self.splits.all_routes().filter(uses_group);
+        let splits = self.traffic_splits.all_routes().filter(uses_group);
         affected_set.services.extend(splits.map(|split| split.root.service.clone()));
         self.mark_boundary_users_affected(name, affected_set);
         self.mark_targets_affected(affected_set, |rule| match rule {
@@ -87,8 +87,10 @@ impl Mesh {
         if !self.has_evaluated_policies() {
             return;
         }
-        for target in
-            self.targets.values().filter(|target| target.rules.iter().any(&is_rule_affected))
+        for target in self
+            .traffic_targets
+            .values()
+            .filter(|target| target.rules.iter().any(&is_rule_affected))
         {
             self.mark_account_affected(&target.destination, affected_set);
         }

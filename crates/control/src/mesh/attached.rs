@@ -1,4 +1,5 @@
-//! Routes of one type, indexed by parent and backend services.
+//! The routes of one type (`HTTPRoute` and `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`), indexed by
+//! parent and backend services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,13 +100,17 @@ impl AttachedRoute for TrafficSplit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RouteAttachments<K, R> {
     routes: BTreeMap<K, R>,
-    by_parent: Index<ServiceName, K>,
-    by_backend: Index<ServiceName, K>,
+    routes_by_parent: Index<ServiceName, K>,
+    routes_by_backend: Index<ServiceName, K>,
 }
 
 impl<K, R> Default for RouteAttachments<K, R> {
     fn default() -> Self {
-        Self { routes: BTreeMap::new(), by_parent: Index::default(), by_backend: Index::default() }
+        Self {
+            routes: BTreeMap::new(),
+            routes_by_parent: Index::default(),
+            routes_by_backend: Index::default(),
+        }
     }
 }
 
@@ -122,7 +127,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
 
     /// Returns the routes attached to a service or one of its ports.
     pub(crate) fn attached_to(&self, service: &ServiceName) -> impl Iterator<Item = &R> {
-        let names = self.by_parent.values_for(service);
+        let names = self.routes_by_parent.values_for(service);
         names.filter_map(|name| self.routes.get(name))
     }
 
@@ -159,7 +164,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         routes.into_iter()
     }
 
-    /// True if a route of a namespace is attached to a service of another.
+    /// True if a route of `namespace` is attached to a service of another namespace (a consumer route).
     pub(crate) fn has_consumers(&self, service: &ServiceName, namespace: &Name) -> bool {
         *namespace != service.namespace
             && self.attached_to(service).any(|route| route.namespace() == namespace)
@@ -176,7 +181,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
 
     /// Returns the routes with this backend.
     pub(crate) fn routes_to(&self, backend: &ServiceName) -> impl Iterator<Item = &R> {
-        self.by_backend.values_for(backend).filter_map(|name| self.routes.get(name))
+        self.routes_by_backend.values_for(backend).filter_map(|name| self.routes.get(name))
     }
 
     /// Returns the services with a route of another namespace that has a backend in this one.
@@ -198,20 +203,20 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         let mut parents = BTreeSet::new();
         if let Some(old) = &old {
             for parent in old.parents() {
-                self.by_parent.remove(&parent.service, name);
+                self.routes_by_parent.remove(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
             for backend in old.backend_names() {
-                self.by_backend.remove(backend, name);
+                self.routes_by_backend.remove(backend, name);
             }
         }
         if let Some(new) = new {
             for parent in new.parents() {
-                self.by_parent.insert(&parent.service, name);
+                self.routes_by_parent.insert(&parent.service, name);
                 parents.insert(parent.service.clone());
             }
             for backend in new.backend_names() {
-                self.by_backend.insert(backend, name);
+                self.routes_by_backend.insert(backend, name);
             }
             self.routes.insert(name.clone(), new);
         }

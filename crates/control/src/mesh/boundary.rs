@@ -1,4 +1,4 @@
-//! Ingress and egress policies, indexed by namespace and account.
+//! Ingress policies by namespace, egress policies by account, and the certificates of external principals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ impl IngressAndEgress {
     }
 }
 
-/// Queries.
+/// Queries of ingress and egress policies.
 impl Mesh {
     /// Returns all ingress policies, in order.
     pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {
@@ -44,7 +44,7 @@ impl Mesh {
         policies.into_iter()
     }
 
-    /// Returns the policy that opens this port with precedence over `policy`.
+    /// Returns the name of the policy that opens the port of `backend` with precedence over `policy`, if any.
     pub(crate) fn preceding_ingress(
         &self,
         policy: &IngressPolicy,
@@ -79,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// Changes.
+/// Changes of ingress and egress policies.
 impl Mesh {
     pub(super) fn set_access_cert(&mut self, name: &PolicyName, new: Option<AccessCert>) {
         match new {
@@ -157,7 +157,7 @@ impl Mesh {
         affected_set.workloads.extend(workloads);
     }
 
-    /// Marks workloads with ingress or egress rules for requests of this group.
+    /// Marks workloads with ingress or egress rules that refer to this `HTTPRouteGroup`.
     pub(super) fn mark_boundary_users_affected(
         &self,
         group: &RouteGroupName,

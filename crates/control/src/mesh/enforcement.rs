@@ -1,4 +1,5 @@
-//! Services with unmeshed endpoints: their configuration for gateways depends on policies.
+//! Services with unmeshed endpoints (workloads without a sidecar). Gateways leave out endpoints whose policies
+//! only a sidecar enforces, so a change of policies affects the configuration of these services.
 
 use std::collections::BTreeSet;
 
@@ -22,38 +23,39 @@ impl Mesh {
         names.filter_map(|name| self.services.get(name))
     }
 
-    /// True if a gateway routes to a service, directly or by the routes of another one.
+    /// True if a gateway routes to a service, directly or by the routes of another service.
     pub(crate) fn is_reached_by_gateway(&self, service: &ServiceName) -> bool {
         let parents_with_routes = self
-            .routes
+            .http_routes
             .parents_of_backend(service)
             .chain(self.tls_routes.parents_of_backend(service));
         let parents_with_routes =
             parents_with_routes.chain(self.gateway_tcp_routes.parents_of_backend(service));
         let parents: BTreeSet<&ServiceName> = parents_with_routes
-            .chain(self.splits.parents_of_backend(service))
+            .chain(self.traffic_splits.parents_of_backend(service))
             .chain([service])
             .collect();
         let mut backends = self.gateways.values().flat_map(|gateway| gateway.backends());
         backends.any(|backend| parents.contains(&backend.service))
     }
 
-    /// Marks the services with unmeshed endpoints after a change of policies for some workloads.
+    /// Marks the services with an unmeshed endpoint, or another workload, for which `is_affected` is true, after a
+    /// change of policies.
     pub(super) fn mark_unmeshed_services_affected(
         &self,
-        is_about: impl Fn(&Workload) -> bool,
+        is_affected: impl Fn(&Workload) -> bool,
         affected_set: &mut AffectedSet,
     ) {
         let services = self.unmeshed_workloads.workloads_by_service.keys().filter(|service| {
             let mut workloads =
                 self.service_workloads(service).chain(self.unmeshed_workloads_of(service));
-            workloads.any(&is_about)
+            workloads.any(&is_affected)
         });
         affected_set.services.extend(services.cloned());
     }
 
-    /// Marks the services that share an unmeshed endpoint with an affected one: the endpoint is left out
-    /// because of the policies of all services that select it.
+    /// Marks the services that share an unmeshed endpoint with an affected service: a policy of any service that
+    /// selects the endpoint may exclude it.
     pub(super) fn mark_shared_services_affected(&self, affected_set: &mut AffectedSet) {
         let unmeshed_workloads =
             affected_set.services.iter().flat_map(|name| self.unmeshed_workloads_of(name));

@@ -1,4 +1,4 @@
-//! Gateways, the accounts of their proxies, and unmeshed workloads.
+//! Gateways and their proxies, and the unmeshed workloads that gateways and sidecars may send requests to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use leno_model::{
 
 use super::{AffectedSet, Index, Mesh, service_selects};
 
-/// Unmeshed workloads. Kept apart from the members of the mesh, so that they are never confused: unmeshed
-/// workloads do not join, have no proxy configuration, and are neither counted nor named by policies.
+/// Unmeshed workloads. They are stored separately from the members of the mesh, because unmeshed workloads do not
+/// join, have no proxy configuration, and are neither counted nor named by policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct UnmeshedWorkloads {
     by_name: BTreeMap<WorkloadName, Workload>,
-    /// The unmeshed workloads that each service selects, and the reverse.
+    /// The unmeshed workloads that each service selects.
     pub(super) workloads_by_service: Index<ServiceName, WorkloadName>,
+    /// The services that select each unmeshed workload.
     pub(super) services_by_workload: Index<WorkloadName, ServiceName>,
 }
 
@@ -52,6 +53,8 @@ impl Mesh {
         self.unmeshed_workloads.by_name.values()
     }
 
+    /// Adds, replaces or removes (`None`) a gateway. Marks its proxies, their services and their addresses as
+    /// affected.
     pub(super) fn set_gateway(
         &mut self,
         name: &GatewayName,
@@ -78,6 +81,7 @@ impl Mesh {
         }
     }
 
+    /// Adds, replaces or removes (`None`) an unmeshed workload. Marks the services that select it as affected.
     pub(super) fn set_unmeshed_workload(
         &mut self,
         name: &WorkloadName,

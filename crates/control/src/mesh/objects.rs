@@ -5,20 +5,20 @@ use leno_model::{Object, ObjectKey, RouteKind};
 use super::{AffectedSet, Mesh};
 
 impl Mesh {
-    /// Returns the objects for explanations, ordered by key within each kind: without unmeshed
-    /// workloads, and without gateways, which contain private keys.
+    /// Returns the objects for explanations of requests, ordered by key within each kind. Unmeshed workloads
+    /// are left out, and so are gateways, which contain private keys.
     pub(crate) fn explained_objects(&self) -> Vec<Object> {
         let workloads = self.workloads.values().cloned().map(Object::Workload);
         let services = self.services.values().cloned().map(Object::Service);
-        let routes = self.routes.all_routes().cloned().map(|route| match route.kind {
+        let routes = self.http_routes.all_routes().cloned().map(|route| match route.kind {
             RouteKind::Grpc => Object::GrpcRoute(route),
             RouteKind::Http | RouteKind::Split | RouteKind::Tcp | RouteKind::Tls => {
                 Object::HttpRoute(route)
             }
         });
         let tls_routes = self.tls_routes.all_routes().cloned().map(Object::TlsRoute);
-        let targets = self.targets.values().cloned().map(Object::TrafficTarget);
-        let groups = self.groups.values().cloned().map(Object::HttpRouteGroup);
+        let targets = self.traffic_targets.values().cloned().map(Object::TrafficTarget);
+        let groups = self.route_groups.values().cloned().map(Object::HttpRouteGroup);
         let tcp_routes = self.tcp_routes.values().cloned().map(Object::TcpRoute);
         let policies = self.policies.all_policies().cloned().map(Object::ServicePolicy);
         let config = Object::MeshConfig(self.config.clone());
@@ -32,13 +32,13 @@ impl Mesh {
             .chain(tcp_routes)
             .chain(policies)
             .chain(self.tags.all_objects())
-            .chain(self.grants.values().cloned().map(Object::ReferenceGrant))
+            .chain(self.reference_grants.values().cloned().map(Object::ReferenceGrant))
             .chain(self.access_policies().cloned().map(Object::AccessPolicy))
             .chain(self.ingress_policies().cloned().map(Object::Ingress))
             .chain(self.egress_policies().cloned().map(Object::Egress))
             .chain(self.retry_policies().cloned().map(Object::Retry))
             .chain(self.access_certs().cloned().map(Object::AccessCert))
-            .chain(self.splits.all_routes().cloned().map(Object::TrafficSplit))
+            .chain(self.traffic_splits.all_routes().cloned().map(Object::TrafficSplit))
             .chain(self.gateway_tcp_routes.all_routes().cloned().map(Object::GatewayTcpRoute))
             .collect()
     }
@@ -46,12 +46,16 @@ impl Mesh {
     /// True if an object of a kind with rules for requests exists; false for other kinds.
     pub(crate) fn has_object(&self, key: &ObjectKey) -> bool {
         match key {
-            ObjectKey::HttpRoute(name) => self.routes.has_route(&(RouteKind::Http, name.clone())),
-            ObjectKey::GrpcRoute(name) => self.routes.has_route(&(RouteKind::Grpc, name.clone())),
+            ObjectKey::HttpRoute(name) => {
+                self.http_routes.has_route(&(RouteKind::Http, name.clone()))
+            }
+            ObjectKey::GrpcRoute(name) => {
+                self.http_routes.has_route(&(RouteKind::Grpc, name.clone()))
+            }
             ObjectKey::TlsRoute(name) => self.tls_routes.has_route(name),
             ObjectKey::GatewayTcpRoute(name) => self.gateway_tcp_routes.has_route(name),
-            ObjectKey::TrafficSplit(name) => self.splits.has_route(name),
-            ObjectKey::TrafficTarget(name) => self.targets.contains_key(name),
+            ObjectKey::TrafficSplit(name) => self.traffic_splits.has_route(name),
+            ObjectKey::TrafficTarget(name) => self.traffic_targets.contains_key(name),
             ObjectKey::AccessPolicy(name) => self.access_policies.has_policy(name),
             ObjectKey::ServicePolicy(name) => self.policies.has_policy(name),
             ObjectKey::Retry(name) => self.retries.has_policy(name),

@@ -1,4 +1,4 @@
-//! Service policies, indexed by service and namespace.
+//! Service policies, indexed by service, namespace and JWKS endpoint, and the keys of the endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::{AffectedSet, Index, Mesh};
 use crate::compile::{is_opaque, target_port};
 use crate::keys::issuer_sources;
 
-/// All policies of services.
+/// All service policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Policies {
     by_name: BTreeMap<ServicePolicyName, ServicePolicy>,
@@ -23,7 +23,7 @@ pub(super) struct Policies {
     by_namespace: Index<Name, ServicePolicyName>,
     by_key_source: Index<KeySource, ServicePolicyName>,
     /// The last JWKS of each endpoint.
-    keys: BTreeMap<KeySource, Arc<str>>,
+    jwks_by_source: BTreeMap<KeySource, Arc<str>>,
 }
 
 impl Policies {
@@ -36,7 +36,7 @@ impl Policies {
     }
 
     /// Returns the policies that may apply to a service.
-    fn for_service(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
+    fn policies_for_service(&self, service: &ServiceName) -> impl Iterator<Item = &ServicePolicy> {
         let names = self
             .by_service
             .values_for(service)
@@ -74,15 +74,15 @@ impl Policies {
 impl Mesh {
     /// Returns the traffic policy of a service port.
     pub(crate) fn traffic_policy(&self, service: &ServiceName, port: u16) -> TrafficPolicy {
-        TrafficPolicy::for_port(self.policies.for_service(service), service, port)
+        TrafficPolicy::for_port(self.policies.policies_for_service(service), service, port)
     }
 
     /// Returns the inbound limits of a service port.
     pub(crate) fn port_limits(&self, service: &ServiceName, port: u16) -> Option<PortLimits> {
-        PortLimits::for_port(self.policies.for_service(service), service, port)
+        PortLimits::for_port(self.policies.policies_for_service(service), service, port)
     }
 
-    /// Returns what all policies on a service port need to know about requests.
+    /// Returns the parts of requests that the policies on a service port need.
     pub(crate) fn request_needs(
         &self,
         service: &ServiceName,
@@ -91,14 +91,15 @@ impl Mesh {
         self.attached_to(service, port).map(|policy| policy.rule.request_need())
     }
 
-    /// Returns what the policies that the server's sidecar enforces need to know about requests.
+    /// Returns the parts of requests that the policies enforced by the server's sidecar need.
     pub(crate) fn inbound_needs(
         &self,
         service: &ServiceName,
         port: u16,
     ) -> impl Iterator<Item = RequestNeed> {
-        let inbound = self.attached_to(service, port).filter(|policy| policy.rule.is_inbound());
-        inbound.map(|policy| policy.rule.request_need())
+        let inbound_policies =
+            self.attached_to(service, port).filter(|policy| policy.rule.is_inbound());
+        inbound_policies.map(|policy| policy.rule.request_need())
     }
 
     /// Returns the routes for requests and sessions that are attached to a service.
@@ -119,7 +120,7 @@ impl Mesh {
     pub(crate) fn concerns_service(&self, object: &ObjectKey, service: &ServiceName) -> bool {
         match object {
             ObjectKey::ServicePolicy(name) => {
-                self.policies.for_service(service).any(|policy| policy.name == *name)
+                self.policies.policies_for_service(service).any(|policy| policy.name == *name)
             }
             ObjectKey::HttpRoute(name) => self
                 .http_routes()
@@ -151,13 +152,14 @@ impl Mesh {
         service: &ServiceName,
         port: u16,
     ) -> impl Iterator<Item = &ServicePolicy> {
-        let policies = self.policies.for_service(service);
+        let policies = self.policies.policies_for_service(service);
         policies.filter(move |policy| policy.specificity_for(service, port).is_some())
     }
 
     /// Returns the external checks that policies require for requests to a service port.
     pub(crate) fn port_checks(&self, service: &ServiceName, port: u16) -> Vec<PortCheck> {
-        let mut checks = PortCheck::for_port(self.policies.for_service(service), service, port);
+        let mut checks =
+            PortCheck::for_port(self.policies.policies_for_service(service), service, port);
         for port_check in &mut checks {
             if let RequestCheck::Tokens(rule) = &mut port_check.check {
                 let issuers = rule.issuers.iter_mut();
@@ -167,13 +169,13 @@ impl Mesh {
         checks
     }
 
-    /// Returns the keys as sent to sidecars: those of a JWKS endpoint as last fetched.
+    /// Returns the keys as sent to sidecars: a JWKS endpoint is replaced by its last fetched set, if any.
     fn resolve_keys(&self, keys: &IssuerKeys) -> IssuerKeys {
         match keys.source() {
             None => keys.clone(),
-            Some(source) => match self.policies.keys.get(source) {
-                Some(jwks) => IssuerKeys::Set(Arc::clone(jwks)),
-                None => IssuerKeys::Awaited,
+            Some(source) => match self.policies.jwks_by_source.get(source) {
+                Some(jwks) => IssuerKeys::Inline(Arc::clone(jwks)),
+                None => IssuerKeys::Pending,
             },
         }
     }
@@ -185,7 +187,7 @@ impl Mesh {
 
     /// True if the keys of an endpoint have been fetched.
     pub(crate) fn has_keys(&self, source: &KeySource) -> bool {
-        self.policies.keys.contains_key(source)
+        self.policies.jwks_by_source.contains_key(source)
     }
 
     /// Returns all service policies, by name.
@@ -195,8 +197,8 @@ impl Mesh {
 
     /// Returns the conflict status of a policy.
     pub(crate) fn conflict_status(&self, policy: &ServicePolicy) -> ConflictStatus {
-        let names = self.affected_services(policy);
-        let services = names.iter().filter_map(|name| self.services.get(name));
+        let service_names = self.affected_services(policy);
+        let services = service_names.iter().filter_map(|name| self.services.get(name));
         let ports = services
             .flat_map(|service| service.ports.iter().map(move |port| (&service.name, port.port)));
         ConflictStatus::for_policy(policy, ports, &self)
@@ -204,13 +206,13 @@ impl Mesh {
 
     /// Sets the keys of an endpoint, or removes them if it is no longer in use.
     pub(crate) fn set_keys(&mut self, source: &KeySource, jwks: Option<Arc<str>>) -> AffectedSet {
-        let keys = &mut self.policies.keys;
-        let previous_keys = match &jwks {
-            Some(jwks) => keys.insert(source.clone(), Arc::clone(jwks)),
-            None => keys.remove(source),
+        let jwks_by_source = &mut self.policies.jwks_by_source;
+        let previous_jwks = match &jwks {
+            Some(jwks) => jwks_by_source.insert(source.clone(), Arc::clone(jwks)),
+            None => jwks_by_source.remove(source),
         };
         let mut affected_set = AffectedSet::default();
-        if previous_keys == jwks {
+        if previous_jwks == jwks {
             return affected_set;
         }
         let policies = self.policies.by_key_source.values_for(source);
@@ -265,14 +267,14 @@ impl Mesh {
 
 impl<'a> PolicyContext<'a> for &'a Mesh {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        self.policies.for_service(service).collect()
+        self.policies.policies_for_service(service).collect()
     }
 
     fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let attached = AttachedRoutes {
-            requests: self.http_routes().attached_to(service).collect(),
-            tcp: self.gateway_tcp_routes().attached_to(service).collect(),
-            tls: self.tls_routes().attached_to(service).collect(),
+            request_routes: self.http_routes().attached_to(service).collect(),
+            tcp_routes: self.gateway_tcp_routes().attached_to(service).collect(),
+            tls_routes: self.tls_routes().attached_to(service).collect(),
             splits: self.traffic_splits().attached_to(service).collect(),
         };
         let is_opaque = is_opaque(self, service, port);

@@ -1,4 +1,4 @@
-//! Revoked workloads: those of the `MeshConfig`, and those that an operator has revoked on this machine.
+//! Revoked workloads: those in the `MeshConfig`, and those that an operator revoked with `leno revoke`.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ impl Mesh {
     /// True if a workload is revoked, individually or by its account.
     pub(crate) fn is_revoked(&self, workload: &Workload) -> bool {
         let instance = workload.uid.clone().map(Instance::Pod);
-        // Without a pod there is no UID: an entry with a UID refers to another workload.
+        // A workload without a pod has no UID, so an entry with a UID does not refer to it.
         let instance = instance.unwrap_or(Instance::Registration(0));
         self.revocations.accounts.contains(&workload.account)
             || self.revocations.covers_workload(&workload.name, Some(&instance))

@@ -36,7 +36,7 @@ impl Mesh {
 
     /// True if the port or account of a workload with a sidecar has just changed.
     pub(crate) fn has_changed(&self, workload: &WorkloadName) -> bool {
-        self.changed.0.contains(workload)
+        self.changed_workloads.0.contains(workload)
     }
 
     /// True if the port or account of a workload has just changed, and its sidecar is not connected with the
@@ -66,13 +66,13 @@ impl Mesh {
         affected_set
     }
 
-    /// Ends the wait for the sidecar of a changed workload: requests no longer wait for it.
+    /// Stops waiting for the sidecar of a changed workload to reconnect: requests no longer wait for it.
     pub(crate) fn stop_waiting_for(&mut self, name: &WorkloadName) -> AffectedSet {
         let mut affected_set = AffectedSet::default();
         if self.workload(name).is_some_and(|workload| self.is_awaited(workload)) {
             affected_set.services.extend(self.services_by_workload.values_for(name).cloned());
         }
-        self.changed.0.remove(name);
+        self.changed_workloads.0.remove(name);
         affected_set
     }
 
@@ -85,7 +85,7 @@ impl Mesh {
     ) {
         let Some(new) = new else {
             self.sidecar_listeners.remove(name);
-            self.changed.0.remove(name);
+            self.changed_workloads.0.remove(name);
             return;
         };
         let Some(old) = old else { return };
@@ -96,7 +96,7 @@ impl Mesh {
         }
         // If another change follows before the sidecar reconnects, the workload stays marked as changed.
         if has_sidecar && (old.account != new.account || old.ports != new.ports) {
-            self.changed.0.insert(name.clone());
+            self.changed_workloads.0.insert(name.clone());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Tag rules and lanes, and their lookup by service: the most specific scope with rules applies.
+//! Tag rules and lanes, and their lookup by service. If several scopes have rules for a service, the most specific
+//! scope applies.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +15,11 @@ use super::index::Index;
 /// All objects with tag rules, and their indexes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct TagObjects {
-    routes: BTreeMap<TagRouteName, TagRoute>,
+    tag_routes: BTreeMap<TagRouteName, TagRoute>,
     sermant_rules: BTreeMap<TagRouteName, SermantRouteRule>,
     lanes: BTreeMap<TagRouteName, Lane>,
     routes_by_scope: Index<RuleScope, TagRouteName>,
-    sermant_by_scope: Index<RuleScope, TagRouteName>,
+    sermant_rules_by_scope: Index<RuleScope, TagRouteName>,
     lanes_by_service: Index<ServiceName, TagRouteName>,
     matched_attributes: MatchedAttributes,
 }
@@ -96,7 +97,7 @@ impl CountChange {
     }
 }
 
-/// Queries.
+/// Queries of tag rules and lanes.
 impl TagObjects {
     /// Returns the rules for a port of a service. Rules by request and rules by caller are selected separately:
     /// each from the most specific scope that has some, and a `TagRoute` before a `SermantRouteRule`.
@@ -123,7 +124,7 @@ impl TagObjects {
         };
         match object {
             ObjectKey::TagRoute(name) => is_listed(&self.routes_by_scope, name),
-            ObjectKey::SermantRouteRule(name) => is_listed(&self.sermant_by_scope, name),
+            ObjectKey::SermantRouteRule(name) => is_listed(&self.sermant_rules_by_scope, name),
             ObjectKey::Lane(name) => {
                 self.lanes_by_service.values_for(service).any(|listed| listed == name)
             }
@@ -152,7 +153,7 @@ impl TagObjects {
     /// True if an object exists and is a `TagRoute`, `SermantRouteRule` or `Lane`.
     pub(crate) fn has_object(&self, key: &ObjectKey) -> bool {
         match key {
-            ObjectKey::TagRoute(name) => self.routes.contains_key(name),
+            ObjectKey::TagRoute(name) => self.tag_routes.contains_key(name),
             ObjectKey::SermantRouteRule(name) => self.sermant_rules.contains_key(name),
             ObjectKey::Lane(name) => self.lanes.contains_key(name),
             _ => false,
@@ -161,7 +162,7 @@ impl TagObjects {
 
     /// Returns all objects, by name within each kind.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = Object> {
-        let routes = self.routes.values().cloned().map(Object::TagRoute);
+        let routes = self.tag_routes.values().cloned().map(Object::TagRoute);
         let sermant = self.sermant_rules.values().cloned().map(Object::SermantRouteRule);
         let lanes = self.lanes.values().cloned().map(Object::Lane);
         routes.chain(sermant).chain(lanes)
@@ -169,7 +170,7 @@ impl TagObjects {
 
     /// Returns all `TagRoute`s, by name.
     pub(crate) fn tag_routes(&self) -> impl Iterator<Item = &TagRoute> {
-        self.routes.values()
+        self.tag_routes.values()
     }
 
     /// Returns all `SermantRouteRule`s, by name.
@@ -185,7 +186,7 @@ impl TagObjects {
     /// Returns the rules of all `TagRoute`s of a scope.
     fn tag_route_rules(&self, scope: &RuleScope, port: u16) -> TagRules {
         let names = self.routes_by_scope.values_for(scope);
-        let routes = names.filter_map(|name| self.routes.get(name));
+        let routes = names.filter_map(|name| self.tag_routes.get(name));
         let routes = routes.filter(|route| match &route.scope {
             TagScope::Service(_, port_limit) => {
                 port_limit.is_none_or(|port_limit| port_limit == port)
@@ -198,14 +199,14 @@ impl TagObjects {
     /// Returns the Sermant rules of a scope: those of the oldest object, then of the first by
     /// name.
     fn sermant_rules_for(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
-        let names = self.sermant_by_scope.values_for(scope);
+        let names = self.sermant_rules_by_scope.values_for(scope);
         let objects = names.filter_map(|name| self.sermant_rules.get(name));
         let object = objects.min_by_key(|object| object.precedence())?;
         object.entries.iter().find(|(tag_scope, _)| rule_scope(tag_scope) == *scope)
     }
 }
 
-/// Changes.
+/// Changes of tag rules and lanes. Each returns the affected parts of the configuration.
 impl TagObjects {
     pub(crate) fn set_route(
         &mut self,
@@ -213,12 +214,12 @@ impl TagObjects {
         new: Option<TagRoute>,
     ) -> AffectedByTags {
         let mut affected = AffectedByTags::default();
-        let old = self.routes.remove(name);
+        let old = self.tag_routes.remove(name);
         if old == new {
-            self.routes.extend(new.map(|new| (name.clone(), new)));
+            self.tag_routes.extend(new.map(|new| (name.clone(), new)));
             return affected;
         }
-        let before = self.matched_attributes.clone();
+        let previous_attributes = self.matched_attributes.clone();
         if let Some(old) = old {
             let scope = rule_scope(&old.scope);
             self.matched_attributes.count_rules(&old.rules, CountChange::Decrement);
@@ -230,10 +231,10 @@ impl TagObjects {
             self.matched_attributes.count_rules(&new.rules, CountChange::Increment);
             self.routes_by_scope.insert(&scope, name);
             affected.scopes.insert(scope);
-            self.routes.insert(name.clone(), new);
+            self.tag_routes.insert(name.clone(), new);
         }
         affected.caller_attributes =
-            before.matched_labels() != self.matched_attributes.matched_labels();
+            previous_attributes.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 
@@ -244,15 +245,15 @@ impl TagObjects {
     ) -> AffectedByTags {
         let mut affected = AffectedByTags::default();
         let old = self.sermant_rules.remove(name);
-        let before = self.matched_attributes.clone();
+        let previous_attributes = self.matched_attributes.clone();
         for (scope, rules) in old.iter().flat_map(|old| &old.entries) {
             self.matched_attributes.count_rules(&rules.rules, CountChange::Decrement);
-            self.sermant_by_scope.remove(&rule_scope(scope), name);
+            self.sermant_rules_by_scope.remove(&rule_scope(scope), name);
             affected.scopes.insert(rule_scope(scope));
         }
         for (scope, rules) in new.iter().flat_map(|new| &new.entries) {
             self.matched_attributes.count_rules(&rules.rules, CountChange::Increment);
-            self.sermant_by_scope.insert(&rule_scope(scope), name);
+            self.sermant_rules_by_scope.insert(&rule_scope(scope), name);
             affected.scopes.insert(rule_scope(scope));
         }
         if old == new {
@@ -265,7 +266,7 @@ impl TagObjects {
         });
         affected.entry_services = entry_services.collect();
         affected.caller_attributes =
-            before.matched_labels() != self.matched_attributes.matched_labels();
+            previous_attributes.matched_labels() != self.matched_attributes.matched_labels();
         affected
     }
 

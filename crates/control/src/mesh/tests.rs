@@ -1,4 +1,4 @@
-//! Tests of the mesh: the affected set of changes, and removal without residue.
+//! The affected sets of changes of the mesh, and removal of objects without residue.
 
 use leno_model::{DefaultPolicy, Name, Object, ObjectKey};
 
@@ -41,16 +41,16 @@ fn a_sidecar_affects_only_the_services_of_its_workload() {
 #[test]
 fn a_workload_affects_itself_and_the_services_it_joins_or_leaves() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let moved = r#"
+    let changed_yaml = r#"
 apiVersion: leno.dev/v1alpha1
 kind: Workload
 metadata: {name: details-1, namespace: bookinfo, labels: {app: reviews, version: v1}}
 spec: {serviceAccount: details, ports: [{name: http, port: 9081, protocol: HTTP}]}
 "#;
-    let affected_set = mesh.apply(Change::Upsert(parse_object(moved)));
+    let affected_set = mesh.apply(Change::Upsert(parse_object(changed_yaml)));
     assert_eq!(affected_set.workloads, workload_names(["details-1"]));
     assert_eq!(affected_set.services, service_names(["details", "reviews", "reviews-v1"]));
-    assert!(mesh.apply(Change::Upsert(parse_object(moved))).is_empty());
+    assert!(mesh.apply(Change::Upsert(parse_object(changed_yaml))).is_empty());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_service_affects_its_clients_and_its_workloads() {
 #[test]
 fn a_route_affects_its_old_and_new_parents() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let moved = r#"
+    let changed_yaml = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: reviews, namespace: bookinfo}
@@ -87,7 +87,7 @@ spec:
   parentRefs: [{group: "", kind: Service, name: details}]
   rules: [{backendRefs: [{name: reviews-v1, port: 9080}]}]
 "#;
-    let affected_set = mesh.apply(Change::Upsert(parse_object(moved)));
+    let affected_set = mesh.apply(Change::Upsert(parse_object(changed_yaml)));
     let expected =
         AffectedSet { services: service_names(["reviews", "details"]), ..AffectedSet::default() };
     assert_eq!(affected_set, expected);
@@ -117,17 +117,21 @@ spec:
     let group = parse_objects(STRICT)
         .into_iter()
         .find(|object| matches!(object, Object::HttpRouteGroup(_)));
-    let root = AffectedSet { services: service_names(["details"]), ..AffectedSet::default() };
+    let root_affected =
+        AffectedSet { services: service_names(["details"]), ..AffectedSet::default() };
     for object in [group.unwrap(), parse_object(grant), parse_object(split)] {
         let key = object.object_key();
         let affected_set = mesh.apply(Change::Upsert(object));
         // The split itself is unchanged.
-        let expected =
-            if matches!(key, ObjectKey::TrafficSplit(_)) { &AffectedSet::default() } else { &root };
+        let expected = if matches!(key, ObjectKey::TrafficSplit(_)) {
+            &AffectedSet::default()
+        } else {
+            &root_affected
+        };
         assert_eq!(affected_set, *expected, "{key}");
     }
     let key = parse_objects(split).pop().unwrap().object_key();
-    assert_eq!(mesh.apply(Change::Remove(key)), root);
+    assert_eq!(mesh.apply(Change::Remove(key)), root_affected);
 }
 
 #[test]
@@ -147,9 +151,9 @@ fn policies_affect_no_proxy_in_permissive_mode() {
 fn a_policy_affects_its_destination_and_its_sources() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let target = mesh.traffic_targets().next().unwrap().clone();
-    let mut more = target.clone();
-    more.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
-    let affected_set = mesh.apply(Change::Upsert(Object::TrafficTarget(more)));
+    let mut changed_target = target.clone();
+    changed_target.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
+    let affected_set = mesh.apply(Change::Upsert(Object::TrafficTarget(changed_target)));
     let expected = AffectedSet {
         workloads: workload_names(["reviews-v1-1"]),
         accounts: account_names(["productpage", "stranger"]),
@@ -181,17 +185,17 @@ fn a_strict_service_affects_the_services_that_route_to_it() {
 #[test]
 fn the_default_policy_affects_all_proxies_and_can_be_reverted() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let before = mesh.clone();
+    let original_mesh = mesh.clone();
     let strict = Object::MeshConfig(mesh.config().clone());
     assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).all_proxies);
     assert!(mesh.apply(Change::Upsert(strict)).all_proxies);
-    assert_eq!(mesh, before);
+    assert_eq!(mesh, original_mesh);
 }
 
 #[test]
 fn a_strict_workload_in_a_permissive_mesh_affects_all_proxies() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    let before = mesh.clone();
+    let original_mesh = mesh.clone();
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
     let permissive = details.clone();
     details.admission.default_policy = Some(DefaultPolicy::Deny);
@@ -206,7 +210,7 @@ fn a_strict_workload_in_a_permissive_mesh_affects_all_proxies() {
         "{affected_set:?}"
     );
     assert!(!mesh.has_evaluated_policies());
-    assert_eq!(mesh, before);
+    assert_eq!(mesh, original_mesh);
 }
 
 #[test]
@@ -221,13 +225,13 @@ fn an_access_policy_affects_its_workloads_and_their_clients() {
     assert_eq!(affected_set, expected);
     assert!(mesh.apply(Change::Upsert(parse_object(policy))).is_empty());
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
-    let before = mesh.clone();
+    let original_mesh = mesh.clone();
     let affected_set = mesh.apply(Change::Upsert(parse_object(policy)));
     assert_eq!(affected_set.workloads, workload_names(["details-1"]));
     assert_eq!(affected_set.services, service_names(["details"]));
     let name = "bookinfo/guard".parse().unwrap();
     assert_eq!(mesh.apply(Change::Remove(ObjectKey::AccessPolicy(name))), affected_set);
-    assert_eq!(mesh, before);
+    assert_eq!(mesh, original_mesh);
 }
 
 #[test]
@@ -240,14 +244,14 @@ fn a_selector_matches_all_labels_in_its_namespace_and_an_empty_one_nothing() {
             .collect::<Vec<_>>()
     };
     assert_eq!(workloads_of(&mesh, "reviews-v2"), ["reviews-v2-1"]);
-    let mut all = mesh.service(&service_name("reviews")).unwrap().clone();
-    all.selector.clear();
-    mesh.apply(Change::Upsert(Object::Service(all.clone())));
+    let mut reviews = mesh.service(&service_name("reviews")).unwrap().clone();
+    reviews.selector.clear();
+    mesh.apply(Change::Upsert(Object::Service(reviews.clone())));
     assert_eq!(workloads_of(&mesh, "reviews"), [""; 0]);
-    all.selector.insert("app".to_owned(), "reviews".to_owned());
-    all.name.namespace = Name::new("elsewhere").unwrap();
-    let name = all.name.clone();
-    mesh.apply(Change::Upsert(Object::Service(all)));
+    reviews.selector.insert("app".to_owned(), "reviews".to_owned());
+    reviews.name.namespace = Name::new("elsewhere").unwrap();
+    let name = reviews.name.clone();
+    mesh.apply(Change::Upsert(Object::Service(reviews)));
     assert_eq!(mesh.service_workloads(&name).count(), 0);
 }
 
@@ -280,10 +284,10 @@ fn requests_wait_for_the_sidecar_of_a_changed_workload() {
     let name = workload_name("reviews-v1-1");
     let mut unchanged = mesh_with_sidecars(BOOKINFO);
     assert_eq!(awaited(&unchanged), (1, false));
-    let before = unchanged.workload(&name).unwrap().clone();
+    let original_workload = unchanged.workload(&name).unwrap().clone();
     let apply_edit = |change: &dyn Fn(&mut Workload)| {
         let mut mesh = mesh_with_sidecars(BOOKINFO);
-        let mut reviews = before.clone();
+        let mut reviews = original_workload.clone();
         change(&mut reviews);
         let affected_set = mesh.apply(Change::Upsert(Object::Workload(reviews)));
         (mesh, affected_set)
@@ -323,7 +327,7 @@ fn requests_wait_for_the_sidecar_of_a_changed_workload() {
 
         // The change is reverted at once.
         let (mut mesh, _) = apply_edit(edit);
-        mesh.apply(Change::Upsert(Object::Workload(before.clone())));
+        mesh.apply(Change::Upsert(Object::Workload(original_workload.clone())));
         let endpoints = awaited(&mesh).0;
         assert_eq!(awaited(&mesh), (endpoints, endpoints == 0));
         mesh.set_listeners(&name, None);
@@ -338,7 +342,7 @@ fn requests_wait_for_the_sidecar_of_a_changed_workload() {
     assert_eq!(awaited(&mesh), (1, false));
     // A workload without a sidecar: there is none to wait for.
     unchanged.set_listeners(&name, None);
-    let mut reviews = before.clone();
+    let mut reviews = original_workload.clone();
     reviews.ports[0].port = 9999;
     unchanged.apply(Change::Upsert(Object::Workload(reviews)));
     assert_eq!(awaited(&unchanged), (0, false));

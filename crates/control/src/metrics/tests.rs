@@ -20,7 +20,7 @@ use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
 use crate::keys::{FetchOutcome, JwksFetches, KeyUpdate};
 use crate::mesh::Mesh;
-use crate::owner::Queues;
+use crate::owner::QueueLengths;
 use crate::peers::Peers;
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::{ConnectedProxies, PublishCounters, SentPush};
@@ -29,13 +29,13 @@ use crate::watch::Diagnostics;
 /// A control plane with a value for every metric.
 struct ControlPlane {
     mesh: Mesh,
-    connected: ConnectedProxies,
+    connected_proxies: ConnectedProxies,
     presence: Presence,
     applications: Applications,
     startup_grace: StartupGrace,
     certifier: Certifier,
     diagnostics: Diagnostics,
-    keys: JwksFetches,
+    jwks_fetches: JwksFetches,
     peers: Peers,
     connection_counters: ConnectionCounters,
     now: Instant,
@@ -44,23 +44,24 @@ struct ControlPlane {
 
 impl ControlPlane {
     fn new() -> Self {
-        let (now, wall) = (Instant::now(), SystemTime::now());
+        let (now, wall_time) = (Instant::now(), SystemTime::now());
         let data = tempfile::tempdir().unwrap();
         let mesh = mesh_with_sidecars(BOOKINFO);
         let directory = data.path().join(AUTHORITY_DIRECTORY);
-        let authority = Authority::open_or_create(&directory, &mesh.config().trust_domain, wall);
+        let authority =
+            Authority::open_or_create(&directory, &mesh.config().trust_domain, wall_time);
         let authority = watch::Sender::new(Arc::new(authority.unwrap())).subscribe();
-        let join_credentials = Arc::new(open_join_credentials(data.path(), wall).unwrap());
+        let join_credentials = Arc::new(open_join_credentials(data.path(), wall_time).unwrap());
         let mut certifier = Certifier::new(authority, join_credentials, LEAF_LIFETIME);
-        (certifier.issued, certifier.rejected) = (6, 7);
-        let mut keys = JwksFetches::default();
+        (certifier.issued_count, certifier.rejected_count) = (6, 7);
+        let mut jwks_fetches = JwksFetches::default();
         let source = KeySource::File("/keys.json".into());
-        for fetched in [
+        for outcome in [
             FetchOutcome::Unchanged,
             FetchOutcome::Unchanged,
             FetchOutcome::Failed("gone".to_owned()),
         ] {
-            keys.record_result(&KeyUpdate { source: source.clone(), fetched });
+            jwks_fetches.record_result(&KeyUpdate { source: source.clone(), outcome });
         }
         let connection_counters = ConnectionCounters::default();
         for reason in [Reason::UntrustedPeer, Reason::UntrustedPeer, Reason::HandshakeFailed] {
@@ -69,12 +70,12 @@ impl ControlPlane {
         let times = Times::default();
         Self {
             mesh,
-            connected: connected_proxies(times, now),
+            connected_proxies: connected_proxies(times, now),
             presence: Presence::default(),
-            startup_grace: StartupGrace::new(now, times.settle),
+            startup_grace: StartupGrace::new(now, times.startup_grace),
             certifier,
             diagnostics: Diagnostics::default(),
-            keys,
+            jwks_fetches,
             peers: Peers::default(),
             connection_counters,
             applications: Applications::default(),
@@ -86,22 +87,22 @@ impl ControlPlane {
     fn report(&self) -> Report<'_> {
         Report {
             mesh: &self.mesh,
-            connected: &self.connected,
+            connected_proxies: &self.connected_proxies,
             presence: &self.presence,
             startup_grace: &self.startup_grace,
             certifier: &self.certifier,
             diagnostics: &self.diagnostics,
-            keys: &self.keys,
+            jwks_fetches: &self.jwks_fetches,
             peers: &self.peers,
-            queues: Queues { updates: 1, events: 2, queries: 3 },
-            history: history::ReportCounters { reports: 11, dropped: 12 },
+            queues: QueueLengths { updates: 1, events: 2, queries: 3 },
+            report_counters: history::ReportCounters { reports: 11, dropped: 12 },
             page_url: None,
             live_url: None,
             applications: &self.applications,
             supervised: false,
             kubernetes: false,
             now: self.now,
-            wall: SystemTime::UNIX_EPOCH,
+            wall_time: SystemTime::UNIX_EPOCH,
         }
     }
 
@@ -113,8 +114,8 @@ impl ControlPlane {
 
 /// No proxy is connected any more, but two changes have been applied and one has not.
 fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
-    let mut connected = ConnectedProxies::new(times, ChangeId(1));
-    connected.counters = PublishCounters {
+    let mut connected_proxies = ConnectedProxies::new(times, ChangeId(1));
+    connected_proxies.counters = PublishCounters {
         changes: 1,
         compiled: 2,
         pushes: 3,
@@ -126,14 +127,18 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
     for (change, ms) in [(2, Some(30)), (3, Some(45_000)), (4, None)] {
         let connection = ConnectionId(change);
         let waiting = BTreeSet::from([connection]);
-        let sent =
+        let sent_push =
             SentPush { sent_at: now, affected_proxies: 1, recipients: 1, waiting_proxies: waiting };
-        connected.pushes.begin_push(ChangeId(change), vec![now], sent);
+        connected_proxies.pushes.begin_push(ChangeId(change), vec![now], sent_push);
         if let Some(ms) = ms {
-            connected.pushes.settle_connection(connection, 1, now + Duration::from_millis(ms));
+            connected_proxies.pushes.remove_waiting_proxy(
+                connection,
+                1,
+                now + Duration::from_millis(ms),
+            );
         }
     }
-    connected
+    connected_proxies
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Responses of the mesh owner: watched values and operator queries.
+//! Operator queries to the mesh owner and their responses, and the publication of watched values.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -77,10 +77,10 @@ pub(crate) enum SidecarLocation {
 impl Owner {
     pub(super) fn publish_state(&mut self, now: EventTime) {
         let status = Arc::new(self.report(now).status());
-        self.outputs.status.send_if_modified(|last| {
-            let has_changed = !is_same_except_age(last, &status);
+        self.outputs.status.send_if_modified(|published| {
+            let has_changed = !is_same_except_age(published, &status);
             if has_changed {
-                *last = status;
+                *published = status;
             }
             has_changed
         });
@@ -89,10 +89,10 @@ impl Owner {
         let registered = self.mesh.workloads().filter(|workload| self.mesh.is_registered(workload));
         let registered: BTreeSet<WorkloadName> =
             registered.map(|workload| workload.name.clone()).collect();
-        self.outputs.registered.send_if_modified(|last| {
-            let has_changed = **last != registered;
+        self.outputs.registered_workloads.send_if_modified(|published| {
+            let has_changed = **published != registered;
             if has_changed {
-                *last = Arc::new(registered);
+                *published = Arc::new(registered);
             }
             has_changed
         });
@@ -104,14 +104,14 @@ impl Owner {
         let grace_period_ended = self.startup_grace.grace_state() == GracePeriod::Ended;
         let is_absent = |name: &WorkloadName| {
             grace_period_ended
-                && self.connected.connection_of_workload(name).is_none()
+                && self.connected_proxies.connection_of_workload(name).is_none()
                 && !self.presence.is_missing(name)
                 && self
                     .mesh
                     .workload(name)
                     .is_some_and(|workload| !self.mesh.is_registered(workload))
         };
-        self.replaced.publish_absent(is_absent, self.times.grace, now.clock);
+        self.replaced_rejections.publish_absent(is_absent, self.times.disconnect_grace, now.clock);
     }
 
     /// Publishes the current metrics destination.
@@ -124,30 +124,31 @@ impl Owner {
         });
     }
 
+    /// Returns the state from which reports are made.
     fn report(&self, now: EventTime) -> Report<'_> {
         Report {
             mesh: &self.mesh,
-            connected: &self.connected,
+            connected_proxies: &self.connected_proxies,
             presence: &self.presence,
             startup_grace: &self.startup_grace,
             certifier: &self.certifier,
             diagnostics: &self.diagnostics,
-            keys: &self.keys,
+            jwks_fetches: &self.jwks_fetches,
             peers: &self.peers,
             queues: self.queues,
-            history: self.history.counters,
+            report_counters: self.history.counters,
             page_url: self.page_url.as_deref(),
             live_url: self.live_url.as_deref(),
             applications: &self.applications,
             supervised: self.supervised,
             kubernetes: self.kubernetes,
             now: now.clock,
-            wall: now.wall,
+            wall_time: now.wall_time,
         }
     }
 
     fn sidecar_location(&self, workload: &WorkloadName) -> SidecarLocation {
-        if let Some(connection) = self.connected.connection_of_workload(workload) {
+        if let Some(connection) = self.connected_proxies.connection_of_workload(workload) {
             return SidecarLocation::Here(connection);
         }
         match self.peers.newest_registration(workload) {
@@ -206,10 +207,10 @@ impl Owner {
 }
 
 /// True if two statuses differ at most in the age of the newest change.
-fn is_same_except_age(last: &Status, new: &Status) -> bool {
-    let mut expected = last.clone();
-    if let (Some(expected), Some(new)) = (&mut expected.change, &new.change) {
-        expected.age_ms = new.age_ms;
+fn is_same_except_age(previous_status: &Status, new_status: &Status) -> bool {
+    let mut expected = previous_status.clone();
+    if let (Some(expected), Some(new_status)) = (&mut expected.change, &new_status.change) {
+        expected.age_ms = new_status.age_ms;
     }
-    expected == *new
+    expected == *new_status
 }

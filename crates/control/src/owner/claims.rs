@@ -35,14 +35,14 @@ impl Owner {
             return;
         }
         tracing::info!(workloads = self.mesh.revocations().workloads.len(), "revoked");
-        self.connected.record_change(
+        self.connected_proxies.record_change(
             &affected_set,
             &self.mesh,
             ChangeCause::RevocationsChanged,
             now.clock,
             now.clock,
         );
-        for name in self.connected.connected_workloads() {
+        for name in self.connected_proxies.connected_workloads() {
             self.check_claim(&name, now);
         }
     }
@@ -52,12 +52,12 @@ impl Owner {
         if self.mesh.workload(name).is_none() {
             self.presence.remove_workload(name);
             self.certifier.forget_workload(name);
-            self.replaced.remove_workload(name);
+            self.replaced_rejections.remove_workload(name);
         }
-        let Some(connection) = self.connected.connection_of_workload(name) else {
+        let Some(connection) = self.connected_proxies.connection_of_workload(name) else {
             return;
         };
-        let peer = self.connected.proxy_mut(connection).map(|proxy| proxy.peer.clone());
+        let peer = self.connected_proxies.proxy_mut(connection).map(|proxy| proxy.peer.clone());
         if let Some(Err(rejection)) = peer.map(|peer| self.verify_claim(&peer, name)) {
             self.dismiss_proxy(connection, rejection.reason, now);
             // The proxy cannot return with the same identity: it gets no grace period.
@@ -66,6 +66,7 @@ impl Owner {
         }
     }
 
+    /// Verifies that a peer's certificate authorizes it to act for a workload, and that neither is revoked.
     pub(super) fn verify_claim(
         &self,
         peer: &VerifiedPeer,
@@ -100,38 +101,40 @@ impl Owner {
         let exists = self.mesh.workload(workload).is_some();
         self.certifier.rejected_joins().record_rejection(workload, exists, &rejection.reason, now);
         if exists && rejection.is_replaced {
-            self.replaced.record_rejection(workload, now);
+            self.replaced_rejections.record_rejection(workload, now);
         }
     }
 
     /// Checks that a new proxy may replace the connected proxy of its workload, if any.
     ///
-    /// A reconnecting proxy replaces its own stream, and a new process that of a proxy that disappeared
-    /// silently. If a displaced process reconnects, two proxies run for one workload: the first one is
-    /// protected from replacement for [`PROTECTION_TIME`].
+    /// A reconnecting proxy replaces its own stream. A new process replaces the stream of another process, which
+    /// may have disappeared silently. If the replaced process reconnects, two proxies run for one workload: the
+    /// reconnected proxy is then protected from replacement for [`PROTECTION_TIME`].
     pub(super) fn check_replacement(
         &mut self,
         joining_proxy: &mut ConnectedProxy,
         now: Instant,
     ) -> Result<(), Rejection> {
-        let connection = self.connected.connection_of_workload(&joining_proxy.workload);
+        let connection = self.connected_proxies.connection_of_workload(&joining_proxy.workload);
         let Some(connected_proxy) =
-            connection.and_then(|connection| self.connected.proxy_mut(connection))
+            connection.and_then(|connection| self.connected_proxies.proxy_mut(connection))
         else {
             return Ok(());
         };
-        let is_other_process = connected_proxy.process != joining_proxy.process;
+        let is_other_process = connected_proxy.process_number != joining_proxy.process_number;
         if !is_other_process
-            || connected_proxy.process == 0
-            || joining_proxy.process == 0
+            || connected_proxy.process_number == 0
+            || joining_proxy.process_number == 0
             || connected_proxy.is_closed()
         {
-            joining_proxy.kept_until = connected_proxy.kept_until.filter(|_| !is_other_process);
+            joining_proxy.protected_until =
+                connected_proxy.protected_until.filter(|_| !is_other_process);
             return Ok(());
         }
-        if connected_proxy.kept_until.is_some_and(|until| now < until) {
-            let admin =
-                connected_proxy.admin.map(|admin| format!(" with its admin endpoint at {admin}"));
+        if connected_proxy.protected_until.is_some_and(|until| now < until) {
+            let admin = connected_proxy
+                .admin_address
+                .map(|admin| format!(" with its admin endpoint at {admin}"));
             let reason = format!(
                 "another proxy of workload {} is connected (process {}{}): a workload has one proxy, stop one \
                  of the two",
@@ -141,14 +144,14 @@ impl Owner {
             );
             return Err(reason.into());
         }
-        match connected_proxy.displaced {
-            Some((process, displaced_at))
-                if process == joining_proxy.process
-                    && now.duration_since(displaced_at) < MAX_RECONNECT_TIME =>
+        match connected_proxy.replaced_process {
+            Some((process, replaced_at))
+                if process == joining_proxy.process_number
+                    && now.duration_since(replaced_at) < MAX_RECONNECT_TIME =>
             {
-                joining_proxy.kept_until = Some(now + PROTECTION_TIME);
+                joining_proxy.protected_until = Some(now + PROTECTION_TIME);
             }
-            _ => joining_proxy.displaced = Some((connected_proxy.process, now)),
+            _ => joining_proxy.replaced_process = Some((connected_proxy.process_number, now)),
         }
         Ok(())
     }
@@ -157,29 +160,35 @@ impl Owner {
         &mut self,
         connection: ConnectionId,
         csr: Vec<u8>,
-        response: CertificateReply,
+        reply: CertificateReply,
         now: EventTime,
     ) {
-        let proxy = self.connected.proxy_mut(connection);
+        let proxy = self.connected_proxies.proxy_mut(connection);
         let proxy = proxy
             .map(|proxy| (proxy.workload.clone(), PreviousCertificate::from_peer(&proxy.peer)));
-        let Some((name, previous)) = proxy else {
+        let Some((name, previous_certificate)) = proxy else {
             return;
         };
         match self.mesh.workload(&name) {
             Some(workload) if self.mesh.config().revoked.contains(&workload.account) => {
                 let error = CertifyError::Revoked(workload.account.clone());
-                self.certifier.reject_request(response, error);
+                self.certifier.reject_request(reply, error);
             }
             Some(workload) if self.mesh.is_revoked(workload) => {
                 let error = CertifyError::RevokedWorkload(workload.name.clone());
-                self.certifier.reject_request(response, error);
+                self.certifier.reject_request(reply, error);
             }
             Some(workload) => {
-                self.certifier
-                    .renew_certificate(connection, workload, previous, csr, response, now.wall);
+                self.certifier.renew_certificate(
+                    connection,
+                    workload,
+                    previous_certificate,
+                    csr,
+                    reply,
+                    now.wall_time,
+                );
             }
-            None => self.certifier.reject_request(response, CertifyError::UnknownWorkload(name)),
+            None => self.certifier.reject_request(reply, CertifyError::UnknownWorkload(name)),
         }
     }
 
@@ -192,25 +201,25 @@ impl Owner {
         now: EventTime,
     ) {
         let key = format!("{} {}", certificate.id, certificate.workload);
-        if let Some(line) = self.logs.permit_line(key, now.clock.into_std()) {
+        if let Some(line) = self.log_limits.permit_line(key, now.clock.into_std()) {
             let suppressed = line.suppressed;
             tracing::info!(workload = %certificate.workload, id = %certificate.id, suppressed, "signed a certificate");
         }
         if reason == SigningReason::Join {
-            self.replaced.remove_workload(&certificate.workload);
+            self.replaced_rejections.remove_workload(&certificate.workload);
             // A stream of an earlier registration ends.
             self.check_claim(&certificate.workload, now);
         }
         if let SigningReason::Renewal(connection) = reason
-            && let Some(proxy) = self.connected.proxy_mut(connection)
+            && let Some(proxy) = self.connected_proxies.proxy_mut(connection)
         {
-            proxy.expires = certificate.not_after;
+            proxy.expires_at = certificate.not_after;
             proxy.ca_generation = certificate.ca_generation;
         }
     }
 }
 
-/// The maximum time after which a displaced proxy that still runs has reconnected.
+/// The maximum time in which a replaced proxy that still runs reconnects.
 const MAX_RECONNECT_TIME: Duration = Duration::from_secs(60);
 
 /// The time for which the first of two proxies of a workload cannot be replaced after it reconnected; the

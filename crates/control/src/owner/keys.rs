@@ -1,4 +1,5 @@
-//! JWKS endpoints in use, and the results of their fetches.
+//! JWKS endpoints: the mesh owner publishes the endpoints in use to the fetching task, and applies the fetched
+//! keys.
 
 use std::sync::Arc;
 
@@ -10,19 +11,20 @@ impl Owner {
     /// Publishes the JWKS endpoints in use.
     pub(super) fn publish_key_sources(&self) {
         let mesh = &self.mesh;
-        self.outputs.keys.send_if_modified(|active| {
-            let differs = !active.iter().eq(mesh.key_sources());
+        self.outputs.key_sources.send_if_modified(|used_sources| {
+            let differs = !used_sources.iter().eq(mesh.key_sources());
             if differs {
-                *active = Arc::new(mesh.key_sources().cloned().collect());
+                *used_sources = Arc::new(mesh.key_sources().cloned().collect());
             }
             differs
         });
     }
 
+    /// Applies the result of a fetch, and pushes changed keys to the affected proxies.
     pub(super) fn apply_key_update(&mut self, update: KeyUpdate, now: EventTime) {
-        self.keys.record_result(&update);
-        let KeyUpdate { source, fetched } = update;
-        let jwks = match fetched {
+        self.jwks_fetches.record_result(&update);
+        let KeyUpdate { source, outcome } = update;
+        let jwks = match outcome {
             FetchOutcome::Changed(jwks) => Some(jwks),
             // The endpoint is in use again: its keys stay valid until the next fetch.
             FetchOutcome::EndpointUnused
@@ -35,7 +37,7 @@ impl Owner {
         };
         let affected_set = self.mesh.set_keys(&source, jwks);
         if !affected_set.is_empty() {
-            self.connected.record_change(
+            self.connected_proxies.record_change(
                 &affected_set,
                 &self.mesh,
                 ChangeCause::KeysChanged(source),

@@ -1,4 +1,4 @@
-//! Sidecars that are connected to other control planes, and their moves between control planes.
+//! Sidecars that are connected to other control planes, and sidecars that reconnect to another control plane.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ impl Owner {
         for (workload, registration) in connected_sidecars {
             let session = registration.session;
             self.peers.record_registration(peer, workload.clone(), registration);
-            if let Some(connection) = self.connected.connection_of_workload(&workload) {
+            if let Some(connection) = self.connected_proxies.connection_of_workload(&workload) {
                 let own_session =
-                    self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.session);
+                    self.connected_proxies.proxy_mut(connection).map_or(0, |proxy| proxy.session);
                 if own_session >= session {
                     // The sidecar has reconnected here since; the other control plane will receive that report.
                     continue;
@@ -61,14 +61,14 @@ impl Owner {
         previous_connection: ConnectionId,
         now: EventTime,
     ) {
-        if self.connected.connection_of_workload(workload).is_some() {
+        if self.connected_proxies.connection_of_workload(workload).is_some() {
             return;
         }
         if self.peers.newest_registration(workload).is_some() {
             self.apply_registration(workload, now);
         } else {
-            let until = now.clock + self.times.grace;
-            self.presence.mark_missing(workload, previous_connection, until);
+            let deadline = now.clock + self.times.disconnect_grace;
+            self.presence.mark_missing(workload, previous_connection, deadline);
         }
     }
 
@@ -77,7 +77,7 @@ impl Owner {
         if self.outputs.local_sidecars.receiver_count() == 0 {
             return;
         }
-        let local_sidecars = self.connected.proxies().filter_map(|(_, proxy)| {
+        let local_sidecars = self.connected_proxies.proxies().filter_map(|(_, proxy)| {
             let listeners = self.mesh.sidecar_listeners(&proxy.workload)?;
             let listeners = listeners.iter();
             let listeners = listeners
@@ -90,10 +90,10 @@ impl Owner {
             Some((proxy.workload.clone(), registration))
         });
         let local_sidecars: RegisteredSidecars = local_sidecars.collect();
-        self.outputs.local_sidecars.send_if_modified(|last| {
-            let has_changed = **last != local_sidecars;
+        self.outputs.local_sidecars.send_if_modified(|published| {
+            let has_changed = **published != local_sidecars;
             if has_changed {
-                *last = Arc::new(local_sidecars);
+                *published = Arc::new(local_sidecars);
             }
             has_changed
         });

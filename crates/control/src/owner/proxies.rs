@@ -1,4 +1,4 @@
-//! Proxy events: connect, listen, reject resources and disconnect.
+//! Events of proxies: a proxy connects, reports its listeners, rejects resources, or disconnects.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,12 +17,12 @@ impl Owner {
         rejections: Vec<ResourceRejection>,
         now: EventTime,
     ) {
-        self.connected.counters.rejected += 1;
-        self.connected.pushes.record_nack(connection);
-        let Some(proxy) = self.connected.proxy_mut(connection) else { return };
+        self.connected_proxies.counters.rejected += 1;
+        self.connected_proxies.pushes.record_nack(connection);
+        let Some(proxy) = self.connected_proxies.proxy_mut(connection) else { return };
         let at = now.clock.into_std();
         for rejection in &rejections {
-            if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), at) {
+            if let Some(line) = self.log_limits.permit_line(peer_identity(&proxy.peer), at) {
                 let suppressed = line.suppressed;
                 tracing::warn!(workload = %proxy.workload, reason = %rejection, suppressed, "update rejected");
             }
@@ -30,6 +30,7 @@ impl Owner {
         proxy.record_rejections(rejections);
     }
 
+    /// Verifies a proxy's `Hello`, registers the proxy, and sends its first configuration.
     pub(super) fn handle_connected(
         &mut self,
         connected: Connected,
@@ -43,20 +44,22 @@ impl Owner {
             tracing::debug!(%workload, %connection, "the connection has already ended");
             return EventHandling::Handled;
         };
-        let log_line = self.logs.permit_line(peer_identity(&peer), now.clock.into_std());
+        let log_line = self.log_limits.permit_line(peer_identity(&peer), now.clock.into_std());
         let suppressed = log_line.and_then(|log_line| log_line.suppressed);
-        if let Some(existing) = self.mesh.workload(&workload) {
-            self.certifier.read_registration(existing);
+        if let Some(workload_object) = self.mesh.workload(&workload) {
+            self.certifier.read_registration(workload_object);
         }
-        let claim = self.verify_claim(&peer, &workload);
+        let claim_result = self.verify_claim(&peer, &workload);
         let mut proxy = ConnectedProxy::new(connected, peer.clone(), now.clock);
-        proxy.session = proxy.session.min(highest_session(now.wall));
+        proxy.session = proxy.session.min(highest_session(now.wall_time));
         let is_own_address =
             |admin| connection_addresses.is_own_address(admin, self.mesh.workload(&workload));
-        if proxy.admin.is_some_and(|admin| !is_own_address(admin)) {
-            proxy.reported_admin = proxy.admin.take();
+        if proxy.admin_address.is_some_and(|admin| !is_own_address(admin)) {
+            proxy.reported_admin_address = proxy.admin_address.take();
         }
-        if let Err(rejection) = claim.and_then(|()| self.check_replacement(&mut proxy, now.clock)) {
+        if let Err(rejection) =
+            claim_result.and_then(|()| self.check_replacement(&mut proxy, now.clock))
+        {
             self.record_stream_rejection(&workload, &rejection, now.clock);
             let reason = rejection.reason;
             if log_line.is_some() {
@@ -66,15 +69,17 @@ impl Owner {
             return EventHandling::Handled;
         }
         self.pending_connections.mark_authenticated(connection);
-        self.replaced.remove_workload(&workload);
+        self.replaced_rejections.remove_workload(&workload);
         if log_line.is_some() {
             tracing::info!(%workload, %connection, suppressed, "proxy connected");
         }
-        if let Some(replaced) = self.connected.add_proxy(connection, proxy, now.clock) {
-            replaced.end_connection("replaced by a newer stream of the same workload".to_owned());
+        if let Some(previous_proxy) = self.connected_proxies.add_proxy(connection, proxy, now.clock)
+        {
+            previous_proxy
+                .end_connection("replaced by a newer stream of the same workload".to_owned());
         }
         let ca_generation =
-            self.connected.proxy_mut(connection).map_or(0, |proxy| proxy.ca_generation);
+            self.connected_proxies.proxy_mut(connection).map_or(0, |proxy| proxy.ca_generation);
         let (issued, not_after) = (peer.issue_time(), peer.not_after);
         let (certified_workload, id, instance) = (workload.clone(), peer.id, peer.instance);
         let certificate = SignedCertificate {
@@ -95,8 +100,8 @@ impl Owner {
             .is_some_and(|workload_object| !workload_object.ports.is_empty());
         if listeners.is_empty() && has_ports {
             if self.mesh.sidecar_listeners(&workload).is_some() {
-                let until = now.clock + self.times.grace;
-                self.presence.mark_uncertain(&workload, until);
+                let grace_end = now.clock + self.times.disconnect_grace;
+                self.presence.mark_uncertain(&workload, grace_end);
             }
         } else {
             self.set_listeners(&workload, Some(listeners), now);
@@ -110,7 +115,7 @@ impl Owner {
         listeners: &[InboundListener],
         now: EventTime,
     ) {
-        let Some(proxy) = self.connected.proxy_mut(connection) else {
+        let Some(proxy) = self.connected_proxies.proxy_mut(connection) else {
             return;
         };
         let workload = proxy.workload.clone();
@@ -119,10 +124,11 @@ impl Owner {
     }
 
     pub(super) fn handle_disconnect(&mut self, connection: ConnectionId, now: EventTime) {
-        let Some(proxy) = self.connected.remove_proxy(connection, now.clock) else {
+        let Some(proxy) = self.connected_proxies.remove_proxy(connection, now.clock) else {
             return;
         };
-        if let Some(line) = self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
+        if let Some(line) =
+            self.log_limits.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
         {
             let suppressed = line.suppressed;
             tracing::info!(workload = %proxy.workload, %connection, suppressed, "proxy disconnected");
@@ -130,15 +136,16 @@ impl Owner {
         self.handle_stream_end(&proxy.workload, connection, now);
     }
 
+    /// Ends the stream of a proxy; the proxy receives the reason.
     pub(super) fn dismiss_proxy(
         &mut self,
         connection: ConnectionId,
         reason: String,
         now: EventTime,
     ) {
-        if let Some(proxy) = self.connected.remove_proxy(connection, now.clock) {
+        if let Some(proxy) = self.connected_proxies.remove_proxy(connection, now.clock) {
             if let Some(line) =
-                self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
+                self.log_limits.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
             {
                 let suppressed = line.suppressed;
                 tracing::warn!(workload = %proxy.workload, %reason, suppressed, "disconnecting proxy");
@@ -149,9 +156,9 @@ impl Owner {
     }
 }
 
-/// The highest session number of a stream that connects now: proxies number their streams by time. A proxy with
-/// a higher one would block later streams of its workload at other control planes.
+/// Returns the highest session number of a stream that connects now: proxies number their streams by time, in
+/// microseconds since 1970. A higher number would block later streams of the workload at other control planes.
 fn highest_session(now: SystemTime) -> u64 {
-    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX)
 }

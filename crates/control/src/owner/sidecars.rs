@@ -1,4 +1,5 @@
-//! Facts about sidecars for the control plane's cluster: rejected clients, and sidecars without a connection.
+//! Facts about sidecars that the Kubernetes integration publishes as events and conditions: rejected plaintext
+//! clients, and workloads without a connected sidecar.
 
 use std::sync::Arc;
 
@@ -19,24 +20,24 @@ impl Owner {
             rejected_clients: self.rejected_clients(),
             connections: self.sidecar_connections(),
         };
-        self.outputs.sidecar_facts.send_if_modified(|last| {
-            let is_new = **last != facts;
+        self.outputs.sidecar_facts.send_if_modified(|published| {
+            let is_new = **published != facts;
             if is_new {
-                *last = Arc::new(facts);
+                *published = Arc::new(facts);
             }
             is_new
         });
     }
 
     fn rejected_clients(&self) -> Vec<RejectedClient> {
-        let mut rejected = Vec::new();
-        for (_, proxy) in self.connected.proxies() {
+        let mut rejected_clients = Vec::new();
+        for (_, proxy) in self.connected_proxies.proxies() {
             let conditions = proxy.report.conditions.iter();
             for (port, clients) in
                 conditions.filter_map(leno_discovery::ProxyCondition::rejected_clients)
             {
                 let Some(workload) = self.mesh.workload(&proxy.workload) else { continue };
-                rejected.extend(clients.into_iter().map(|client| RejectedClient {
+                rejected_clients.extend(clients.into_iter().map(|client| RejectedClient {
                     workload: workload.name.clone(),
                     uid: workload.uid.clone(),
                     client,
@@ -45,9 +46,9 @@ impl Owner {
                 }));
             }
         }
-        rejected.sort_unstable();
-        rejected.truncate(MAX_REJECTED_CLIENTS);
-        rejected
+        rejected_clients.sort_unstable();
+        rejected_clients.truncate(MAX_REJECTED_CLIENTS);
+        rejected_clients
     }
 
     /// Returns the ready workloads without a connected sidecar; `None` during the startup grace period. A
@@ -57,7 +58,7 @@ impl Owner {
             return None;
         }
         let is_connected = |name| {
-            self.connected.workload_proxy(name).is_some()
+            self.connected_proxies.workload_proxy(name).is_some()
                 || self.peers.newest_registration(name).is_some()
                 || self.presence.is_missing(name)
         };

@@ -1,4 +1,4 @@
-//! Subscriptions of proxies: services, addresses and names.
+//! Changes of proxies' subscriptions to services, addresses and DNS names, and the responses to them.
 
 use std::collections::BTreeSet;
 
@@ -29,24 +29,24 @@ impl Owner {
         change: SubscriptionChange,
         now: EventTime,
     ) -> EventHandling {
-        let Some(proxy) = self.connected.proxy_mut(connection) else {
+        let Some(proxy) = self.connected_proxies.proxy_mut(connection) else {
             return EventHandling::Handled;
         };
         let SubscriptionChange { added, removed, over_limit } = change;
         let limit = self.limits.subscriptions;
         let is_large = added.len() > MAX_UNSLICED_SUBSCRIPTIONS;
-        let ConnectedProxy { subscriptions, addresses, names, .. } = proxy;
+        let ConnectedProxy { subscriptions, queried_addresses, queried_names, .. } = proxy;
         remove_all(subscriptions, &removed.services);
-        remove_all(addresses, &removed.addresses);
-        remove_all(names, &removed.names);
+        remove_all(queried_addresses, &removed.addresses);
+        remove_all(queried_names, &removed.names);
         let within_limits = [
             add_within_limit(subscriptions, added.services, limit),
-            add_within_limit(addresses, added.addresses, MAX_ADDRESSES),
-            add_within_limit(names, added.names, MAX_NAMES),
+            add_within_limit(queried_addresses, added.addresses, MAX_ADDRESSES),
+            add_within_limit(queried_names, added.names, MAX_NAMES),
         ];
         if (over_limit > 0 || within_limits.contains(&false))
             && let Some(line) =
-                self.logs.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
+                self.log_limits.permit_line(peer_identity(&proxy.peer), now.clock.into_std())
         {
             let (workload, suppressed) = (&proxy.workload, line.suppressed);
             tracing::warn!(%workload, suppressed, "subscription limit reached: the rest is ignored");
@@ -59,7 +59,7 @@ impl Owner {
 
     /// Continues the response to a proxy with many new subscriptions, by a bounded amount of work.
     pub(super) fn continue_response(&mut self, connection: ConnectionId) -> EventHandling {
-        match self.connected.prepare_config(connection, &self.mesh) {
+        match self.connected_proxies.prepare_config(connection, &self.mesh) {
             SliceProgress::Incomplete => EventHandling::InSlices(connection),
             SliceProgress::Complete => self.respond(connection),
         }
@@ -67,19 +67,19 @@ impl Owner {
 
     fn respond(&mut self, connection: ConnectionId) -> EventHandling {
         let grace_period = self.startup_grace.grace_state();
-        self.connected.send_response(connection, &self.mesh, grace_period);
+        self.connected_proxies.send_response(connection, &self.mesh, grace_period);
         EventHandling::Handled
     }
 }
 
-/// Removes subscriptions; the cost depends on the removed ones only, not on the size of the set.
+/// Removes subscriptions. The cost depends on the number of removed subscriptions, not on the size of the set.
 fn remove_all<T: Ord>(subscribed: &mut BTreeSet<T>, removed: &BTreeSet<T>) {
     for item in removed {
         subscribed.remove(item);
     }
 }
 
-/// Adds subscriptions up to the limit; false if the limit was reached and some were not added.
+/// Adds subscriptions up to the limit. Returns false if some were not added.
 fn add_within_limit<T: Ord>(
     subscribed: &mut BTreeSet<T>,
     added: BTreeSet<T>,
@@ -94,5 +94,5 @@ fn add_within_limit<T: Ord>(
     true
 }
 
-/// Maximum added subscriptions for which a response is compiled at once; for more, it is compiled in slices.
+/// Maximum added subscriptions for which the response is compiled at once; for more it is compiled in slices.
 const MAX_UNSLICED_SUBSCRIPTIONS: usize = 128;

@@ -4,15 +4,15 @@ const SVG = "http://www.w3.org/2000/svg";
 
 // Creates an HTML element. Attributes with a function as value are event listeners.
 export function h(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
+  return fillElement(document.createElement(tag), attributes, children);
 }
 
 // Creates an SVG element.
 export function s(tag, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), attributes, children);
+  return fillElement(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function fill(element, attributes, children) {
+function fillElement(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
@@ -27,34 +27,36 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export function rate(perSecond) {
+export function formatRate(perSecond) {
   if (!perSecond) return "0/s";
   if (perSecond < 0.095) return `${perSecond.toFixed(2)}/s`;
   return perSecond < 99.95 ? `${perSecond.toFixed(1)}/s` : `${Math.round(perSecond)}/s`;
 }
 
-export function share(success) {
+// Rounds down, so that only a rate without failures is 100 %.
+export function formatShare(success) {
   if (success === null || success === undefined) return "–";
   return success >= 1 ? "100 %" : `${(Math.floor(success * 1e4) / 1e2).toFixed(2)} %`;
 }
 
-export function latency(ms) {
+export function formatLatency(ms) {
   if (ms === null || ms === undefined) return "–";
   if (ms < 9.995) return `${ms.toFixed(2)} ms`;
   if (ms < 99.95) return `${ms.toFixed(1)} ms`;
   return ms < 999.5 ? `${Math.round(ms)} ms` : `${(ms / 1e3).toFixed(2)} s`;
 }
 
-export function cpu(cores) {
+export function formatCpu(cores) {
   const milli = cores * 1e3;
   return `${milli > 0 && milli < 9.95 ? milli.toFixed(1) : Math.round(milli)} mCPU`;
 }
 
-export function memory(kib) {
+export function formatMemory(kib) {
   return `${(kib / 1024).toFixed(1)} MiB`;
 }
 
-export function span(seconds) {
+// Returns the two largest units of a duration, such as 2h5m.
+export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
   const first = units.findIndex(([, size]) => seconds >= size);
@@ -69,13 +71,14 @@ export function span(seconds) {
   return text;
 }
 
-// Returns good, warn or bad, or idle without requests.
-export function verdict(rates) {
+// Returns the CSS class for a success rate: good, warn or bad, or idle without requests.
+export function healthState(rates) {
   if (!rates || rates.success === null || rates.success === undefined) return "idle";
   return rates.success < 0.95 ? "bad" : rates.success < 0.99 ? "warn" : "good";
 }
 
-export function spark(steps) {
+// Draws the numbers of the steps as a small area without axes.
+export function sparkline(steps) {
   // The last step is incomplete.
   const numbers = steps.slice(0, -1);
   const max = Math.max(1, ...numbers);

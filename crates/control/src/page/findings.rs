@@ -21,10 +21,10 @@ use crate::query_share::QueryShare;
 #[derive(Debug)]
 pub(super) struct FindingsCache {
     directory: Arc<DataDirectory>,
-    latest: Mutex<Option<(Instant, Bytes)>>,
+    cached_findings: Mutex<Option<(Instant, Bytes)>>,
 }
 
-/// The findings cannot be collected, in general because the control plane is shutting down.
+/// The error if the findings cannot be collected, usually because the control plane is shutting down.
 struct ShuttingDown;
 
 impl From<UnparsableResponse> for ShuttingDown {
@@ -36,7 +36,7 @@ impl From<UnparsableResponse> for ShuttingDown {
 
 impl FindingsCache {
     pub(super) fn new(directory: Arc<DataDirectory>) -> Self {
-        Self { directory, latest: Mutex::default() }
+        Self { directory, cached_findings: Mutex::default() }
     }
 
     /// Returns the findings as JSON. Concurrent requests share one result.
@@ -45,16 +45,18 @@ impl FindingsCache {
         queries: &AdminQueries,
         query_share: &QueryShare,
     ) -> Response<Full<Bytes>> {
-        let mut latest = self.latest.lock().await;
-        let cached = latest.as_ref().filter(|(at, _)| at.elapsed() < CACHE_LIFETIME);
-        if let Some((_, findings)) = cached {
+        let mut cached_findings = self.cached_findings.lock().await;
+        let fresh_findings = cached_findings
+            .as_ref()
+            .filter(|(collected_at, _)| collected_at.elapsed() < CACHE_LIFETIME);
+        if let Some((_, findings)) = fresh_findings {
             return typed_response(StatusCode::OK, "application/json", findings.clone());
         }
         let _permit = query_share.acquire_turn().await;
         match FindingInputs::collect(|path| self.query_json(queries, path)).await {
             Ok(inputs) => {
                 let findings = Bytes::from(format!("{:#}\n", json!(collect_findings(&inputs))));
-                *latest = Some((Instant::now(), findings.clone()));
+                *cached_findings = Some((Instant::now(), findings.clone()));
                 typed_response(StatusCode::OK, "application/json", findings)
             }
             Err(ShuttingDown) => stopping_response(),

@@ -1,16 +1,17 @@
 // The call graph, from left to right: ranks, an order with few crossings in each, and curves.
 
-import { h, s, setText, rate, share, latency, verdict } from "./dom.js";
+import { h, s, setText, formatRate, formatShare, formatLatency, healthState } from "./dom.js";
 
-const WIDTH = 204;
-const HEIGHT = 62;
-const GAP_X = 128;
-const GAP_Y = 34;
+const NODE_WIDTH = 204;
+const NODE_HEIGHT = 62;
+const COLUMN_GAP = 128;
+const NODE_GAP = 34;
 const VIA_HEIGHT = 26;
 const SWEEPS = 8;
 const SCALE_MIN = 0.62;
 
-// nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]
+// nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]. Returns the center of each
+// node by ID, the IDs that the curve of each edge passes by the edge's index, and the size.
 export function layout(nodes, edges) {
   const successors = new Map(nodes.map((node) => [node.id, []]));
   for (const edge of edges) if (edge.from !== edge.to) successors.get(edge.from).push(edge.to);
@@ -35,57 +36,58 @@ export function layout(nodes, edges) {
   });
   for (let index = 0; index < columns.length; index += 1) columns[index] ??= [];
   reduceCrossings(columns, links);
-  const height = (id) => (id.startsWith("via ") ? VIA_HEIGHT : HEIGHT);
-  const columnHeight = (column) => column.reduce((sum, id) => sum + height(id) + GAP_Y, -GAP_Y);
-  const total = Math.max(HEIGHT, ...columns.map(columnHeight));
+  const height = (id) => (id.startsWith("via ") ? VIA_HEIGHT : NODE_HEIGHT);
+  const columnHeight = (column) => column.reduce((sum, id) => sum + height(id) + NODE_GAP, -NODE_GAP);
+  const totalHeight = Math.max(NODE_HEIGHT, ...columns.map(columnHeight));
   const positions = new Map();
   columns.forEach((column, index) => {
-    let y = (total - columnHeight(column)) / 2;
+    let y = (totalHeight - columnHeight(column)) / 2;
     for (const id of column) {
-      positions.set(id, { x: index * (WIDTH + GAP_X), y: y + height(id) / 2 });
-      y += height(id) + GAP_Y;
+      positions.set(id, { x: index * (NODE_WIDTH + COLUMN_GAP), y: y + height(id) / 2 });
+      y += height(id) + NODE_GAP;
     }
   });
-  const width = Math.max(1, columns.length) * (WIDTH + GAP_X) - GAP_X;
-  return { positions, routes, width, height: total };
+  const width = Math.max(1, columns.length) * (NODE_WIDTH + COLUMN_GAP) - COLUMN_GAP;
+  return { positions, routes, width, height: totalHeight };
 }
 
-// Returns the rank of each node: the length of the longest path to it, without back edges.
+// Returns the rank of each node: the length of the longest path to it. Edges that close a cycle do not count.
 function rank(nodes, successors) {
   const ranks = new Map();
-  const state = new Map();
+  const visitState = new Map();
   const sorted = [];
   const visit = (start) => {
     const stack = [[start, 0]];
-    state.set(start, 1);
+    visitState.set(start, 1);
     while (stack.length > 0) {
-      const top = stack[stack.length - 1];
-      const next = successors.get(top[0])[top[1]];
-      top[1] += 1;
-      if (next === undefined) {
-        state.set(top[0], 2);
-        sorted.push(top[0]);
+      const entry = stack[stack.length - 1];
+      const successor = successors.get(entry[0])[entry[1]];
+      entry[1] += 1;
+      if (successor === undefined) {
+        visitState.set(entry[0], 2);
+        sorted.push(entry[0]);
         stack.pop();
-      } else if (!state.get(next)) {
-        state.set(next, 1);
-        stack.push([next, 0]);
+      } else if (!visitState.get(successor)) {
+        visitState.set(successor, 1);
+        stack.push([successor, 0]);
       }
     }
   };
   const called = new Set([...successors.values()].flat());
-  const first = nodes.filter((node) => !called.has(node.id));
-  for (const node of [...first, ...nodes]) if (!state.get(node.id)) visit(node.id);
-  const order = new Map(sorted.reverse().map((id, index) => [id, index]));
+  const roots = nodes.filter((node) => !called.has(node.id));
+  for (const node of [...roots, ...nodes]) if (!visitState.get(node.id)) visit(node.id);
+  const topologicalOrder = new Map(sorted.reverse().map((id, index) => [id, index]));
   for (const id of sorted) {
     const ownRank = ranks.get(id) ?? 0;
     ranks.set(id, ownRank);
-    for (const next of successors.get(id)) {
-      if (order.get(next) > order.get(id)) ranks.set(next, Math.max(ranks.get(next) ?? 0, ownRank + 1));
+    for (const successor of successors.get(id)) {
+      if (topologicalOrder.get(successor) > topologicalOrder.get(id)) ranks.set(successor, Math.max(ranks.get(successor) ?? 0, ownRank + 1));
     }
   }
   return ranks;
 }
 
+// Sorts each column several times by the mean position of the neighbors in the column before, and then after.
 function reduceCrossings(columns, links) {
   const left = new Map();
   const right = new Map();
@@ -108,52 +110,53 @@ function reduceCrossings(columns, links) {
   }
 }
 
+// Returns the path of an edge, and the position of its label.
 function curve(steps, positions, isBack) {
   const points = steps.map((id) => positions.get(id));
   const start = points[0];
   const end = points[points.length - 1];
-  let [x, y] = [start.x + WIDTH, start.y];
+  let [x, y] = [start.x + NODE_WIDTH, start.y];
   let path = `M${x} ${y}`;
   if (isBack) {
-    // Back edges pass above the nodes.
-    const above = Math.min(start.y, end.y) - HEIGHT;
+    // An edge to the same or an earlier rank passes above the nodes.
+    const above = Math.min(start.y, end.y) - NODE_HEIGHT;
     return { path: `${path} C${x + 60} ${above} ${end.x - 60} ${above} ${end.x} ${end.y}`, label: { x: (x + end.x) / 2, y: above + 16 } };
   }
-  const to = (nx, ny) => {
-    const half = (nx - x) / 2;
-    path += ` C${x + half} ${y} ${nx - half} ${ny} ${nx} ${ny}`;
-    [x, y] = [nx, ny];
+  const curveTo = (toX, toY) => {
+    const half = (toX - x) / 2;
+    path += ` C${x + half} ${y} ${toX - half} ${toY} ${toX} ${toY}`;
+    [x, y] = [toX, toY];
   };
   for (const via of points.slice(1, -1)) {
-    to(via.x, via.y);
-    path += ` L${via.x + WIDTH} ${via.y}`;
-    x = via.x + WIDTH;
+    curveTo(via.x, via.y);
+    path += ` L${via.x + NODE_WIDTH} ${via.y}`;
+    x = via.x + NODE_WIDTH;
   }
   const label = points.length > 2
-    ? { x: points[1].x + WIDTH / 2, y: points[1].y }
-    : { x: (start.x + WIDTH + end.x) / 2, y: (start.y + end.y) / 2 };
-  to(end.x, end.y);
+    ? { x: points[1].x + NODE_WIDTH / 2, y: points[1].y }
+    : { x: (start.x + NODE_WIDTH + end.x) / 2, y: (start.y + end.y) / 2 };
+  curveTo(end.x, end.y);
   return { path, label };
 }
 
 export function graph({ open }) {
   const element = h("div", { class: "stage" });
   const table = h("table", { class: "hidden" });
-  let shape = "";
-  let parts = null;
+  let shownShape = "";
+  let shownElements = null;
 
   function build(nodes, edges) {
     const { positions, routes, width, height } = layout(nodes, edges);
-    const pad = 28;
-    const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-pad} ${-pad} ${width + 2 * pad} ${height + 2 * pad}` });
+    const padding = 28;
+    const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-padding} ${-padding} ${width + 2 * padding} ${height + 2 * padding}` });
     // At most the drawn size, smaller to fit, and never too small to read.
-    svg.style.maxWidth = `${width + 2 * pad}px`;
-    svg.style.minWidth = `${(width + 2 * pad) * SCALE_MIN}px`;
-    const lines = s("g");
-    const labels = s("g");
-    const boxes = s("g");
-    svg.append(lines, boxes, labels);
-    const built = { nodes: new Map(), edges: [] };
+    svg.style.maxWidth = `${width + 2 * padding}px`;
+    svg.style.minWidth = `${(width + 2 * padding) * SCALE_MIN}px`;
+    const edgeLayer = s("g");
+    const labelLayer = s("g");
+    const nodeLayer = s("g");
+    svg.append(edgeLayer, nodeLayer, labelLayer);
+    const newElements = { nodes: new Map(), edges: [] };
     edges.forEach((edge, index) => {
       const steps = routes.get(index);
       const isBack = positions.get(edge.to).x <= positions.get(edge.from).x;
@@ -164,51 +167,51 @@ export function graph({ open }) {
       const box = s("rect", { rx: 9, height: 18, y: -9 });
       const lock = s("g", { class: "lock" }, s("title", {}, "mutual TLS, both peers verified"), s("rect", { class: "body", x: -4, y: -1, width: 8, height: 6, rx: 1 }), s("path", { d: "M-2.500 -1 v-1.500 a2.500 2.500 0 0 1 5 0 V-1" }));
       const labelGroup = s("g", { class: "edge" }, s("g", { class: "label", transform: `translate(${label.x} ${label.y})` }, box, lock, text));
-      lines.append(group);
-      labels.append(labelGroup);
-      built.edges.push({ group, labelGroup, flow, text, box, lock });
+      edgeLayer.append(group);
+      labelLayer.append(labelGroup);
+      newElements.edges.push({ group, labelGroup, flow, text, box, lock });
     });
     for (const node of nodes) {
       const { x, y } = positions.get(node.id);
-      const figures = s("text", { class: "figures", x: 18, y: HEIGHT / 2 + 17 });
-      const press = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(node); } };
+      const figures = s("text", { class: "figures", x: 18, y: NODE_HEIGHT / 2 + 17 });
+      const openOnKey = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(node); } };
       const name = node.name.length > 22 ? `${node.name.slice(0, 21)}…` : node.name;
-      const group = s("g", { class: "node", tabindex: 0, role: "link", transform: `translate(${x} ${y - HEIGHT / 2})`, click: () => open(node), keydown: press, "data-node": node.id },
-        s("rect", { class: "box", width: WIDTH, height: HEIGHT, rx: 12 }),
-        s("rect", { class: "bar", x: 7, y: 14, width: 4, height: HEIGHT - 28, rx: 2 }),
+      const group = s("g", { class: "node", tabindex: 0, role: "link", transform: `translate(${x} ${y - NODE_HEIGHT / 2})`, click: () => open(node), keydown: openOnKey, "data-node": node.id },
+        s("rect", { class: "box", width: NODE_WIDTH, height: NODE_HEIGHT, rx: 12 }),
+        s("rect", { class: "bar", x: 7, y: 14, width: 4, height: NODE_HEIGHT - 28, rx: 2 }),
         s("text", { class: "namespace", x: 18, y: 16 }, node.kind === "workload" ? `workload · ${node.namespace}` : node.namespace),
-        s("text", { class: "name", x: 18, y: HEIGHT / 2 + 1 }, name),
+        s("text", { class: "name", x: 18, y: NODE_HEIGHT / 2 + 1 }, name),
         figures);
-      boxes.append(group);
-      built.nodes.set(node.id, { group, figures });
+      nodeLayer.append(group);
+      newElements.nodes.set(node.id, { group, figures });
     }
     element.replaceChildren(svg, table);
-    return built;
+    return newElements;
   }
 
   function update(nodes, edges) {
     const newShape = JSON.stringify([nodes.map((node) => node.id), edges.map((edge) => [edge.from, edge.to])]);
-    if (newShape !== shape) {
+    if (newShape !== shownShape) {
       const focused = element.contains(document.activeElement) ? document.activeElement.dataset.node : null;
-      parts = build(nodes, edges);
-      shape = newShape;
-      if (focused) parts.nodes.get(focused)?.group.focus();
+      shownElements = build(nodes, edges);
+      shownShape = newShape;
+      if (focused) shownElements.nodes.get(focused)?.group.focus();
     }
     for (const node of nodes) {
-      const { group, figures } = parts.nodes.get(node.id);
-      const state = verdict(node.rates);
+      const { group, figures } = shownElements.nodes.get(node.id);
+      const state = healthState(node.rates);
       group.setAttribute("class", `node ${node.kind} ${state}`);
       const summary = state === "idle" ? (node.kind === "workload" ? "client only" : "no requests")
-        : `${rate(node.rates.per_second)} · ${share(node.rates.success)} · ${latency(node.rates.p99_ms)}`;
+        : `${formatRate(node.rates.per_second)} · ${formatShare(node.rates.success)} · ${formatLatency(node.rates.p99_ms)}`;
       setText(figures, summary);
       group.setAttribute("aria-label", `${node.name}, ${node.namespace}: ${summary}`);
     }
     edges.forEach((edge, index) => {
-      const { group, labelGroup, flow, text, box, lock } = parts.edges[index];
-      const state = verdict(edge.rates);
+      const { group, labelGroup, flow, text, box, lock } = shownElements.edges[index];
+      const state = healthState(edge.rates);
       for (const part of [group, labelGroup]) part.setAttribute("class", `edge ${edge.kind} ${state}`);
-      const summary = state === "idle" ? "idle" : state === "good" ? rate(edge.rates.per_second)
-        : `${rate(edge.rates.per_second)} · ${Math.floor(edge.rates.success * 100)} %`;
+      const summary = state === "idle" ? "idle" : state === "good" ? formatRate(edge.rates.per_second)
+        : `${formatRate(edge.rates.per_second)} · ${Math.floor(edge.rates.success * 100)} %`;
       setText(text, summary);
       const width = summary.length * 6.4 + (edge.mtls ? 30 : 16);
       box.setAttribute("width", width);
@@ -222,7 +225,7 @@ export function graph({ open }) {
       const seconds = `${(2.4 / (1 + activity)).toFixed(1)}s`;
       if (flow.style.animationDuration !== seconds) flow.style.animationDuration = seconds;
     });
-    const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, rate(edge.rates.per_second)), h("td", {}, share(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not observed"));
+    const row = (edge) => h("tr", {}, h("td", {}, edge.from), h("td", {}, edge.to), h("td", {}, formatRate(edge.rates.per_second)), h("td", {}, formatShare(edge.rates.success)), h("td", {}, edge.mtls ? "mutual TLS" : "not observed"));
     table.replaceChildren(h("caption", {}, "Calls between services"), h("tr", {}, ...["from", "to", "rate", "success", "encrypted"].map((name) => h("th", {}, name))), ...edges.map(row));
   }
 

@@ -1,7 +1,7 @@
 // Live requests of one service, as sidecars report them, while the page shows them.
 
-import { h, setText, latency } from "./dom.js";
-import { report, watch } from "./mesh.js";
+import { h, setText, formatLatency } from "./dom.js";
+import { reportError, watch } from "./mesh.js";
 
 const ROWS_MAX = 200;
 const RECORDS_PER_SECOND = 20;
@@ -12,7 +12,7 @@ const READY = "Choose a service. Bodies and query strings are never shown. Press
 const TOKEN_REQUIRED = "Live requests need a token: open the address that `leno tap --page` prints. Add --data DIRECTORY if the mesh does not use the default data directory.";
 
 // The token is in the fragment after #, which browsers send to no server; only this page stores it.
-export function admit(token) {
+export function storeToken(token) {
   sessionStorage.setItem(TOKEN_KEY, token);
   history.replaceState(null, "", "#/live");
 }
@@ -37,11 +37,11 @@ export function live() {
   const element = h("div", { keydown: (event) => { if (event.key === "Escape") stop("Stopped."); } },
     h("div", { class: "head" }, h("h1", {}, "Live"), h("span", { class: "note" }, "requests as they end")), form, note, h("section", { class: "card" }, table));
   let tap = null;
-  let waiting = [];
+  let pendingRecords = [];
   // The displayed rows with the times of their requests, newest first.
   let rows = [];
-  let received = 0;
-  let overLimit = 0;
+  let receivedCount = 0;
+  let droppedCount = 0;
 
   function toggle(event) {
     event.preventDefault();
@@ -56,7 +56,7 @@ export function live() {
       if (value) query.append(name, value);
     }
     tap = new AbortController();
-    [received, overLimit, waiting, rows] = [0, 0, [], []];
+    [receivedCount, droppedCount, pendingRecords, rows] = [0, 0, [], []];
     body.replaceChildren();
     setText(button, "Stop");
     setText(note, "Waiting for requests.");
@@ -68,36 +68,36 @@ export function live() {
     tap.abort();
     tap = null;
     setText(button, "Start");
-    setText(note, received > 0 ? `${message} ${summary()}` : message);
+    setText(note, receivedCount > 0 ? `${message} ${summary()}` : message);
   }
 
-  const summary = () => `${received} ${received === 1 ? "request" : "requests"}${overLimit ? `, and ${overLimit} more over the limit` : ""}.`;
+  const summary = () => `${receivedCount} ${receivedCount === 1 ? "request" : "requests"}${droppedCount ? `, and ${droppedCount} more over the limit` : ""}.`;
 
   // The control plane ends a response after two minutes: the page sends the request again until the user stops.
-  async function follow(address, ownTap) {
-    while (tap === ownTap) {
+  async function follow(address, currentTap) {
+    while (tap === currentTap) {
       let problem = null;
       try {
-        problem = await read(address, ownTap);
+        problem = await read(address, currentTap);
       } catch (error) {
-        if (tap === ownTap) report(error);
+        if (tap === currentTap) reportError(error);
       }
-      if (tap !== ownTap) return;
+      if (tap !== currentTap) return;
       if (problem) return stop(problem);
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
   }
 
-  async function read(address, ownTap) {
+  async function read(address, currentTap) {
     const token = sessionStorage.getItem(TOKEN_KEY);
     const headers = token ? { authorization: `Bearer ${token}` } : {};
-    const response = await fetch(address, { credentials: "same-origin", headers, signal: ownTap.signal });
+    const response = await fetch(address, { credentials: "same-origin", headers, signal: currentTap.signal });
     if (!response.ok) return (await response.text()).trim() || `${response.status}`;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let partialLine = "";
     for (;;) {
       const { value, done } = await reader.read();
-      if (done || tap !== ownTap) return null;
+      if (done || tap !== currentTap) return null;
       partialLine += value;
       const lines = partialLine.split("\n");
       partialLine = lines.pop();
@@ -109,20 +109,20 @@ export function live() {
 
   function addRecord(record) {
     if (record.dropped) {
-      overLimit += record.dropped;
+      droppedCount += record.dropped;
       return;
     }
-    received += 1;
-    if (waiting.length === 0) requestAnimationFrame(draw);
-    waiting.push(record);
-    if (waiting.length > ROWS_MAX) waiting.shift();
+    receivedCount += 1;
+    if (pendingRecords.length === 0) requestAnimationFrame(draw);
+    pendingRecords.push(record);
+    if (pendingRecords.length > ROWS_MAX) pendingRecords.shift();
   }
 
   // Requests arrive when they end, from several sidecars: rows are ordered by start time. Rows beyond the limit
   // are dropped.
   function draw() {
-    const newRows = waiting.map((record) => ({ time: instant(record.start_time), row: row(record) })).reverse();
-    waiting = [];
+    const newRows = pendingRecords.map((record) => ({ time: toMicroseconds(record.start_time), row: row(record) })).reverse();
+    pendingRecords = [];
     rows = [...newRows, ...rows].sort((a, b) => b.time - a.time).slice(0, ROWS_MAX);
     body.replaceChildren(...rows.map((row) => row.row));
     // A record that was in transit when the user stopped must not replace the note.
@@ -130,7 +130,7 @@ export function live() {
   }
 
   // Microseconds since 1970; a Date has milliseconds only.
-  const instant = (time) => {
+  const toMicroseconds = (time) => {
     const fraction = /\.(\d+)/.exec(`${time}`)?.[1] ?? "";
     return Math.floor(Date.parse(time) / 1000) * 1e6 + Number(`0.${fraction || 0}`) * 1e6;
   };
@@ -139,7 +139,7 @@ export function live() {
     const failed = record.response_code_details || record.response_code >= 500;
     const cells = [
       text(record.start_time).slice(11, 23), record.workload, record.direction, record.method, record.path,
-      record.response_code, record.response_code_details, latency(record.duration),
+      record.response_code, record.response_code_details, formatLatency(record.duration),
       record.direction === "inbound" ? record.peer : record.upstream_host,
     ];
     return h("tr", { class: failed ? "bad-ink" : "" }, ...cells.map((value) => h("td", { class: "mono", title: text(value) }, text(value))));

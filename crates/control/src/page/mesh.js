@@ -3,27 +3,28 @@
 const POLL_MS = 2000;
 
 // Concurrent requests of several parts of the page for the same path share one fetch.
-const cache = new Map();
+const sharedRequests = new Map();
 const CACHE_MS = 1000;
 
-function query(path) {
-  const cached = cache.get(path);
-  if (cached) return cached;
-  const pending = fetchJson(path);
-  cache.set(path, pending);
-  const forget = () => setTimeout(() => cache.delete(path), CACHE_MS);
-  pending.then(forget, () => cache.delete(path));
-  return pending;
+function fetchShared(path) {
+  const sharedRequest = sharedRequests.get(path);
+  if (sharedRequest) return sharedRequest;
+  const request = fetchJson(path);
+  sharedRequests.set(path, request);
+  const removeLater = () => setTimeout(() => sharedRequests.delete(path), CACHE_MS);
+  request.then(removeLater, () => sharedRequests.delete(path));
+  return request;
 }
 
 // A suspended control plane accepts connections and sends nothing.
 const TIMEOUT_MS = 5000;
 
-// An error of a request. `silent` is true if no response came, or the control plane is stopping.
+// An error of a request. `isUnavailable` is true without a response, and for a response with a server error, such
+// as when the control plane is stopping.
 class RequestError extends Error {
-  constructor(message, silent) {
+  constructor(message, isUnavailable) {
     super(message);
-    this.silent = silent;
+    this.isUnavailable = isUnavailable;
   }
 }
 
@@ -40,26 +41,27 @@ async function fetchJson(path) {
 
 // The errors of the watches that fail now.
 const errors = new Map();
-let notify = () => {};
+let errorListener = () => {};
 
-// Calls back with the first error, or with null if every watch succeeds.
+// Calls the listener with an error, or with null if every watch succeeds. An error of an unavailable control plane
+// has precedence.
 export function onErrorChange(listener) {
-  notify = listener;
+  errorListener = listener;
 }
 
-function publish() {
+function notifyListener() {
   const current = [...errors.values()];
-  notify(current.find((error) => error.silent) ?? current[0] ?? null);
+  errorListener(current.find((error) => error.isUnavailable) ?? current[0] ?? null);
 }
 
 // Reports an error of a request that is not repeated; shown until the next response.
-export function report(error) {
+export function reportError(error) {
   errors.set("once", error);
-  publish();
+  notifyListener();
 }
 
 // Requests all paths every two seconds and passes the responses to `show` in the same order. Returns a function
-// that stops it.
+// that stops the requests.
 export function watch(paths, show) {
   const key = Symbol(paths.join(" "));
   let ended = false;
@@ -70,17 +72,17 @@ export function watch(paths, show) {
     polling = true;
     if (!document.hidden) {
       try {
-        const responses = await Promise.all(paths.map(query));
+        const responses = await Promise.all(paths.map(fetchShared));
         if (!ended) {
           errors.delete(key);
           errors.delete("once");
-          publish();
+          notifyListener();
           show(...responses);
         }
       } catch (error) {
         if (!ended) {
           errors.set(key, error);
-          publish();
+          notifyListener();
         }
       }
     }
@@ -97,7 +99,7 @@ export function watch(paths, show) {
   poll();
   return () => {
     ended = true;
-    if (errors.delete(key)) publish();
+    if (errors.delete(key)) notifyListener();
     clearTimeout(timer);
     document.removeEventListener("visibilitychange", resume);
   };

@@ -1,4 +1,4 @@
-//! Access to the page, and the headers of every response.
+//! Access to the page by host, origin and token, and the headers of every response.
 
 use tokio::sync::{mpsc, watch};
 
@@ -47,15 +47,19 @@ fn a_page_of_another_site_is_rejected() {
     for (token, credentials) in [(None, ("accept", "*/*")), (Some(&token), bearer)] {
         for target in ["/api/status", "/api/explain?url=x", "/api/tap?service=a/b", "/main.js", "/"]
         {
-            for foreign in [
+            for other_origin in [
                 ("sec-fetch-site", "cross-site"),
                 ("sec-fetch-site", "same-site"),
                 ("origin", "http://evil.example"),
                 ("origin", "http://127.0.0.1:81"),
                 ("origin", "null"),
             ] {
-                let pairs = [host, credentials, foreign];
-                assert_eq!(admission_status(token, &pairs, target), 403, "{target} {foreign:?}");
+                let pairs = [host, credentials, other_origin];
+                assert_eq!(
+                    admission_status(token, &pairs, target),
+                    403,
+                    "{target} {other_origin:?}"
+                );
             }
             for own_page in [("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:80")] {
                 assert_eq!(
@@ -144,14 +148,14 @@ async fn the_page_serves_its_files_and_is_read_only() {
     tasks.spawn(page.serve(queries, resources, stopping));
     tasks.spawn(async move {
         while let Some((query, reply)) = queries_receiver.recv().await {
-            let sent = match query {
+            let response = match query {
                 AdminQuery::Objects => AdminResponse::Objects(Vec::new()),
                 AdminQuery::Status => {
                     AdminResponse::Json(serde_json::json!({"page": "/?token=x", "live": "x"}))
                 }
                 query => AdminResponse::Json(format!("{query:?}").into()),
             };
-            drop(reply.send(sent));
+            drop(reply.send(response));
         }
     });
     let request =
@@ -169,8 +173,8 @@ async fn the_page_serves_its_files_and_is_read_only() {
     assert!(send_request(address, &request("GET /api/status")).await.ends_with("{}\n"));
     live_requests_need_their_token(address, &live_url).await;
     stop.send_replace(true);
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
+    while let Some(result) = tasks.join_next().await {
+        result.unwrap();
     }
 }
 
@@ -242,7 +246,7 @@ async fn an_explanation_continues_after_its_client_has_disconnected() {
         taps: Arc::new(Taps::new(7)),
         query_share: QueryShare::new(QUERY_PAUSE),
         explain_share: QueryShare::new(EXPLAIN_PAUSE),
-        findings: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
+        findings_cache: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
     };
     let owner = async {
         let (_, reply) = queries_receiver.recv().await.unwrap();
@@ -262,14 +266,14 @@ async fn an_explanation_continues_after_its_client_has_disconnected() {
 #[tokio::test]
 async fn the_page_keeps_its_address_over_a_restart_unless_it_is_in_use() {
     let data = tempfile::tempdir().unwrap();
-    let any = "127.0.0.1:0".parse().unwrap();
-    let first = Page::open(any, data.path()).await.unwrap().address();
-    assert_eq!(Page::open(any, data.path()).await.unwrap().address(), first);
-    let other = std::net::TcpListener::bind(first).unwrap();
-    let second = Page::open(any, data.path()).await.unwrap().address();
+    let any_port = "127.0.0.1:0".parse().unwrap();
+    let first = Page::open(any_port, data.path()).await.unwrap().address();
+    assert_eq!(Page::open(any_port, data.path()).await.unwrap().address(), first);
+    let blocking_listener = std::net::TcpListener::bind(first).unwrap();
+    let second = Page::open(any_port, data.path()).await.unwrap().address();
     assert_ne!(second, first);
-    drop(other);
-    assert_eq!(Page::open(any, data.path()).await.unwrap().address(), second);
+    drop(blocking_listener);
+    assert_eq!(Page::open(any_port, data.path()).await.unwrap().address(), second);
 }
 
 /// A scraper has the token of the last run. A file with access for other users is not trusted.
@@ -280,13 +284,13 @@ async fn the_page_keeps_its_token_over_a_restart_beyond_loopback() {
         let page = Page::open("0.0.0.0:0".parse().unwrap(), data.path()).await;
         page.unwrap().token.unwrap()
     };
-    let (one, other) = (open().await, open().await);
-    assert!(one.len() >= 32 && one == other, "{one} {other}");
+    let (first_token, second_token) = (open().await, open().await);
+    assert!(first_token.len() >= 32 && first_token == second_token, "{first_token} {second_token}");
     let file = data.path().join(TOKEN_FILE);
     std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    assert_ne!(open().await, one);
+    assert_ne!(open().await, first_token);
     std::fs::remove_file(&file).unwrap();
-    assert_ne!(open().await, one);
+    assert_ne!(open().await, first_token);
 }
 
 /// The page loads nothing from elsewhere, and needs nothing that its policy forbids.
@@ -298,10 +302,10 @@ fn the_files_comply_with_the_policy() {
         {
             assert!(!content.contains(forbidden), "{path} has {forbidden}");
         }
-        let schemes = content.matches("http://").count();
+        let url_count = content.matches("http://").count();
         // An XML namespace, and a sample input.
         let permitted = ["http://www.w3.org/2000/svg", "http://ratings.bookinfo:9080/"];
         let permitted: usize = permitted.iter().map(|text| content.matches(text).count()).sum();
-        assert_eq!(schemes, permitted, "{path} names another site");
+        assert_eq!(url_count, permitted, "{path} names another site");
     }
 }

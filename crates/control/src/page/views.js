@@ -1,20 +1,20 @@
 // The views: each creates its elements once, and updates them while it is open.
 
-import { h, setText, rate, share, latency, cpu, memory, span, verdict, spark } from "./dom.js";
+import { h, setText, formatRate, formatShare, formatLatency, formatCpu, formatMemory, formatDuration, healthState, sparkline } from "./dom.js";
 import { graph } from "./graph.js";
 import { list } from "./list.js";
 import { plot } from "./plot.js";
-import { report, watch } from "./mesh.js";
+import { reportError, watch } from "./mesh.js";
 
 const NODES_MAX = 80;
 
-const link = (service, text = service) => h("a", { href: `#/service/${service}` }, text);
+const serviceLink = (service, text = service) => h("a", { href: `#/service/${service}` }, text);
 const joinNames = (items) => items.join(", ") || "–";
-const ink = (state, text) => h("span", { class: `${state}-ink` }, text);
+const coloredText = (state, text) => h("span", { class: `${state}-ink` }, text);
 
 // An open view: the element for the page, and the function that ends it. It shows that it is loading until the
 // first responses arrive: an empty view would look like an empty mesh.
-function view(element, paths, show, end) {
+function openView(element, paths, show, end) {
   const loading = h("p", { class: "card empty loading" }, "Loading…");
   element.classList.add("is-loading");
   element.append(loading);
@@ -26,79 +26,80 @@ function view(element, paths, show, end) {
   return { element, end: () => { stop(); end?.(); } };
 }
 
-const idle = { per_second: 0, success: null, p50_ms: null, p99_ms: null, requests: 0, failed: 0, recent: [] };
+const NO_RATES = { per_second: 0, success: null, p50_ms: null, p99_ms: null, requests: 0, failed: 0, recent: [] };
 
 export function topology() {
-  const picture = graph({ open: (node) => { location.hash = node.kind === "service" ? `#/service/${node.id}` : "#/sidecars"; } });
-  const more = h("span", { class: "note" });
+  const callGraph = graph({ open: (node) => { location.hash = node.kind === "service" ? `#/service/${node.id}` : "#/sidecars"; } });
+  const hiddenNote = h("span", { class: "note" });
   const empty = h("p", { class: "empty" }, "No service has received requests yet. Requests appear here within a few seconds.");
   const swatch = (state, text) => h("span", {}, h("i", { class: `swatch ${state}` }), text);
   const legend = h("div", { class: "legend" }, swatch("good", "99 % or more succeed"), swatch("warn", "95 to 99 %"), swatch("bad", "below 95 %: failing"), swatch("", "idle"), swatch("route", "forwarded by a route"), h("span", {}, "Lock: mutual TLS, both peers verified"));
-  const card = h("section", { class: "card" }, picture.element, empty, legend);
-  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), more), card);
-  return view(element, ["/traffic", "/services"], (traffic, services) => {
+  const card = h("section", { class: "card" }, callGraph.element, empty, legend);
+  const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Topology"), hiddenNote), card);
+  return openView(element, ["/traffic", "/services"], (traffic, services) => {
     const { nodes, edges, hiddenCount } = visibleGraph(traffic, services);
     empty.hidden = nodes.length > 0;
-    picture.element.hidden = nodes.length === 0;
-    setText(more, hiddenCount > 0 ? `the ${NODES_MAX} busiest; ${hiddenCount} more under Services` : "");
-    if (nodes.length > 0) picture.update(nodes, edges);
+    callGraph.element.hidden = nodes.length === 0;
+    setText(hiddenNote, hiddenCount > 0 ? `the ${NODES_MAX} busiest; ${hiddenCount} more under Services` : "");
+    if (nodes.length > 0) callGraph.update(nodes, edges);
   });
 }
 
-// Connected services and callers; failing ones and the busiest first.
+// Returns the services and callers of the call graph. Of too many, the services with the fewest requests that are
+// not failing are left out.
 export function visibleGraph(traffic, services) {
   const rates = new Map(traffic.services.map((service) => [service.name, service]));
   const nodes = new Map();
-  const add = (kind, name) => {
+  const addNode = (kind, name) => {
     const id = kind === "workload" ? `workload ${name}` : name;
     if (!nodes.has(id)) {
-      const [namespace, short] = name.split("/");
-      nodes.set(id, { id, kind, name: short, namespace, rates: kind === "workload" ? idle : rates.get(name) ?? idle });
+      const [namespace, shortName] = name.split("/");
+      nodes.set(id, { id, kind, name: shortName, namespace, rates: kind === "workload" ? NO_RATES : rates.get(name) ?? NO_RATES });
     }
     return id;
   };
   let edges = traffic.edges.map((edge) => ({
     ...edge,
-    from: add(edge.kind === "workload" ? "workload" : "service", edge.from),
-    to: add("service", edge.to),
+    from: addNode(edge.kind === "workload" ? "workload" : "service", edge.from),
+    to: addNode("service", edge.to),
     rates: edge,
   }));
   // Services without callers are included while the whole graph fits.
-  if (services.length <= NODES_MAX / 2) for (const service of services) add("service", service.name);
-  const weight = (node) => (verdict(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
-  const sorted = [...nodes.values()].sort((a, b) => weight(b) - weight(a) || a.id.localeCompare(b.id, "en"));
-  const hiddenCount = Math.max(0, sorted.length - NODES_MAX);
-  const visible = sorted.slice(0, NODES_MAX).sort((a, b) => a.id.localeCompare(b.id, "en"));
-  const ids = new Set(visible.map((node) => node.id));
-  edges = edges.filter((edge) => ids.has(edge.from) && ids.has(edge.to));
-  return { nodes: visible, edges, hiddenCount };
+  if (services.length <= NODES_MAX / 2) for (const service of services) addNode("service", service.name);
+  const sortWeight = (node) => (healthState(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
+  const sortedNodes = [...nodes.values()].sort((a, b) => sortWeight(b) - sortWeight(a) || a.id.localeCompare(b.id, "en"));
+  const hiddenCount = Math.max(0, sortedNodes.length - NODES_MAX);
+  const visibleNodes = sortedNodes.slice(0, NODES_MAX).sort((a, b) => a.id.localeCompare(b.id, "en"));
+  const visibleIds = new Set(visibleNodes.map((node) => node.id));
+  edges = edges.filter((edge) => visibleIds.has(edge.from) && visibleIds.has(edge.to));
+  return { nodes: visibleNodes, edges, hiddenCount };
 }
 
 const rateColumns = [
-  { name: "Rate", width: "90px", number: true, value: (row) => row.rates.per_second, show: (row) => rate(row.rates.per_second) },
-  { name: "Success", width: "90px", number: true, value: (row) => row.rates.success ?? 2, show: (row) => ink(verdict(row.rates), share(row.rates.success)) },
-  { name: "p50", width: "84px", number: true, value: (row) => row.rates.p50_ms, show: (row) => latency(row.rates.p50_ms) },
-  { name: "p99", width: "84px", number: true, value: (row) => row.rates.p99_ms, show: (row) => latency(row.rates.p99_ms) },
-  { name: "Last minutes", width: "120px", show: (row) => spark(row.rates.recent) },
+  { name: "Rate", width: "90px", number: true, value: (row) => row.rates.per_second, show: (row) => formatRate(row.rates.per_second) },
+  { name: "Success", width: "90px", number: true, value: (row) => row.rates.success ?? 2, show: (row) => coloredText(healthState(row.rates), formatShare(row.rates.success)) },
+  { name: "p50", width: "84px", number: true, value: (row) => row.rates.p50_ms, show: (row) => formatLatency(row.rates.p50_ms) },
+  { name: "p99", width: "84px", number: true, value: (row) => row.rates.p99_ms, show: (row) => formatLatency(row.rates.p99_ms) },
+  { name: "Last minutes", width: "120px", show: (row) => sparkline(row.rates.recent) },
 ];
 
 export function services() {
   const table = list({
     label: "Services",
     columns: [
-      { name: "Service", width: "minmax(180px, 2fr)", value: (row) => row.name, show: (row) => link(row.name) },
+      { name: "Service", width: "minmax(180px, 2fr)", value: (row) => row.name, show: (row) => serviceLink(row.name) },
       ...rateColumns,
       { name: "Endpoints", width: "90px", number: true, value: (row) => row.endpoints, show: (row) => `${row.endpoints}` },
       { name: "Routes", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.routes), show: (row) => joinNames(row.routes) },
     ],
-    verdict: (row) => verdict(row.rates),
+    rowState: (row) => healthState(row.rates),
     sort: { column: 1, down: true },
   });
-  return view(table.element, ["/services", "/traffic"], (services, traffic) => {
+  return openView(table.element, ["/services", "/traffic"], (services, traffic) => {
     const rates = new Map(traffic.services.map((service) => [service.name, service]));
     table.update(services.map((service) => ({
       name: service.name,
-      rates: rates.get(service.name) ?? idle,
+      rates: rates.get(service.name) ?? NO_RATES,
       endpoints: Math.max(0, ...service.ports.map((port) => port.endpoints.length)),
       routes: service.routes,
     })));
@@ -107,17 +108,17 @@ export function services() {
 
 // Matches of the rules of a route or policy within the last hour.
 const matchCountsOf = (traffic, object) => (traffic.rules ?? []).filter((rule) => rule.kind === object.kind && rule.name === object.name);
-const sumOf = (rules) => rules.reduce((sum, rule) => sum + rule.matches_1h, 0);
+const sumMatches = (rules) => rules.reduce((sum, rule) => sum + rule.matches_1h, 0);
 const matchCounts = {
   name: "Matches, 1 h",
   width: "96px",
   number: true,
-  value: (row) => sumOf(row.matchCounts),
-  show: (row) => h("span", { title: row.matchCounts.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.matches_1h}`).join("\n") }, `${sumOf(row.matchCounts)}`),
+  value: (row) => sumMatches(row.matchCounts),
+  show: (row) => h("span", { title: row.matchCounts.map((rule) => `${rule.rule ? `rule ${rule.rule}: ` : ""}${rule.matches_1h}`).join("\n") }, `${sumMatches(row.matchCounts)}`),
 };
 
 // Returns the text of a rule, if its object has one.
-function meaningOf(rule, routes, policies) {
+function ruleText(rule, routes, policies) {
   // Objects of these kinds have counts of rules only.
   if (["TagRoute", "SermantRouteRule", "Lane"].includes(rule.kind)) return "";
   const object = [...routes, ...policies].find((object) => object.kind === rule.kind && object.name === rule.name);
@@ -140,8 +141,8 @@ export function rules() {
     ],
     sort: { column: 4, down: true },
   });
-  return view(table.element, ["/traffic", "/routes", "/policies"], (traffic, routes, policies) => {
-    table.update((traffic.rules ?? []).map((rule) => ({ ...rule, meaning: meaningOf(rule, routes, policies) })));
+  return openView(table.element, ["/traffic", "/routes", "/policies"], (traffic, routes, policies) => {
+    table.update((traffic.rules ?? []).map((rule) => ({ ...rule, meaning: ruleText(rule, routes, policies) })));
   }, table.end);
 }
 
@@ -156,17 +157,17 @@ export function routes() {
       ...rateColumns.slice(0, 2),
       { name: "Requests", width: "90px", number: true, value: (row) => row.rates.requests, show: (row) => `${row.rates.requests}` },
       matchCounts,
-      { name: "Status", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => problemState(row.problems) },
+      { name: "Status", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => showProblems(row.problems) },
     ],
-    verdict: (row) => (row.problems.length ? "bad" : verdict(row.rates)),
+    rowState: (row) => (row.problems.length ? "bad" : healthState(row.rates)),
   });
-  return view(table.element, ["/routes", "/traffic"], (routes, traffic) => {
+  return openView(table.element, ["/routes", "/traffic"], (routes, traffic) => {
     const rates = new Map(traffic.routes.map((route) => [route.name, route]));
-    table.update(routes.map((route) => ({ ...route, rates: rates.get(route.name) ?? idle, matchCounts: matchCountsOf(traffic, route) })));
+    table.update(routes.map((route) => ({ ...route, rates: rates.get(route.name) ?? NO_RATES, matchCounts: matchCountsOf(traffic, route) })));
   }, table.end);
 }
 
-const problemState = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : ink("good", "in force"));
+const showProblems = (problems) => (problems.length ? h("span", { class: "bad-ink", title: problems.join("\n") }, problems.join("; ")) : coloredText("good", "in force"));
 
 export function policies() {
   const table = list({
@@ -177,17 +178,17 @@ export function policies() {
       { name: "For", width: "minmax(160px, 1fr)", value: (row) => row.destination, show: (row) => row.destination },
       { name: "Allows", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.sources), show: (row) => h("span", { title: row.sources.join("\n") }, joinNames(row.sources)) },
       { name: "Rules", width: "minmax(200px, 1.4fr)", value: (row) => joinNames(row.rules), show: (row) => h("span", { title: row.rules.join("\n") }, joinNames(row.rules)) },
-      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => (row.problems.length || row.in_force ? problemState(row.problems) : ink("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },
+      { name: "Status", width: "minmax(140px, 1fr)", value: (row) => joinNames(row.problems), show: (row) => (row.problems.length || row.in_force ? showProblems(row.problems) : coloredText("idle", `not in force${row.reason ? `: ${row.reason}` : ""}`)) },
       matchCounts,
     ],
-    verdict: (row) => (row.problems.length ? "bad" : ""),
+    rowState: (row) => (row.problems.length ? "bad" : ""),
   });
-  return view(table.element, ["/policies", "/traffic"], (policies, traffic) => table.update(policies.map((policy) => ({ ...policy, matchCounts: matchCountsOf(traffic, policy) }))), table.end);
+  return openView(table.element, ["/policies", "/traffic"], (policies, traffic) => table.update(policies.map((policy) => ({ ...policy, matchCounts: matchCountsOf(traffic, policy) }))), table.end);
 }
 
 const expiry = (certificate) => {
   if (!certificate) return "–";
-  return certificate.valid_for_seconds === 0 ? ink("bad", "expired") : `in ${span(certificate.valid_for_seconds)}`;
+  return certificate.valid_for_seconds === 0 ? coloredText("bad", "expired") : `in ${formatDuration(certificate.valid_for_seconds)}`;
 };
 
 export function sidecars() {
@@ -195,20 +196,20 @@ export function sidecars() {
     label: "Sidecars",
     columns: [
       { name: "Workload", width: "minmax(180px, 1.4fr)", value: (row) => row.name, show: (row) => row.name },
-      { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.summary, show: (row) => ink(row.state, row.summary) },
-      { name: "In", width: "84px", number: true, value: (row) => row.usage?.inbound_per_second ?? 0, show: (row) => rate(row.usage?.inbound_per_second) },
-      { name: "Out", width: "84px", number: true, value: (row) => row.usage?.outbound_per_second ?? 0, show: (row) => rate(row.usage?.outbound_per_second) },
-      { name: "CPU", width: "96px", number: true, value: (row) => row.usage?.cpu_cores ?? 0, show: (row) => cpu(row.usage?.cpu_cores ?? 0) },
-      { name: "Memory", width: "90px", number: true, value: (row) => row.usage?.memory_kib ?? 0, show: (row) => (row.usage ? memory(row.usage.memory_kib) : "–") },
-      { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => span(row.proxy?.connected_seconds) },
-      { name: "Issued", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${span(row.certificate.age_seconds)} ago` : "–") },
+      { name: "State", width: "minmax(130px, 1fr)", value: (row) => row.summary, show: (row) => coloredText(row.state, row.summary) },
+      { name: "In", width: "84px", number: true, value: (row) => row.usage?.inbound_per_second ?? 0, show: (row) => formatRate(row.usage?.inbound_per_second) },
+      { name: "Out", width: "84px", number: true, value: (row) => row.usage?.outbound_per_second ?? 0, show: (row) => formatRate(row.usage?.outbound_per_second) },
+      { name: "CPU", width: "96px", number: true, value: (row) => row.usage?.cpu_cores ?? 0, show: (row) => formatCpu(row.usage?.cpu_cores ?? 0) },
+      { name: "Memory", width: "90px", number: true, value: (row) => row.usage?.memory_kib ?? 0, show: (row) => (row.usage ? formatMemory(row.usage.memory_kib) : "–") },
+      { name: "Connected", width: "96px", number: true, value: (row) => row.proxy?.connected_seconds ?? -1, show: (row) => formatDuration(row.proxy?.connected_seconds) },
+      { name: "Issued", width: "96px", number: true, value: (row) => row.certificate?.age_seconds ?? -1, show: (row) => (row.certificate ? `${formatDuration(row.certificate.age_seconds)} ago` : "–") },
       { name: "Expires", width: "96px", number: true, value: (row) => row.certificate?.valid_for_seconds ?? -1, show: (row) => expiry(row.certificate) },
       { name: "Services", width: "minmax(120px, 1fr)", value: (row) => joinNames(row.services), show: (row) => joinNames(row.services) },
       { name: "Version", width: "80px", value: (row) => row.proxy?.version ?? "", show: (row) => row.proxy?.version ?? "–" },
     ],
-    verdict: (row) => row.state,
+    rowState: (row) => row.state,
   });
-  return view(table.element, ["/workloads", "/proxies", "/certificates", "/traffic"], (workloads, proxies, certificates, traffic) => {
+  return openView(table.element, ["/workloads", "/proxies", "/certificates", "/traffic"], (workloads, proxies, certificates, traffic) => {
     const byWorkload = (items) => new Map(items.map((item) => [item.workload, item]));
     const [proxy, certificate, usage] = [byWorkload(proxies), byWorkload(certificates), byWorkload(traffic.sidecars)];
     table.update(workloads.map((workload) => {
@@ -216,7 +217,7 @@ export function sidecars() {
       const isOutOfSync = connected && (connected.out_of_sync_seconds ?? 0) > 10;
       const [state, summary] = !connected ? [workload.sidecar === "other-replica" ? "good" : "bad", workload.sidecar]
         : connected.rejected > 0 ? ["bad", `rejects ${connected.rejected}`]
-          : isOutOfSync ? ["warn", `out of sync for ${span(connected.out_of_sync_seconds)}`] : ["good", "current"];
+          : isOutOfSync ? ["warn", `out of sync for ${formatDuration(connected.out_of_sync_seconds)}`] : ["good", "current"];
       return { name: workload.name, services: workload.services, proxy: connected, state, summary, usage: usage.get(workload.name), certificate: certificate.get(workload.name) };
     }));
   }, table.end);
@@ -226,7 +227,7 @@ export function findings() {
   const cards = h("div");
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "note" }, "problems and notices of the mesh, as leno status prints them")), cards);
   const card = (finding) => h("section", { class: `card finding ${finding.severity === "problem" ? "" : "warn"}` }, h("h2", {}, finding.message), h("p", {}, finding.hint));
-  return view(element, ["/findings"], (findings) => {
+  return openView(element, ["/findings"], (findings) => {
     cards.replaceChildren(...(findings.length ? findings.map(card) : [h("p", { class: "card empty" }, "There are no problems and no notices.")]));
   });
 }
@@ -239,7 +240,7 @@ export function rejected() {
     const object = [item.kind, [item.namespace, item.name].filter(Boolean).join("/")].filter(Boolean).join(" ");
     return h("section", { class: `card finding ${kind}` }, h("h2", {}, [object, item.field].filter(Boolean).join(": ") || location), h("p", { class: "mono" }, location), h("p", {}, item.problem), h("p", {}, item.hint));
   };
-  return view(element, ["/rejected"], (summary) => {
+  return openView(element, ["/rejected"], (summary) => {
     const cards = [...summary.rejected.map((item) => finding("", item)), ...summary.warnings.map((item) => finding("warn", item))];
     if (summary.trust_domain) cards.unshift(finding("", { kind: "MeshConfig", problem: summary.trust_domain }));
     findings.replaceChildren(...(cards.length ? cards : [h("p", { class: "card empty" }, "No document is rejected, and there are no warnings.")]));
@@ -247,18 +248,18 @@ export function rejected() {
 }
 
 export function service(name) {
-  let hour = false;
-  const tile = (label) => {
+  let showsHour = false;
+  const createTile = (label) => {
     const value = h("div", { class: "value" }, "–");
     return { value, element: h("div", { class: "card tile" }, h("div", { class: "what" }, label), value) };
   };
-  const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(tile);
+  const [perSecond, success, p50, p99, total] = ["Requests", "Success", "Latency p50", "Latency p99", "Requests so far"].map(createTile);
   const plots = [
-    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: rate, topMin: 0.2 }),
-    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: latency, topMin: 0.2 }),
-    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: rate, topMin: 0.2 }),
+    plot({ title: "Traffic", curves: [{ name: "requests", color: "accent", area: true }], format: formatRate, topMin: 0.2 }),
+    plot({ title: "Latency", curves: [{ name: "p99", color: "warn" }, { name: "p50", color: "accent" }], format: formatLatency, topMin: 0.2 }),
+    plot({ title: "Errors", curves: [{ name: "failed", color: "bad", area: true }], format: formatRate, topMin: 0.2 }),
   ];
-  const rangeButton = (isHour, text) => h("button", { type: "button", "aria-pressed": String(hour === isHour), click: () => { hour = isHour; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(hour === (index === 1)))); if (last) show(...last); } }, text);
+  const rangeButton = (isHour, text) => h("button", { type: "button", "aria-pressed": String(showsHour === isHour), click: () => { showsHour = isHour; buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(showsHour === (index === 1)))); if (lastResponses) show(...lastResponses); } }, text);
   const buttons = [rangeButton(false, "6 minutes"), rangeButton(true, "1 hour")];
   const chip = h("span", { class: "chip" });
   const callers = h("tbody");
@@ -269,7 +270,7 @@ export function service(name) {
   const card = (title, names, body) => h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), h("table", { class: "plain" }, h("thead", {}, h("tr", {}, ...names.map((text, index) => h("th", { class: index > 0 ? "number" : "", scope: "col" }, text)))), body));
   const routedRows = h("tbody");
   const routedCard = card("Its routes send requests to", ["service", "rate", "success", "p99"], routedRows);
-  const missing = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
+  const missingNote = h("p", { class: "card empty", hidden: true }, "There is no such service. ", h("a", { href: "#/services" }, "All services"));
   const element = h("div", {},
     h("div", { class: "head" }, h("h1", {}, name), chip, h("span", { class: "space" }), h("div", { class: "switch", role: "group", "aria-label": "Time range" }, ...buttons)),
     h("div", { class: "tiles" }, ...[perSecond, success, p50, p99, total].map((part) => part.element)),
@@ -277,58 +278,58 @@ export function service(name) {
     h("div", { class: "grid" }, card("Called by", ["caller", "rate", "success", "p99"], callers), card("Calls", ["service", "rate", "success", "p99"], callees), routedCard),
     h("div", { class: "grid" }, card("Endpoints", ["workload", "address"], endpoints), card("Reasons of failures, since the start", ["reason", "requests"], reasons)),
     h("div", { class: "grid" }, card("Rejected by the mesh, last half minute", ["reason", "share", "requests", "sidecars", "policies"], rejections)),
-    missing);
-  let last = null;
+    missingNote);
+  let lastResponses = null;
   const emptyRow = (text, columns) => h("tr", {}, h("td", { class: "note", colspan: columns }, text));
   const cells = (first, ...values) => h("tr", {}, h("td", {}, first), ...values.map((text) => h("td", { class: "number" }, text)));
   function show(history, traffic, services, explanations) {
-    last = [history, traffic, services, explanations];
-    const current = services.find((service) => service.name === name);
-    const isKnown = Boolean(current || history);
-    for (const part of element.children) part.hidden = isKnown ? part === missing : !(part === missing || part.classList.contains("head"));
+    lastResponses = [history, traffic, services, explanations];
+    const currentService = services.find((service) => service.name === name);
+    const isKnown = Boolean(currentService || history);
+    for (const part of element.children) part.hidden = isKnown ? part === missingNote : !(part === missingNote || part.classList.contains("head"));
     chip.hidden = !isKnown;
     if (!isKnown) return;
-    const rates = history?.rates ?? idle;
-    const state = verdict(rates);
+    const rates = history?.rates ?? NO_RATES;
+    const state = healthState(rates);
     chip.setAttribute("class", `chip ${state === "idle" ? "" : state}`);
     setText(chip, { good: "healthy", warn: "some fail", bad: "failing", idle: "no requests" }[state]);
-    setText(perSecond.value, rate(rates.per_second));
-    setText(success.value, share(rates.success));
+    setText(perSecond.value, formatRate(rates.per_second));
+    setText(success.value, formatShare(rates.success));
     success.value.setAttribute("class", `value ${state === "idle" ? "" : `${state}-ink`}`);
-    setText(p50.value, latency(rates.p50_ms));
-    setText(p99.value, latency(rates.p99_ms));
+    setText(p50.value, formatLatency(rates.p50_ms));
+    setText(p99.value, formatLatency(rates.p99_ms));
     setText(total.value, `${rates.requests}`);
-    const steps = history?.plots[hour ? 1 : 0];
+    const steps = history?.plots[showsHour ? 1 : 0];
     if (steps) {
       const seconds = steps.step_seconds;
       // The last step is incomplete: it would look like a sudden drop.
-      const past = (values) => values.slice(0, -1);
-      const perStep = (counts) => past(counts).map((count) => count / seconds);
+      const completeSteps = (values) => values.slice(0, -1);
+      const perStep = (counts) => completeSteps(counts).map((count) => count / seconds);
       plots[0].update([perStep(steps.requests)], seconds);
-      plots[1].update([past(steps.p99_ms), past(steps.p50_ms)], seconds);
+      plots[1].update([completeSteps(steps.p99_ms), completeSteps(steps.p50_ms)], seconds);
       plots[2].update([perStep(steps.failed)], seconds);
     }
-    const line = (edge, peer, isService) => cells(isService ? link(peer) : peer, rate(edge.per_second), ink(verdict(edge), share(edge.success)), latency(edge.p99_ms));
-    const callerRows = traffic.edges.filter((edge) => edge.to === name).map((edge) => line(edge, edge.from, edge.kind !== "workload"));
-    const rowsFrom = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => line(edge, edge.to, true));
+    const edgeRow = (edge, peer, isService) => cells(isService ? serviceLink(peer) : peer, formatRate(edge.per_second), coloredText(healthState(edge), formatShare(edge.success)), formatLatency(edge.p99_ms));
+    const callerRows = traffic.edges.filter((edge) => edge.to === name).map((edge) => edgeRow(edge, edge.from, edge.kind !== "workload"));
+    const rowsFrom = (kind) => traffic.edges.filter((edge) => edge.from === name && edge.kind === kind).map((edge) => edgeRow(edge, edge.to, true));
     const calleeRows = rowsFrom("service");
     const forwardedRows = rowsFrom("route");
     routedRows.replaceChildren(...forwardedRows);
     routedCard.hidden = forwardedRows.length === 0;
     callers.replaceChildren(...(callerRows.length ? callerRows : [emptyRow("No calls yet.", 4)]));
     callees.replaceChildren(...(calleeRows.length ? calleeRows : [emptyRow("No calls yet.", 4)]));
-    const endpointRows = (current?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
-    endpoints.replaceChildren(...(endpointRows.length ? endpointRows : [emptyRow(current ? "No endpoints." : "The service was removed.", 2)]));
-    const rejectionRows = (traffic.rejections ?? []).filter((rejection) => rejection.service === name).map((rejection) => cells(reasonOf(explanations, rejection.reason), share(rejection.share), `${rejection.requests}`, rejection.sidecars.join(", "), rejection.policies.join(", ")));
+    const endpointRows = (currentService?.ports ?? []).flatMap((port) => port.endpoints.map((endpoint) => cells(endpoint.workload, h("span", { class: "mono" }, endpoint.address))));
+    endpoints.replaceChildren(...(endpointRows.length ? endpointRows : [emptyRow(currentService ? "No endpoints." : "The service was removed.", 2)]));
+    const rejectionRows = (traffic.rejections ?? []).filter((rejection) => rejection.service === name).map((rejection) => cells(reasonCell(explanations, rejection.reason), formatShare(rejection.share), `${rejection.requests}`, rejection.sidecars.join(", "), rejection.policies.join(", ")));
     rejections.replaceChildren(...(rejectionRows.length ? rejectionRows : [emptyRow("The mesh rejected no request.", 5)]));
-    const reasonRows = Object.entries(history?.reasons ?? {}).sort((a, b) => b[1] - a[1]).map(([reason, count]) => cells(reasonOf(explanations, reason), `${count}`));
+    const reasonRows = Object.entries(history?.reasons ?? {}).sort((a, b) => b[1] - a[1]).map(([reason, count]) => cells(reasonCell(explanations, reason), `${count}`));
     reasons.replaceChildren(...(reasonRows.length ? reasonRows : [emptyRow(rates.failed > 0 ? "The application itself responded with errors." : "No request has failed with a reason.", 2)]));
   }
-  return view(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
+  return openView(element, [`/history?service=${name}`, "/traffic", "/services", "/reasons"], show);
 }
 
 // A reason with a link to its explanation, and the hint below it.
-function reasonOf(explanations, label) {
+function reasonCell(explanations, label) {
   const explanation = explanations.find((entry) => entry.label === label);
   if (!explanation) return h("span", { class: "mono" }, label);
   return h("div", {}, h("a", { class: "mono", href: `#/reason/${label}`, title: explanation.caption }, label), h("p", { class: "note hint" }, explanation.hint));
@@ -339,7 +340,7 @@ export function reason(label) {
   const hint = h("p");
   const more = h("p", { class: "note" });
   const element = h("div", {}, h("div", { class: "head" }, h("h1", { class: "mono" }, label), h("span", { class: "note" }, "reason of a failure")), h("section", { class: "card finding warn" }, h("h2", {}, "Meaning"), caption, h("h2", {}, "Hint"), hint, more));
-  return view(element, ["/reasons"], (explanations) => {
+  return openView(element, ["/reasons"], (explanations) => {
     const explanation = explanations.find((entry) => entry.label === label);
     setText(caption, explanation?.caption ?? "There is no such reason.");
     setText(hint, explanation?.hint ?? "–");
@@ -363,7 +364,7 @@ export function explain() {
     const query = new URLSearchParams({ from: from.field.value.trim(), url: url.field.value.trim(), method: method.field.value.trim() });
     if (header.field.value.trim()) query.append("header", header.field.value.trim());
     // A blank becomes %20, because the server reads a plus literally.
-    const response = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(report);
+    const response = await fetch(`/api/explain?${query.toString().replaceAll("+", "%20")}`).catch(reportError);
     if (!response) return;
     output.textContent = await response.text();
     output.classList.toggle("bad-ink", !response.ok);

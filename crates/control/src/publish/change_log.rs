@@ -1,4 +1,4 @@
-//! The change log: recent changes, and the push that sent each of them.
+//! The change log: the most recent changes of the mesh with their causes and times, for operators.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -83,7 +83,7 @@ pub(crate) struct RecordedChange {
     pub(crate) id: ChangeId,
     pub(crate) cause: ChangeCause,
     /// The time at which the source of the change noticed it: for files, the first file system event.
-    pub(crate) noticed: Instant,
+    pub(crate) noticed_at: Instant,
     /// The time at which the mesh owner processed the change.
     pub(crate) processed_at: Instant,
 }
@@ -103,7 +103,7 @@ impl ChangeLog {
         self.changes.push_back(recorded_change);
     }
 
-    /// Returns a change by its number.
+    /// Returns the change with this number; `None` if it was evicted or not recorded.
     pub(crate) fn find_change(&self, id: ChangeId) -> Option<&RecordedChange> {
         let index =
             self.changes.binary_search_by(|recorded_change| recorded_change.id.cmp(&id)).ok()?;
@@ -115,8 +115,8 @@ impl ChangeLog {
         self.changes.iter().rev()
     }
 
-    /// Returns the number of recorded changes after one and up to another: a push contains the changes since
-    /// the previous push.
+    /// Returns the number of recorded changes with a number above `after` and at most `until`. A push contains
+    /// the changes since the previous push.
     pub(crate) fn count_between(&self, after: ChangeId, until: ChangeId) -> usize {
         let start_index =
             self.changes.partition_point(|recorded_change| recorded_change.id <= after);
@@ -125,7 +125,7 @@ impl ChangeLog {
     }
 }
 
-/// Maximum changes kept: ten seconds of a burst, a day of an ordinary mesh.
+/// Maximum recorded changes: about ten seconds of a burst, or a day of an ordinary mesh.
 const MAX_CHANGES: usize = 2048;
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
             change_log.record_change(RecordedChange {
                 id: ChangeId(3 * id),
                 cause,
-                noticed: start,
+                noticed_at: start,
                 processed_at,
             });
         }

@@ -24,41 +24,41 @@ pub(crate) struct ConnectedProxy {
     pub(crate) peer: VerifiedPeer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
     /// The addresses that it queried.
-    pub(crate) addresses: BTreeSet<IpAddr>,
+    pub(crate) queried_addresses: BTreeSet<IpAddr>,
     /// The names that it queried.
-    pub(crate) names: BTreeSet<ServiceName>,
+    pub(crate) queried_names: BTreeSet<ServiceName>,
     /// The expiry of its last certificate, and thus of its stream.
-    pub(crate) expires: SystemTime,
-    pub(crate) since: Instant,
-    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) expires_at: SystemTime,
+    pub(crate) connected_at: Instant,
+    pub(crate) admin_address: Option<SocketAddr>,
     /// The reported admin address if it is not the proxy's own: tools must not connect to it.
-    pub(crate) reported_admin: Option<SocketAddr>,
+    pub(crate) reported_admin_address: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
     /// The number of the stream: the newest stream of a workload has the highest.
     pub(crate) session: u64,
     /// A number that identifies the process of the proxy; 0 if not reported.
-    pub(crate) process: u64,
+    pub(crate) process_number: u64,
     /// The process number of the proxy that this one replaced, and the time.
-    pub(crate) displaced: Option<(u64, Instant)>,
+    pub(crate) replaced_process: Option<(u64, Instant)>,
     /// The time until which other processes cannot replace this proxy, after two of a workload were connected.
-    pub(crate) kept_until: Option<Instant>,
+    pub(crate) protected_until: Option<Instant>,
     /// The CA generation that signed its certificate.
     pub(crate) ca_generation: u64,
     /// The cost of its last compiled configuration, in budget units.
     pub(crate) config_units: u64,
     /// The configuration that was sent last.
-    pub(crate) pushed: Option<ConfigUpdate>,
+    pub(crate) last_update: Option<ConfigUpdate>,
     /// Endpoints that the proxy keeps if it has them, since their sidecars have not reported yet.
     unknown_endpoints: UnknownEndpoints,
     /// The newest change that the proxy has applied, together with all earlier ones.
-    pub(crate) applied: Option<ChangeId>,
+    pub(crate) applied_change: Option<ChangeId>,
     /// The time of the last acknowledgment.
     pub(crate) applied_at: Option<Instant>,
-    /// Bytes of acknowledged deltas since the proxy was last in sync.
-    pub(crate) unsettled_bytes: u64,
+    /// The bytes of the deltas that the proxy has acknowledged since it was last in sync.
+    pub(crate) acknowledged_bytes: u64,
     /// The number of resources that are held back, since the proxy rejected them.
-    pub(crate) rejected: usize,
+    pub(crate) rejected_count: usize,
     /// The last rejections, newest last.
     pub(crate) rejections: VecDeque<ResourceRejection>,
     /// The reported state, for operators.
@@ -71,28 +71,28 @@ impl ConnectedProxy {
         let Connected { hello, responses, .. } = connected;
         Self {
             workload: hello.workload,
-            expires: peer.not_after,
+            expires_at: peer.not_after,
             peer,
             subscriptions: BTreeSet::new(),
-            addresses: BTreeSet::new(),
-            names: BTreeSet::new(),
-            since: now,
-            admin: hello.admin,
-            reported_admin: None,
+            queried_addresses: BTreeSet::new(),
+            queried_names: BTreeSet::new(),
+            connected_at: now,
+            admin_address: hello.admin,
+            reported_admin_address: None,
             pid: hello.pid,
             version: hello.version,
             session: hello.session,
-            process: hello.process,
-            displaced: None,
-            kept_until: None,
+            process_number: hello.process,
+            replaced_process: None,
+            protected_until: None,
             ca_generation: hello.ca_generation,
             config_units: 0,
-            pushed: None,
+            last_update: None,
             unknown_endpoints: UnknownEndpoints::default(),
-            applied: None,
+            applied_change: None,
             applied_at: None,
-            unsettled_bytes: 0,
-            rejected: 0,
+            acknowledged_bytes: 0,
+            rejected_count: 0,
             rejections: VecDeque::new(),
             report: hello.report,
             responses,
@@ -107,7 +107,7 @@ impl ConnectedProxy {
         change: ChangeId,
     ) -> PushOutcome {
         let CompiledConfig { mut snapshot, absent } = compiled_config;
-        if let Some(last_update) = &self.pushed {
+        if let Some(last_update) = &self.last_update {
             if last_update.snapshot == snapshot
                 && last_update.absent == absent
                 && self.unknown_endpoints == unknown_endpoints
@@ -119,7 +119,7 @@ impl ConnectedProxy {
             }
         }
         let update = ConfigUpdate { snapshot, absent, change };
-        self.pushed = Some(update.clone());
+        self.last_update = Some(update.clone());
         self.unknown_endpoints = unknown_endpoints.clone();
         self.responses.send_replace(match unknown_endpoints.is_empty() {
             true => OwnerResponse::Config(update),
@@ -130,9 +130,9 @@ impl ConnectedProxy {
 
     /// Records that the proxy applied all updates up to `change`, except the resources that it rejected.
     pub(crate) fn record_applied(&mut self, change: ChangeId, rejected: usize, now: Instant) {
-        self.applied = Some(change);
+        self.applied_change = Some(change);
         self.applied_at = Some(now);
-        self.rejected = rejected;
+        self.rejected_count = rejected;
         if rejected == 0 {
             self.rejections.clear();
         }
@@ -146,9 +146,9 @@ impl ConnectedProxy {
     }
 
     /// True if the proxy has not yet applied the last update (out of sync).
-    pub(crate) fn is_behind(&self) -> bool {
-        let pushed = self.pushed.as_ref().map(|update| update.change);
-        pushed.is_some() && self.applied < pushed
+    pub(crate) fn is_out_of_sync(&self) -> bool {
+        let newest_change = self.last_update.as_ref().map(|update| update.change);
+        newest_change.is_some() && self.applied_change < newest_change
     }
 
     /// Ends the stream; the proxy receives the reason.

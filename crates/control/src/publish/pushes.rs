@@ -20,6 +20,7 @@ pub(crate) struct ConfigPush {
     pub(crate) recipients: usize,
     /// The number of bytes of the updates that were applied.
     pub(crate) bytes: u64,
+    /// The number of NACKs.
     pub(crate) rejected: u64,
     /// Proxies that have not applied the update yet.
     pub(crate) waiting_proxies: BTreeSet<ConnectionId>,
@@ -53,12 +54,15 @@ pub(crate) struct PushProgress {
 /// Recent pushes, including those in progress, and convergence times.
 #[derive(Debug, Default)]
 pub(crate) struct ConfigPushes {
-    recent: VecDeque<ConfigPush>,
+    /// The recent pushes, the oldest first.
+    recent_pushes: VecDeque<ConfigPush>,
     /// Pushes with outstanding acknowledgments.
-    unacknowledged: usize,
-    newest: ChangeId,
-    latest: Option<PushProgress>,
-    convergence: Histogram,
+    unacknowledged_pushes: usize,
+    /// The newest change of the last push.
+    newest_change: ChangeId,
+    latest_progress: Option<PushProgress>,
+    /// The times from a change until all affected proxies had applied it.
+    convergence_times: Histogram,
 }
 
 impl ConfigPushes {
@@ -69,20 +73,20 @@ impl ConfigPushes {
         change_times: Vec<Instant>,
         sent_push: SentPush,
     ) {
-        let Some(last) = change_times.last().copied() else {
+        let Some(last_change_time) = change_times.last().copied() else {
             return;
         };
         let SentPush { sent_at, affected_proxies, recipients, waiting_proxies } = sent_push;
-        self.latest = Some(PushProgress {
+        self.latest_progress = Some(PushProgress {
             change,
-            processed_at: last,
+            processed_at: last_change_time,
             affected_proxies: waiting_proxies.len(),
             applied: 0,
             convergence_time: waiting_proxies.is_empty().then_some(Duration::ZERO),
         });
-        let previous_change = std::mem::replace(&mut self.newest, change);
-        self.unacknowledged += usize::from(!waiting_proxies.is_empty());
-        self.recent.push_back(ConfigPush {
+        let previous_change = std::mem::replace(&mut self.newest_change, change);
+        self.unacknowledged_pushes += usize::from(!waiting_proxies.is_empty());
+        self.recent_pushes.push_back(ConfigPush {
             previous_change,
             change,
             sent_at,
@@ -94,22 +98,28 @@ impl ConfigPushes {
             last_applied: None,
             change_times,
         });
-        while self.unacknowledged > MAX_OPEN_PUSHES || self.recent.len() > MAX_PUSHES {
-            // The status of the proxies that do not acknowledge reports that.
-            let Some(oldest) = self.recent.pop_front() else { break };
-            self.unacknowledged -= usize::from(!oldest.waiting_proxies.is_empty());
+        while self.unacknowledged_pushes > MAX_OPEN_PUSHES || self.recent_pushes.len() > MAX_PUSHES
+        {
+            // Its waiting proxies are still reported as out of sync.
+            let Some(oldest) = self.recent_pushes.pop_front() else { break };
+            self.unacknowledged_pushes -= usize::from(!oldest.waiting_proxies.is_empty());
         }
     }
 
     /// Removes a connection from the waiting proxies of all pushes: it has acknowledged all updates, with this
     /// number of bytes, or has ended.
-    pub(crate) fn settle_connection(&mut self, connection: ConnectionId, bytes: u64, now: Instant) {
-        if self.unacknowledged == 0 {
+    pub(crate) fn remove_waiting_proxy(
+        &mut self,
+        connection: ConnectionId,
+        bytes: u64,
+        now: Instant,
+    ) {
+        if self.unacknowledged_pushes == 0 {
             return;
         }
         let mut bytes = bytes;
         // The newest push first: the bytes of an acknowledgment of several pushes count there.
-        for push in self.recent.iter_mut().rev() {
+        for push in self.recent_pushes.iter_mut().rev() {
             if !push.waiting_proxies.remove(&connection) {
                 continue;
             }
@@ -117,13 +127,13 @@ impl ConfigPushes {
             push.last_applied = Some(now);
             let is_complete = push.waiting_proxies.is_empty();
             if is_complete {
-                self.unacknowledged -= 1;
+                self.unacknowledged_pushes -= 1;
                 for change_time in &push.change_times {
-                    self.convergence.record(now.duration_since(*change_time));
+                    self.convergence_times.record(now.duration_since(*change_time));
                 }
                 push.change_times = Vec::new();
             }
-            if let Some(latest) = &mut self.latest
+            if let Some(latest) = &mut self.latest_progress
                 && latest.change == push.change
             {
                 latest.applied += 1;
@@ -136,7 +146,7 @@ impl ConfigPushes {
 
     /// Counts a NACK for a proxy's last update.
     pub(crate) fn record_nack(&mut self, connection: ConnectionId) {
-        let mut pushes = self.recent.iter_mut().rev();
+        let mut pushes = self.recent_pushes.iter_mut().rev();
         if let Some(push) = pushes.find(|push| push.waiting_proxies.contains(&connection)) {
             push.rejected += 1;
         }
@@ -144,29 +154,29 @@ impl ConfigPushes {
 
     /// Returns the push that sent a change; `None` if it is not among the recent ones.
     pub(crate) fn push_for_change(&self, id: ChangeId) -> Option<&ConfigPush> {
-        let index = self.recent.partition_point(|push| push.change < id);
-        self.recent.get(index).filter(|push| push.previous_change < id)
+        let index = self.recent_pushes.partition_point(|push| push.change < id);
+        self.recent_pushes.get(index).filter(|push| push.previous_change < id)
     }
 
     /// Returns the time of the oldest push that a proxy has not applied; `None` if it has applied all.
     pub(crate) fn unacknowledged_since(&self, connection: ConnectionId) -> Option<Instant> {
-        let mut pushes = self.recent.iter();
+        let mut pushes = self.recent_pushes.iter();
         pushes.find(|push| push.waiting_proxies.contains(&connection)).map(|push| push.sent_at)
     }
 
     /// Returns the number of pushes with outstanding acknowledgments.
     pub(crate) fn unacknowledged_count(&self) -> usize {
-        self.unacknowledged
+        self.unacknowledged_pushes
     }
 
     /// Returns the progress of the newest change, if there was any.
     pub(crate) fn latest_progress(&self) -> Option<PushProgress> {
-        self.latest
+        self.latest_progress
     }
 
     /// Returns the convergence times of changes that affected proxies.
     pub(crate) fn convergence_times(&self) -> &Histogram {
-        &self.convergence
+        &self.convergence_times
     }
 }
 
@@ -195,14 +205,14 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let mut pushes = ConfigPushes::default();
         pushes.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
-        pushes.settle_connection(ConnectionId(1), 100, at(5));
+        pushes.remove_waiting_proxy(ConnectionId(1), 100, at(5));
         let latest = pushes.latest_progress().unwrap();
         assert_eq!(
             (latest.affected_proxies, latest.applied, latest.convergence_time),
             (2, 1, None)
         );
-        pushes.settle_connection(ConnectionId(1), 100, at(6));
-        pushes.settle_connection(ConnectionId(2), 20, at(9));
+        pushes.remove_waiting_proxy(ConnectionId(1), 100, at(6));
+        pushes.remove_waiting_proxy(ConnectionId(2), 20, at(9));
         let latest = pushes.latest_progress().unwrap();
         assert_eq!(latest.convergence_time, Some(Duration::from_millis(9)));
         assert_eq!((pushes.convergence_times().count(), pushes.unacknowledged_count()), (1, 0));
@@ -227,14 +237,14 @@ mod tests {
         for change in [3, 7, 9] {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
-        let of = |id| pushes.push_for_change(ChangeId(id)).map(|push| push.change.0);
+        let push_change = |id| pushes.push_for_change(ChangeId(id)).map(|push| push.change.0);
         assert_eq!(
-            [1, 3, 4, 7, 9, 10].map(of),
+            [1, 3, 4, 7, 9, 10].map(push_change),
             [Some(3), Some(3), Some(7), Some(7), Some(9), None]
         );
         // Updates that are applied together count with the newest, and so do rejections.
         pushes.record_nack(ConnectionId(1));
-        pushes.settle_connection(ConnectionId(1), 50, now);
+        pushes.remove_waiting_proxy(ConnectionId(1), 50, now);
         let bytes_and_rejections =
             |id| pushes.push_for_change(ChangeId(id)).map(|push| (push.bytes, push.rejected));
         assert_eq!([3, 9].map(bytes_and_rejections), [Some((0, 0)), Some((50, 1))]);
@@ -248,14 +258,14 @@ mod tests {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, [1]));
         }
         assert_eq!(
-            (pushes.unacknowledged_count(), pushes.recent.len()),
+            (pushes.unacknowledged_count(), pushes.recent_pushes.len()),
             (MAX_OPEN_PUSHES, MAX_OPEN_PUSHES)
         );
-        pushes.settle_connection(ConnectionId(1), 1, now);
+        pushes.remove_waiting_proxy(ConnectionId(1), 1, now);
         assert_eq!(pushes.unacknowledged_count(), 0);
         for change in 1000..3000 {
             pushes.begin_push(ChangeId(change), vec![now], sent_to(now, []));
         }
-        assert_eq!(pushes.recent.len(), MAX_PUSHES);
+        assert_eq!(pushes.recent_pushes.len(), MAX_PUSHES);
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of publication: recipients, timing, and completeness.
+//! Publication of changes: the proxies that receive an update, its timing, and the completeness of configurations.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::mesh::Listeners;
 /// Connected proxies, and the updates sent to each.
 struct PublisherFixture {
     mesh: Mesh,
-    connected: ConnectedProxies,
+    connected_proxies: ConnectedProxies,
     receivers: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<OwnerResponse>)>,
     now: Instant,
 }
 
 impl PublisherFixture {
     fn new(mesh: Mesh) -> Self {
-        let connected = ConnectedProxies::new(Times::default(), ChangeId(0));
-        Self { mesh, connected, receivers: BTreeMap::new(), now: Instant::now() }
+        let connected_proxies = ConnectedProxies::new(Times::default(), ChangeId(0));
+        Self { mesh, connected_proxies, receivers: BTreeMap::new(), now: Instant::now() }
     }
 
     /// Connects the proxy of a workload with subscriptions.
@@ -59,29 +59,29 @@ impl PublisherFixture {
         let connected = Connected { connection, hello, responses };
         let mut proxy = ConnectedProxy::new(connected, peer, self.now);
         proxy.subscriptions = services.iter().map(|name| service_name(name)).collect();
-        assert!(self.connected.add_proxy(connection, proxy, self.now).is_none());
+        assert!(self.connected_proxies.add_proxy(connection, proxy, self.now).is_none());
         self.receivers.insert(name.clone(), (connection, receiver));
     }
 
     fn send_response(&mut self, name: &str, grace_period: GracePeriod) {
         let (connection, _) = self.receivers[&workload_name(name)];
-        self.connected.send_response(connection, &self.mesh, grace_period);
+        self.connected_proxies.send_response(connection, &self.mesh, grace_period);
     }
 
     fn change(&mut self, change: Change) {
         let affected_set = self.mesh.apply(change);
         let cause = ChangeCause::ObjectsChanged(1, ObjectKey::MeshConfig, ObjectEdit::Written);
-        self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
+        self.connected_proxies.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn set_listeners(&mut self, name: &str, listeners: Option<Listeners>) {
         let affected_set = self.mesh.set_listeners(&workload_name(name), listeners);
         let cause = ChangeCause::ObjectsChanged(1, ObjectKey::MeshConfig, ObjectEdit::Written);
-        self.connected.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
+        self.connected_proxies.record_change(&affected_set, &self.mesh, cause, self.now, self.now);
     }
 
     fn publish(&mut self) {
-        while self.connected.publish(&self.mesh, GracePeriod::Ended, self.now)
+        while self.connected_proxies.publish(&self.mesh, GracePeriod::Ended, self.now)
             == SliceProgress::Incomplete
         {}
     }
@@ -100,7 +100,7 @@ impl PublisherFixture {
     /// Returns the workloads with endpoints that a workload was instructed to keep.
     fn kept_workloads(&self, name: &str) -> Vec<String> {
         match &*self.receivers[&workload_name(name)].1.borrow() {
-            OwnerResponse::PartialConfig(_, uncertain) => uncertain
+            OwnerResponse::PartialConfig(_, unknown_endpoints) => unknown_endpoints
                 .iter()
                 .map(|id| format!("{} {}", id.service.name, id.workload.name))
                 .collect(),
@@ -110,14 +110,14 @@ impl PublisherFixture {
 
     /// Returns the workloads with new updates since the last call.
     fn updated_workloads(&mut self) -> Vec<String> {
-        let mut received = Vec::new();
+        let mut updated = Vec::new();
         for (name, (_, receiver)) in &mut self.receivers {
             if receiver.has_changed().unwrap() {
                 receiver.mark_unchanged();
-                received.push(name.name.to_string());
+                updated.push(name.name.to_string());
             }
         }
-        received
+        updated
     }
 }
 
@@ -135,10 +135,10 @@ fn connected_bookinfo(yaml: &str) -> PublisherFixture {
         fixture.send_response(name, GracePeriod::Ended);
     }
     assert_eq!(fixture.updated_workloads().len(), 5);
-    for proxy in fixture.connected.proxies.values_mut() {
-        assert!(proxy.is_behind());
-        proxy.record_applied(proxy.pushed.as_ref().unwrap().change, 0, fixture.now);
-        assert!(!proxy.is_behind());
+    for proxy in fixture.connected_proxies.proxies.values_mut() {
+        assert!(proxy.is_out_of_sync());
+        proxy.record_applied(proxy.last_update.as_ref().unwrap().change, 0, fixture.now);
+        assert!(!proxy.is_out_of_sync());
     }
     fixture
 }
@@ -169,16 +169,16 @@ fn only_its_clients_and_its_workload_receive_a_change_of_a_service() {
 #[test]
 fn an_unchanged_configuration_is_not_sent() {
     let mut fixture = connected_bookinfo(BOOKINFO);
-    let before = fixture.connected.counters;
+    let before = fixture.connected_proxies.counters;
     let mut details = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
     details.run = vec!["true".to_owned()];
     fixture.change(Change::Upsert(Object::Workload(details)));
     fixture.publish();
     assert_eq!(fixture.updated_workloads(), [""; 0]);
-    let after = fixture.connected.counters;
+    let after = fixture.connected_proxies.counters;
     assert_eq!((after.compiled, after.pushes), (before.compiled + 1, before.pushes));
     assert_eq!(
-        fixture.connected.pushes.latest_progress().unwrap().convergence_time,
+        fixture.connected_proxies.pushes.latest_progress().unwrap().convergence_time,
         Some(Duration::ZERO)
     );
 }
@@ -186,21 +186,21 @@ fn an_unchanged_configuration_is_not_sent() {
 #[test]
 fn changes_in_quick_succession_are_sent_together_with_a_limited_delay() {
     let mut fixture = connected_bookinfo(BOOKINFO);
-    let Times { quiet, quiet_max, .. } = Times::default();
+    let Times { debounce, max_debounce, .. } = Times::default();
     let start = fixture.now;
-    assert_eq!(fixture.connected.due_at(), None);
+    assert_eq!(fixture.connected_proxies.due_at(), None);
     fixture.set_listeners("details-1", None);
-    assert_eq!(fixture.connected.due_at(), Some(start + quiet));
-    fixture.now = start + quiet / 2;
+    assert_eq!(fixture.connected_proxies.due_at(), Some(start + debounce));
+    fixture.now = start + debounce / 2;
     fixture.set_listeners("reviews-v1-1", None);
-    assert_eq!(fixture.connected.due_at(), Some(fixture.now + quiet));
-    fixture.now = start + quiet_max - quiet / 2;
+    assert_eq!(fixture.connected_proxies.due_at(), Some(fixture.now + debounce));
+    fixture.now = start + max_debounce - debounce / 2;
     fixture.set_listeners("reviews-v2-1", None);
-    assert_eq!(fixture.connected.due_at(), Some(start + quiet_max));
+    assert_eq!(fixture.connected_proxies.due_at(), Some(start + max_debounce));
     assert_eq!(fixture.updated_workloads(), [""; 0]);
     fixture.publish();
     assert_eq!(fixture.updated_workloads(), ["productpage-1", "stranger-1"]);
-    assert_eq!(fixture.connected.due_at(), None);
+    assert_eq!(fixture.connected_proxies.due_at(), None);
 }
 
 #[test]
@@ -213,11 +213,11 @@ fn clients_share_equal_service_configurations() {
         }
         fixture
     };
-    let [one, other] =
+    let [first_update, second_update] =
         ["stranger-1", "productpage-1"].map(|name| fixture.last_update(name).unwrap());
     let details =
         |update: &ConfigUpdate| Arc::clone(&update.snapshot.services[&service_name("details")]);
-    assert!(Arc::ptr_eq(&details(&one), &details(&other)));
+    assert!(Arc::ptr_eq(&details(&first_update), &details(&second_update)));
 }
 
 #[test]
@@ -225,11 +225,11 @@ fn a_push_ends_when_all_its_recipients_have_applied_it() {
     let mut fixture = connected_bookinfo(BOOKINFO);
     fixture.set_listeners("details-1", None);
     fixture.publish();
-    let latest = fixture.connected.pushes.latest_progress().unwrap();
+    let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
     assert_eq!((latest.affected_proxies, latest.applied, latest.convergence_time), (1, 0, None));
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
-    fixture.connected.remove_proxy(connection, fixture.now + Duration::from_millis(7));
-    let latest = fixture.connected.pushes.latest_progress().unwrap();
+    fixture.connected_proxies.remove_proxy(connection, fixture.now + Duration::from_millis(7));
+    let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
     assert_eq!(latest.convergence_time, Some(Duration::from_millis(7)));
 }
 
@@ -252,9 +252,9 @@ fn changes_are_sent_and_uncertain_endpoints_are_kept_while_sidecars_reconnect() 
     assert_eq!(fixture.kept_workloads("productpage-1"), every_endpoint);
 
     fixture.set_listeners("details-1", Some(listeners_on(9081)));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
+    fixture.connected_proxies.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(9082)));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
+    fixture.connected_proxies.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     assert_eq!(
         fixture.kept_workloads("productpage-1"),
         ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]
@@ -264,13 +264,13 @@ fn changes_are_sent_and_uncertain_endpoints_are_kept_while_sidecars_reconnect() 
 
     // A sidecar's report without listeners is applied at once.
     fixture.set_listeners("reviews-v1-1", Some(Listeners::new()));
-    fixture.connected.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
+    fixture.connected_proxies.publish(&fixture.mesh, GracePeriod::Active, fixture.now);
     assert_eq!(
         fixture.kept_workloads("productpage-1"),
         ["reviews reviews-v2-1", "reviews-v2 reviews-v2-1"]
     );
 
-    fixture.connected.update_all(&fixture.mesh, GracePeriod::Ended);
+    fixture.connected_proxies.update_all(&fixture.mesh, GracePeriod::Ended);
     assert_eq!(fixture.kept_workloads("productpage-1"), [""; 0]);
     let reviews = &snapshot_of(&fixture).services[&service_name("reviews")];
     assert_eq!(reviews.ports[&9080].endpoints.len(), 0, "it did not reconnect");
@@ -317,11 +317,11 @@ fn simulate_changes(seed: u64) {
     let mut dice = Dice::new(seed);
     let mut fixture = PublisherFixture::new(mesh_with_sidecars(&strict_bookinfo("")));
     for name in LETTERS {
-        let uses = [dice.pick(LETTERS), dice.pick(LETTERS)];
-        fixture.connect_proxy(&workload_name(name), &uses);
+        let subscriptions = [dice.pick(LETTERS), dice.pick(LETTERS)];
+        fixture.connect_proxy(&workload_name(name), &subscriptions);
         let (connection, _) = fixture.receivers[&workload_name(name)];
         let queried = [0, 1, 2].map(|_| random_address(&mut dice));
-        fixture.connected.proxy_mut(connection).unwrap().addresses.extend(queried);
+        fixture.connected_proxies.proxy_mut(connection).unwrap().queried_addresses.extend(queried);
         fixture.send_response(name, GracePeriod::Ended);
     }
     for step in 0..120 {
@@ -341,21 +341,26 @@ fn simulate_changes(seed: u64) {
             }
         }
         fixture.publish();
-        for proxy in fixture.connected.proxies.values() {
+        for proxy in fixture.connected_proxies.proxies.values() {
             let Some(workload) = fixture.mesh.workload(&proxy.workload) else { continue };
-            let mut used = used_services(workload, &proxy.subscriptions);
+            let mut root_services = used_services(workload, &proxy.subscriptions);
             let address_entries = address_entries(
                 &fixture.mesh,
-                &proxy.addresses,
+                &proxy.queried_addresses,
                 &mut ServiceConfigCache::default(),
             );
-            used.extend(address_entries.services);
-            let expected =
-                compile_config(&fixture.mesh, workload, &used, &mut ServiceConfigCache::default());
+            root_services.extend(address_entries.services);
+            let expected = compile_config(
+                &fixture.mesh,
+                workload,
+                &root_services,
+                &mut ServiceConfigCache::default(),
+            );
             let expected = expected.with_addresses(address_entries.by_address);
-            let pushed = proxy.pushed.as_ref().map(|u| (&*u.snapshot, &u.absent));
+            let last_update =
+                proxy.last_update.as_ref().map(|update| (&*update.snapshot, &update.absent));
             let expected = Some((&*expected.snapshot, &expected.absent));
-            assert_eq!(pushed, expected, "seed {seed}, step {step}, {}", proxy.workload);
+            assert_eq!(last_update, expected, "seed {seed}, step {step}, {}", proxy.workload);
         }
     }
     let mut rebuilt: Mesh = fixture.mesh.all_objects().into_iter().collect();
@@ -378,17 +383,17 @@ fn unbacked_services(services: u16) -> PublisherFixture {
     let mut fixture = PublisherFixture::new(mesh_with_sidecars(BOOKINFO));
     let mut queried = BTreeSet::new();
     for number in 0..services {
-        let mut plain = fixture.mesh.service(&service_name("details")).unwrap().clone();
-        plain.name = service_name(&format!("plain-{number}"));
-        plain.selector.clear();
+        let mut unbacked = fixture.mesh.service(&service_name("details")).unwrap().clone();
+        unbacked.name = service_name(&format!("plain-{number}"));
+        unbacked.selector.clear();
         let [high, low] = number.to_be_bytes();
-        plain.addresses = BTreeSet::from([IpAddr::from([10, 96, high, low])]);
-        queried.extend(plain.addresses.iter().copied());
-        fixture.mesh.apply(Change::Upsert(Object::Service(plain)));
+        unbacked.addresses = BTreeSet::from([IpAddr::from([10, 96, high, low])]);
+        queried.extend(unbacked.addresses.iter().copied());
+        fixture.mesh.apply(Change::Upsert(Object::Service(unbacked)));
     }
     fixture.connect_proxy(&workload_name("stranger-1"), &[]);
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
-    fixture.connected.proxy_mut(connection).unwrap().addresses = queried;
+    fixture.connected_proxies.proxy_mut(connection).unwrap().queried_addresses = queried;
     fixture
 }
 
@@ -396,7 +401,7 @@ fn unbacked_services(services: u16) -> PublisherFixture {
 fn addresses_of_services_without_sidecars_are_compiled_once() {
     let mut fixture = unbacked_services(300);
     fixture.send_response("stranger-1", GracePeriod::Ended);
-    let compiled = fixture.connected.service_configs.compiled_count();
+    let compiled = fixture.connected_proxies.service_configs.compiled_count();
     assert!(compiled >= 300);
     for _ in 0..50 {
         fixture.send_response("stranger-1", GracePeriod::Ended);
@@ -405,8 +410,8 @@ fn addresses_of_services_without_sidecars_are_compiled_once() {
         fixture.set_listeners("details-1", Some(listeners_on(81)));
         fixture.publish();
     }
-    let again = fixture.connected.service_configs.compiled_count() - compiled;
-    assert!(again < 200, "{again} service configurations were compiled again");
+    let recompiled = fixture.connected_proxies.service_configs.compiled_count() - compiled;
+    assert!(recompiled < 200, "{recompiled} service configurations were compiled again");
 }
 
 #[test]
@@ -414,12 +419,12 @@ fn a_large_configuration_is_compiled_in_slices() {
     let mut fixture = unbacked_services(2000);
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     let names = (0..2000).map(|number| service_name(&format!("plain-{number}")));
-    fixture.connected.proxy_mut(connection).unwrap().subscriptions = names.collect();
+    fixture.connected_proxies.proxy_mut(connection).unwrap().subscriptions = names.collect();
     let mut slices = 0;
     loop {
-        let before = fixture.connected.service_configs.compiled_count();
-        let progress = fixture.connected.prepare_config(connection, &fixture.mesh);
-        let compiled = fixture.connected.service_configs.compiled_count() - before;
+        let before = fixture.connected_proxies.service_configs.compiled_count();
+        let progress = fixture.connected_proxies.prepare_config(connection, &fixture.mesh);
+        let compiled = fixture.connected_proxies.service_configs.compiled_count() - before;
         assert!(compiled <= 257, "{compiled} service configurations in one slice");
         if progress == SliceProgress::Complete {
             break;
@@ -428,17 +433,17 @@ fn a_large_configuration_is_compiled_in_slices() {
     }
     assert!(slices >= 7, "{slices}");
     assert!(fixture.last_update("stranger-1").is_none(), "an incomplete configuration is not sent");
-    let before = fixture.connected.service_configs.compiled_count();
+    let before = fixture.connected_proxies.service_configs.compiled_count();
     fixture.send_response("stranger-1", GracePeriod::Ended);
-    assert_eq!(fixture.connected.service_configs.compiled_count(), before);
+    assert_eq!(fixture.connected_proxies.service_configs.compiled_count(), before);
 }
 
 #[test]
 fn a_change_with_many_recipients_is_sent_in_slices() {
     let mut fixture = unbacked_services(0);
-    let many: Vec<WorkloadName> =
+    let names: Vec<WorkloadName> =
         (0..600).map(|number| workload_name(&format!("many-{number}"))).collect();
-    for name in &many {
+    for name in &names {
         let mut workload = fixture.mesh.workload(&workload_name("details-1")).unwrap().clone();
         workload.name = name.clone();
         fixture.mesh.apply(Change::Upsert(Object::Workload(workload)));
@@ -448,36 +453,36 @@ fn a_change_with_many_recipients_is_sent_in_slices() {
     fixture.updated_workloads();
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(1)));
     let mut slices = 1;
-    while fixture.connected.publish(&fixture.mesh, GracePeriod::Ended, fixture.now)
+    while fixture.connected_proxies.publish(&fixture.mesh, GracePeriod::Ended, fixture.now)
         == SliceProgress::Incomplete
     {
-        assert!(fixture.connected.due_at().is_some_and(|due| due <= fixture.now));
+        assert!(fixture.connected_proxies.due_at().is_some_and(|due| due <= fixture.now));
         slices += 1;
     }
     assert!((4..100).contains(&slices), "{slices}");
-    assert_eq!(fixture.updated_workloads().len(), many.len());
-    assert_eq!(fixture.connected.pending_count(), 0);
+    assert_eq!(fixture.updated_workloads().len(), names.len());
+    assert_eq!(fixture.connected_proxies.pending_count(), 0);
     // All of them are one push.
-    let id = fixture.connected.newest_change();
-    let push = fixture.connected.pushes.push_for_change(id).unwrap();
-    assert_eq!((push.recipients, push.waiting_proxies.len()), (many.len(), many.len()));
+    let id = fixture.connected_proxies.newest_change();
+    let push = fixture.connected_proxies.pushes.push_for_change(id).unwrap();
+    assert_eq!((push.recipients, push.waiting_proxies.len()), (names.len(), names.len()));
 }
 
 #[test]
 fn the_cost_of_a_change_of_listeners_grows_with_its_clients() {
     let mut fixture = connected_bookinfo(BOOKINFO);
-    let before = fixture.connected.total_work();
+    let before = fixture.connected_proxies.total_work();
     fixture.set_listeners("details-1", Some(listeners_on(1)));
-    let few = fixture.connected.total_work() - before;
-    let before = fixture.connected.total_work();
+    let small_cost = fixture.connected_proxies.total_work() - before;
+    let before = fixture.connected_proxies.total_work();
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(1)));
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(2)));
-    let more = fixture.connected.total_work() - before;
-    assert!(more > few, "{few}, {more}");
+    let large_cost = fixture.connected_proxies.total_work() - before;
+    assert!(large_cost > small_cost, "{small_cost}, {large_cost}");
     // Proxies that are pending already cause no further work.
-    let before = fixture.connected.total_work();
+    let before = fixture.connected_proxies.total_work();
     fixture.set_listeners("reviews-v1-1", Some(listeners_on(3)));
-    assert_eq!(fixture.connected.total_work(), before);
+    assert_eq!(fixture.connected_proxies.total_work(), before);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::status::ChangeReport;
 impl Report<'_> {
     /// Returns the progress of a change; `None` if its number is unknown or no longer recorded.
     pub(crate) fn change_report(&self, id: ChangeId) -> Option<ChangeReport> {
-        self.connected
+        self.connected_proxies
             .change_log
             .find_change(id)
             .map(|recorded_change| self.report_change(recorded_change))
@@ -17,30 +17,34 @@ impl Report<'_> {
 
     /// Returns the newest changes, newest first.
     pub(crate) fn newest_changes(&self) -> Vec<ChangeReport> {
-        let newest = self.connected.change_log.newest_first().take(MAX_LISTED_CHANGES);
-        newest.map(|recorded_change| self.report_change(recorded_change)).collect()
+        let newest_first =
+            self.connected_proxies.change_log.newest_first().take(MAX_LISTED_CHANGES);
+        newest_first.map(|recorded_change| self.report_change(recorded_change)).collect()
     }
 
     fn report_change(&self, recorded_change: &RecordedChange) -> ChangeReport {
-        let RecordedChange { id, cause, noticed, processed_at } = recorded_change;
-        let push = self.connected.pushes.push_for_change(*id);
+        let RecordedChange { id, cause, noticed_at, processed_at } = recorded_change;
+        let push = self.connected_proxies.pushes.push_for_change(*id);
         let milliseconds_after =
-            |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed));
+            |at: tokio::time::Instant| to_milliseconds(at.duration_since(*noticed_at));
         // The last acknowledgment is final once all proxies have applied the push.
         let completed_push = push.filter(|push| push.waiting_proxies.is_empty());
-        let is_pending =
-            self.connected.pushes.latest_progress().is_none_or(|latest| latest.change < *id);
+        let is_pending = self
+            .connected_proxies
+            .pushes
+            .latest_progress()
+            .is_none_or(|latest| latest.change < *id);
         ChangeReport {
             id: id.0,
             cause: cause.to_string(),
-            age_ms: to_milliseconds(self.now.duration_since(*noticed)),
+            age_ms: to_milliseconds(self.now.duration_since(*noticed_at)),
             processed_after_ms: milliseconds_after(*processed_at),
             sent_after_ms: push.map(|push| milliseconds_after(push.sent_at)),
             applied_after_ms: completed_push
                 .and_then(|push| push.last_applied)
                 .map(milliseconds_after),
             push_size: push.map_or(1, |push| {
-                self.connected.change_log.count_between(push.previous_change, push.change)
+                self.connected_proxies.change_log.count_between(push.previous_change, push.change)
             }),
             affected: push.map_or(0, |push| push.affected_proxies),
             recipients: push.map_or(0, |push| push.recipients),
@@ -54,9 +58,10 @@ impl Report<'_> {
     }
 
     fn waiting_proxies(&self, push: &ConfigPush) -> Vec<String> {
-        let proxies = self.connected.proxies();
-        let waiting = proxies.filter(|(connection, _)| push.waiting_proxies.contains(connection));
-        let names = waiting.map(|(_, proxy)| proxy.workload.to_string());
+        let proxies = self.connected_proxies.proxies();
+        let waiting_proxies =
+            proxies.filter(|(connection, _)| push.waiting_proxies.contains(connection));
+        let names = waiting_proxies.map(|(_, proxy)| proxy.workload.to_string());
         names.take(MAX_LISTED_PROXIES).collect()
     }
 }

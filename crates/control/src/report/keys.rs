@@ -1,4 +1,4 @@
-//! Failed JWKS fetches, as diagnostics of the rules that name the endpoint.
+//! Failed JWKS fetches, as warnings about the JWT policies that name the endpoint.
 
 use leno_model::{KeySource, ObjectKey, RequestCheck, ServicePolicy, TokenRequirement};
 use leno_registry::{DocumentLocation, Warning};
@@ -14,11 +14,14 @@ impl Report<'_> {
         (self.mesh.key_sources().count(), without_keys.count())
     }
 
+    /// Returns a warning for each issuer with a failed last JWKS fetch.
     pub(super) fn missing_key_warnings(&self) -> impl Iterator<Item = Warning> {
         let policies = self.mesh.service_policies();
         policies.flat_map(|policy| {
             let sources = issuer_sources(policy);
-            sources.filter_map(|(issuer, source)| self.missing_key_warning(policy, issuer, source))
+            sources.filter_map(|(issuer_index, source)| {
+                self.missing_key_warning(policy, issuer_index, source)
+            })
         })
     }
 
@@ -29,7 +32,8 @@ impl Report<'_> {
         let missing_sources =
             issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
         let missing_sources = missing_sources.filter_map(|(index, source)| {
-            let (issuer, reason) = (rule.issuers.get(index)?, self.keys.failure_cause(source)?);
+            let (issuer, reason) =
+                (rule.issuers.get(index)?, self.jwks_fetches.failure_cause(source)?);
             Some(format!("{} ({source} {reason})", issuer.issuer))
         });
         let issuers: Vec<String> = missing_sources.collect();
@@ -45,10 +49,10 @@ impl Report<'_> {
     fn missing_key_warning(
         &self,
         policy: &ServicePolicy,
-        issuer: usize,
+        issuer_index: usize,
         source: &KeySource,
     ) -> Option<Warning> {
-        let reason = self.keys.failure_cause(source)?;
+        let reason = self.jwks_fetches.failure_cause(source)?;
         let (field, hint) = match source {
             KeySource::File(_) => ("file", "write the issuer's JWK set to this file"),
             KeySource::Server(_) => {
@@ -61,7 +65,10 @@ impl Report<'_> {
         };
         let key = ObjectKey::ServicePolicy(policy.name.clone());
         Some(Warning {
-            at: DocumentLocation::for_object(&key, format!("spec.issuers[{issuer}].jwks.{field}")),
+            location: DocumentLocation::for_object(
+                &key,
+                format!("spec.issuers[{issuer_index}].jwks.{field}"),
+            ),
             problem: format!("{source} {reason}; {consequence}"),
             hint: hint.to_owned(),
         })

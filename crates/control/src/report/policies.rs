@@ -1,4 +1,4 @@
-//! Status of policies, for operators.
+//! The status of all kinds of policies, for operators: destination, sources, rules, and problems.
 
 use std::collections::BTreeSet;
 
@@ -17,9 +17,10 @@ use crate::figures::format_count;
 use crate::status::PolicyStatus;
 
 impl Report<'_> {
+    /// Returns the status of every policy, ordered by kind.
     pub(crate) fn policy_statuses(&self) -> Vec<PolicyStatus> {
         let targets = self.mesh.traffic_targets().map(|target| self.target_status(target));
-        let statuses = self.mesh.access_policies().map(|policy| self.access_status(policy));
+        let access_policies = self.mesh.access_policies().map(|policy| self.access_status(policy));
         let ingress = self.mesh.ingress_policies().map(|policy| self.ingress_status(policy));
         let egress = self.mesh.egress_policies().map(|policy| self.egress_status(policy));
         let retries = self.mesh.retry_policies().map(|policy| self.retry_status(policy));
@@ -27,7 +28,7 @@ impl Report<'_> {
         let service_policies =
             self.mesh.service_policies().map(|policy| self.service_policy_status(policy));
         let statuses =
-            targets.chain(statuses).chain(ingress).chain(egress).chain(retries).chain(certs);
+            targets.chain(access_policies).chain(ingress).chain(egress).chain(retries).chain(certs);
         statuses.chain(service_policies).chain(self.tag_rule_statuses()).collect()
     }
 
@@ -67,9 +68,9 @@ impl Report<'_> {
         });
         let opens_port = |backend| self.mesh.preceding_ingress(policy, backend).is_none();
         let in_force = backends.clone().any(opens_port);
-        let mut preceding =
+        let mut preceding_policies =
             backends.clone().filter_map(|backend| self.mesh.preceding_ingress(policy, backend));
-        let preceding_policy = preceding.next().filter(|_| !in_force);
+        let preceding_policy = preceding_policies.next().filter(|_| !in_force);
         PolicyStatus {
             kind: kind.as_str().to_owned(),
             name: format!("{namespace}/{name}"),
@@ -135,8 +136,9 @@ impl Report<'_> {
 
     fn retry_status(&self, policy: &RetryPolicy) -> PolicyStatus {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
-        let existing = policy.services.iter().filter(|name| self.mesh.service(name).is_some());
-        let applied_policies = existing.filter_map(|service| {
+        let existing_services =
+            policy.services.iter().filter(|name| self.mesh.service(name).is_some());
+        let applied_policies = existing_services.filter_map(|service| {
             let mut source_policies = self.mesh.retries_of(&policy.source);
             source_policies.find(|other| other.services.contains(service)).map(|other| &other.name)
         });

@@ -28,7 +28,7 @@ impl Report<'_> {
         };
         problems.extend(self.excluded_endpoints(&ObjectKey::ServicePolicy(policy.name.clone())));
         let reason = match self.mesh.conflict_status(policy) {
-            ConflictStatus::InForce => None,
+            ConflictStatus::Effective => None,
             ConflictStatus::Overridden(other) => {
                 Some(format!("{other} takes precedence at all of its targets"))
             }
@@ -51,9 +51,12 @@ impl Report<'_> {
     /// Returns the status of tag rules and lanes.
     pub(super) fn tag_rule_statuses(&self) -> impl Iterator<Item = PolicyStatus> {
         let tags = self.mesh.tags();
-        let routes = tags.tag_routes().map(|route| self.tag_route_status(route));
-        let sermant = tags.sermant_rules().map(|rule_object| self.sermant_status(rule_object));
-        routes.chain(sermant).chain(tags.lanes().map(|lane| self.lane_status(lane)))
+        let route_statuses = tags.tag_routes().map(|route| self.tag_route_status(route));
+        let sermant_statuses =
+            tags.sermant_rules().map(|rule_object| self.sermant_status(rule_object));
+        route_statuses
+            .chain(sermant_statuses)
+            .chain(tags.lanes().map(|lane| self.lane_status(lane)))
     }
 
     fn tag_route_status(&self, TagRoute { name, scope, rules, .. }: &TagRoute) -> PolicyStatus {
@@ -78,7 +81,7 @@ impl Report<'_> {
         let (mut is_in_effect, mut no_effect) = (false, None);
         let mut destination = BTreeSet::new();
         let mut problems = Vec::new();
-        let (mut by_request, mut by_caller, mut lanes) = (0, 0, 0);
+        let (mut request_rule_count, mut caller_rule_count, mut lane_rule_count) = (0, 0, 0);
         for (scope, rules, lane_rules) in scopes {
             destination.insert(match scope {
                 TagScope::Service(service, port) => format_target(service, *port),
@@ -88,9 +91,9 @@ impl Report<'_> {
             if let TagScope::Service(service, port) = scope {
                 problems.extend(self.missing_reference(service, *port));
             }
-            by_request += rules.rules.len();
-            by_caller += rules.caller_rules.len();
-            lanes += lane_rules.len();
+            request_rule_count += rules.rules.len();
+            caller_rule_count += rules.caller_rules.len();
+            lane_rule_count += lane_rules.len();
             if !is_in_effect {
                 match self.tag_effect(&own_key, scope, &mut overriding_objects) {
                     TagEffect::InForce => is_in_effect = true,
@@ -105,7 +108,11 @@ impl Report<'_> {
             (None, Some(other)) => Some(format!("{other} takes precedence")),
             (None, None) => Some("none of its targets exists".to_owned()),
         };
-        let counts = [(by_request, "by request"), (by_caller, "by caller"), (lanes, "for lanes")];
+        let counts = [
+            (request_rule_count, "by request"),
+            (caller_rule_count, "by caller"),
+            (lane_rule_count, "for lanes"),
+        ];
         let counts = counts.into_iter().filter(|(count, _)| *count > 0);
         PolicyStatus {
             kind: dialect.as_str().to_owned(),

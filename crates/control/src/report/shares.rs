@@ -7,6 +7,7 @@ use crate::compile::{overriding_objects, tcp_conflict};
 use crate::status::RouteStatus;
 
 impl Report<'_> {
+    /// Returns the status of a `TCPRoute`: missing and ungranted backends, and routes that take precedence.
     pub(super) fn gateway_tcp_route_status(&self, route: &GatewayTcpRoute) -> RouteStatus {
         let name = &route.rule.route;
         let backends: Vec<_> = route.rule.backends.iter().collect();
@@ -23,13 +24,15 @@ impl Report<'_> {
         status
     }
 
+    /// Returns the status of a `TrafficSplit`: missing objects and ungranted backends, and objects that override it.
     pub(super) fn split_status(&self, split: &TrafficSplit) -> RouteStatus {
         let root = &split.root.service;
-        let shares = split.backends.iter();
-        let shares = shares.map(|backend| format!("{} weight {}", backend.service, backend.weight));
+        let backend_texts = split.backends.iter();
+        let backend_texts =
+            backend_texts.map(|backend| format!("{} weight {}", backend.service, backend.weight));
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
-        let mut status = RouteStatus::new(kind, &split.name, parents, 1, shares.collect());
+        let mut status = RouteStatus::new(kind, &split.name, parents, 1, backend_texts.collect());
         status.reject_parent(ONLY_PARENT_INDEX, self.missing_reference(root, None));
         status.add_unresolved(
             split

@@ -13,58 +13,62 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Counters over all connections since the start of the control plane.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounters {
-    sent: AtomicU64,
-    received: AtomicU64,
-    failures: Mutex<BTreeMap<&'static str, u64>>,
-    evicted: AtomicU64,
-    points_exported: AtomicU64,
-    points_lost: AtomicU64,
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
+    /// The number of failed connections by the label of their reason.
+    failed_connections: Mutex<BTreeMap<&'static str, u64>>,
+    evicted_connections: AtomicU64,
+    exported_points: AtomicU64,
+    lost_points: AtomicU64,
 }
 
 impl ConnectionCounters {
     /// Returns the bytes sent to proxies, before encryption.
     pub(crate) fn sent_bytes(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes received from proxies, after decryption.
     pub(crate) fn received_bytes(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+        self.received_bytes.load(Ordering::Relaxed)
     }
 
     /// Returns failed connections, by reason.
     pub(crate) fn failed_connections(&self) -> BTreeMap<&'static str, u64> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.failed_connections.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the number of evicted half-open connections.
     pub(crate) fn evicted_count(&self) -> u64 {
-        self.evicted.load(Ordering::Relaxed)
+        self.evicted_connections.load(Ordering::Relaxed)
     }
 
+    /// Counts an evicted half-open connection.
     pub(super) fn record_eviction(&self) {
-        self.evicted.fetch_add(1, Ordering::Relaxed);
+        self.evicted_connections.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the metric points that a collector accepted, and those that were lost.
     pub(crate) fn point_counts(&self) -> (u64, u64) {
         let load_count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (load_count(&self.points_exported), load_count(&self.points_lost))
+        (load_count(&self.exported_points), load_count(&self.lost_points))
     }
 
     /// Counts the metric points that a collector accepted, and those that were lost.
-    pub(crate) fn record_export(&self, exported: u64, lost: u64) {
-        self.points_exported.fetch_add(exported, Ordering::Relaxed);
-        self.points_lost.fetch_add(lost, Ordering::Relaxed);
+    pub(crate) fn record_export(&self, exported_points: u64, lost_points: u64) {
+        self.exported_points.fetch_add(exported_points, Ordering::Relaxed);
+        self.lost_points.fetch_add(lost_points, Ordering::Relaxed);
     }
 
+    /// Counts a failed connection.
     pub(crate) fn record_failure(&self, reason: Reason) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        *failures.entry(reason.label()).or_default() += 1;
+        let mut failed_connections =
+            self.failed_connections.lock().unwrap_or_else(PoisonError::into_inner);
+        *failed_connections.entry(reason.label()).or_default() += 1;
     }
 }
 
-/// A stream with byte counters.
+/// A stream to a proxy that adds its bytes to the counters of all connections.
 #[derive(Debug)]
 pub(crate) struct CountedStream<S> {
     stream: S,
@@ -84,10 +88,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for CountedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let filled_before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let poll_result = Pin::new(&mut self.stream).poll_read(context, buffer);
         let read_bytes = buffer.filled().len().saturating_sub(filled_before);
-        self.connection_counters.received.fetch_add(read_bytes as u64, Ordering::Relaxed);
-        polled
+        self.connection_counters.received_bytes.fetch_add(read_bytes as u64, Ordering::Relaxed);
+        poll_result
     }
 }
 
@@ -97,11 +101,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for CountedStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
-        if let Poll::Ready(Ok(written)) = polled {
-            self.connection_counters.sent.fetch_add(written as u64, Ordering::Relaxed);
+        let poll_result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        if let Poll::Ready(Ok(written_bytes)) = poll_result {
+            self.connection_counters.sent_bytes.fetch_add(written_bytes as u64, Ordering::Relaxed);
         }
-        polled
+        poll_result
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

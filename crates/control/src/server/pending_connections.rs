@@ -1,4 +1,5 @@
-//! Authenticated peers of connections, and the connection limit of each identity.
+//! Connections of proxies and other control planes with a verified certificate, and the limit of connections
+//! per identity.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -99,7 +100,7 @@ impl PendingConnections {
     }
 }
 
-/// Keeps a stream registered until dropped.
+/// Keeps a connection registered until dropped.
 pub(super) struct PendingConnection {
     pending_connections: Arc<PendingConnections>,
     connection: ConnectionId,
@@ -108,7 +109,7 @@ pub(super) struct PendingConnection {
 }
 
 impl PendingConnection {
-    /// Serves the stream until newer ones of the same identity replace it.
+    /// Serves the connection until newer connections of the same identity replace it.
     pub(super) async fn serve_until_replaced(
         self,
         serving: impl Future<Output = Result<(), ServeError>>,

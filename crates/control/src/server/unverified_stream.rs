@@ -1,4 +1,4 @@
-//! An unauthenticated stream: counts as half-open until its first message is complete.
+//! A stream of a client that is not authenticated yet: it counts as half-open until its first message is complete.
 
 use std::io;
 use std::pin::Pin;
@@ -27,21 +27,21 @@ impl<S> UnverifiedStream<S> {
 #[derive(Debug, Default)]
 struct FirstMessage {
     length: u32,
-    received: u64,
+    received_bytes: u64,
 }
 
 impl FirstMessage {
     fn record(&mut self, bytes: &[u8]) {
         for byte in bytes {
-            if self.received < LENGTH_BYTES {
+            if self.received_bytes < LENGTH_BYTES {
                 self.length = self.length << 8 | u32::from(*byte);
             }
-            self.received += 1;
+            self.received_bytes += 1;
         }
     }
 
     fn is_complete(&self) -> bool {
-        self.received >= LENGTH_BYTES + u64::from(self.length)
+        self.received_bytes >= LENGTH_BYTES + u64::from(self.length)
     }
 }
 
@@ -52,14 +52,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnverifiedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let filled_before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let poll_result = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if self.first_message.is_complete() {
-            return polled;
+            return poll_result;
         }
-        match polled {
+        match poll_result {
             Poll::Ready(Ok(())) => {
-                let received_bytes = buffer.filled().get(filled_before..).unwrap_or_default();
-                self.first_message.record(received_bytes);
+                let new_bytes = buffer.filled().get(filled_before..).unwrap_or_default();
+                self.first_message.record(new_bytes);
                 if self.first_message.is_complete() {
                     self.half_open.mark_busy();
                 }
@@ -99,13 +99,13 @@ mod tests {
     #[test]
     fn a_message_is_complete_with_its_last_byte() {
         let message = [&[0, 0, 1, 44][..], &[7; 300]].concat();
-        for size in [1, 3, 4, 5, 303, 304] {
+        for chunk_bytes in [1, 3, 4, 5, 303, 304] {
             let mut first_message = FirstMessage::default();
-            for (index, chunk) in message.chunks(size).enumerate() {
-                assert!(!first_message.is_complete(), "{size}: after {index} chunks");
+            for (index, chunk) in message.chunks(chunk_bytes).enumerate() {
+                assert!(!first_message.is_complete(), "{chunk_bytes}: after {index} chunks");
                 first_message.record(chunk);
             }
-            assert!(first_message.is_complete(), "{size}");
+            assert!(first_message.is_complete(), "{chunk_bytes}");
         }
     }
 }

@@ -33,15 +33,15 @@ pub struct TrafficStatus {
 /// Requests to a service that sidecars rejected for one reason.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RejectionStatus {
-    /// The service, as `namespace/name`; empty for the requests of one client to destinations outside the
-    /// mesh's services, and for those that its sidecar rejected before it knew a service.
+    /// The service, as `namespace/name`. Empty for the requests of one client to destinations outside the mesh's
+    /// services, and for requests that the client's sidecar rejected before it knew the service.
     pub service: String,
     /// The reason, from the closed list.
     pub reason: String,
     /// The number of rejections that clients received within the last half minute.
     pub requests: u64,
-    /// The share of rejected requests among those to the service, or of the client to such destinations, from 0
-    /// to 1.
+    /// The share of rejected requests among all requests to the service, or among all requests of the client to
+    /// destinations outside the mesh's services, from 0 to 1.
     pub share: f64,
     /// `server` if sidecars of the service rejected the requests, `client` if those of its clients did.
     pub side: String,
@@ -92,7 +92,7 @@ pub struct RateStatus {
     pub p99_ms: Option<f64>,
     /// The number of requests since the control plane started, or since an hour without requests.
     pub requests: u64,
-    /// The number of these that failed.
+    /// The number of failed requests.
     pub failed: u64,
     /// The number of requests in each of the last steps of ten seconds, the oldest first.
     pub recent: Vec<u32>,
@@ -164,7 +164,7 @@ pub struct PlotStatus {
     pub step_seconds: u64,
     /// The number of requests completed in each step.
     pub requests: Vec<u32>,
-    /// The number of these that failed.
+    /// The number of failed requests.
     pub failed: Vec<u32>,
     /// The median latency, in milliseconds.
     pub p50_ms: Vec<Option<f64>>,

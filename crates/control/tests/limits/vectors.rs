@@ -44,12 +44,12 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     let compiled = CompiledSnapshot::build(snapshot, None).unwrap();
     let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let found = decide_requests(&compiled.limits, case);
+        let decision = decide_requests(&compiled.limits, case);
         let number = |key: &str| case[key].as_u64();
         let expected = (number("admitted").unwrap(), number("status"), number("retry_after"));
-        if found != expected {
+        if decision != expected {
             let (group, case) = (&group["name"], &case["name"]);
-            mismatches.push(format!("{group}, {case}: {found:?}, not {expected:?}"));
+            mismatches.push(format!("{group}, {case}: {decision:?}, not {expected:?}"));
         }
     }
     mismatches
@@ -82,9 +82,10 @@ fn decide_requests(limits: &CompiledLimits, case: &Value) -> (u64, Option<u64>, 
         match outcome {
             Ok(()) => admitted += 1,
             Err(exceeded) => {
-                let response_status = exceeded.response.as_ref().and_then(|answer| answer.status);
-                let code = response_status.unwrap_or(Reason::RateLimited.status());
-                status = Some(u64::from(code));
+                let response_status =
+                    exceeded.response.as_ref().and_then(|response| response.status);
+                let status_code = response_status.unwrap_or(Reason::RateLimited.status());
+                status = Some(u64::from(status_code));
                 retry_after = Some(exceeded.retry_after());
             }
         }

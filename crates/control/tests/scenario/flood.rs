@@ -1,4 +1,5 @@
-//! Members that exceed their share, the service of others meanwhile, and the log.
+//! Members that send more than their share of requests: other members are served meanwhile, and the log stays
+//! bounded.
 
 mod figures;
 
@@ -31,7 +32,7 @@ fn numbered_service(number: usize) -> ServiceName {
 
 async fn open_shop(yaml: &str) -> Shop {
     let directory = tempfile::tempdir().unwrap();
-    write(directory.path(), yaml);
+    write_objects(directory.path(), yaml);
     let control = Control::start(test_config(directory.path())).await.unwrap();
     Shop { directory, control }
 }
@@ -54,23 +55,24 @@ fn pairs_of_subscriptions_are_combined_while_others_are_served() {
         let server = shop.join("stock-1").await;
         let mut server = Proxy::connect(&shop.control, &server, &[], &[]).await;
         server.wait_for_update(|_| true).await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
-        let mut flooding = Proxy::connect(&shop.control, &external_client, &all, &[]).await;
-        flooding.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
+        let all_services: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
+        let mut flooding_proxy =
+            Proxy::connect(&shop.control, &external_client, &all_services, &[]).await;
+        flooding_proxy.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
         let before = read_counter(&shop, "leno_control_snapshots_compiled_total").await;
-        let flood = async {
+        let send_flood = async {
             for _ in 0..PAIRS {
-                flooding.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
-                flooding.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
+                flooding_proxy.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
+                flooding_proxy.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
             }
         };
-        let others = async {
+        let serve_other_proxy = async {
             server.send_request(Proxy::listeners_request(&[(8080, listener_address())])).await;
             server.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
             let update = server.wait_for_update(|update| stock_addresses(update).is_some()).await;
             assert!(stock_addresses(&update).is_some());
         };
-        tokio::join!(flood, others);
+        tokio::join!(send_flood, serve_other_proxy);
         let compiled = read_counter(&shop, "leno_control_snapshots_compiled_total").await - before;
         // Far more than a burst and the budget of the duration.
         assert!(compiled < PAIRS as u64 / 2, "{compiled} configurations for {PAIRS} pairs");
@@ -112,8 +114,8 @@ fn a_proxy_with_many_services_receives_them_at_once_and_does_not_delay_others() 
         let shop = open_shop(&large_mesh(SERVICES)).await;
         let large = shop.join("client-1").await;
         let small = shop.join("stock-1").await;
-        let all: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
-        let mut large = Proxy::connect(&shop.control, &large, &all, &[]).await;
+        let all_services: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
+        let mut large = Proxy::connect(&shop.control, &large, &all_services, &[]).await;
         let mut small = Proxy::connect(&shop.control, &small, &[numbered_service(1)], &[]).await;
         small.wait_for_update(|update| update.snapshot.services.len() == 1).await;
         large.wait_for_update(|update| update.snapshot.services.len() == SERVICES).await;
@@ -137,9 +139,9 @@ fn a_proxy_with_many_services_receives_them_at_once_and_does_not_delay_others() 
 }
 
 /// Counts log lines of the default level.
-struct Lines(Arc<AtomicUsize>);
+struct LineCounter(Arc<AtomicUsize>);
 
-impl Subscriber for Lines {
+impl Subscriber for LineCounter {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::INFO && metadata.target().starts_with("leno")
     }
@@ -165,7 +167,7 @@ impl Subscriber for Lines {
 fn a_member_cannot_fill_the_log() {
     const TIMES: usize = 200;
     let lines = Arc::<AtomicUsize>::default();
-    let _logging = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
+    let _logging = tracing::subscriber::set_default(LineCounter(Arc::clone(&lines)));
     run(async {
         let shop = Shop::open_with(|config| config.limits.subscriptions = 1).await;
         let client = shop.join("client-1").await;
@@ -198,7 +200,7 @@ fn a_member_cannot_fill_the_log() {
             let mut proxy = Proxy::connect(&shop.control, &client, &[], &[]).await;
             proxy.wait_for_update(|_| true).await;
         }
-        let written = lines.load(Ordering::Relaxed) - before;
-        assert!((3..60).contains(&written), "{written} lines");
+        let written_lines = lines.load(Ordering::Relaxed) - before;
+        assert!((3..60).contains(&written_lines), "{written_lines} lines");
     });
 }

@@ -1,4 +1,4 @@
-//! Unauthenticated connections, and members that open many.
+//! Floods of unauthenticated connections, and members that open many connections.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::proxy::{Proxy, connect_member};
 use crate::{Shop, run, stock_service};
 
 /// A small limit, so that ten times as many connections need few descriptors.
-const LIMIT: usize = 8;
+const CLIENT_LIMIT: usize = 8;
 
 /// A limit of a few connections; none ends because of a timeout.
 fn set_low_limit(config: &mut Config) {
-    config.limits.connections = 10 * LIMIT;
-    config.limits.external_clients = LIMIT;
-    config.limits.external_clients_per_source = LIMIT;
+    config.limits.connections = 10 * CLIENT_LIMIT;
+    config.limits.external_clients = CLIENT_LIMIT;
+    config.limits.external_clients_per_source = CLIENT_LIMIT;
     config.limits.first_byte = Duration::from_secs(3600);
     config.limits.handshake = Duration::from_secs(3600);
 }
@@ -38,7 +38,7 @@ fn joins_and_members_are_served_despite_ten_times_as_many_silent_clients() {
         for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
             expect_served(
                 shop.control.listen_address(),
-                10 * LIMIT,
+                10 * CLIENT_LIMIT,
                 sent,
                 leno_discovery::JOIN_ALPN,
                 async || {
@@ -58,14 +58,15 @@ fn a_member_that_sends_no_hello_does_not_block_others() {
     run(async {
         let shop = Shop::open_with(set_low_limit).await;
         let (silent, other) = (shop.join("client-1").await, shop.join("stock-1").await);
-        let mut former = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
-        former.wait_for_update(|_| true).await;
+        let mut first_stream = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
+        first_stream.wait_for_update(|_| true).await;
         let mut streams = Vec::new();
-        for _ in 0..20 * LIMIT {
+        for _ in 0..20 * CLIENT_LIMIT {
             streams.push(connect_member(&shop.control, &silent).await);
         }
-        let mut newer = Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
-        newer.wait_for_update(|_| true).await;
+        let mut second_stream =
+            Proxy::connect(&shop.control, &other, &[stock_service()], &[]).await;
+        second_stream.wait_for_update(|_| true).await;
         drop(streams);
     });
 }

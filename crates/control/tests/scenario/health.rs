@@ -1,4 +1,4 @@
-//! Health checks of a control plane.
+//! The health listener of a control plane: readiness, metrics, unknown hosts, and floods of scrapes.
 
 use leno_control::Health;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Returns the status code and the rest of a response.
-async fn get(health: &Health, path: &str) -> (u16, String) {
+/// Sends a GET request. Returns the status code and the whole response.
+async fn send_get(health: &Health, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(health.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -21,21 +21,21 @@ async fn get(health: &Health, path: &str) -> (u16, String) {
 fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
     run(async {
         let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        assert_eq!(get(&health, "/livez").await.0, 200);
-        let (status, response) = get(&health, "/readyz").await;
+        assert_eq!(send_get(&health, "/livez").await.0, 200);
+        let (status, response) = send_get(&health, "/readyz").await;
         assert!(status == 503 && response.contains("not loaded yet"), "{response}");
-        assert_eq!(get(&health, "/metrics").await.0, 503);
+        assert_eq!(send_get(&health, "/metrics").await.0, 503);
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
-        assert_eq!(get(&health, "/readyz").await.0, 200);
-        let (status, response) = get(&health, "/metrics").await;
+        assert_eq!(send_get(&health, "/readyz").await.0, 200);
+        let (status, response) = send_get(&health, "/metrics").await;
         assert!(status == 200 && response.contains("\nleno_control_workloads 2\n"), "{response}");
         // It serves the kubelet and Prometheus only.
         for path in ["/status", "/token", "/"] {
-            assert_eq!(get(&health, path).await.0, 404, "{path}");
+            assert_eq!(send_get(&health, path).await.0, 404, "{path}");
         }
         health.set_stopping();
-        let (status, response) = get(&health, "/readyz").await;
+        let (status, response) = send_get(&health, "/readyz").await;
         assert!(status == 503 && response.contains("shutting down"), "{response}");
     });
 }
@@ -87,7 +87,7 @@ fn a_client_that_half_closes_gets_its_response() {
 /// Clients that connect repeatedly, each with many scrapes on every connection, until this is dropped.
 fn flood_scrapes(health: &Health) -> JoinSet<()> {
     const CLIENTS: usize = 80;
-    let (address, from) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
+    let (address, source) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
     let scrapes = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(500);
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
@@ -95,7 +95,7 @@ fn flood_scrapes(health: &Health) -> JoinSet<()> {
         clients.spawn(async move {
             loop {
                 let socket = TcpSocket::new_v4().unwrap();
-                socket.bind(from).unwrap();
+                socket.bind(source).unwrap();
                 let Ok(mut stream) = socket.connect(address).await else { return };
                 // The control plane may have closed it already.
                 if stream.write_all(scrapes.as_bytes()).await.is_ok() {
@@ -116,10 +116,10 @@ fn scrapes_of_one_client_do_not_block_the_kubelet_or_another_collector() {
         let clients = flood_scrapes(&health);
         // Bounded by the scenario's timeout.
         for _ in 0..20 {
-            assert_eq!(get(&health, "/livez").await.0, 200);
-            assert_eq!(get(&health, "/readyz").await.0, 200);
+            assert_eq!(send_get(&health, "/livez").await.0, 200);
+            assert_eq!(send_get(&health, "/readyz").await.0, 200);
         }
-        assert_eq!(get(&health, "/metrics").await.0, 200);
+        assert_eq!(send_get(&health, "/metrics").await.0, 200);
         drop(clients);
     });
 }

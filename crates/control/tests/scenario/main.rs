@@ -1,4 +1,4 @@
-//! A control plane and simulated proxies, over real TLS on loopback.
+//! Scenarios with a running control plane and simulated proxies, over real TLS on loopback.
 
 #![allow(
     clippy::unwrap_used,
@@ -76,7 +76,7 @@ impl Shop {
 
     async fn open_with(edit: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        write(directory.path(), MESH);
+        write_objects(directory.path(), MESH);
         let mut config = test_config(directory.path());
         edit(&mut config);
         let control = Control::start(config).await.unwrap();
@@ -84,8 +84,8 @@ impl Shop {
     }
 
     /// Replaces the objects.
-    fn write(&self, yaml: &str) {
-        write(self.directory.path(), yaml);
+    fn write_objects(&self, yaml: &str) {
+        write_objects(self.directory.path(), yaml);
         self.control.reload_files();
     }
 
@@ -101,7 +101,7 @@ impl Shop {
     }
 }
 
-fn write(directory: &Path, yaml: &str) {
+fn write_objects(directory: &Path, yaml: &str) {
     let draft = directory.join("draft");
     std::fs::write(&draft, yaml).unwrap();
     std::fs::rename(draft, directory.join("mesh.yaml")).unwrap();
@@ -110,8 +110,8 @@ fn write(directory: &Path, yaml: &str) {
 /// Returns a configuration without a startup grace period: tests without a restart have nothing to wait for.
 fn test_config(directory: &Path) -> Config {
     let mut config = Config::new(directory.join("data"), vec![directory.join("mesh.yaml")]);
-    config.times.settle = Duration::ZERO;
-    config.times.grace = Duration::from_secs(3600);
+    config.times.startup_grace = Duration::ZERO;
+    config.times.disconnect_grace = Duration::from_secs(3600);
     config
 }
 
@@ -137,12 +137,12 @@ fn stock_addresses(update: &ConfigUpdate) -> Option<Vec<SocketAddr>> {
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let bounded = async {
-        tokio::time::timeout(MAX_TEST, test).await.expect("the test ends in time");
+        tokio::time::timeout(MAX_TEST_TIME, test).await.expect("the test ends in time");
     };
     runtime.block_on(LocalSet::new().run_until(bounded));
 }
 
-const MAX_TEST: Duration = Duration::from_secs(30);
+const MAX_TEST_TIME: Duration = Duration::from_secs(30);
 
 #[test]
 fn proxies_join_subscribe_and_receive_changes() {
@@ -165,17 +165,17 @@ fn proxies_join_subscribe_and_receive_changes() {
         let update = client.wait_for_update(|update| stock_addresses(update).is_some()).await;
         assert_eq!(stock_addresses(&update), Some(vec![listener_address()]));
 
-        shop.write(&format!("{MESH}{STRICT}"));
-        let denied = |update: &ConfigUpdate| {
+        shop.write_objects(&format!("{MESH}{STRICT}"));
+        let is_denied = |update: &ConfigUpdate| {
             let service_config = update.snapshot.services.get(&stock_service());
             service_config.is_some_and(|service_config| {
                 service_config.client_authorization == ClientAuthorization::Denied
                     && service_config.ports.is_empty()
             })
         };
-        client.wait_for_update(denied).await;
-        let closed = Access::AllowListed(Vec::new());
-        server.wait_for_update(|update| update.snapshot.config.access == closed).await;
+        client.wait_for_update(is_denied).await;
+        let no_access = Access::AllowListed(Vec::new());
+        server.wait_for_update(|update| update.snapshot.config.access == no_access).await;
 
         client.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
         client.wait_for_update(|update| update.snapshot.services.is_empty()).await;
@@ -194,9 +194,9 @@ fn a_service_that_does_not_exist_is_reported_at_once_and_appears_later() {
             Proxy::connect(&shop.control, &client, std::slice::from_ref(&later), &[]).await;
         let update = client.wait_for_update(|update| !update.absent.is_empty()).await;
         assert_eq!(update.absent, BTreeSet::from([later.clone()]));
-        let more = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
+        let later_service = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                     spec: {selector: {app: later}, ports: [{port: 80}]}\n";
-        shop.write(&format!("{MESH}{more}"));
+        shop.write_objects(&format!("{MESH}{later_service}"));
         let update = client.wait_for_update(|update| update.absent.is_empty()).await;
         assert!(update.snapshot.services.contains_key(&later));
     });
@@ -268,7 +268,7 @@ fn a_stream_ends_when_its_workload_is_removed_or_changes_its_account() {
         watcher
             .wait_for_update(|update| stock_addresses(update) == Some(vec![listener_address()]))
             .await;
-        shop.write(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
+        shop.write_objects(&MESH.replace("serviceAccount: stock", "serviceAccount: other"));
         let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("join again"), "{reason}");
         // The grace period of an hour does not apply to a sidecar that lost its identity.
@@ -281,7 +281,7 @@ fn a_stream_ends_when_its_workload_is_removed_or_changes_its_account() {
 
         let mut stream = Proxy::connect(&shop.control, &client, &[], &[]).await;
         stream.wait_for_update(|_| true).await;
-        shop.write(&MESH.replace("name: client-1", "name: client-2"));
+        shop.write_objects(&MESH.replace("name: client-1", "name: client-2"));
         let reason = stream.wait_until_ended().await.to_string();
         assert!(reason.contains("no Workload shop/client-1"), "{reason}");
     });
@@ -291,7 +291,7 @@ fn a_stream_ends_when_its_workload_is_removed_or_changes_its_account() {
 fn endpoints_stay_for_a_grace_period_after_a_stream_ends_but_not_while_a_sidecar_drains() {
     run(async {
         let shop = Shop::open_with(|config| {
-            config.times.grace = Duration::from_millis(300);
+            config.times.disconnect_grace = Duration::from_millis(300);
         })
         .await;
         let (server, client) = (shop.join("stock-1").await, shop.join("client-1").await);
@@ -331,8 +331,11 @@ fn a_sidecar_that_reconnects_with_another_address_keeps_its_endpoint() {
         let new_address: SocketAddr = "127.0.0.1:18081".parse().unwrap();
         new.send_request(Proxy::listeners_request(&[(8080, new_address)])).await;
         client.wait_for_update(|update| stock_addresses(update) == Some(vec![new_address])).await;
-        let seen = client.received_updates();
-        assert!(!seen.iter().any(|update| stock_addresses(update) == Some(Vec::new())), "{seen:?}");
+        let received_updates = client.received_updates();
+        assert!(
+            !received_updates.iter().any(|update| stock_addresses(update) == Some(Vec::new())),
+            "{received_updates:?}"
+        );
     });
 }
 
@@ -347,8 +350,10 @@ fn certificates_are_renewed_over_the_stream() {
         assert_ne!(renewed.credential.chain(), client.credential.chain());
         let mut renewed_stream = Proxy::connect(&shop.control, &renewed, &[], &[]).await;
         renewed_stream.wait_for_update(|_| true).await;
-        let (answer, response) = oneshot::channel();
-        renewed_stream.send_request(ProxyRequest::Renew { csr: vec![0; 100], reply: answer }).await;
+        let (reply_sender, response) = oneshot::channel();
+        renewed_stream
+            .send_request(ProxyRequest::Renew { csr: vec![0; 100], reply: reply_sender })
+            .await;
         assert!(response.await.unwrap().unwrap_err().reason.contains("PKCS #10"));
     });
 }
@@ -371,22 +376,22 @@ fn a_restarted_control_plane_keeps_the_endpoints_of_its_members() {
         // Meanwhile the objects change, and the sidecar of stock is slow to reconnect.
         let later = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                      spec: {selector: {app: stock}, ports: [{port: 80, targetPort: http}]}\n";
-        write(directory.path(), &format!("{MESH}{STRICT}{later}"));
+        write_objects(directory.path(), &format!("{MESH}{STRICT}{later}"));
         let mut config = test_config(directory.path());
-        config.times.settle = Duration::from_secs(3600);
+        config.times.startup_grace = Duration::from_secs(3600);
         let control = Control::start(config).await.unwrap();
         assert!(control.watch_status().borrow().starting);
         let roots: Roots = control.mint_bundle(&workload_name("client-1")).unwrap().roots;
         assert_eq!(roots.certificates(), client.credential.roots().certificates());
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
-        let denied = |update: &ConfigUpdate| {
+        let is_denied = |update: &ConfigUpdate| {
             update.snapshot.services.get(&stock_service()).is_some_and(|service_config| {
                 service_config.client_authorization == ClientAuthorization::Denied
             })
         };
-        stream.wait_for_update(denied).await;
+        stream.wait_for_update(is_denied).await;
 
-        write(directory.path(), &format!("{MESH}{later}"));
+        write_objects(directory.path(), &format!("{MESH}{later}"));
         control.reload_files();
         let mut status = control.watch_status();
         status.wait_for(|status| status.default_policy == "allow").await.unwrap();
@@ -408,12 +413,12 @@ fn a_restarted_control_plane_keeps_the_endpoints_of_its_members() {
         let update =
             stream.wait_for_update(|update| update.snapshot.services.contains_key(&later)).await;
         assert_eq!(stock_addresses(&update), Some(vec![new_address]));
-        let seen = stream.received_updates();
-        let has_none = |update: &&ConfigUpdate| {
+        let received_updates = stream.received_updates();
+        let lacks_endpoints = |update: &&ConfigUpdate| {
             stock_addresses(update).is_none_or(|addresses| addresses.is_empty())
         };
         assert_eq!(
-            seen.iter().find(has_none),
+            received_updates.iter().find(lacks_endpoints),
             None,
             "it never receives a service without endpoints"
         );
@@ -435,7 +440,7 @@ fn a_sidecar_that_does_not_reconnect_loses_its_endpoints_in_the_end() {
         drop(old);
 
         let mut config = test_config(directory.path());
-        config.times.settle = Duration::from_millis(300);
+        config.times.startup_grace = Duration::from_millis(300);
         let control = Control::start(config).await.unwrap();
         let mut stream = Proxy::resume(&control, &client, &[stock_service()], &first).await;
         stream.wait_for_update(|update| stock_addresses(update) == Some(Vec::new())).await;
@@ -454,7 +459,7 @@ fn operators_use_a_socket_of_their_own() {
         let _server =
             Proxy::connect(&shop.control, &server, &[], &[(8080, listener_address())]).await;
         shop.control.wait_until_registered(&workload_name("stock-1")).await.unwrap();
-        shop.write(&format!("{MESH}---\nkind: Nonsense\n"));
+        shop.write_objects(&format!("{MESH}---\nkind: Nonsense\n"));
         shop.control.watch_status().wait_for(|status| status.rejected == 1).await.unwrap();
 
         let status: Status = shop.query_json("/status").await;
@@ -488,7 +493,10 @@ fn operators_use_a_socket_of_their_own() {
                 format!("{prefix}_version_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION")),
                 "leno_control_proxies 1".to_owned(),
             ] {
-                assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+                assert!(
+                    metrics.lines().any(|metric_line| metric_line == line),
+                    "{line}: {metrics}"
+                );
             }
             // No request was rejected.
             for alias in ALIASES.iter().filter(|alias| alias.name != "error_err_code_count") {
@@ -538,15 +546,15 @@ fn operators_get_tokens_and_descriptions_of_their_mistakes() {
 fn two_control_planes_cannot_share_a_data_directory_unless_one_has_ended() {
     run(async {
         let shop = Shop::open().await;
-        let second = Control::start(test_config(shop.directory.path())).await;
-        assert!(matches!(second, Err(StartError::Admin { .. })), "{second:?}");
+        let second_start = Control::start(test_config(shop.directory.path())).await;
+        assert!(matches!(second_start, Err(StartError::Admin { .. })), "{second_start:?}");
         let Shop { directory, control } = shop;
         // Dropped, not shut down: its socket file remains.
         let socket = control.socket_path().to_owned();
         drop(control);
         assert!(socket.exists());
-        let third = Control::start(test_config(directory.path())).await.unwrap();
-        third.shutdown().await;
+        let next_control = Control::start(test_config(directory.path())).await.unwrap();
+        next_control.shutdown().await;
         assert!(!socket.exists());
     });
 }
@@ -555,17 +563,17 @@ fn two_control_planes_cannot_share_a_data_directory_unless_one_has_ended() {
 fn a_mesh_with_an_invalid_configuration_does_not_start() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        write(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
+        write_objects(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
         match Control::start(test_config(directory.path())).await {
             Err(StartError::MeshConfig(rejected)) => {
                 assert!(rejected[0].to_string().contains("MeshConfig mesh"), "{rejected:?}");
             }
             other => panic!("{other:?}"),
         }
-        write(directory.path(), &format!("{MESH}{STRICT}"));
+        write_objects(directory.path(), &format!("{MESH}{STRICT}"));
         let control = Control::start(test_config(directory.path())).await.unwrap();
         // The last valid configuration stays in force: a mistake does not open a running mesh.
-        write(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
+        write_objects(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
         control.reload_files();
         let mut status = control.watch_status();
         let status = status.wait_for(|status| status.rejected == 1).await.unwrap();
@@ -577,7 +585,7 @@ fn a_mesh_with_an_invalid_configuration_does_not_start() {
 fn the_trust_domain_of_a_running_mesh_does_not_change() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
+        shop.write_objects(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
         let mut status = shop.control.watch_status();
         let status = status.wait_for(|status| status.default_policy == "deny").await.unwrap();
         assert_eq!(status.trust_domain, "cluster.local");
@@ -595,7 +603,7 @@ fn the_trust_domain_of_a_running_mesh_does_not_change() {
 fn updates_may_come_from_another_source() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let read = |yaml: &str| {
+        let parse_update = |yaml: &str| {
             let (objects, rejected) = leno_registry::read_str("mesh", yaml);
             assert_eq!(rejected, []);
             let changes = objects.into_iter().map(|(object, _)| Change::Upsert(object)).collect();
@@ -603,11 +611,11 @@ fn updates_may_come_from_another_source() {
         };
         let (updates_sender, updates) = mpsc::channel(MAX_UPDATES);
         let strict = STRICT.replace("cluster.local", "other.example");
-        updates_sender.send(read(&strict)).await.unwrap();
+        updates_sender.send(parse_update(&strict)).await.unwrap();
         let config = Config::new(directory.path().join("data"), Vec::new());
         let control = Control::start_with_updates(config, updates).await.unwrap();
         assert_eq!(control.trust_domain().to_string(), "other.example");
-        updates_sender.send(read(MESH)).await.unwrap();
+        updates_sender.send(parse_update(MESH)).await.unwrap();
         let mut workloads = control.watch_workloads();
         workloads.wait_for(|current| current.len() == 2).await.unwrap();
         let key = ObjectKey::Workload(workload_name("client-1"));

@@ -1,4 +1,4 @@
-//! The status of every object: in effect, or the reason against it.
+//! The status of every kind of policy and route: in effect, or the reason why it has no effect.
 
 use leno_control::status::{PolicyStatus, RouteStatus};
 
@@ -98,7 +98,7 @@ fn every_kind_of_rules_has_a_status_with_its_cause() {
     run(async {
         let shop = Shop::open().await;
         let file = shop.directory.path().join("mesh.yaml");
-        shop.write(&format!("{MESH}{RULES}"));
+        shop.write_objects(&format!("{MESH}{RULES}"));
         let policies = wait_for_policies(&shop, 1).await;
         let rejected: serde_json::Value = shop.query_json("/rejected").await;
         assert_eq!(rejected["rejected"], serde_json::json!([]), "{}", file.display());
@@ -141,8 +141,8 @@ fn every_kind_of_rules_has_a_status_with_its_cause() {
             .collect();
         assert_eq!(statuses, [("shop/stock", true, false), ("shop/stock:81", false, false)]);
         assert_eq!(attached[0].reasons, ["Service shop/gone does not exist"]);
-        let both = ["Service shop/stock has no port 81", "Service shop/gone does not exist"];
-        assert_eq!(attached[1].reasons, both);
+        let all_reasons = ["Service shop/stock has no port 81", "Service shop/gone does not exist"];
+        assert_eq!(attached[1].reasons, all_reasons);
     });
 }
 
@@ -188,7 +188,7 @@ spec:
 fn a_route_is_rejected_only_where_it_has_no_effect() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{ROUTES}"));
+        shop.write_objects(&format!("{MESH}{ROUTES}"));
         let routes = loop {
             let routes: Vec<RouteStatus> = shop.query_json("/routes").await;
             if !routes.is_empty() {
@@ -248,7 +248,7 @@ spec: {service: away, backends: [{service: next, weight: 1}]}
 fn a_policy_without_effect_is_not_in_force_and_names_the_forwarding_route() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{SPLIT}"));
+        shop.write_objects(&format!("{MESH}{SPLIT}"));
         let policies = wait_for_policies(&shop, 4).await;
         for (name, expected) in [
             ("shop/breaker", None),
@@ -308,7 +308,7 @@ spec: {selector: {app: bytes}, ports: [{name: a, port: 90, appProtocol: tcp}, {n
 fn a_policy_for_requests_is_not_in_force_if_each_port_carries_tcp() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{TCP_SERVICES}"));
+        shop.write_objects(&format!("{MESH}{TCP_SERVICES}"));
         let policies = wait_for_policies(&shop, 5).await;
         let reason = |name| inactive_reason(&policies, name);
         let port = Some("port 90 of shop/bytes carries TCP, in which requests are not visible");
@@ -339,7 +339,7 @@ const SPLIT_TAGS: &str = r#"
 fn tag_rules_are_not_in_force_if_a_route_forwards_everything() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{SPLIT}{SPLIT_TAGS}"));
+        shop.write_objects(&format!("{MESH}{SPLIT}{SPLIT_TAGS}"));
         let policies = wait_for_policies(&shop, 7).await;
         let reason = |name| inactive_reason(&policies, name);
         let all = "TrafficSplit shop/all forwards all requests to shop/next, and";
@@ -370,7 +370,7 @@ spec:
 fn a_retry_is_not_in_force_if_each_rule_of_the_route_has_retries() {
     run(async {
         let shop = Shop::open().await;
-        shop.write(&format!("{MESH}{OWN_RETRY}"));
+        shop.write_objects(&format!("{MESH}{OWN_RETRY}"));
         let policies = wait_for_policies(&shop, 1).await;
         let reason =
             "HTTPRoute shop/stock has a `retry` in each rule that forwards requests to shop/stock";

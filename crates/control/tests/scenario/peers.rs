@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// The addresses of the others, as one control plane discovers them.
+/// The addresses of the other control planes, as one control plane discovers them.
 type DiscoveredPeers = watch::Sender<BTreeSet<SocketAddr>>;
 
-const MORE: &str = r#"
+const MORE_WORKLOADS: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
 kind: Workload
@@ -33,18 +33,18 @@ async fn start_replica(directory: &Path, name: &str) -> (Control, DiscoveredPeer
     let replica_directory = directory.join(name);
     let authority = replica_directory.join("data/authority");
     std::fs::create_dir_all(&authority).unwrap();
-    write(&replica_directory, &format!("{MESH}{MORE}"));
+    write_objects(&replica_directory, &format!("{MESH}{MORE_WORKLOADS}"));
     for file in ["ca.key", "ca.pem"] {
         let source = directory.join("one/data/authority").join(file);
         if source.exists() && source != authority.join(file) {
             std::fs::copy(source, authority.join(file)).unwrap();
         }
     }
-    let found = watch::Sender::new(BTreeSet::new());
+    let discovered_peers = watch::Sender::new(BTreeSet::new());
     let mut config = test_config(&replica_directory);
-    config.times.grace = Duration::from_millis(200);
-    config.found_peers = Some(found.subscribe());
-    (Control::start(config).await.unwrap(), found)
+    config.times.disconnect_grace = Duration::from_millis(200);
+    config.found_peers = Some(discovered_peers.subscribe());
+    (Control::start(config).await.unwrap(), discovered_peers)
 }
 
 /// Connects a sidecar that joins at a control plane and stays there.
@@ -123,12 +123,12 @@ fn the_sidecars_of_an_ended_control_plane_are_absent_until_they_reconnect() {
         let _stock = connect_sidecar(&second, "stock-1", &[(8080, listener_address())]).await;
         client.wait_for_update(has_addresses(&[listener_address()])).await;
         // Its successor has another address.
-        let (third, peers_of_third) = start_replica(scratch.path(), "three").await;
-        peers_of_third.send_replace([second.listen_address()].into());
-        peers_of_second.send_replace([third.listen_address()].into());
-        let _other = connect_sidecar(&third, "stock-2", &[(8080, other_listener())]).await;
+        let (successor, peers_of_successor) = start_replica(scratch.path(), "three").await;
+        peers_of_successor.send_replace([second.listen_address()].into());
+        peers_of_second.send_replace([successor.listen_address()].into());
+        let _other = connect_sidecar(&successor, "stock-2", &[(8080, other_listener())]).await;
         client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
-        let mut late_client = connect_sidecar(&third, "client-2", &[]).await;
+        let mut late_client = connect_sidecar(&successor, "client-2", &[]).await;
         late_client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
     });
 }
@@ -140,14 +140,14 @@ fn a_workload_that_one_control_plane_reads_later_is_visible_there() {
         let (first, _peers_of_first) = start_replica(scratch.path(), "one").await;
         let (second, peers_of_second) = start_replica(scratch.path(), "two").await;
         let mut client = connect_sidecar(&second, "client-1", &[]).await;
-        write(&scratch.path().join("two"), MESH);
+        write_objects(&scratch.path().join("two"), MESH);
         second.reload_files();
         second.watch_status().wait_for(|status| status.workloads == 2).await.unwrap();
         peers_of_second.send_replace([first.listen_address()].into());
         let _stock = connect_sidecar(&first, "stock-1", &[(8080, listener_address())]).await;
         let _other = connect_sidecar(&first, "stock-2", &[(8080, other_listener())]).await;
         client.wait_for_update(has_addresses(&[listener_address()])).await;
-        write(&scratch.path().join("two"), &format!("{MESH}{MORE}"));
+        write_objects(&scratch.path().join("two"), &format!("{MESH}{MORE_WORKLOADS}"));
         second.reload_files();
         client.wait_for_update(has_addresses(&[listener_address(), other_listener()])).await;
     });
@@ -169,9 +169,9 @@ fn each_control_plane_reports_sidecars_without_connection_and_its_rejected_clien
             let expected = SidecarConnections { peers: 1, disconnected: names, count };
             move |facts: &Arc<SidecarFacts>| facts.connections.as_ref() == Some(&expected)
         };
-        let all = &["client-1", "client-2", "stock-1", "stock-2"];
-        facts.wait_for(disconnected(all)).await.unwrap();
-        other_facts.wait_for(disconnected(all)).await.unwrap();
+        let all_names = &["client-1", "client-2", "stock-1", "stock-2"];
+        facts.wait_for(disconnected(all_names)).await.unwrap();
+        other_facts.wait_for(disconnected(all_names)).await.unwrap();
         let stock = connect_sidecar(&first, "stock-1", &[(8080, listener_address())]).await;
         let client = connect_sidecar(&second, "client-1", &[]).await;
         facts.wait_for(disconnected(&["client-2", "stock-2"])).await.unwrap();

@@ -1,4 +1,4 @@
-//! A proxy that joins, follows and records its updates, and does nothing else.
+//! A simulated proxy, which joins the mesh, and records and acknowledges its configuration updates.
 
 use std::cell::RefCell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -39,11 +39,14 @@ impl Identity {
     /// Requests the next certificate, over a stream.
     pub(crate) async fn renew_certificate(&self, proxy: &Proxy) -> Self {
         let key = PrivateKey::generate();
-        let (answer, issued) = oneshot::channel();
+        let (reply_sender, certificate) = oneshot::channel();
         proxy
-            .send_request(ProxyRequest::Renew { csr: key.certificate_request(), reply: answer })
+            .send_request(ProxyRequest::Renew {
+                csr: key.certificate_request(),
+                reply: reply_sender,
+            })
             .await;
-        Self::new(key, issued.await.unwrap().unwrap())
+        Self::new(key, certificate.await.unwrap().unwrap())
     }
 
     fn new(key: PrivateKey, issued: IssuedCertificate) -> Self {
@@ -59,12 +62,12 @@ pub(crate) async fn join_with(
     address: SocketAddr,
     name: &WorkloadName,
 ) -> Result<Identity, JoinError> {
-    let control = control_id(&bundle.trust_domain);
-    let config = join_client_config(&bundle.roots, &control, &[JOIN_ALPN]).unwrap();
+    let server_id = control_id(&bundle.trust_domain);
+    let config = join_client_config(&bundle.roots, &server_id, &[JOIN_ALPN]).unwrap();
     let key = PrivateKey::generate();
     let stream = connect_tls(address, config).await;
-    let issued = join(stream, &bundle.token, name, &key.certificate_request()).await?;
-    Ok(Identity::new(key, issued))
+    let certificate = join(stream, &bundle.token, name, &key.certificate_request()).await?;
+    Ok(Identity::new(key, certificate))
 }
 
 /// Joins from another address of this machine.
@@ -74,14 +77,14 @@ pub(crate) async fn join_from(
     address: SocketAddr,
     name: &WorkloadName,
 ) -> Result<Identity, JoinError> {
-    let control = control_id(&bundle.trust_domain);
-    let config = join_client_config(&bundle.roots, &control, &[JOIN_ALPN]).unwrap();
+    let server_id = control_id(&bundle.trust_domain);
+    let config = join_client_config(&bundle.roots, &server_id, &[JOIN_ALPN]).unwrap();
     let key = PrivateKey::generate();
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((source, 0)))?;
     let stream = handshake_over(socket.connect(address).await?, address, config).await?;
-    let issued = join(stream, &bundle.token, name, &key.certificate_request()).await?;
-    Ok(Identity::new(key, issued))
+    let certificate = join(stream, &bundle.token, name, &key.certificate_request()).await?;
+    Ok(Identity::new(key, certificate))
 }
 
 async fn connect_tls(address: SocketAddr, config: Arc<ClientConfig>) -> TlsStream<TcpStream> {
@@ -101,8 +104,8 @@ async fn handshake_over(
 /// A proxy's stream; dropping it ends the stream.
 pub(crate) struct Proxy {
     requests: mpsc::Sender<ProxyRequest>,
-    newest: watch::Receiver<Option<ConfigUpdate>>,
-    updates: Rc<RefCell<Vec<ConfigUpdate>>>,
+    newest_update: watch::Receiver<Option<ConfigUpdate>>,
+    received_updates: Rc<RefCell<Vec<ConfigUpdate>>>,
     task: JoinSet<DiscoveryError>,
 }
 
@@ -127,12 +130,16 @@ impl Proxy {
         services: &[ServiceName],
     ) -> Self {
         let name = identity.credential.workload().unwrap();
-        let stream = member_of(address, trust_domain, identity).await;
+        let stream = connect_member_to(address, trust_domain, identity).await;
         Self::start(stream, hello_message(name, services, &[]), Subscriber::new())
     }
 
     /// Connects with its own identity, as the process of this number.
-    pub(crate) async fn of_process(control: &Control, identity: &Identity, process: u64) -> Self {
+    pub(crate) async fn connect_as_process(
+        control: &Control,
+        identity: &Identity,
+        process: u64,
+    ) -> Self {
         let name = identity.credential.workload().unwrap();
         let stream = connect_member(control, identity).await;
         Self::start(stream, Hello { process, ..hello_message(name, &[], &[]) }, Subscriber::new())
@@ -147,7 +154,7 @@ impl Proxy {
     ) -> Self {
         let name = identity.credential.workload().unwrap();
         let stream = connect_member(control, identity).await;
-        let state = former.newest.borrow().as_ref().unwrap().to_bytes();
+        let state = former.newest_update.borrow().as_ref().unwrap().to_bytes();
         let subscriber = Subscriber::from_bytes(&state).unwrap();
         Self::start(stream, hello_message(name, services, &[]), subscriber)
     }
@@ -168,8 +175,8 @@ impl Proxy {
         bundle: &JoinBundle,
         claimed: &WorkloadName,
     ) -> Self {
-        let expected = control_id(&bundle.trust_domain);
-        let config = join_client_config(&bundle.roots, &expected, &[ALPN]).unwrap();
+        let server_id = control_id(&bundle.trust_domain);
+        let config = join_client_config(&bundle.roots, &server_id, &[ALPN]).unwrap();
         let stream = connect_tls(control.listen_address(), config).await;
         Self::start(stream, hello_message(claimed, &[], &[]), Subscriber::new())
     }
@@ -187,13 +194,14 @@ impl Proxy {
         &mut self,
         is_expected: impl Fn(&ConfigUpdate) -> bool,
     ) -> ConfigUpdate {
-        let found = self.newest.wait_for(|update| update.as_ref().is_some_and(&is_expected)).await;
-        found.expect("the stream is open").clone().unwrap()
+        let newest_update =
+            self.newest_update.wait_for(|update| update.as_ref().is_some_and(&is_expected)).await;
+        newest_update.expect("the stream is open").clone().unwrap()
     }
 
     /// Returns all updates so far.
     pub(crate) fn received_updates(&self) -> Vec<ConfigUpdate> {
-        self.updates.borrow().clone()
+        self.received_updates.borrow().clone()
     }
 
     /// Waits for the end of the stream.
@@ -203,34 +211,34 @@ impl Proxy {
 
     fn start(stream: TlsStream<TcpStream>, hello: Hello, mut subscriber: Subscriber) -> Self {
         let (requests, mut request_receiver) = mpsc::channel(16);
-        let (sender, newest) = watch::channel(None);
-        let updates = Rc::new(RefCell::new(Vec::new()));
-        let recorded = Rc::clone(&updates);
+        let (sender, newest_update) = watch::channel(None);
+        let received_updates = Rc::new(RefCell::new(Vec::new()));
+        let recorded_updates = Rc::clone(&received_updates);
         let mut task = JoinSet::new();
         task.spawn_local(async move {
             let mut apply = |update: ConfigUpdate| {
-                recorded.borrow_mut().push(update.clone());
+                recorded_updates.borrow_mut().push(update.clone());
                 sender.send_replace(Some(update));
                 Ok(())
             };
             follow_control_plane(stream, hello, &mut subscriber, &mut request_receiver, &mut apply)
                 .await
         });
-        Self { requests, newest, updates, task }
+        Self { requests, newest_update, received_updates, task }
     }
 }
 
 pub(crate) async fn connect_member(control: &Control, identity: &Identity) -> TlsStream<TcpStream> {
-    member_of(control.listen_address(), control.trust_domain(), identity).await
+    connect_member_to(control.listen_address(), control.trust_domain(), identity).await
 }
 
-async fn member_of(
+async fn connect_member_to(
     address: SocketAddr,
     trust_domain: &TrustDomain,
     identity: &Identity,
 ) -> TlsStream<TcpStream> {
-    let expected = control_id(trust_domain);
-    let config = client_config(&identity.credential, &expected, &[ALPN]).unwrap();
+    let server_id = control_id(trust_domain);
+    let config = client_config(&identity.credential, &server_id, &[ALPN]).unwrap();
     connect_tls(address, config).await
 }
 

@@ -12,7 +12,7 @@ use leno_model::ServiceAccount;
 use super::*;
 use crate::proxy::join_from;
 
-/// Knows the subjects of some tokens.
+/// A reviewer that knows the subjects of some tokens.
 #[derive(Debug)]
 struct KnownTokens(BTreeMap<&'static str, TokenSubject>);
 
@@ -35,7 +35,7 @@ fn pod_subject(pod: &str, account: &str) -> TokenSubject {
     TokenSubject { workload: workload_name(pod), account, uid: None }
 }
 
-async fn open_shop(joining: Duration) -> Shop {
+async fn open_shop(join_timeout: Duration) -> Shop {
     let tokens = [
         ("of-client", pod_subject("client-1", "client")),
         ("of-stock", pod_subject("stock-1", "client")),
@@ -43,7 +43,7 @@ async fn open_shop(joining: Duration) -> Shop {
     ];
     Shop::open_with(|config| {
         config.reviewer = Some(Arc::new(KnownTokens(tokens.into())));
-        config.times.joining = joining;
+        config.times.join_timeout = join_timeout;
     })
     .await
 }
@@ -72,8 +72,8 @@ fn the_token_of_a_pod_is_valid_only_for_its_workload() {
             ("nonsense", "client-1", "nobody knows the token"),
             ("down", "client-1", "cannot check join tokens at the moment"),
         ] {
-            let rejected = join_as(&shop, token, name).await.unwrap_err();
-            assert!(rejected.contains(expected), "{token} {name}: {rejected}");
+            let rejection = join_as(&shop, token, name).await.unwrap_err();
+            assert!(rejection.contains(expected), "{token} {name}: {rejection}");
         }
         // Tokens of this mesh remain valid as well.
         shop.join("client-1").await;
@@ -84,12 +84,12 @@ fn the_token_of_a_pod_is_valid_only_for_its_workload() {
 fn a_pod_that_joins_before_it_is_known_waits_for_its_workload() {
     run(async {
         let shop = open_shop(Duration::from_secs(3600)).await;
-        let late = MESH.replacen("name: client-1", "name: late-1", 1);
+        let mesh_with_late_pod = MESH.replacen("name: client-1", "name: late-1", 1);
         let pending = join_as(&shop, "of-late", "late-1");
         let change = async {
             // A pending join does not block others.
             join_as(&shop, "of-client", "client-1").await.unwrap();
-            shop.write(&late);
+            shop.write_objects(&mesh_with_late_pod);
         };
         let (joined, ()) = tokio::join!(pending, change);
         assert_eq!(joined.unwrap().credential.workload(), Some(&workload_name("late-1")));
@@ -101,14 +101,14 @@ fn a_revoked_account_cannot_join_with_the_token_of_a_pod() {
     run(async {
         let shop = open_shop(Duration::ZERO).await;
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
-        let revoked = STRICT.replace("defaultPolicy: deny", account);
-        shop.write(&format!("{MESH}{revoked}"));
-        let mut rejected = join_as(&shop, "of-client", "client-1").await;
-        while rejected.is_ok() {
-            rejected = join_as(&shop, "of-client", "client-1").await;
+        let config_with_revocation = STRICT.replace("defaultPolicy: deny", account);
+        shop.write_objects(&format!("{MESH}{config_with_revocation}"));
+        let mut join_result = join_as(&shop, "of-client", "client-1").await;
+        while join_result.is_ok() {
+            join_result = join_as(&shop, "of-client", "client-1").await;
         }
-        let rejected = rejected.unwrap_err();
-        assert!(rejected.contains("shop/client is revoked"), "{rejected}");
+        let join_result = join_result.unwrap_err();
+        assert!(join_result.contains("shop/client is revoked"), "{join_result}");
     });
 }
 
@@ -116,13 +116,13 @@ fn a_revoked_account_cannot_join_with_the_token_of_a_pod() {
 fn without_a_reviewer_only_tokens_of_this_mesh_are_valid() {
     run(async {
         let shop = Shop::open().await;
-        let rejected = join_as(&shop, "of-client", "client-1").await.unwrap_err();
-        assert!(rejected.contains("the join token is unknown"), "{rejected}");
+        let rejection = join_as(&shop, "of-client", "client-1").await.unwrap_err();
+        assert!(rejection.contains("the join token is unknown"), "{rejection}");
     });
 }
 
-/// As slow as a busy API server. Parses the subject from the text of a token: a pod of the account `client`,
-/// the UID of the pod, and whether it is forged.
+/// A reviewer as slow as a busy API server. A token has three parts: a pod of the account `client`, the UID of
+/// the pod, and `good` unless the token is forged.
 #[derive(Debug, Default)]
 struct SlowReviewer {
     reviews: AtomicUsize,
@@ -166,7 +166,7 @@ fn forged_tokens_from_one_source_do_not_block_others_and_cost_few_reviews() {
         let reviewer = Arc::clone(&slow_reviewer);
         let shop = Shop::open_with(|config| {
             config.reviewer = Some(reviewer);
-            config.times.joining = Duration::ZERO;
+            config.times.join_timeout = Duration::ZERO;
         })
         .await;
         let bundle = |token: String| JoinBundle {
@@ -175,7 +175,7 @@ fn forged_tokens_from_one_source_do_not_block_others_and_cost_few_reviews() {
         };
         let (address, name) = (shop.control.listen_address(), workload_name("client-1"));
         let source = Ipv4Addr::new(127, 0, 0, 9);
-        let flood = async {
+        let send_forged = async {
             let mut attempts = tokio::task::JoinSet::new();
             for number in 0..FORGED_COUNT {
                 let (bundle, name) = (bundle(format!("client-1||{number}")), name.clone());
@@ -197,28 +197,29 @@ fn forged_tokens_from_one_source_do_not_block_others_and_cost_few_reviews() {
             join_as(&shop, "client-1||good", "client-1").await.unwrap();
         };
         let start = std::time::Instant::now();
-        tokio::join!(flood, valid_join);
+        tokio::join!(send_forged, valid_join);
         // The concurrent ones, one per second, and the valid one.
         let max_reviews = 2 * 16 + 2 * usize::try_from(start.elapsed().as_secs()).unwrap() + 2;
         let reviews = slow_reviewer.reviews.load(Ordering::Relaxed);
         assert!(reviews <= max_reviews, "{reviews} reviews of {FORGED_COUNT} forged tokens");
         // A token that was just rejected is not reviewed again, nor is the token of another pod.
-        let before = slow_reviewer.reviews.load(Ordering::Relaxed);
-        let other = Ipv4Addr::new(127, 0, 0, 7);
+        let reviews_before = slow_reviewer.reviews.load(Ordering::Relaxed);
+        let other_source = Ipv4Addr::new(127, 0, 0, 7);
         for (token, name) in
             [("client-1||other", "stock-1"), ("nobody-1||x", "nobody-1"), ("", "client-1")]
         {
             let bundle = bundle(token.to_owned());
-            let result = join_from(other, &bundle, address, &workload_name(name)).await;
+            let result = join_from(other_source, &bundle, address, &workload_name(name)).await;
             result.unwrap_err();
         }
-        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), before);
+        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), reviews_before);
         for _ in 0..3 {
             let bundle = bundle("client-1||again".to_owned());
-            let rejected = join_from(other, &bundle, address, &name).await.unwrap_err().to_string();
+            let rejected =
+                join_from(other_source, &bundle, address, &name).await.unwrap_err().to_string();
             assert!(rejected.contains("it is forged"), "{rejected}");
         }
-        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), before + 1);
+        assert_eq!(slow_reviewer.reviews.load(Ordering::Relaxed), reviews_before + 1);
     });
 }
 

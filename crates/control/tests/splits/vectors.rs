@@ -40,11 +40,11 @@ fn find_mismatches(group: &Value) -> Vec<String> {
     let compiled = compiled.unwrap();
     let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        for (draw, expected) in (0..).zip(case["expect"].as_array().unwrap()) {
-            let found = selected_backend(&compiled, case, draw);
-            if expected != &found {
+        for (random, expected) in (0..).zip(case["expect"].as_array().unwrap()) {
+            let backend = selected_backend(&compiled, case, random);
+            if expected != &backend {
                 let case = case["name"].as_str().unwrap();
-                mismatches.push(format!("{name}, {case}, {draw}: {found}, not {expected}"));
+                mismatches.push(format!("{name}, {case}, {random}: {backend}, not {expected}"));
             }
         }
     }
@@ -52,7 +52,7 @@ fn find_mismatches(group: &Value) -> Vec<String> {
 }
 
 /// Returns the backend that the root's sidecar selects, `own` for the root's own endpoints, or the reason.
-fn selected_backend(compiled: &CompiledSnapshot, case: &Value, draw: u64) -> String {
+fn selected_backend(compiled: &CompiledSnapshot, case: &Value, random: u64) -> String {
     let root = compiled.service(&"shop/stock".parse().unwrap()).unwrap();
     let port = u16::try_from(case["port"].as_u64().unwrap()).unwrap();
     let port = &root.ports[&port];
@@ -60,7 +60,7 @@ fn selected_backend(compiled: &CompiledSnapshot, case: &Value, draw: u64) -> Str
     if request.is_null() {
         return match &port.tcp_rule {
             None => "own".to_owned(),
-            Some(rule) => existing_backend(compiled, select_tcp_backend(rule, draw)),
+            Some(rule) => existing_backend(compiled, select_tcp_backend(rule, random)),
         };
     }
     let headers = request["headers"].as_array().unwrap().iter();
@@ -74,7 +74,7 @@ fn selected_backend(compiled: &CompiledSnapshot, case: &Value, draw: u64) -> Str
         authority: request["authority"].as_str().unwrap_or("stock"),
         fields: &headers,
     };
-    match port.routes.choose_backend(&view, draw) {
+    match port.routes.choose_backend(&view, random) {
         RouteChoice::Direct => "own".to_owned(),
         RouteChoice::To { backend, .. } => existing_backend(compiled, Some(backend)),
         RouteChoice::InvalidBackend { .. } => existing_backend(compiled, None),
@@ -95,26 +95,26 @@ fn existing_backend(compiled: &CompiledSnapshot, backend: Option<&WeightedBacken
 
 /// Returns the caller, the services with a workload each, and the documents of the group.
 fn group_objects(documents: &Value) -> (Vec<Object>, Vec<RejectedDocument>) {
-    let both =
+    let both_ports =
         "{name: web, port: 9080, appProtocol: http}, {name: db, port: 5432, appProtocol: tcp}";
-    let web = "{name: web, port: 9080, appProtocol: http}";
-    let mut text = vec![workload_manifest("shop", "caller")];
+    let web_port = "{name: web, port: 9080, appProtocol: http}";
+    let mut manifests = vec![workload_manifest("shop", "caller")];
     for (namespace, name, ports) in [
-        ("shop", "stock", both),
-        ("shop", "stock-v1", both),
-        ("shop", "stock-v2", both),
-        ("shop", "stock-v3", both),
-        ("shop", "web-only", web),
-        ("other", "stock-v9", both),
+        ("shop", "stock", both_ports),
+        ("shop", "stock-v1", both_ports),
+        ("shop", "stock-v2", both_ports),
+        ("shop", "stock-v3", both_ports),
+        ("shop", "web-only", web_port),
+        ("other", "stock-v9", both_ports),
     ] {
-        text.push(workload_manifest(namespace, name));
-        text.push(format!(
+        manifests.push(workload_manifest(namespace, name));
+        manifests.push(format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
              spec: {{selector: {{app: {name}}}, ports: [{ports}]}}\n"
         ));
     }
-    text.extend(documents.as_array().unwrap().iter().map(Value::to_string));
-    let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
+    manifests.extend(documents.as_array().unwrap().iter().map(Value::to_string));
+    let (objects, rejected) = read_str("vectors", &manifests.join("\n---\n"));
     (objects.into_iter().map(|(object, _)| object).collect(), rejected)
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Returns its rules, as manifests.
+    /// Returns the rules of the group, as manifests.
     pub(crate) fn rule_manifests(&self) -> Vec<String> {
         let rules = self.group["documents"].as_array().unwrap().iter().enumerate();
         rules.map(|(index, rules)| rule_document(index, rules).to_string()).collect()
@@ -44,7 +44,7 @@ impl Group<'_> {
         }
         let service: ServiceName = "shop/orders".parse().unwrap();
         let caller: WorkloadName = match self.group.get("lane") {
-            Some(listener_kind) => workload_name(listener_kind.as_str().unwrap()),
+            Some(lane_workload) => workload_name(lane_workload.as_str().unwrap()),
             None => workload_name("caller"),
         };
         let snapshot = snapshot_for(&objects, &caller, &[service]).unwrap();
@@ -52,25 +52,25 @@ impl Group<'_> {
         let mut mismatches = Vec::new();
         for case in self.group["cases"].as_array().unwrap() {
             for expected in case["expect"].as_array().unwrap() {
-                let found = decide_request(&compiled, &case["request"], expected);
+                let decision = decide_request(&compiled, &case["request"], expected);
                 let draws = expected.get("draws").cloned().unwrap_or_default();
-                if found != without_draws(expected) {
+                if decision != without_draws(expected) {
                     let case = case["name"].as_str().unwrap();
-                    mismatches.push(format!("{name}, {case}, {draws}: {found}, not {expected}"));
+                    mismatches.push(format!("{name}, {case}, {draws}: {decision}, not {expected}"));
                 }
             }
         }
         mismatches
     }
 
-    /// Returns the mesh of the group: the fleet of `orders`, the caller, and the rules.
+    /// Returns the mesh of the group: the instances of `orders`, the caller, and the rules.
     fn mesh_objects(&self, rules: &[String]) -> (Vec<Object>, Vec<RejectedDocument>) {
-        let fleet = match &self.group["fleet"] {
+        let instances = match &self.group["fleet"] {
             Value::String(name) => &self.vectors["fleets"][name],
-            fleet => fleet,
+            instances => instances,
         };
         let mut documents = Vec::new();
-        for (name, tags) in fleet.as_object().unwrap() {
+        for (name, tags) in instances.as_object().unwrap() {
             documents.push(instance_manifest(name, "orders", tags));
         }
         let caller = &self.group["caller"];
@@ -80,13 +80,13 @@ impl Group<'_> {
         for name in ["orders", "web", "other"] {
             documents.push(service_manifest(name));
         }
-        if let Some(listener_kind) = self.group.get("lane") {
-            let name = listener_kind.as_str().unwrap();
+        if let Some(lane_workload) = self.group.get("lane") {
+            let name = lane_workload.as_str().unwrap();
             documents.push(instance_manifest(name, name, &json!({})));
         }
         let documents = documents.iter().map(Value::to_string);
-        let text: Vec<String> = documents.chain(rules.iter().cloned()).collect();
-        let (objects, rejected) = read_str("vectors", &text.join("\n---\n"));
+        let manifests: Vec<String> = documents.chain(rules.iter().cloned()).collect();
+        let (objects, rejected) = read_str("vectors", &manifests.join("\n---\n"));
         (objects.into_iter().map(|(object, _)| object).collect(), rejected)
     }
 }
@@ -149,11 +149,11 @@ fn decide_request(compiled: &CompiledSnapshot, request: &Value, expected: &Value
         authority: "orders",
         fields: &headers,
     };
-    let mut draws = Draws(expected.get("draws"));
+    let mut draws = FixedChoices(expected.get("draws"));
     if expected.get("headers").is_some() {
-        let marks = compiled.lanes.headers_for_request(PORT, &view, &mut draws);
-        let marks: BTreeMap<&str, &str> = marks.missing_headers(&view).collect();
-        return json!({"headers": marks});
+        let lane_headers = compiled.lanes.headers_for_request(PORT, &view, &mut draws);
+        let lane_headers: BTreeMap<&str, &str> = lane_headers.missing_headers(&view).collect();
+        return json!({"headers": lane_headers});
     }
     let service = compiled.service(&"shop/orders".parse().unwrap()).unwrap();
     let port = &service.ports[&PORT];
@@ -183,12 +183,12 @@ fn without_draws(expected: &Value) -> Value {
     expected
 }
 
-/// The draws of an expectation, from 1 to the total.
-struct Draws<'a>(Option<&'a Value>);
+/// The random numbers of an expectation by purpose, each from 1 to the total of the weights.
+struct FixedChoices<'a>(Option<&'a Value>);
 
-impl RandomChoice for Draws<'_> {
-    fn pick_target(&mut self, draw: ChoicePurpose, shares: &WeightedTargets) -> usize {
-        let name = match draw {
+impl RandomChoice for FixedChoices<'_> {
+    fn pick_target(&mut self, purpose: ChoicePurpose, shares: &WeightedTargets) -> usize {
+        let name = match purpose {
             ChoicePurpose::Route => "route",
             ChoicePurpose::Fallback => "fallback",
             ChoicePurpose::Caller => "tag",

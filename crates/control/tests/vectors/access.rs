@@ -25,22 +25,23 @@ fn access_matches_the_vectors() {
 fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
     let mut mismatches = Vec::new();
     for case in group["cases"].as_array().unwrap() {
-        let found = decide_case(objects, case);
-        if found != case["expect"] {
-            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        let decision = decide_case(objects, case);
+        if decision != case["expect"] {
+            mismatches.push(format!("{}: {decision}, not {}", case["name"], case["expect"]));
         }
         // Each case with a different result from OSM documents the difference, and no other case does.
-        let differs = case.get("osm").is_some_and(|code| code.as_u64() != Some(exit_code(&found)));
+        let differs =
+            case.get("osm").is_some_and(|code| code.as_u64() != Some(exit_code(&decision)));
         if differs != case.get("differs").is_some() {
-            mismatches.push(format!("{}: `osm` and `differs` do not fit {found}", case["name"]));
+            mismatches.push(format!("{}: `osm` and `differs` do not fit {decision}", case["name"]));
         }
     }
     mismatches
 }
 
 /// Returns the exit code of `curl --fail`.
-fn exit_code(found: &Value) -> u64 {
-    match (found.get("status"), found.get("reset")) {
+fn exit_code(decision: &Value) -> u64 {
+    match (decision.get("status"), decision.get("reset")) {
         (Some(_), _) => 22,
         (None, Some(_)) => 56,
         (None, None) => 0,

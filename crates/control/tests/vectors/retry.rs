@@ -48,9 +48,9 @@ fn find_mismatches(objects: &[Object], group: &Value) -> Vec<String> {
     for case in group["cases"].as_array().unwrap() {
         let headers = request_headers(&case["request"]);
         let request = request_view(&case["request"], &headers).unwrap();
-        let found = retry_pauses(routes, &request, case);
-        if found != case["expect"] {
-            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        let pauses = retry_pauses(routes, &request, case);
+        if pauses != case["expect"] {
+            mismatches.push(format!("{}: {pauses}, not {}", case["name"], case["expect"]));
         }
     }
     mismatches
@@ -67,7 +67,7 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
     for (number, failure) in (0..).zip(case["setbacks"].as_array().unwrap()) {
         let was_sent = failure["sent"].as_bool().unwrap_or(true);
         let attempt = FailedAttempt {
-            sent: if was_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
+            sent: if was_sent { SentPart::HeadOrMore } else { SentPart::None },
             idempotent: is_idempotent(request.method),
             body_replayable: case["body"].as_str() != Some("lost"),
             response_started: failure["started"].as_bool().unwrap_or(false),
@@ -75,8 +75,9 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
             alternatives: 0,
             waited: Duration::ZERO,
         };
-        let failed = failure["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
-        let failure = match failed {
+        let failure_reason =
+            failure["reason"].as_str().map(|label| Reason::from_label(label).unwrap());
+        let failure = match failure_reason {
             Some(reason) => AttemptFailure::Failed(reason),
             None => AttemptFailure::Response(
                 u16::try_from(failure["status"].as_u64().unwrap()).unwrap(),

@@ -37,9 +37,9 @@ fn find_mismatches(objects: &[Object], group: &Value, decide: Decision) -> Vec<S
         let port = u16::try_from(case["port"].as_u64().unwrap_or(9080)).unwrap();
         let headers = request_headers(&case["request"]);
         let request = request_view(&case["request"], &headers).unwrap();
-        let found = decide(&stock.ports[&port].routes.choose_backend(&request, 0), &request);
-        if found != case["expect"] {
-            mismatches.push(format!("{}: {found}, not {}", case["name"], case["expect"]));
+        let decision = decide(&stock.ports[&port].routes.choose_backend(&request, 0), &request);
+        if decision != case["expect"] {
+            mismatches.push(format!("{}: {decision}, not {}", case["name"], case["expect"]));
         }
     }
     mismatches

@@ -1,4 +1,5 @@
-//! All differences between a proxy's resources and a snapshot, in an order that can be split.
+//! All differences between a proxy's resources and a snapshot, in an order that can be split into several
+//! deltas.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,8 +26,11 @@ pub(super) struct PendingDelta {
     removed_endpoints: Vec<ResourceKey>,
     /// The workload configuration and services.
     upserts: Vec<Upsert>,
+    /// New and changed endpoints.
     endpoints: Vec<Upsert>,
+    /// New and changed address entries.
     addresses: Vec<Upsert>,
+    /// New and changed DNS records.
     names: Vec<Upsert>,
     /// Removed services, addresses and names.
     removed: Vec<ResourceKey>,
@@ -36,26 +40,31 @@ impl PendingDelta {
     pub(super) fn new(
         snapshot: &Snapshot,
         synced_snapshot: Option<&Snapshot>,
-        held: &HeldVersions,
+        held_versions: &HeldVersions,
         retained: RetainedResources<'_>,
     ) -> Self {
         let mut draft = Self::default();
         if synced_snapshot
             .is_none_or(|synced_snapshot| !is_same(&synced_snapshot.config, &snapshot.config))
         {
-            draft.add_workload_config(snapshot, held, retained);
+            draft.add_workload_config(snapshot, held_versions, retained);
         }
         for (name, service) in &snapshot.services {
             let synced_service =
                 synced_snapshot.and_then(|synced_snapshot| synced_snapshot.services.get(name));
             if synced_service.is_none_or(|synced_service| !is_same(synced_service, service)) {
                 let synced_service = synced_service.map(|synced_service| &**synced_service);
-                draft.add_service(service, synced_service, held.services.get(name), retained);
+                draft.add_service(
+                    service,
+                    synced_service,
+                    held_versions.services.get(name),
+                    retained,
+                );
             }
         }
-        draft.add_addresses(snapshot, synced_snapshot, held, retained);
-        draft.add_names(snapshot, synced_snapshot, held, retained);
-        for (name, service) in &held.services {
+        draft.add_addresses(snapshot, synced_snapshot, held_versions, retained);
+        draft.add_names(snapshot, synced_snapshot, held_versions, retained);
+        for (name, service) in &held_versions.services {
             if !snapshot.services.contains_key(name) {
                 draft.remove_service(name, service, retained);
             }
@@ -83,14 +92,15 @@ impl PendingDelta {
         upserts.filter(|upsert| upsert.content.len() > MAX_RESOURCE_BYTES)
     }
 
-    /// Takes a prefix that fits into one delta: upserts, removals, and true if it contains all differences.
+    /// Takes the first differences that fit into one delta. Returns upserts, removals, and true if these are
+    /// all differences.
     pub(super) fn take_prefix(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
-        let mut available = MAX_DELTA_BYTES;
+        let mut available_bytes = MAX_DELTA_BYTES;
         let mut whole = true;
         let mut take_bytes = |bytes: usize| {
-            let remaining = available.checked_sub(bytes).filter(|_| whole);
-            available = remaining.unwrap_or(available);
-            whole = remaining.is_some();
+            let remaining_bytes = available_bytes.checked_sub(bytes).filter(|_| whole);
+            available_bytes = remaining_bytes.unwrap_or(available_bytes);
+            whole = remaining_bytes.is_some();
             whole
         };
         let take_key = |key: &ResourceKey, take_bytes: &mut dyn FnMut(usize) -> bool| {
@@ -110,7 +120,7 @@ impl PendingDelta {
     fn add_workload_config(
         &mut self,
         snapshot: &Snapshot,
-        held: &HeldVersions,
+        held_versions: &HeldVersions,
         retained: RetainedResources<'_>,
     ) {
         let upsert = Upsert {
@@ -118,17 +128,17 @@ impl PendingDelta {
             content: encode_workload_config(&snapshot.config),
         };
         let version = Some(upsert.version());
-        if held.config != version && !retained.contains(&upsert.key, version) {
+        if held_versions.config != version && !retained.contains(&upsert.key, version) {
             self.upserts.push(upsert);
         }
     }
 
-    /// Adds address entries, and removals of unsubscribed ones.
+    /// Adds changed address entries, and removals of entries that the proxy no longer subscribes to.
     fn add_addresses(
         &mut self,
         snapshot: &Snapshot,
         synced_snapshot: Option<&Snapshot>,
-        held: &HeldVersions,
+        held_versions: &HeldVersions,
         retained: RetainedResources<'_>,
     ) {
         for (address, address_entry) in &snapshot.addresses {
@@ -140,23 +150,25 @@ impl PendingDelta {
             let key = ResourceKey::Address(*address);
             let upsert = Upsert { key, content: encode_address_entry(address_entry) };
             let version = upsert.version();
-            let is_held = held.addresses.get(address) == Some(&version);
+            let is_held = held_versions.addresses.get(address) == Some(&version);
             if !is_held && !retained.contains(&upsert.key, Some(version)) {
                 self.addresses.push(upsert);
             }
         }
-        let removed_keys =
-            held.addresses.keys().filter(|held| !snapshot.addresses.contains_key(held));
+        let removed_keys = held_versions
+            .addresses
+            .keys()
+            .filter(|address| !snapshot.addresses.contains_key(address));
         let removed_keys = removed_keys.map(|address| ResourceKey::Address(*address));
         self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
 
-    /// Adds DNS records, and removals of unsubscribed ones.
+    /// Adds changed DNS records, and removals of records that the proxy no longer subscribes to.
     fn add_names(
         &mut self,
         snapshot: &Snapshot,
         synced_snapshot: Option<&Snapshot>,
-        held: &HeldVersions,
+        held_versions: &HeldVersions,
         retained: RetainedResources<'_>,
     ) {
         for (name, dns_record) in &snapshot.names {
@@ -168,12 +180,13 @@ impl PendingDelta {
             let key = ResourceKey::Name(name.clone());
             let upsert = Upsert { key, content: encode_dns_record(dns_record) };
             let version = upsert.version();
-            let is_held = held.names.get(name) == Some(&version);
+            let is_held = held_versions.names.get(name) == Some(&version);
             if !is_held && !retained.contains(&upsert.key, Some(version)) {
                 self.names.push(upsert);
             }
         }
-        let removed_keys = held.names.keys().filter(|held| !snapshot.names.contains_key(held));
+        let removed_keys =
+            held_versions.names.keys().filter(|name| !snapshot.names.contains_key(name));
         let removed_keys = removed_keys.map(|name| ResourceKey::Name(name.clone()));
         self.removed.extend(removed_keys.filter(|key| !retained.contains(key, None)));
     }
@@ -182,27 +195,27 @@ impl PendingDelta {
         &mut self,
         service: &ServiceConfig,
         synced_service: Option<&ServiceConfig>,
-        held: Option<&HeldService>,
+        held_service: Option<&HeldService>,
         retained: RetainedResources<'_>,
     ) {
         let key = ResourceKey::Service(service.name.clone());
         let upsert = Upsert { key, content: encode_service(service) };
         let version = Some(upsert.version());
-        let held_version = held.and_then(|held| held.version);
+        let held_version = held_service.and_then(|held_service| held_service.version);
         let is_sent = held_version != version && !retained.contains(&upsert.key, version);
         if is_sent {
             self.upserts.push(upsert);
         }
         // Endpoints of a service that the proxy rejects are not sent.
         if is_sent || held_version.is_some() {
-            for (number, port) in &service.ports {
+            for (port_number, port) in &service.ports {
                 let synced_port =
-                    synced_service.and_then(|synced_service| synced_service.ports.get(number));
-                self.add_endpoints(port, synced_port, held, retained);
+                    synced_service.and_then(|synced_service| synced_service.ports.get(port_number));
+                self.add_endpoints(port, synced_port, held_service, retained);
             }
         }
-        if let Some(held) = held {
-            self.remove_endpoints(&service.name, Some(service), held, retained);
+        if let Some(held_service) = held_service {
+            self.remove_endpoints(&service.name, Some(service), held_service, retained);
         }
     }
 
@@ -210,22 +223,24 @@ impl PendingDelta {
         &mut self,
         port: &PortConfig,
         synced_port: Option<&PortConfig>,
-        held: Option<&HeldService>,
+        held_service: Option<&HeldService>,
         retained: RetainedResources<'_>,
     ) {
         let mut synced_endpoints =
             synced_port.map_or(&[][..], |port| &port.endpoints).iter().peekable();
         for endpoint in &port.endpoints {
-            while synced_endpoints.next_if(|old| old.id < endpoint.id).is_some() {}
-            if synced_endpoints.next_if(|old| is_same(old, endpoint)).is_some() {
+            while synced_endpoints.next_if(|old_endpoint| old_endpoint.id < endpoint.id).is_some() {
+            }
+            if synced_endpoints.next_if(|old_endpoint| is_same(old_endpoint, endpoint)).is_some() {
                 continue;
             }
             let key = ResourceKey::Endpoint(endpoint.id.clone());
             let upsert = Upsert { key, content: encode_endpoint(endpoint) };
             let version = upsert.version();
             let endpoint_key = (endpoint.id.port, endpoint.id.workload.clone());
-            let held = held.and_then(|held| held.endpoints.get(&endpoint_key));
-            if held != Some(&version) && !retained.contains(&upsert.key, Some(version)) {
+            let held_version =
+                held_service.and_then(|held_service| held_service.endpoints.get(&endpoint_key));
+            if held_version != Some(&version) && !retained.contains(&upsert.key, Some(version)) {
                 self.endpoints.push(upsert);
             }
         }
@@ -235,14 +250,17 @@ impl PendingDelta {
         &mut self,
         name: &ServiceName,
         service: Option<&ServiceConfig>,
-        held: &HeldService,
+        held_service: &HeldService,
         retained: RetainedResources<'_>,
     ) {
-        let desired = service.into_iter().flat_map(service_endpoints);
-        let desired = desired.map(|(port, endpoint)| (port, &endpoint.id.workload));
-        let desired: BTreeSet<_> = desired.collect();
-        let removed_endpoints =
-            held.endpoints.keys().filter(|(port, name)| !desired.contains(&(*port, name)));
+        let desired_endpoints = service.into_iter().flat_map(service_endpoints);
+        let desired_endpoints =
+            desired_endpoints.map(|(port, endpoint)| (port, &endpoint.id.workload));
+        let desired_endpoints: BTreeSet<_> = desired_endpoints.collect();
+        let removed_endpoints = held_service
+            .endpoints
+            .keys()
+            .filter(|(port, name)| !desired_endpoints.contains(&(*port, name)));
         let keys = removed_endpoints.map(|(port, workload)| {
             ResourceKey::Endpoint(EndpointId {
                 service: name.clone(),
@@ -256,11 +274,11 @@ impl PendingDelta {
     fn remove_service(
         &mut self,
         name: &ServiceName,
-        held: &HeldService,
+        held_service: &HeldService,
         retained: RetainedResources<'_>,
     ) {
-        if held.version.is_none() {
-            return self.remove_endpoints(name, None, held, retained);
+        if held_service.version.is_none() {
+            return self.remove_endpoints(name, None, held_service, retained);
         }
         let key = ResourceKey::Service(name.clone());
         if !retained.contains(&key, None) {
@@ -275,7 +293,7 @@ fn is_same<T: PartialEq>(left: &Arc<T>, right: &Arc<T>) -> bool {
 
 /// Returns the encoded size of a key in a message, rounded up.
 fn encoded_size(key: &ResourceKey) -> usize {
-    let names = match key {
+    let name_bytes = match key {
         ResourceKey::Workload => 0,
         ResourceKey::Address(_) => MAX_ADDRESS_BYTES,
         ResourceKey::Service(name) | ResourceKey::Name(name) => {
@@ -289,7 +307,7 @@ fn encoded_size(key: &ResourceKey) -> usize {
                 + workload.name.as_str().len()
         }
     };
-    names + KEY_OVERHEAD_BYTES
+    name_bytes + KEY_OVERHEAD_BYTES
 }
 
 /// The maximum size of a key apart from its names: tags, lengths, separators and the port.

@@ -1,4 +1,5 @@
-//! Resources that a proxy rejected, withheld until something relevant changes.
+//! Resources that a proxy rejected. The publisher withholds each of them until the resource itself or a
+//! dependency changes.
 
 use std::collections::BTreeMap;
 
@@ -35,16 +36,17 @@ enum RetryTrigger {
     ContentChanged,
     /// A change of the state of another resource.
     DependencyChanged(ResourceKey, DependencyState),
-    /// Any newer configuration than that of this change: the proxy did not name the invalid part of the delta.
+    /// Any configuration newer than this change: the proxy did not name the invalid part of the delta.
     NextConfig(ChangeId),
 }
 
 /// The state of a resource that another one depends on.
 #[derive(Debug, PartialEq, Eq)]
 struct DependencyState {
-    desired: Option<ResourceVersion>,
-    held: Option<ResourceVersion>,
-    absent: bool,
+    desired_version: Option<ResourceVersion>,
+    held_version: Option<ResourceVersion>,
+    /// True for a service that the desired configuration lists as absent.
+    is_absent: bool,
 }
 
 impl RejectedResources {
@@ -87,7 +89,8 @@ impl RejectedResources {
         );
     }
 
-    /// Records the rejections of a delta; returns true if one of them names a part of it.
+    /// Records the rejections of a delta. Returns true if one of them names a resource that the delta
+    /// contained.
     pub(super) fn record_rejections(
         &mut self,
         sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
@@ -95,11 +98,11 @@ impl RejectedResources {
         update: &ConfigUpdate,
         held: &HeldVersions,
     ) -> bool {
-        let by_key: BTreeMap<_, _> =
+        let rejections_by_key: BTreeMap<_, _> =
             rejections.iter().map(|rejection| (&rejection.key, rejection)).collect();
         let mut names_sent_resource = false;
         for (key, version) in sent_resources {
-            let Some(rejection) = by_key.get(key) else {
+            let Some(rejection) = rejections_by_key.get(key) else {
                 continue;
             };
             names_sent_resource = true;
@@ -118,8 +121,8 @@ impl RejectedResources {
         names_sent_resource
     }
 
-    /// Records a rejected delta of which no part was named. None of its resources is sent again before the next
-    /// configuration; otherwise the same delta would be sent and rejected forever.
+    /// Records a rejected delta whose rejections name none of its resources. None of these resources is sent
+    /// again before the next configuration; otherwise the same delta would be sent and rejected forever.
     pub(super) fn reject_whole_delta(
         &mut self,
         sent_resources: &[(ResourceKey, Option<ResourceVersion>)],
@@ -153,10 +156,11 @@ impl RejectedResources {
             .retain(|_, entry| !matches!(entry.retry_trigger, RetryTrigger::DependencyChanged(..)));
     }
 
-    /// Releases resources that are no longer desired in the rejected form, and those that may be accepted now.
-    pub(super) fn release(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
+    /// Releases rejected resources with a changed or held desired version, and resources that the proxy
+    /// may accept now.
+    pub(super) fn release_outdated(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
         self.entries.retain(|key, entry| {
-            let desired = desired_version(&update.snapshot, key);
+            let desired_version = desired_version(&update.snapshot, key);
             let is_withheld = match &entry.retry_trigger {
                 RetryTrigger::ContentChanged => true,
                 RetryTrigger::DependencyChanged(dependency, state) => {
@@ -164,7 +168,7 @@ impl RejectedResources {
                 }
                 RetryTrigger::NextConfig(change) => update.change == *change,
             };
-            is_withheld && desired == entry.version && desired != held.version(key)
+            is_withheld && desired_version == entry.version && desired_version != held.version(key)
         });
     }
 }
@@ -172,14 +176,14 @@ impl RejectedResources {
 impl DependencyState {
     fn new(key: &ResourceKey, update: &ConfigUpdate, held: &HeldVersions) -> Self {
         Self {
-            desired: desired_version(&update.snapshot, key),
-            held: held.version(key),
-            absent: key.service().is_some_and(|service| update.absent.contains(service)),
+            desired_version: desired_version(&update.snapshot, key),
+            held_version: held.version(key),
+            is_absent: key.service().is_some_and(|service| update.absent.contains(service)),
         }
     }
 }
 
-/// Returns the desired version of a resource, if any.
+/// Returns the desired version of a resource; `None` if it is not in the snapshot.
 fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVersion> {
     let content = match key {
         ResourceKey::Workload => encode_workload_config(&snapshot.config),

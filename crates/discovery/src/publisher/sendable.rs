@@ -13,18 +13,19 @@ use crate::unknown_endpoints::UnknownEndpoints;
 /// Returns the part of a snapshot to send now.
 ///
 /// Excluded are services that are new to the proxy and have no known endpoints yet, and services that route to
-/// them: a request for one waits at the proxy, as for any unknown service, instead of failing for lack of
-/// endpoints. Services that a held service routes to are always sent, because references must be valid.
+/// them: a request for such a service waits at the proxy, as for any unknown service, instead of failing for
+/// lack of endpoints. Services that a held service routes to are always sent, because references must be
+/// valid.
 pub(super) fn select_sendable_part(
     snapshot: &Arc<Snapshot>,
     unknown_endpoints: &UnknownEndpoints,
     held: &HeldVersions,
 ) -> Arc<Snapshot> {
-    let mut excluded = add_dependents(
+    let mut excluded_services = add_dependents(
         snapshot,
         find_services_without_endpoints(snapshot, unknown_endpoints, held),
     );
-    if excluded.is_empty() {
+    if excluded_services.is_empty() {
         return Arc::clone(snapshot);
     }
     let is_held = |name: &ServiceName| {
@@ -32,15 +33,17 @@ pub(super) fn select_sendable_part(
     };
     let mut queue: Vec<&ServiceName> =
         snapshot.services.keys().filter(|name| is_held(name)).collect();
-    let mut visited: BTreeSet<&ServiceName> = queue.iter().copied().collect();
+    let mut visited_services: BTreeSet<&ServiceName> = queue.iter().copied().collect();
     while let Some(name) = queue.pop() {
-        excluded.remove(name);
+        excluded_services.remove(name);
         let backends =
             snapshot.services.get(name).into_iter().flat_map(|service| backend_services(service));
-        queue.extend(backends.filter(|name| visited.insert(name)));
+        queue.extend(backends.filter(|name| visited_services.insert(name)));
     }
-    let included = snapshot.services.iter().filter(|(name, _)| !excluded.contains(name));
-    let services = included.map(|(name, service)| (name.clone(), Arc::clone(service))).collect();
+    let included_services =
+        snapshot.services.iter().filter(|(name, _)| !excluded_services.contains(name));
+    let services =
+        included_services.map(|(name, service)| (name.clone(), Arc::clone(service))).collect();
     let addresses = snapshot.addresses.clone();
     let names = snapshot.names.clone();
     Arc::new(Snapshot { config: Arc::clone(&snapshot.config), services, addresses, names })
@@ -56,7 +59,8 @@ pub(super) struct RetainedResources<'a> {
 }
 
 impl RetainedResources<'_> {
-    /// True if this content, or the removal (`None`), is not sent although it differs.
+    /// True if this version, or the removal if `version` is `None`, is not sent although it differs from the
+    /// held version.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
         let is_uncertain = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.unknown_endpoints.contains(id),
@@ -67,8 +71,7 @@ impl RetainedResources<'_> {
     }
 }
 
-/// Returns the services with a port that has no known endpoint, retains none at the proxy, and may still get
-/// one.
+/// Returns the services with a port that has no known and no retained endpoint, but may still get one.
 fn find_services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
     unknown_endpoints: &'a UnknownEndpoints,
@@ -84,8 +87,8 @@ fn find_services_without_endpoints<'a>(
             .is_some_and(|held| held.endpoints.contains_key(&(*port, workload.clone())));
         *has_endpoint.entry((service, port)).or_insert(false) |= has_known || has_retained;
     }
-    let without_endpoint = has_endpoint.into_iter().filter(|(_, has_endpoint)| !has_endpoint);
-    without_endpoint.map(|((service, _), _)| service).collect()
+    let without_endpoints = has_endpoint.into_iter().filter(|(_, has_endpoint)| !has_endpoint);
+    without_endpoints.map(|((service, _), _)| service).collect()
 }
 
 /// Returns the given services, and all services that route to them directly or indirectly.
@@ -93,9 +96,9 @@ fn add_dependents<'a>(
     snapshot: &'a Snapshot,
     services: BTreeSet<&'a ServiceName>,
 ) -> BTreeSet<&'a ServiceName> {
-    let mut closure = services;
-    if closure.is_empty() {
-        return closure;
+    let mut collected_services = services;
+    if collected_services.is_empty() {
+        return collected_services;
     }
     let mut dependents: BTreeMap<&ServiceName, Vec<&ServiceName>> = BTreeMap::new();
     for (dependent, service) in &snapshot.services {
@@ -103,12 +106,12 @@ fn add_dependents<'a>(
             dependents.entry(backend).or_default().push(dependent);
         }
     }
-    let mut queue: Vec<&ServiceName> = closure.iter().copied().collect();
+    let mut queue: Vec<&ServiceName> = collected_services.iter().copied().collect();
     while let Some(name) = queue.pop() {
         let dependents = dependents.get(name).into_iter().flatten().copied();
-        queue.extend(dependents.filter(|dependent| closure.insert(dependent)));
+        queue.extend(dependents.filter(|dependent| collected_services.insert(dependent)));
     }
-    closure
+    collected_services
 }
 
 /// Returns the services that a service routes to.

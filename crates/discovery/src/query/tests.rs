@@ -157,7 +157,7 @@ async fn an_oversized_response_is_an_error_and_the_stream_stays_open() {
         let oversized = vec![0; MAX_RESPONSE_BYTES + 1];
         let (response, _) = tokio::join!(query("/config"), exchange.respond_next(&oversized));
         assert_eq!(response, Err(QueryError::Oversized));
-        assert_eq!(query(&"/".repeat(MAX_PATH_BYTES + 1)).await, Err(QueryError::Path));
+        assert_eq!(query(&"/".repeat(MAX_PATH_BYTES + 1)).await, Err(QueryError::PathTooLong));
         let (response, _) = tokio::join!(query("/ready"), exchange.respond_next(b"ready"));
         assert_eq!(response.unwrap().body, b"ready");
     })

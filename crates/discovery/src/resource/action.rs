@@ -1,4 +1,5 @@
-//! Wire conversion of rule actions.
+//! Wire conversion of rule actions: header edits, redirects, rewrites, mirrors, retries, CORS and session
+//! persistence.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -84,10 +85,10 @@ pub(super) fn header_to_wire(header: &Header) -> proto::Header {
 }
 
 pub(super) fn header_from_wire(wire: proto::Header) -> Result<Header, InvalidField> {
-    if !HeaderEdits::is_value(&wire.value) {
+    if !HeaderEdits::is_valid_value(&wire.value) {
         return Err(InvalidField::new("value", "is not a valid header value"));
     }
-    Ok(Header { name: parse_editable("name", wire.name)?, value: wire.value })
+    Ok(Header { name: parse_editable_name("name", wire.name)?, value: wire.value })
 }
 
 /// Parses the header edits in a field; an absent field has none.
@@ -99,12 +100,13 @@ pub(super) fn parse_header_edits(
     edits.map(Option::unwrap_or_default).map_err(|invalid| invalid.with_parent(field))
 }
 
-/// Parses header edits. Names and values are copied into messages: those that could break one are rejected.
+/// Parses header edits. Names and values are copied into messages, so names and values that could break a
+/// message are rejected.
 fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidField> {
     let edits = HeaderEdits {
         set: convert_each("set", wire.set, header_from_wire)?,
         add: convert_each("add", wire.add, header_from_wire)?,
-        remove: convert_each("remove", wire.remove, |name| parse_editable("", name))?,
+        remove: convert_each("remove", wire.remove, |name| parse_editable_name("", name))?,
     };
     let mut names = BTreeSet::new();
     let headers = edits.set.iter().chain(&edits.add).map(|header| &header.name);
@@ -114,8 +116,8 @@ fn headers_from_wire(wire: proto::HeaderEdits) -> Result<HeaderEdits, InvalidFie
     }
 }
 
-fn parse_editable(field: &str, name: String) -> Result<String, InvalidField> {
-    match HeaderEdits::is_name(&name) && HeaderEdits::may_edit(&name) {
+fn parse_editable_name(field: &str, name: String) -> Result<String, InvalidField> {
+    match HeaderEdits::is_valid_name(&name) && HeaderEdits::may_edit(&name) {
         true => Ok(name),
         false => {
             Err(InvalidField::new(field, format!("`{name}` is not a header that a rule may edit")))
@@ -199,9 +201,9 @@ fn path_from_wire(
     let replaces_prefix =
         matches!(matches, [RequestMatch { path: PathMatch::Any | PathMatch::Prefix(_), .. }]);
     match wire.edit {
-        Some(Edit::Full(path)) if PathEdit::is_path(&path) => Ok(Some(PathEdit::Full(path))),
+        Some(Edit::Full(path)) if PathEdit::is_valid_path(&path) => Ok(Some(PathEdit::Full(path))),
         Some(Edit::Prefix(path))
-            if replaces_prefix && (path.is_empty() || PathEdit::is_path(&path)) =>
+            if replaces_prefix && (path.is_empty() || PathEdit::is_valid_path(&path)) =>
         {
             Ok(Some(PathEdit::Prefix(path)))
         }

@@ -1,4 +1,4 @@
-//! Wire conversion of address entries.
+//! Wire conversion of address entries: the service or workload at an IP address.
 
 use std::sync::Arc;
 

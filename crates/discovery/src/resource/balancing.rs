@@ -1,4 +1,4 @@
-//! Wire conversion of load balancing settings.
+//! Wire conversion of load balancing settings, which are a part of a port's traffic policy.
 
 use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, PortLoadBalancing, SlowStart};
 
@@ -22,8 +22,8 @@ pub(super) fn to_wire(balancing: &PortLoadBalancing) -> proto::Balancing {
         BalanceAlgorithm::Maglev(key) => Algorithm::Maglev(key_to_wire(key)),
     };
     let slow_start = |slow_start: SlowStart| proto::SlowStart {
-        time_nanoseconds: to_nanoseconds(slow_start.time),
-        percent_min: slow_start.percent_min.into(),
+        time_nanoseconds: to_nanoseconds(slow_start.duration),
+        min_percent: slow_start.min_percent.into(),
     };
     proto::Balancing {
         policy: Some(policy_to_wire(&balancing.policy)),
@@ -61,9 +61,9 @@ pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, Inv
         Some(_) if algorithm.hash_key().is_some() => {
             return Err(InvalidField::new("warm_up", "must be absent with a hash"));
         }
-        Some(proto::SlowStart { time_nanoseconds, percent_min }) => Some(SlowStart {
-            time: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
-            percent_min: parse_u8("warm_up.percent_min", percent_min, 1, 100)?,
+        Some(proto::SlowStart { time_nanoseconds, min_percent }) => Some(SlowStart {
+            duration: parse_duration("warm_up.time_nanoseconds", time_nanoseconds)?,
+            min_percent: parse_u8("warm_up.min_percent", min_percent, 1, 100)?,
         }),
     };
     let rule = LoadBalancing { algorithm, slow_start };

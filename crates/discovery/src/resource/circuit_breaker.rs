@@ -1,4 +1,5 @@
-//! Wire conversion of circuit breakers.
+//! Wire conversion of circuit breakers, which are a part of a port's traffic policy, and of the fixed
+//! responses that several policies configure.
 
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ fn trip_to_wire(trip: &TripConditions) -> proto::TripConditions {
         failures: Some(classes_to_wire(&trip.failures)),
         window_nanoseconds: to_nanoseconds(trip.window),
         buckets: trip.buckets.into(),
-        requests_min: trip.requests_min,
+        min_requests: trip.min_requests,
         failed: Some(threshold_to_wire(trip.failure_threshold)),
         consecutive_failures: trip.consecutive_failures.unwrap_or(0),
         slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.min_duration)),
@@ -108,7 +109,7 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
         failures,
         window: parse_duration("window_nanoseconds", wire.window_nanoseconds)?,
         buckets: parse_u8("buckets", wire.buckets, 1, 255)?,
-        requests_min: wire.requests_min,
+        min_requests: wire.min_requests,
         failure_threshold: threshold_from_wire(wire.failed),
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
         slow,

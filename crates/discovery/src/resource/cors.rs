@@ -1,4 +1,4 @@
-//! Wire conversion of CORS policies.
+//! Wire conversion of CORS policies, which are a part of rule actions.
 
 use leno_model::{AllowedWords, Cors, HeaderEdits, OriginPattern};
 
@@ -40,10 +40,11 @@ fn words_to_wire(words: &AllowedWords) -> proto::AnyOf {
     }
 }
 
-/// Parses methods or header names. They are copied into headers: those that could break a message are rejected.
+/// Parses methods or header names. They are copied into headers, so names that could break a message are
+/// rejected.
 fn words_from_wire(field: &str, wire: Option<proto::AnyOf>) -> Result<AllowedWords, InvalidField> {
     let proto::AnyOf { any, words } = wire.unwrap_or_default();
-    let is_word = |word: &String| HeaderEdits::is_name(&word.to_ascii_lowercase());
+    let is_word = |word: &String| HeaderEdits::is_valid_name(&word.to_ascii_lowercase());
     match any {
         true if words.is_empty() => Ok(AllowedWords::Any),
         true => Err(InvalidField::new(field, "has values in addition to `any`")),

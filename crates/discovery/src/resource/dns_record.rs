@@ -1,4 +1,4 @@
-//! Wire conversion of DNS records.
+//! Wire conversion of DNS records: the addresses of a service name.
 
 use leno_model::DnsRecord;
 

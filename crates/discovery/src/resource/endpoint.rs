@@ -1,4 +1,4 @@
-//! Wire conversion of endpoints.
+//! Wire conversion of endpoints. The ID of an endpoint is its resource key.
 
 use leno_model::{Endpoint, EndpointId, Weight};
 

@@ -1,4 +1,4 @@
-//! Wire conversion of fault injection rules.
+//! Wire conversion of fault injection rules, which are a part of a port's traffic policy.
 
 use leno_model::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 
@@ -29,7 +29,7 @@ pub(super) fn from_wire(wire: proto::Faults) -> Result<PortFaults, InvalidField>
 fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     let delay = |delay: FaultDelay| proto::FaultDelay {
         share_ppm: delay.share_ppm,
-        time_nanoseconds: to_nanoseconds(delay.time),
+        time_nanoseconds: to_nanoseconds(delay.duration),
     };
     let abort = |abort: &FaultAbort| proto::FaultAbort {
         share_ppm: abort.share_ppm,
@@ -66,7 +66,7 @@ fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> 
     if time > FaultDelay::MAX_DELAY {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is too long")));
     }
-    Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, time })
+    Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, duration: time })
 }
 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {

@@ -1,4 +1,5 @@
-//! Validation of single fields: names, ports and addresses, with the path of an invalid field.
+//! Parsing and encoding of single fields: names, ports, protocols and addresses. An error contains the path
+//! of the invalid field.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -38,24 +39,24 @@ pub(crate) fn convert_each<W, T>(
     wire: Vec<W>,
     convert: impl Fn(W) -> Result<T, InvalidField>,
 ) -> Result<Vec<T>, InvalidField> {
-    let indexed = |(index, element)| {
+    let convert_at = |(index, element)| {
         convert(element).map_err(|invalid| invalid.with_parent(format_args!("{field}[{index}]")))
     };
-    wire.into_iter().enumerate().map(indexed).collect()
+    wire.into_iter().enumerate().map(convert_at).collect()
 }
 
 /// Collects a list into a map by port; a port that appears twice is an error.
 pub(crate) fn collect_by_port<T>(
     field: &str,
-    list: Vec<(u16, T)>,
+    port_values: Vec<(u16, T)>,
 ) -> Result<BTreeMap<u16, T>, InvalidField> {
-    let mut map = BTreeMap::new();
-    for (port, value) in list {
-        if map.insert(port, value).is_some() {
+    let mut values_by_port = BTreeMap::new();
+    for (port, value) in port_values {
+        if values_by_port.insert(port, value).is_some() {
             return Err(InvalidField::new(field, format!("port {port} appears twice")));
         }
     }
-    Ok(map)
+    Ok(values_by_port)
 }
 
 /// Parses a name of any kind.
@@ -128,7 +129,8 @@ pub(crate) fn ip_address_to_wire(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Parses a socket address. Port 0, "any free port", is left to the caller.
+/// Parses a socket address. Port 0, which means any free port, is accepted; the caller rejects it where
+/// necessary.
 pub(crate) fn parse_socket_address(
     field: &str,
     wire: Option<&proto::SocketAddress>,

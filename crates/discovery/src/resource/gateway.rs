@@ -1,4 +1,4 @@
-//! Wire conversion of gateway configurations.
+//! Wire conversion of gateway configurations: ports, listeners, certificates and rules.
 
 use std::collections::BTreeSet;
 use std::fmt;

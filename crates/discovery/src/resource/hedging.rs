@@ -1,4 +1,4 @@
-//! Wire conversion of hedging settings.
+//! Wire conversion of hedging settings, which are a part of a port's traffic policy.
 
 use leno_model::{HedgeRule, PortHedging};
 
@@ -15,7 +15,7 @@ pub(super) fn to_wire(hedging: &PortHedging) -> proto::Hedging {
 }
 
 pub(super) fn from_wire(wire: proto::Hedging) -> Result<PortHedging, InvalidField> {
-    let method = |method: String| match HedgeRule::is_method(&method) {
+    let method = |method: String| match HedgeRule::is_valid_method(&method) {
         true => Ok(method),
         false => Err(InvalidField::new("", "is not a method that can be hedged")),
     };

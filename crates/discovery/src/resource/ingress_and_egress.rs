@@ -1,4 +1,5 @@
-//! Wire conversion of ingress and egress rules.
+//! Wire conversion of ingress rules, for clients outside the mesh, and of egress rules, for destinations
+//! outside the mesh.
 
 use leno_model::{
     ClientCertificateMode, EgressRule, IngressProtocol, IngressRule, MatchedBy, RequestMatch,

@@ -1,4 +1,4 @@
-//! Wire conversion of JWT validation policies.
+//! Wire conversion of JWT validation policies: issuers, keys, token locations and claims.
 
 use std::time::Duration;
 
@@ -69,9 +69,9 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
         issuer: issuer.issuer.clone(),
         aud: issuer.aud.clone(),
         keys: match &issuer.keys {
-            IssuerKeys::Set(keys) => keys.to_string(),
+            IssuerKeys::Inline(keys) => keys.to_string(),
             // An empty set verifies no token, in older sidecars too.
-            IssuerKeys::At(_) | IssuerKeys::Awaited => String::new(),
+            IssuerKeys::Source(_) | IssuerKeys::Pending => String::new(),
         },
         places: issuer.locations.iter().map(location).collect(),
         clock_skew_nanoseconds: to_nanoseconds(issuer.clock_skew),
@@ -109,8 +109,8 @@ fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
         issuer: wire.issuer,
         aud: wire.aud,
         keys: match wire.keys.is_empty() {
-            true => IssuerKeys::Awaited,
-            false => IssuerKeys::Set(wire.keys.into()),
+            true => IssuerKeys::Pending,
+            false => IssuerKeys::Inline(wire.keys.into()),
         },
         locations,
         clock_skew,

@@ -1,4 +1,4 @@
-//! Wire conversion of rate limits.
+//! Wire conversion of the rate and concurrency limits of application ports.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, InvalidField>
 fn rule_to_wire(rule: &RateRule) -> proto::RateRule {
     use proto::rate_rule::Key as Wire;
     let (key, buckets) = match &rule.key {
-        RateLimitKey::Nothing => (Wire::Nothing(proto::Nothing {}), 0),
+        RateLimitKey::None => (Wire::Nothing(proto::Nothing {}), 0),
         RateLimitKey::Client { buckets } => (Wire::Client(proto::Nothing {}), *buckets),
         RateLimitKey::Header { name, buckets } => (Wire::Header(name.clone()), *buckets),
     };
@@ -79,7 +79,7 @@ fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, InvalidField> {
     };
     let key = match wire.key {
         None => return Err(InvalidField::new("key", "is missing, or unknown to this version")),
-        Some(Wire::Nothing(proto::Nothing {})) if buckets == 0 => RateLimitKey::Nothing,
+        Some(Wire::Nothing(proto::Nothing {})) if buckets == 0 => RateLimitKey::None,
         Some(Wire::Nothing(proto::Nothing {})) => {
             return Err(InvalidField::new("buckets", "must be 0 where there is one bucket"));
         }
@@ -153,7 +153,11 @@ fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, Invali
 }
 
 fn rate_to_wire(rate: Rate) -> proto::Rate {
-    proto::Rate { count: rate.count, time_nanoseconds: to_nanoseconds(rate.time), size: rate.size }
+    proto::Rate {
+        count: rate.count,
+        time_nanoseconds: to_nanoseconds(rate.period),
+        size: rate.burst,
+    }
 }
 
 fn rate_from_wire(wire: proto::Rate) -> Result<Rate, InvalidField> {
@@ -166,5 +170,5 @@ fn rate_from_wire(wire: proto::Rate) -> Result<Rate, InvalidField> {
         return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is out of range")));
     }
     let count = parse_count("count", wire.count, Rate::MAX_TOKENS)?;
-    Ok(Rate { count, time, size: parse_count("size", wire.size, Rate::MAX_BUCKET_SIZE)? })
+    Ok(Rate { count, period: time, burst: parse_count("size", wire.size, Rate::MAX_BUCKET_SIZE)? })
 }

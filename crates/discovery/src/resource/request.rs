@@ -1,4 +1,4 @@
-//! Wire conversion of request matches.
+//! Wire conversion of request matches, which rules of all kinds share.
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 

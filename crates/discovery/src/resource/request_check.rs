@@ -1,4 +1,4 @@
-//! Wire conversion of external authorization and token policies.
+//! Wire conversion of request checks (external authorization and JWT validation) and of global rate limits.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn authorization_to_wire(rule: &Authorization) -> proto::Authorization {
         headers,
         context_extensions: rule.context_extensions.iter().map(context_entry_to_wire).collect(),
         body: rule.body.map(|body| proto::BodyExcerpt {
-            bytes_max: body.bytes_max,
+            max_bytes: body.max_bytes,
             allow_partial_message: body.long_body == LongBodyAction::SendPrefix,
             pack_as_bytes: body.pack_as_bytes,
         }),
@@ -89,13 +89,13 @@ fn authorization_from_wire(wire: proto::Authorization) -> Result<Authorization, 
 }
 
 fn body_from_wire(wire: proto::BodyExcerpt) -> Result<BodyExcerpt, InvalidField> {
-    let proto::BodyExcerpt { bytes_max, allow_partial_message, pack_as_bytes } = wire;
-    if !(1..=BodyExcerpt::MAX_BYTES).contains(&bytes_max) {
-        return Err(InvalidField::new("body.bytes_max", format!("{bytes_max} is out of range")));
+    let proto::BodyExcerpt { max_bytes, allow_partial_message, pack_as_bytes } = wire;
+    if !(1..=BodyExcerpt::MAX_BYTES).contains(&max_bytes) {
+        return Err(InvalidField::new("body.max_bytes", format!("{max_bytes} is out of range")));
     }
     let long_body =
         if allow_partial_message { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
-    Ok(BodyExcerpt { bytes_max, long_body, pack_as_bytes })
+    Ok(BodyExcerpt { max_bytes, long_body, pack_as_bytes })
 }
 
 pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {

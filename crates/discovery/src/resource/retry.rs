@@ -1,4 +1,4 @@
-//! Wire conversion of retry settings.
+//! Wire conversion of retry settings, of a rule and of a service.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

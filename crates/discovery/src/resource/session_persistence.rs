@@ -1,4 +1,4 @@
-//! Wire conversion of session persistence settings.
+//! Wire conversion of session persistence settings, which are a part of rule actions.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersist
     }
 }
 
-/// Parses settings. Name and path are copied into headers: those that could break a message are rejected.
+/// Parses settings. Name and path are copied into headers, so values that could break a message are rejected.
 pub(super) fn from_wire(
     wire: proto::SessionPersistence,
 ) -> Result<SessionPersistence, InvalidField> {
@@ -35,10 +35,10 @@ pub(super) fn from_wire(
             return Err(InvalidField::new("carrier", "is unknown to this version"));
         }
     };
-    if wire.name.as_ref().is_some_and(|name| !SessionPersistence::is_name(name, kind)) {
+    if wire.name.as_ref().is_some_and(|name| !SessionPersistence::is_valid_name(name, kind)) {
         return Err(InvalidField::new("name", "is not a valid cookie or header name"));
     }
-    if wire.path.as_ref().is_some_and(|path| !SessionPersistence::is_path(path)) {
+    if wire.path.as_ref().is_some_and(|path| !SessionPersistence::is_valid_path(path)) {
         return Err(InvalidField::new("path", "is not a valid cookie path"));
     }
     if kind == PersistenceType::LastingCookie && wire.absolute_nanoseconds.is_none() {

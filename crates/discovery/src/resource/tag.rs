@@ -1,7 +1,8 @@
-//! Wire conversion of tag rules.
+//! Wire conversion of tag rules, which select the endpoints of a service by their tags, and of caller
+//! attributes.
 
+mod conditions;
 mod lane;
-mod test;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use leno_model::{
     TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue, WeightUnit,
 };
 
-use self::test::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
+use self::conditions::{callers_from_wire, callers_to_wire, match_from_wire, match_to_wire};
 use super::field::{InvalidField, convert_each, parse_name};
 use crate::proto;
 
@@ -26,7 +27,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
             .iter()
             .map(|rule| caller_rule_to_wire(rule, &mut sources))
             .collect(),
-        sources: sources.list,
+        sources: sources.sources,
     }
 }
 
@@ -49,22 +50,23 @@ pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField>
     })
 }
 
-/// The objects that contain the rules, each once, in order of appearance.
+/// The objects that contain the rules: each object once, in order of appearance.
 #[derive(Default)]
 struct TagSources {
-    list: Vec<proto::TagSource>,
-    indexes: BTreeMap<(TagDialect, String), u32>,
+    sources: Vec<proto::TagSource>,
+    source_indexes: BTreeMap<(TagDialect, String), u32>,
 }
 
 impl TagSources {
+    /// Returns the index of the object that contains a rule, and adds the object if it is new.
     fn source_index(&mut self, origin: &RuleOrigin) -> u32 {
         let key = (origin.dialect, origin.name.to_string());
-        if let Some(index) = self.indexes.get(&key) {
+        if let Some(index) = self.source_indexes.get(&key) {
             return *index;
         }
-        let index = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
-        self.list.push(source_to_wire(origin));
-        self.indexes.insert(key, index);
+        let index = u32::try_from(self.sources.len()).unwrap_or(u32::MAX);
+        self.sources.push(source_to_wire(origin));
+        self.source_indexes.insert(key, index);
         index
     }
 }
@@ -96,7 +98,8 @@ fn parse_origin_at(
     source: u32,
     index: u32,
 ) -> Result<RuleOrigin, InvalidField> {
-    let tag_source = usize::try_from(source).ok().and_then(|position| sources.get(position));
+    let tag_source =
+        usize::try_from(source).ok().and_then(|source_position| sources.get(source_position));
     let tag_source =
         tag_source.ok_or_else(|| InvalidField::new("source", format!("{source} is not listed")))?;
     origin_from_wire(tag_source, index).map_err(|invalid| invalid.with_parent("source"))

@@ -58,7 +58,7 @@ proptest! {
     fn address_entries_survive_a_round_trip(
         address in any_address(1),
         ports in btree_map(1u16.., (1u16.., any_protocol(), any::<bool>()), 0..4),
-        service in service_name(),
+        service in any_service_name(),
     ) {
         let template = fixture::service_endpoint(&service, 1);
         let workload = template.id.workload.clone();
@@ -297,13 +297,13 @@ fn any_account() -> impl Strategy<Value = ServiceAccount> {
     (any_name(), any_name()).prop_map(|(namespace, name)| ServiceAccount { namespace, name })
 }
 
-fn service_name() -> impl Strategy<Value = ServiceName> {
+fn any_service_name() -> impl Strategy<Value = ServiceName> {
     (any_name(), any_name()).prop_map(|(namespace, name)| ServiceName { namespace, name })
 }
 
-fn any_address(port_min: u16) -> impl Strategy<Value = SocketAddr> {
-    let v4 = (any::<[u8; 4]>(), port_min..).prop_map(SocketAddr::from);
-    let v6 = (any::<u128>(), port_min.., any::<u32>(), any::<u32>());
+fn any_address(min_port: u16) -> impl Strategy<Value = SocketAddr> {
+    let v4 = (any::<[u8; 4]>(), min_port..).prop_map(SocketAddr::from);
+    let v6 = (any::<u128>(), min_port.., any::<u32>(), any::<u32>());
     let v6 = v6.prop_map(|(ip, port, flow, scope)| {
         SocketAddrV6::new(Ipv6Addr::from(ip), port, flow, scope).into()
     });
@@ -358,17 +358,17 @@ fn any_proxy_config() -> impl Strategy<Value = WorkloadConfig> {
         Just(Access::AllowAll),
         vec(any_access_rule(), 0..3).prop_map(Access::AllowListed)
     ];
-    let listener = (service_name(), 1u16.., any_address(0));
+    let listener = (any_service_name(), 1u16.., any_address(0));
     let listener =
         listener.prop_map(|(service, port, listen)| OutboundListener { service, port, listen });
     let ports = btree_map(1u16.., any_protocol(), 0..4);
-    let port_services = btree_map(1u16.., service_name(), 0..4);
+    let port_services = btree_map(1u16.., any_service_name(), 0..4);
     let address = prop_oneof![
         any::<[u8; 4]>().prop_map(Into::into),
         any::<[u8; 16]>().prop_map(Into::<IpAddr>::into)
     ];
     let modes_and_retries =
-        (0..2_usize, 0..2_usize, btree_map(service_name(), service_retry(), 0..3));
+        (0..2_usize, 0..2_usize, btree_map(any_service_name(), any_service_retry(), 0..3));
     let limits = (
         rate_limit::any_port_limits(),
         request_check::any_port_checks(),
@@ -426,7 +426,7 @@ fn any_retry() -> impl Strategy<Value = RetryRule> {
         .prop_map(|(codes, attempts, backoff)| RetryRule { codes, attempts, backoff })
 }
 
-fn service_retry() -> impl Strategy<Value = ServiceRetry> {
+fn any_service_retry() -> impl Strategy<Value = ServiceRetry> {
     let timeout = prop::option::of(any::<u64>().prop_map(Duration::from_nanos));
     (any_name(), any_retry(), timeout).prop_map(|(name, rule, response_timeout)| ServiceRetry {
         policy: leno_model::PolicyName { namespace: name.clone(), name },
@@ -435,7 +435,7 @@ fn service_retry() -> impl Strategy<Value = ServiceRetry> {
     })
 }
 
-fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
+fn any_header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
     btree_map("[a-z]{1,9}", "[!-~]{0,9}", 0..6).prop_map(|headers| {
         let headers = headers.into_iter().map(|(name, value)| Header { name, value });
         let headers: Vec<Header> =
@@ -451,7 +451,7 @@ fn header_edits() -> impl Strategy<Value = HeaderEdits> + Clone {
 }
 
 fn any_actions() -> impl Strategy<Value = RuleActions> {
-    let headers = header_edits();
+    let headers = any_header_edits();
     let path = prop::option::of("/[a-z]{0,9}".prop_map(PathEdit::Full));
     let scheme = prop::option::of(prop_oneof![Just(Scheme::Http), Just(Scheme::Https)]);
     let status = prop::sample::select(Redirect::STATUSES.to_vec());
@@ -473,7 +473,7 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
     ];
     let duration = || any::<u64>().prop_map(Duration::from_nanos);
     let timing = (prop::option::of(duration()), prop::option::of(any_retry()), any::<u32>());
-    let mirror = (service_name(), 1u16.., 0..=1_000_000_u32);
+    let mirror = (any_service_name(), 1u16.., 0..=1_000_000_u32);
     let mirror =
         mirror.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight));
     let persistence = (prop::option::of("[a-z]{1,9}-x"), 0..3_usize, duration(), duration());
@@ -533,8 +533,8 @@ fn any_cors() -> impl Strategy<Value = Cors> {
 }
 
 /// Returns a backend without edits.
-fn plain_backend() -> impl Strategy<Value = WeightedBackend> {
-    let backend = (service_name(), 1u16.., any::<u32>());
+fn any_plain_backend() -> impl Strategy<Value = WeightedBackend> {
+    let backend = (any_service_name(), 1u16.., any::<u32>());
     backend.prop_map(|(service, port, weight)| WeightedBackend::new(service, port, weight))
 }
 
@@ -542,13 +542,13 @@ fn any_backend() -> impl Strategy<Value = WeightedBackend> {
     let full_path = |name| PathEdit::Full(format!("/{name}"));
     let rewrite = (prop::option::of(any_name()), prop::option::of(any_name().prop_map(full_path)))
         .prop_map(|(hostname, path)| UrlRewrite { hostname, path });
-    let edits = (header_edits(), header_edits(), prop::option::of(rewrite)).prop_map(
+    let edits = (any_header_edits(), any_header_edits(), prop::option::of(rewrite)).prop_map(
         |(request_headers, response_headers, rewrite)| {
             let edits = BackendEdits { request_headers, response_headers, rewrite };
             (edits != BackendEdits::default()).then(|| Box::new(edits))
         },
     );
-    (plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
+    (any_plain_backend(), edits).prop_map(|(plain, edits)| WeightedBackend { edits, ..plain })
 }
 
 fn any_route_rule() -> impl Strategy<Value = RouteRule> {
@@ -582,14 +582,14 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
         true => HostPattern::Exact(name),
         false => HostPattern::Below(name),
     });
-    let tls_rule = (any_name(), vec(host, 1..3), vec(plain_backend(), 0..3), any::<u32>());
+    let tls_rule = (any_name(), vec(host, 1..3), vec(any_plain_backend(), 0..3), any::<u32>());
     let tls_rule = tls_rule.prop_map(|(name, hostnames, backends, ungranted_weight)| TlsRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         hostnames,
         backends,
         ungranted_weight,
     });
-    let tcp_rule = (any_name(), vec(plain_backend(), 0..3), any::<u32>());
+    let tcp_rule = (any_name(), vec(any_plain_backend(), 0..3), any::<u32>());
     let tcp_rule = tcp_rule.prop_map(|(name, backends, ungranted_weight)| TcpRule {
         route: leno_model::RouteName { namespace: name.clone(), name },
         kind: RouteKind::Split,
@@ -603,7 +603,7 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
         any_protocol(),
         any::<bool>(),
         rules,
-        (traffic_policy(), tags),
+        (any_traffic_policy(), tags),
     );
     let port = port.prop_map(
         |(name, protocol, routed, (rules, tls_rules, tcp_rule), (traffic_policy, tags))| {
@@ -623,7 +623,7 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
             }
         },
     );
-    (service_name(), any::<(bool, bool)>(), btree_map(1u16.., port, 0..3)).prop_map(
+    (any_service_name(), any::<(bool, bool)>(), btree_map(1u16.., port, 0..3)).prop_map(
         |(name, (denied, awaited), ports)| match denied {
             true => ServiceConfig {
                 name,
@@ -641,7 +641,7 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
     )
 }
 
-fn traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
+fn any_traffic_policy() -> impl Strategy<Value = TrafficPolicy> {
     let breaker = prop::option::of(circuit_breaker::any_breaker());
     let client_side = (
         prop::option::of(fault::any_faults()),

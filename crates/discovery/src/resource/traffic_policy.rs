@@ -1,4 +1,4 @@
-//! Wire conversion of traffic policies.
+//! Wire conversion of a port's traffic policy: outlier detection, and fields that its other parts share.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::proto;
 
 /// Encodes policies; `None` if there are none, so that the encoding of a port without policies is unchanged.
 pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPolicy> {
-    // A release without hedging, which has a field of its own, would receive an empty message.
+    // Hedging is encoded in another field: a release without hedging would receive an empty message here.
     if (TrafficPolicy { hedging: None, ..traffic_policy.clone() }).is_empty() {
         return None;
     }
@@ -138,7 +138,7 @@ fn native_to_wire(rule: &OutlierDetection) -> proto::OutlierDetection {
         window_nanoseconds: to_nanoseconds(rule.window),
         buckets: rule.buckets.into(),
         percent: rule.failure_rate.map_or(0, |rate| rate.percent.into()),
-        requests_min: rule.failure_rate.map_or(0, |rate| rate.requests_min),
+        min_requests: rule.failure_rate.map_or(0, |rate| rate.min_requests),
         consecutive_failures: rule.consecutive_failures.unwrap_or(0),
         max_ejection_percent: rule.max_ejection_percent.into(),
         min_healthy: rule.min_healthy,
@@ -146,11 +146,11 @@ fn native_to_wire(rule: &OutlierDetection) -> proto::OutlierDetection {
         max_ejection_nanoseconds: to_nanoseconds(rule.ejection_time.max),
         ejection_jitter_percent: rule.ejection_time.jitter_percent.into(),
         probe_requests: rule.probe_requests,
-        health_check: rule.health_check.as_deref().map(check_to_wire),
+        health_check: rule.health_check.as_deref().map(health_check_to_wire),
     }
 }
 
-fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
+fn health_check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
     use proto::health_check::Probe;
     let probe = match &check.probe {
         HealthProbe::Http { path } => Probe::HttpPath(path.clone()),
@@ -166,7 +166,7 @@ fn check_to_wire(check: &HealthCheck) -> proto::HealthCheck {
 }
 
 /// Parses a health check; `None` if its probe is of an unknown kind.
-fn check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, InvalidField> {
+fn health_check_from_wire(wire: proto::HealthCheck) -> Result<Option<HealthCheck>, InvalidField> {
     use proto::health_check::Probe;
     let probe = match wire.probe {
         Some(Probe::HttpPath(path)) if is_path(&path) => HealthProbe::Http { path },
@@ -206,7 +206,7 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
             let percent = parse_u8("percent", percent, 1, 100)?;
             Some(FailureRate {
                 percent,
-                requests_min: parse_nonzero("requests_min", wire.requests_min)?,
+                min_requests: parse_nonzero("min_requests", wire.min_requests)?,
             })
         }
     };
@@ -230,7 +230,7 @@ fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, I
         },
         probe_requests: parse_nonzero("probe_requests", wire.probe_requests)?,
         health_check: match wire.health_check {
-            Some(check) => check_from_wire(check)?.map(Box::new),
+            Some(check) => health_check_from_wire(check)?.map(Box::new),
             None => None,
         },
     })
@@ -280,7 +280,7 @@ pub(super) fn parse_duration(field: &str, nanoseconds: u64) -> Result<Duration, 
 
 pub(super) fn parse_u8(field: &str, number: u32, min: u8, max: u8) -> Result<u8, InvalidField> {
     match u8::try_from(number) {
-        Ok(small) if (min..=max).contains(&small) => Ok(small),
+        Ok(value) if (min..=max).contains(&value) => Ok(value),
         _ => Err(InvalidField::new(field, format!("{number} is not from {min} to {max}"))),
     }
 }

@@ -1,4 +1,5 @@
-//! Events of one connection for the mesh owner: the newest state of each kind, not a queue.
+//! The events of one connection that the mesh owner has not taken yet: only the newest state of each kind, so
+//! that memory is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -17,15 +18,17 @@ pub(super) struct PendingEvents {
     connection: ConnectionId,
     pub(super) subscriptions: TrackedSubscriptions,
     listeners: Option<Listeners>,
-    /// The listeners that the owner took last; none before the proxy has sent any.
+    /// The listeners that the owner took last; `None` before the proxy has sent any.
     last_listeners: Option<Listeners>,
-    /// The newest report, unless the owner has it.
+    /// The newest report; `None` if the owner has it.
     report: Option<Box<ProxyReport>>,
     /// The report that the owner took last.
     last_report: ProxyReport,
+    /// The newest rejections, at most [`MAX_REJECTIONS`].
     rejections: VecDeque<ResourceRejection>,
     applied: Option<Applied>,
     traffic: Option<Box<TrafficReport>>,
+    /// A certificate signing request (DER), and the sender of its result.
     certificate_request: Option<(Vec<u8>, CertificateReply)>,
 }
 
@@ -66,7 +69,7 @@ impl PendingEvents {
         }
     }
 
-    /// Updates the listeners of the proxy. Those that the owner has are not sent again.
+    /// Updates the listeners of the proxy. Listeners that the owner already has cause no event.
     pub(super) fn update_listeners(&mut self, listeners: &[InboundListener]) {
         let listeners = listeners_by_port(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
@@ -80,8 +83,8 @@ impl PendingEvents {
     /// Adds rejected or unsent resources. The newest ones are kept.
     pub(super) fn add_rejections(&mut self, rejections: Vec<ResourceRejection>) {
         self.rejections.extend(rejections);
-        let surplus = self.rejections.len().saturating_sub(MAX_REJECTIONS);
-        self.rejections.drain(..surplus);
+        let surplus_count = self.rejections.len().saturating_sub(MAX_REJECTIONS);
+        self.rejections.drain(..surplus_count);
     }
 
     /// Records the newest applied change.
@@ -91,7 +94,7 @@ impl PendingEvents {
             Some(Applied { change, rejected_count, bytes: pending_bytes.saturating_add(bytes) });
     }
 
-    /// Adds a report; returns it if another one is pending.
+    /// Adds a traffic report. Returns it if another report is pending.
     pub(super) fn add_report(&mut self, traffic: Box<TrafficReport>) -> Option<Box<TrafficReport>> {
         match self.traffic {
             Some(_) => Some(traffic),
@@ -105,18 +108,18 @@ impl PendingEvents {
     }
 
     /// True if there is an event to send.
-    pub(super) fn has_next(&self, allowed: AllowedEvents) -> bool {
+    pub(super) fn has_next_event(&self, allowed_events: AllowedEvents) -> bool {
         let has_costly = self.listeners.is_some() || self.subscriptions.has_changed();
         self.certificate_request.is_some()
             || !self.rejections.is_empty()
             || self.applied.is_some()
             || self.report.is_some()
             || self.traffic.is_some()
-            || allowed == AllowedEvents::All && has_costly
+            || allowed_events == AllowedEvents::All && has_costly
     }
 
     /// Returns the next event. Rejections precede the change that was applied despite them.
-    pub(super) fn next(&mut self, allowed: AllowedEvents) -> Option<Event> {
+    pub(super) fn next_event(&mut self, allowed_events: AllowedEvents) -> Option<Event> {
         let connection = self.connection;
         if let Some((csr, reply)) = self.certificate_request.take() {
             return Some(Event::CertificateRequested { connection, csr, reply });
@@ -132,7 +135,7 @@ impl PendingEvents {
             self.last_report.clone_from(&report);
             return Some(Event::Reported { connection, report });
         }
-        if allowed == AllowedEvents::All
+        if allowed_events == AllowedEvents::All
             && let Some(listeners) = self.listeners.take()
         {
             let to_listener = |(port, address): (&u16, &SocketAddr)| InboundListener {
@@ -146,7 +149,7 @@ impl PendingEvents {
             self.last_listeners = Some(listeners);
             return Some(event);
         }
-        if allowed == AllowedEvents::All && self.subscriptions.has_changed() {
+        if allowed_events == AllowedEvents::All && self.subscriptions.has_changed() {
             let change = Box::new(self.subscriptions.take_changes());
             return Some(Event::SubscriptionsChanged { connection, change });
         }
@@ -154,11 +157,12 @@ impl PendingEvents {
         Some(Event::Traffic { connection, traffic })
     }
 
-    /// Returns the next event after the end of the stream. The desired state and requests ended with it.
-    pub(super) fn next_after_end(&mut self) -> Option<Event> {
+    /// Returns the next event after the end of the stream; `None` if there is none. Subscription changes and
+    /// certificate requests are dropped.
+    pub(super) fn next_event_after_end(&mut self) -> Option<Event> {
         drop(self.subscriptions.take_changes());
         self.certificate_request = None;
-        self.next(AllowedEvents::All)
+        self.next_event(AllowedEvents::All)
     }
 }
 
@@ -182,25 +186,34 @@ mod tests {
 
     #[test]
     fn alternating_listeners_cause_no_event_when_they_are_restored() {
-        let mut pending = empty_pending();
-        pending.update_listeners(&listener_at(1));
-        assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
+        let mut pending_events = empty_pending();
+        pending_events.update_listeners(&listener_at(1));
+        assert!(matches!(
+            pending_events.next_event(AllowedEvents::All),
+            Some(Event::Listeners { .. })
+        ));
         for _ in 0..1000 {
-            pending.update_listeners(&listener_at(2));
-            pending.update_listeners(&listener_at(1));
+            pending_events.update_listeners(&listener_at(2));
+            pending_events.update_listeners(&listener_at(1));
         }
-        assert!(!pending.has_next(AllowedEvents::All));
-        pending.update_listeners(&listener_at(2));
-        assert!(!pending.has_next(AllowedEvents::Cheap) && pending.has_next(AllowedEvents::All));
+        assert!(!pending_events.has_next_event(AllowedEvents::All));
+        pending_events.update_listeners(&listener_at(2));
+        assert!(
+            !pending_events.has_next_event(AllowedEvents::Cheap)
+                && pending_events.has_next_event(AllowedEvents::All)
+        );
     }
 
     #[test]
     fn an_empty_list_of_listeners_is_one_event() {
-        let mut pending = empty_pending();
-        pending.update_listeners(&[]);
-        assert!(matches!(pending.next(AllowedEvents::All), Some(Event::Listeners { .. })));
-        pending.update_listeners(&[]);
-        assert!(pending.next(AllowedEvents::All).is_none());
+        let mut pending_events = empty_pending();
+        pending_events.update_listeners(&[]);
+        assert!(matches!(
+            pending_events.next_event(AllowedEvents::All),
+            Some(Event::Listeners { .. })
+        ));
+        pending_events.update_listeners(&[]);
+        assert!(pending_events.next_event(AllowedEvents::All).is_none());
     }
 
     #[test]
@@ -209,22 +222,23 @@ mod tests {
             conditions: vec![ProxyCondition::new("listener-closed", "admin", "in use")],
             ..ProxyReport::default()
         };
-        let mut pending = empty_pending();
-        pending.report_state(ProxyReport::default());
-        assert!(!pending.has_next(AllowedEvents::All));
-        pending.report_state(closed());
-        let Some(Event::Reported { report, .. }) = pending.next(AllowedEvents::Cheap) else {
+        let mut pending_events = empty_pending();
+        pending_events.report_state(ProxyReport::default());
+        assert!(!pending_events.has_next_event(AllowedEvents::All));
+        pending_events.report_state(closed());
+        let Some(Event::Reported { report, .. }) = pending_events.next_event(AllowedEvents::Cheap)
+        else {
             panic!("it is an event")
         };
         assert_eq!(*report, closed());
-        pending.report_state(ProxyReport::default());
-        pending.report_state(closed());
-        assert!(!pending.has_next(AllowedEvents::All));
+        pending_events.report_state(ProxyReport::default());
+        pending_events.report_state(closed());
+        assert!(!pending_events.has_next_event(AllowedEvents::All));
     }
 
     #[test]
     fn pending_rejections_and_acknowledgements_are_bounded() {
-        let mut pending = empty_pending();
+        let mut pending_events = empty_pending();
         let rejection = |number: usize| {
             ResourceRejection::new(
                 crate::ResourceKey::Service(service_name("a")),
@@ -232,18 +246,22 @@ mod tests {
             )
         };
         for number in 0..10_000 {
-            pending.add_rejections(vec![rejection(number)]);
-            pending.add_applied(ChangeId(number as u64), 1, 2);
+            pending_events.add_rejections(vec![rejection(number)]);
+            pending_events.add_applied(ChangeId(number as u64), 1, 2);
         }
-        let Some(Event::Rejected { rejections, .. }) = pending.next(AllowedEvents::Cheap) else {
+        let Some(Event::Rejected { rejections, .. }) =
+            pending_events.next_event(AllowedEvents::Cheap)
+        else {
             panic!("rejections come first")
         };
         assert_eq!(rejections.len(), MAX_REJECTIONS);
         assert_eq!(rejections.last(), Some(&rejection(9_999)));
-        let Some(Event::Applied { change, bytes, .. }) = pending.next(AllowedEvents::Cheap) else {
+        let Some(Event::Applied { change, bytes, .. }) =
+            pending_events.next_event(AllowedEvents::Cheap)
+        else {
             panic!("the applied change comes next")
         };
         assert_eq!((change, bytes), (ChangeId(9_999), 20_000));
-        assert!(!pending.has_next(AllowedEvents::All));
+        assert!(!pending_events.has_next_event(AllowedEvents::All));
     }
 }

@@ -1,4 +1,4 @@
-//! A connection after its first message: one event loop, and functions that decide.
+//! A connection after its first message: the event loop, and the handlers of the proxy's messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,15 +35,15 @@ pub(super) struct Session<'a, W> {
     writer: &'a mut FrameWriter<W>,
     publisher: Publisher,
     /// The events that the mesh owner has not taken yet.
-    pending: Box<PendingEvents>,
+    pending_events: Box<PendingEvents>,
     events: &'a EventSender,
     keepalive: Keepalive,
-    /// The deadline for the acknowledgement of the delta in flight.
-    acknowledge_by: Option<Instant>,
+    /// The deadline for the acknowledgement of the delta in flight; `None` if none is in flight.
+    acknowledgement_deadline: Option<Instant>,
     /// The pending certificate request.
-    renewal: Option<Renewal>,
+    pending_renewal: Option<Renewal>,
     /// The earliest time to forward the next certificate request.
-    renew_from: Instant,
+    next_renewal_at: Instant,
     /// The rate limit for traffic reports.
     traffic_limit: MessageRateLimit,
     /// The rate limit for messages with tapped requests.
@@ -56,8 +56,8 @@ pub(super) struct Session<'a, W> {
     delta_bytes: u64,
     /// The workload of the proxy.
     workload: WorkloadName,
-    /// The open taps, last sent to the proxy.
-    taps: watch::Receiver<Arc<Vec<OpenTap>>>,
+    /// The open taps of operators.
+    open_taps: watch::Receiver<Arc<Vec<OpenTap>>>,
     /// Queries of operators to this proxy.
     queries: Box<StreamQueries>,
 }
@@ -112,22 +112,22 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) fn new(
         writer: &'a mut FrameWriter<W>,
         publisher: Publisher,
-        pending: Box<PendingEvents>,
+        pending_events: Box<PendingEvents>,
         workload: WorkloadName,
         events: &'a EventSender,
-        taps: watch::Receiver<Arc<Vec<OpenTap>>>,
+        open_taps: watch::Receiver<Arc<Vec<OpenTap>>>,
         queries: Box<StreamQueries>,
     ) -> Self {
         let now = Instant::now();
         Self {
             writer,
             publisher,
-            pending,
+            pending_events,
             events,
             keepalive: Keepalive::new(now),
-            acknowledge_by: None,
-            renewal: None,
-            renew_from: now,
+            acknowledgement_deadline: None,
+            pending_renewal: None,
+            next_renewal_at: now,
             traffic_limit: MessageRateLimit {
                 next_at: now,
                 interval: MIN_TRAFFIC_INTERVAL,
@@ -142,7 +142,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             last_acknowledgement: None,
             delta_bytes: 0,
             workload,
-            taps,
+            open_taps,
             queries,
         }
     }
@@ -153,7 +153,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         reader: &mut FrameReader<R>,
         mut responses: watch::Receiver<OwnerResponse>,
     ) -> Result<ConnectionEnd, ServeError> {
-        if !self.taps.borrow_and_update().is_empty() {
+        if !self.open_taps.borrow_and_update().is_empty() {
             self.send_ping(0)?;
         }
         let events = self.events;
@@ -171,9 +171,9 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
-                slot = events.reserve_slot(), if self.pending.has_next(allowed_events) => {
+                slot = events.reserve_slot(), if self.pending_events.has_next_event(allowed_events) => {
                     let slot = slot.map_err(|_| ServeError::Stopped)?;
-                    if let Some(event) = self.pending.next(allowed_events) {
+                    if let Some(event) = self.pending_events.next_event(allowed_events) {
                         slot.send_event(event);
                     }
                 }
@@ -182,12 +182,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         return Err(ServeError::Overload);
                     }
                 }
-                () = wait_until(work_again_at), if self.pending.has_next(AllowedEvents::All) => {}
+                () = wait_until(work_again_at),
+                    if self.pending_events.has_next_event(AllowedEvents::All) => {}
                 changed = responses.changed() => {
                     let owner_response = responses.borrow_and_update().clone();
                     match owner_response {
                         OwnerResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
-                        _ if changed.is_err() => return Ok(ConnectionEnd::Goodbye(SESSION_ENDED.to_owned())),
+                        _ if changed.is_err() => {
+                            return Ok(ConnectionEnd::Goodbye(SESSION_ENDED_REASON.to_owned()));
+                        }
                         OwnerResponse::Pending => {}
                         OwnerResponse::Config(update) => self.publisher.set_update(update),
                         OwnerResponse::PartialConfig(update, unknown_endpoints) => {
@@ -195,15 +198,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                         }
                     }
                 }
-                write_result = self.writer.advance(), if !self.writer.is_idle() => write_result?,
-                result = wait_for_certificate(&mut self.renewal) => self.send_certificate(result)?,
+                write_result = self.writer.flush(), if !self.writer.is_idle() => write_result?,
+                result = wait_for_certificate(&mut self.pending_renewal) => self.send_certificate(result)?,
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
-                () = wait_for_taps(&mut self.taps), if may_read => self.send_ping(0)?,
+                () = wait_for_taps(&mut self.open_taps), if may_read => self.send_ping(0)?,
                 query = self.queries.next(), if may_read => {
                     self.send_message(to_proxy::Message::Query(query))?;
                 }
-                () = sleep_until(self.keepalive.silent_at()) => return Err(ServeError::Silent),
-                () = wait_until(self.acknowledge_by) => return Err(ServeError::Unacknowledged),
+                () = sleep_until(self.keepalive.timeout_at()) => return Err(ServeError::Timeout),
+                () = wait_until(self.acknowledgement_deadline) => return Err(ServeError::Unacknowledged),
             }
             self.send_next_delta()?;
         }
@@ -211,15 +214,15 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
 
     /// Forwards messages of the proxy that arrived before the stream ended.
     pub(super) async fn finish(mut self) {
-        while let Some(event) = self.pending.next_after_end() {
+        while let Some(event) = self.pending_events.next_event_after_end() {
             if self.events.send_event(event).await.is_err() {
                 return;
             }
         }
     }
 
-    /// Requests traffic reports at this interval. A proxy of a release without them interprets the message as a
-    /// keepalive.
+    /// Requests traffic reports at this interval. A proxy of a release without support interprets the
+    /// message as a keepalive.
     pub(super) fn request_reports(&mut self, interval: Duration) -> Result<(), ServeError> {
         let report_interval_ms = u32::try_from(interval.as_millis()).unwrap_or(u32::MAX);
         self.send_ping(report_interval_ms)
@@ -239,19 +242,19 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 let rejections = rejections_from_wire(nack.rejections)?;
                 let rejected_change = self.publisher.reject_delta(nack.nonce, &rejections);
                 rejected_change.ok_or_else(|| unknown_nonce(nack.nonce))?;
-                self.acknowledge_by = None;
-                self.pending.add_rejections(rejections);
+                self.acknowledgement_deadline = None;
+                self.pending_events.add_rejections(rejections);
             }
             Some(from_proxy::Message::Subscribe(wire)) => {
-                self.pending.subscriptions.add(lists_from_wire(wire)?);
+                self.pending_events.subscriptions.add(lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Unsubscribe(wire)) => {
-                self.pending.subscriptions.remove(&lists_from_wire(wire)?);
+                self.pending_events.subscriptions.remove(&lists_from_wire(wire)?);
             }
             Some(from_proxy::Message::Listeners(wire)) => {
-                self.pending.update_listeners(&listeners_from_wire(&wire.listeners)?);
+                self.pending_events.update_listeners(&listeners_from_wire(&wire.listeners)?);
                 let report = report_from_wire(wire.conditions, wire.named_addresses)?;
-                self.pending.report_state(report);
+                self.pending_events.report_state(report);
             }
             Some(from_proxy::Message::Traffic(wire)) => self.store_report(wire, Instant::now()),
             Some(from_proxy::Message::Certificate(wire)) => {
@@ -267,27 +270,28 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         traffic.overflowed = traffic.overflowed.saturating_add(self.dropped_series);
         self.dropped_series = 0;
         let dropped_report = match self.traffic_limit.take_message(now) {
-            true => self.pending.add_report(traffic),
+            true => self.pending_events.add_report(traffic),
             false => Some(traffic),
         };
         if let Some(traffic) = dropped_report {
-            let series = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
-            self.dropped_series = traffic.overflowed.saturating_add(series);
+            let series_count = u32::try_from(traffic.series.len()).unwrap_or(u32::MAX);
+            self.dropped_series = traffic.overflowed.saturating_add(series_count);
         }
     }
 
     /// Sends a keepalive with all open taps, and with the report interval unless that is 0.
     fn send_ping(&mut self, report_interval_ms: u32) -> Result<(), ServeError> {
-        let taps = self.taps.borrow().iter().map(|open_tap| tap_to_wire(&open_tap.tap)).collect();
+        let taps =
+            self.open_taps.borrow().iter().map(|open_tap| tap_to_wire(&open_tap.tap)).collect();
         self.send_message(to_proxy::Message::Ping(proto::Ping { report_interval_ms, taps }))
     }
 
-    /// Forwards tapped requests to their tap, if that is still open. Requests over the rate limit are only
+    /// Forwards tapped requests to their tap, if the tap is still open. Requests over the rate limit are only
     /// counted.
     fn forward_tapped(&mut self, wire: proto::Tapped, now: Instant) {
         let is_within_limit = self.tap_limit.take_message(now);
         let proto::Tapped { tap, records, dropped } = wire;
-        let open_taps = self.taps.borrow();
+        let open_taps = self.open_taps.borrow();
         let Some(open_tap) = open_taps.iter().find(|open_tap| open_tap.tap.id == tap) else {
             return;
         };
@@ -308,7 +312,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 
     fn handle_ack(&mut self, nonce: u64) -> Result<(), ServeError> {
-        self.acknowledge_by = None;
+        self.acknowledgement_deadline = None;
         self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
     }
 
@@ -317,19 +321,19 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         &mut self,
         wire: proto::CertificateRequest,
     ) -> Result<(), ServeError> {
-        if self.renewal.is_some() {
-            return Err(ServeError::Malformed(SECOND_RENEWAL.to_owned()));
+        if self.pending_renewal.is_some() {
+            return Err(ServeError::Malformed(SECOND_RENEWAL_ERROR.to_owned()));
         }
         let now = Instant::now();
         let rejection = if wire.csr.len() > MAX_CSR_BYTES {
             "the request is larger than 64 KiB"
-        } else if now < self.renew_from {
+        } else if now < self.next_renewal_at {
             "certificate requests are too frequent: try again later"
         } else {
             let (reply, receiver) = oneshot::channel();
-            self.renewal = Some(Renewal { id: wire.id, receiver });
-            self.renew_from = now + MIN_RENEWAL_INTERVAL;
-            self.pending.add_certificate_request(wire.csr, reply);
+            self.pending_renewal = Some(Renewal { id: wire.id, receiver });
+            self.next_renewal_at = now + MIN_RENEWAL_INTERVAL;
+            self.pending_events.add_certificate_request(wire.csr, reply);
             return Ok(());
         };
         let outcome = Some(proto::certificate::Outcome::Error(rejection.to_owned()));
@@ -351,14 +355,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     /// Sends the next delta, and records the change that the proxy has reached.
     fn send_next_delta(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
-            self.acknowledge_by = Some(Instant::now() + ACKNOWLEDGE_TIMEOUT);
+            self.acknowledgement_deadline = Some(Instant::now() + ACKNOWLEDGE_TIMEOUT);
             let queued_before = self.writer.queued_bytes();
             self.send_message(to_proxy::Message::Delta(delta_to_wire(delta)))?;
             self.delta_bytes += self.writer.queued_bytes().saturating_sub(queued_before) as u64;
         }
         let oversized = self.publisher.take_oversized();
         if !oversized.is_empty() {
-            self.pending.add_rejections(oversized);
+            self.pending_events.add_rejections(oversized);
         }
         let Some(change) = self.publisher.applied_change() else {
             return Ok(());
@@ -367,7 +371,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         if self.last_acknowledgement.replace((change, rejected_count))
             != Some((change, rejected_count))
         {
-            self.pending.add_applied(change, rejected_count, std::mem::take(&mut self.delta_bytes));
+            self.pending_events.add_applied(
+                change,
+                rejected_count,
+                std::mem::take(&mut self.delta_bytes),
+            );
         }
         Ok(())
     }
@@ -385,7 +393,7 @@ fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeErro
         && addresses.len() <= MAX_ADDRESSES
         && dns_names.len() <= MAX_NAMES;
     if !is_within_limits {
-        return Err(ServeError::Malformed(TOO_MANY_SUBSCRIPTIONS.to_owned()));
+        return Err(ServeError::Malformed(TOO_MANY_SUBSCRIPTIONS_ERROR.to_owned()));
     }
     Ok(SubscriptionLists {
         services: services_from_wire(&names)?,
@@ -412,7 +420,7 @@ struct MessageRateLimit {
 }
 
 impl MessageRateLimit {
-    /// Takes one message; false if it is over the limit.
+    /// Counts one message. Returns false if it is over the limit.
     fn take_message(&mut self, now: Instant) -> bool {
         let is_permitted = self.next_at <= now;
         if is_permitted {
@@ -429,14 +437,14 @@ struct CertificateResult {
     result: Result<IssuedCertificate, IssuanceFailure>,
 }
 
-/// Waits for the response to the pending request; forever if there is none. Cancel-safe.
-async fn wait_for_certificate(renewal: &mut Option<Renewal>) -> CertificateResult {
-    let Some(Renewal { id, receiver }) = renewal else {
+/// Waits for the result of the pending certificate request; forever if there is none. Cancel-safe.
+async fn wait_for_certificate(pending_renewal: &mut Option<Renewal>) -> CertificateResult {
+    let Some(Renewal { id, receiver }) = pending_renewal else {
         return std::future::pending().await;
     };
-    let result = receiver.await.unwrap_or_else(|_| Err(TRY_AGAIN.into()));
-    let certificate = CertificateResult { id: *id, result };
-    *renewal = None;
+    let issuance_result = receiver.await.unwrap_or_else(|_| Err(ISSUANCE_DROPPED_REASON.into()));
+    let certificate = CertificateResult { id: *id, result: issuance_result };
+    *pending_renewal = None;
     certificate
 }
 
@@ -488,14 +496,14 @@ const TAPPED_BURST: Duration = Duration::from_secs(1);
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The error for a proxy that has two pending certificate requests.
-const SECOND_RENEWAL: &str = "a certificate request while another one is pending";
+const SECOND_RENEWAL_ERROR: &str = "a certificate request while another one is pending";
 
 /// The error for a message with too many subscriptions.
-const TOO_MANY_SUBSCRIPTIONS: &str =
+const TOO_MANY_SUBSCRIPTIONS_ERROR: &str =
     "a message requests more resources than a proxy may subscribe to";
 
 /// The goodbye when the mesh owner drops the connection without a reason.
-const SESSION_ENDED: &str = "the control plane has ended the session of this workload";
+const SESSION_ENDED_REASON: &str = "the control plane has ended the session of this workload";
 
 /// The response to a certificate request that the mesh owner dropped.
-const TRY_AGAIN: &str = "the control plane could not respond: try again";
+const ISSUANCE_DROPPED_REASON: &str = "the control plane could not respond: try again";

@@ -48,7 +48,8 @@ impl Owner {
         self.events.recv().await.map(|queued| queued.event)
     }
 
-    async fn next(&mut self) -> String {
+    /// Returns the next event as a short text; `closed` after the last event.
+    async fn describe_next_event(&mut self) -> String {
         match self.next_event().await {
             Some(event) => describe_event(&event),
             None => "closed".into(),
@@ -150,9 +151,9 @@ async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
     );
     let script = async {
         let responses = owner.wait_for_connected().await.responses;
-        assert_eq!(owner.next().await, "traffic of 1s");
+        assert_eq!(owner.describe_next_event().await, "traffic of 1s");
         let first_report_time = start.elapsed();
-        assert_eq!(owner.next().await, "traffic of 3s");
+        assert_eq!(owner.describe_next_event().await, "traffic of 3s");
         let second_report_time = start.elapsed();
         responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
         (first_report_time, second_report_time)
@@ -184,7 +185,7 @@ async fn excess_traffic_reports_of_a_proxy_are_dropped() {
     let script = async {
         let _connected = owner.wait_for_connected().await;
         let mut received_reports = 0;
-        while owner.next().await.starts_with("traffic") {
+        while owner.describe_next_event().await.starts_with("traffic") {
             received_reports += 1;
         }
         received_reports
@@ -211,7 +212,7 @@ async fn no_traffic_is_reported_without_an_interval() {
         // Meanwhile both ends send pings without payload.
         sleep(MAX_SILENCE * 3).await;
         responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
-        owner.next().await
+        owner.describe_next_event().await
     };
     let (server_result, _, last_event) = tokio::join!(server, client, script);
     server_result.unwrap();
@@ -236,14 +237,14 @@ async fn an_update_is_applied_and_acknowledged() {
         assert_eq!(connected.connection, CONNECTION);
         assert_eq!(connected.hello, gateway_hello());
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 rejected");
+        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
         connected.responses.send(OwnerResponse::Config(next_update.clone())).unwrap();
-        assert_eq!(owner.next().await, "applied 2, 0 rejected");
+        assert_eq!(owner.describe_next_event().await, "applied 2, 0 rejected");
         let equal = ConfigUpdate { change: ChangeId(3), ..next_update.clone() };
         connected.responses.send(OwnerResponse::Config(equal)).unwrap();
-        assert_eq!(owner.next().await, "applied 3, 0 rejected");
+        assert_eq!(owner.describe_next_event().await, "applied 3, 0 rejected");
         drop(requests);
-        assert_eq!(owner.next().await, "disconnected 7");
+        assert_eq!(owner.describe_next_event().await, "disconnected 7");
     };
     let (server_result, client_error, ()) = tokio::join!(server, client, script);
     server_result.unwrap();
@@ -272,8 +273,8 @@ async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_appl
         let next_update = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
         connected.responses.send(OwnerResponse::Config(next_update)).unwrap();
         let expected = "rejected service bookinfo/bad: rule 1: unclosed group in `(`";
-        assert_eq!(owner.next().await, expected);
-        assert_eq!(owner.next().await, "applied 5, 1 rejected");
+        assert_eq!(owner.describe_next_event().await, expected);
+        assert_eq!(owner.describe_next_event().await, "applied 5, 1 rejected");
         drop(requests);
     };
     let (server_result, _, ()) = tokio::join!(server, client, script);
@@ -314,22 +315,22 @@ async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
             .send(ProxyRequest::Subscribe(vec![service_name("a"), service_name("b")]))
             .await
             .unwrap();
-        assert_eq!(owner.next().await, "+services {bookinfo/a, bookinfo/b}");
+        assert_eq!(owner.describe_next_event().await, "+services {bookinfo/a, bookinfo/b}");
         requests.send(ProxyRequest::Unsubscribe(vec![service_name("a")])).await.unwrap();
-        assert_eq!(owner.next().await, "-services {bookinfo/a}");
+        assert_eq!(owner.describe_next_event().await, "-services {bookinfo/a}");
         requests.send(ProxyRequest::SubscribeAddresses(vec![[10, 96, 0, 1].into()])).await.unwrap();
-        assert_eq!(owner.next().await, "+addresses {10.96.0.1}");
+        assert_eq!(owner.describe_next_event().await, "+addresses {10.96.0.1}");
         requests
             .send(ProxyRequest::UnsubscribeAddresses(vec![[10, 96, 0, 1].into()]))
             .await
             .unwrap();
-        assert_eq!(owner.next().await, "-addresses {10.96.0.1}");
+        assert_eq!(owner.describe_next_event().await, "-addresses {10.96.0.1}");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
         requests
             .send(ProxyRequest::Listeners(vec![listener], ProxyReport::default()))
             .await
             .unwrap();
-        assert_eq!(owner.next().await, format!("listeners {:?}", [listener]));
+        assert_eq!(owner.describe_next_event().await, format!("listeners {:?}", [listener]));
         assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
         assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
         let reason = renew(&mut owner, None).await.unwrap_err().reason;
@@ -365,7 +366,7 @@ async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
                 connected.responses.send(response).unwrap();
             }
             drop(connected);
-            assert_eq!(owner.next().await, "disconnected 7");
+            assert_eq!(owner.describe_next_event().await, "disconnected 7");
         };
         let (server_result, client_error, ()) = tokio::join!(server, client, script);
         server_result.unwrap();
@@ -386,7 +387,7 @@ async fn pings_keep_idle_streams_open() {
         let connected = owner.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
         connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 rejected");
+        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
         drop(requests);
     };
     let (server_result, client_error, ()) = tokio::join!(server, client, script);
@@ -501,7 +502,7 @@ async fn a_second_certificate_request_before_the_response_ends_the_connection() 
         let _connected = owner.wait_for_connected().await;
         let _first_request = owner.next_event().await.unwrap();
         proxy_end.write_all(&framed_renewal(2)).await.unwrap();
-        assert_eq!(owner.next().await, "disconnected 7");
+        assert_eq!(owner.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     let error = server_result.unwrap_err().to_string();
@@ -520,7 +521,7 @@ async fn certificate_requests_in_quick_succession_are_rejected() {
             write_half.write_all(&framed_renewal(id)).await.unwrap();
             if is_forwarded {
                 // The owner drops the request, which is a response.
-                assert_eq!(owner.next().await, "certify [9]");
+                assert_eq!(owner.describe_next_event().await, "certify [9]");
             }
             let frame = reader.next().await.unwrap().unwrap();
             let message = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
@@ -545,7 +546,7 @@ async fn requests_of_a_proxy_that_never_reads_are_no_longer_read() {
         proxy_end.write_all(&framed_hello()).await.unwrap();
         let _connected = owner.wait_for_connected().await;
         proxy_end.write_all(&framed_renewal(0)).await.unwrap();
-        assert_eq!(owner.next().await, "certify [9]");
+        assert_eq!(owner.describe_next_event().await, "certify [9]");
         // The response is being sent; from now on each request is rejected, which is a response too.
         sleep(MIN_RENEWAL_INTERVAL / 2).await;
         let flood = async {
@@ -567,7 +568,7 @@ async fn requests_of_a_proxy_that_never_reads_are_no_longer_read() {
 async fn waits_for_a_proxy_are_bounded() {
     let start = Instant::now();
     let (server_result, events) = serve_bytes(&[]).await;
-    assert!(matches!(server_result, Err(ServeError::Silent)), "{server_result:?}");
+    assert!(matches!(server_result, Err(ServeError::Timeout)), "{server_result:?}");
     assert!(events.is_empty() && start.elapsed() < MAX_SILENCE);
 
     let (server_result, events) = serve_bytes(&framed_hello()).await;
@@ -583,13 +584,13 @@ async fn waits_for_a_proxy_are_bounded() {
         let start = Instant::now();
         let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
         proxy_end.write_all(&ack).await.unwrap();
-        assert_eq!(owner.next().await, "applied 1, 0 rejected");
-        assert_eq!(owner.next().await, "disconnected 7");
+        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
+        assert_eq!(owner.describe_next_event().await, "disconnected 7");
         assert_eq!(start.elapsed(), MAX_SILENCE);
         connected
     };
     let (server_result, _) = tokio::join!(server, script);
-    assert!(matches!(server_result, Err(ServeError::Silent)), "{server_result:?}");
+    assert!(matches!(server_result, Err(ServeError::Timeout)), "{server_result:?}");
 }
 
 #[tokio::test]
@@ -609,14 +610,14 @@ proptest! {
         let mut damaged = framed_hello();
         let index = index.index(damaged.len());
         damaged[index] = value;
-        let announced = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();
-        let hello_and_message = [&framed_hello()[..], &announced].concat();
+        let framed_bytes = [&[0, 0, 0, u8::try_from(bytes.len()).unwrap()][..], &bytes].concat();
+        let hello_and_message = [&framed_hello()[..], &framed_bytes].concat();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .unwrap();
-        for bytes in [bytes, announced, damaged, hello_and_message] {
+        for bytes in [bytes, framed_bytes, damaged, hello_and_message] {
             let (result, events) = runtime.block_on(serve_bytes(&bytes));
             prop_assert!(result.is_err() || events.len() != 1, "{:?} {:?}", result, events);
             prop_assert_ne!(events.last().map(String::as_str), Some("connected"));

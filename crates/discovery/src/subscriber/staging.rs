@@ -1,4 +1,5 @@
-//! A decoded delta, and the services that result from it.
+//! A decoded delta: validates its resources, and builds the resulting configuration from it and the current
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -51,7 +52,8 @@ impl DecodedDelta {
         if rejections.is_empty() { Ok(decoded_delta) } else { Err(rejections) }
     }
 
-    /// Returns the resulting configuration; the previous one if it is equal.
+    /// Returns the resulting workload configuration; the current one if it is equal, and `None` if there is
+    /// none.
     pub(super) fn build_workload_config(
         &self,
         current_update: Option<&ConfigUpdate>,
@@ -164,7 +166,7 @@ impl DecodedDelta {
         }
     }
 
-    /// Returns the services that the delta adds or changes, and those with changed endpoints.
+    /// Returns the services that the delta adds or changes, and the services whose endpoints it changes.
     fn affected_services(&self) -> BTreeSet<&ServiceName> {
         self.services.keys().chain(self.endpoints.keys()).collect()
     }
@@ -187,19 +189,19 @@ impl DecodedDelta {
             rejections.extend(unplaced_endpoints.map(reject));
             return None;
         };
-        let retained = old_service.into_iter().flat_map(service_endpoints);
-        let retained =
-            retained.map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
-        let mut endpoints: BTreeMap<_, _> = retained.collect();
+        let retained_endpoints = old_service.into_iter().flat_map(service_endpoints);
+        let retained_endpoints = retained_endpoints
+            .map(|(port, endpoint)| ((port, endpoint.id.workload.clone()), endpoint));
+        let mut endpoints: BTreeMap<_, _> = retained_endpoints.collect();
         for (endpoint_key, change) in changes {
             match change {
                 // An equal endpoint keeps its `Arc`.
-                Some(new)
+                Some(new_endpoint)
                     if endpoints
                         .get(endpoint_key)
-                        .is_some_and(|old_endpoint| *old_endpoint == new) => {}
-                Some(new) => {
-                    endpoints.insert(endpoint_key.clone(), new);
+                        .is_some_and(|old_endpoint| *old_endpoint == new_endpoint) => {}
+                Some(new_endpoint) => {
+                    endpoints.insert(endpoint_key.clone(), new_endpoint);
                 }
                 None => {
                     endpoints.remove(endpoint_key);
@@ -264,16 +266,16 @@ fn merge_changes<K: Ord + Clone, A: PartialEq>(
     if !changes.iter().any(differs) {
         return None;
     }
-    let mut result = old_entries.cloned().unwrap_or_default();
+    let mut merged_entries = old_entries.cloned().unwrap_or_default();
     for (key, new_value) in changes {
         match new_value {
             // An equal value keeps its `Arc`.
-            Some(new_value) if result.get(key) == Some(new_value) => {}
-            Some(new_value) => drop(result.insert(key.clone(), Arc::clone(new_value))),
-            None => drop(result.remove(key)),
+            Some(new_value) if merged_entries.get(key) == Some(new_value) => {}
+            Some(new_value) => drop(merged_entries.insert(key.clone(), Arc::clone(new_value))),
+            None => drop(merged_entries.remove(key)),
         }
     }
-    Some(result)
+    Some(merged_entries)
 }
 
 /// Returns a copy of a service without its endpoints.

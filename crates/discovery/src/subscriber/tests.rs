@@ -9,16 +9,16 @@ use crate::message::Upsert;
 use crate::publisher::Publisher;
 use crate::resource::{encode_endpoint, encode_service};
 
-fn subscriber_holding(update: ConfigUpdate) -> Subscriber {
+fn subscriber_with(update: ConfigUpdate) -> Subscriber {
     Subscriber::from_bytes(&update.to_bytes()).unwrap()
 }
 
-fn delta_of(upserts: Vec<Upsert>, removed: Vec<ResourceKey>) -> Delta {
+fn build_delta(upserts: Vec<Upsert>, removed: Vec<ResourceKey>) -> Delta {
     Delta { nonce: 1, change: ChangeId(2), whole: true, upserts, removed, absent: None }
 }
 
 /// Returns the delta that the control plane would send to a subscriber for this update.
-fn delta_towards(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
+fn next_delta_for(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
     let mut publisher = Publisher::new(subscriber.held_versions());
     publisher.set_update(update);
     publisher.next_delta().unwrap()
@@ -26,39 +26,40 @@ fn delta_towards(subscriber: &Subscriber, update: ConfigUpdate) -> Delta {
 
 #[test]
 fn unchanged_services_and_endpoints_keep_their_allocation() {
-    let mut subscriber = subscriber_holding(bookinfo_update());
-    let before = subscriber.current_update().unwrap().snapshot.clone();
-    let mut next = bookinfo_update();
+    let mut subscriber = subscriber_with(bookinfo_update());
+    let old_snapshot = subscriber.current_update().unwrap().snapshot.clone();
+    let mut next_update = bookinfo_update();
     let ratings = Arc::new(service_config("ratings", 4));
-    Arc::make_mut(&mut next.snapshot).services.insert(service_name("ratings"), ratings);
-    let staged = subscriber.stage(delta_towards(&subscriber, next)).unwrap();
-    let after = subscriber.commit(staged).snapshot.clone();
+    Arc::make_mut(&mut next_update.snapshot).services.insert(service_name("ratings"), ratings);
+    let staged_delta = subscriber.stage(next_delta_for(&subscriber, next_update)).unwrap();
+    let new_snapshot = subscriber.commit(staged_delta).snapshot.clone();
     let (reviews, ratings) = (service_name("reviews"), service_name("ratings"));
-    assert!(Arc::ptr_eq(&before.config, &after.config));
-    assert!(Arc::ptr_eq(&before.services[&reviews], &after.services[&reviews]));
-    assert!(!Arc::ptr_eq(&before.services[&ratings], &after.services[&ratings]));
+    assert!(Arc::ptr_eq(&old_snapshot.config, &new_snapshot.config));
+    assert!(Arc::ptr_eq(&old_snapshot.services[&reviews], &new_snapshot.services[&reviews]));
+    assert!(!Arc::ptr_eq(&old_snapshot.services[&ratings], &new_snapshot.services[&ratings]));
     let endpoints =
         |snapshot: &Snapshot| snapshot.services[&ratings].ports[&9080].endpoints.clone();
-    for (old, new) in endpoints(&before).iter().zip(endpoints(&after)) {
+    for (old, new) in endpoints(&old_snapshot).iter().zip(endpoints(&new_snapshot)) {
         assert!(Arc::ptr_eq(old, &new), "{:?}", old.id);
     }
-    assert_eq!(endpoints(&after).len(), 4);
+    assert_eq!(endpoints(&new_snapshot).len(), 4);
 }
 
 #[test]
 fn a_delta_without_differences_keeps_the_snapshot() {
-    let mut subscriber = subscriber_holding(bookinfo_update());
-    let before = subscriber.current_update().unwrap().snapshot.clone();
-    let staged = subscriber.stage(delta_of(Vec::new(), Vec::new())).unwrap();
-    let after = subscriber.commit(staged);
-    assert!(Arc::ptr_eq(&before, &after.snapshot));
-    assert_eq!(after.change, ChangeId(2));
+    let mut subscriber = subscriber_with(bookinfo_update());
+    let old_snapshot = subscriber.current_update().unwrap().snapshot.clone();
+    let staged_delta = subscriber.stage(build_delta(Vec::new(), Vec::new())).unwrap();
+    let new_update = subscriber.commit(staged_delta);
+    assert!(Arc::ptr_eq(&old_snapshot, &new_update.snapshot));
+    assert_eq!(new_update.change, ChangeId(2));
 }
 
 #[test]
 fn an_invalid_resource_is_rejected_by_name_and_the_configuration_is_unchanged() {
-    let subscriber = subscriber_holding(bookinfo_update());
-    let (held, before) = (subscriber.held_versions(), subscriber.current_update().cloned());
+    let subscriber = subscriber_with(bookinfo_update());
+    let (old_versions, old_update) =
+        (subscriber.held_versions(), subscriber.current_update().cloned());
     let mut dangling = service_config("ratings", 0);
     add_route(&mut dangling, &["nowhere"]);
     let misplaced = service_endpoint(&service_name("unknown"), 1);
@@ -69,29 +70,29 @@ fn an_invalid_resource_is_rejected_by_name_and_the_configuration_is_unchanged() 
     let service_key = |name| ResourceKey::Service(service_name(name));
     let cases = [
         (
-            delta_of(vec![upsert(service_key("ratings"), encode_service(&dangling))], vec![]),
+            build_delta(vec![upsert(service_key("ratings"), encode_service(&dangling))], vec![]),
             "service bookinfo/ratings: HTTPRoute bookinfo/split refers to service \
              bookinfo/nowhere, which is neither present nor marked as absent",
         ),
         (
-            delta_of(vec![], vec![service_key("ratings")]),
+            build_delta(vec![], vec![service_key("ratings")]),
             "service bookinfo/ratings: cannot be removed: HTTPRoute bookinfo/split of bookinfo/reviews \
              refers to it",
         ),
         (
-            delta_of(vec![upsert(ResourceKey::Endpoint(misplaced.id), content.clone())], vec![]),
+            build_delta(vec![upsert(ResourceKey::Endpoint(misplaced.id), content.clone())], vec![]),
             "endpoint bookinfo/unknown:9080 at bookinfo/unknown-00001: its service is unknown",
         ),
         (
-            delta_of(vec![upsert(ResourceKey::Endpoint(other_port.id), content)], vec![]),
+            build_delta(vec![upsert(ResourceKey::Endpoint(other_port.id), content)], vec![]),
             "endpoint bookinfo/ratings:81 at bookinfo/ratings-00001: its service has no such port",
         ),
         (
-            delta_of(vec![], vec![ResourceKey::Workload]),
+            build_delta(vec![], vec![ResourceKey::Workload]),
             "plan: a plan can be replaced, not removed",
         ),
         (
-            delta_of(vec![upsert(ResourceKey::Workload, Default::default())], vec![]),
+            build_delta(vec![upsert(ResourceKey::Workload, Default::default())], vec![]),
             "plan: workload: `` is not a valid name: use 1 to 253 lower-case letters, digits, `-` \
              or `.`, starting and ending with a letter or digit",
         ),
@@ -100,16 +101,19 @@ fn an_invalid_resource_is_rejected_by_name_and_the_configuration_is_unchanged() 
         let rejections = subscriber.stage(delta).map(|_| ()).expect_err(expected);
         assert_eq!(rejections[0].to_string(), expected);
     }
-    assert_eq!((subscriber.held_versions(), subscriber.current_update().cloned()), (held, before));
+    assert_eq!(
+        (subscriber.held_versions(), subscriber.current_update().cloned()),
+        (old_versions, old_update)
+    );
 }
 
 #[test]
 fn a_route_may_refer_to_an_absent_service() {
-    let mut subscriber = subscriber_holding(bookinfo_update());
-    let mut removal = delta_of(vec![], vec![ResourceKey::Service(service_name("ratings"))]);
+    let mut subscriber = subscriber_with(bookinfo_update());
+    let mut removal = build_delta(vec![], vec![ResourceKey::Service(service_name("ratings"))]);
     removal.absent = Some([service_name("missing"), service_name("ratings")].into());
-    let staged = subscriber.stage(removal).unwrap();
-    let update = subscriber.commit(staged);
+    let staged_delta = subscriber.stage(removal).unwrap();
+    let update = subscriber.commit(staged_delta);
     assert!(!update.snapshot.services.contains_key(&service_name("ratings")));
     let keys = subscriber.held_versions();
     assert!(
@@ -124,17 +128,17 @@ fn the_first_delta_must_contain_a_workload_configuration() {
     let key = ResourceKey::Service(service.name.clone());
     let upsert = Upsert { key, content: encode_service(&service) };
     let rejections =
-        Subscriber::new().stage(delta_of(vec![upsert], vec![])).map(|_| ()).unwrap_err();
+        Subscriber::new().stage(build_delta(vec![upsert], vec![])).map(|_| ()).unwrap_err();
     assert_eq!(rejections[0].key, ResourceKey::Workload);
 }
 
 #[test]
 fn a_stored_configuration_restores_the_held_versions() {
     let mut subscriber = Subscriber::new();
-    let staged = subscriber
-        .stage(delta_towards(&subscriber, update_with(1, [service_config("a", 3)])))
+    let staged_delta = subscriber
+        .stage(next_delta_for(&subscriber, update_with(1, [service_config("a", 3)])))
         .unwrap();
-    subscriber.commit(staged);
+    subscriber.commit(staged_delta);
     let restored = Subscriber::from_bytes(&subscriber.to_bytes()).unwrap();
     assert_eq!(restored.held_versions(), subscriber.held_versions());
 }

@@ -22,19 +22,19 @@ use tokio::sync::{mpsc, watch};
 pub(crate) fn check_input(bytes: &[u8]) {
     let Some((reader, input)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&frame_messages(input)),
-        1 => proxy_reads(&frame_messages(input)),
-        2 => proxy_restarts(input),
-        3 => control_plane_reads(input),
-        _ => proxy_reads(input),
+        0 => check_control_plane(&frame_messages(input)),
+        1 => check_proxy(&frame_messages(input)),
+        2 => check_stored_config(input),
+        3 => check_control_plane(input),
+        _ => check_proxy(input),
     }
 }
 
 /// Serves the stream of a proxy until it ends. Each event is about that connection and within the limits, and
 /// an error has a message.
-fn control_plane_reads(stream: &[u8]) {
+fn check_control_plane(stream: &[u8]) {
     run_to_end(async {
-        let (events, mut received) = event_queue(1);
+        let (events, mut received_events) = event_queue(1);
         let budget = Arc::new(Budget::new(tokio::time::Instant::now()));
         let sender = events.create_sender(budget);
         drop(events);
@@ -48,7 +48,7 @@ fn control_plane_reads(stream: &[u8]) {
         );
         let owner = async {
             let mut responses: Option<watch::Sender<OwnerResponse>> = None;
-            while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
+            while let Some(QueuedEvent { event, turn: _turn }) = received_events.recv().await {
                 match event {
                     Event::Connected(connected) => {
                         assert!(responses.is_none(), "a connection introduces itself once");
@@ -95,12 +95,12 @@ fn check_event(event: Event) {
 }
 
 /// A proxy accepts no configuration that it could not read back from its disk after a restart.
-fn proxy_reads(stream: &[u8]) {
+fn check_proxy(stream: &[u8]) {
     let mut subscriber = Subscriber::new();
     run_to_end(async {
         let (_requests, mut receiver) = mpsc::channel(1);
         let mut apply = |update: ConfigUpdate| {
-            read_back(&update);
+            check_round_trip(&update);
             Ok(())
         };
         let error = follow_control_plane(
@@ -114,15 +114,15 @@ fn proxy_reads(stream: &[u8]) {
         assert!(!error.to_string().is_empty());
     });
     if let Some(update) = subscriber.current_update() {
-        read_back(update);
+        check_round_trip(update);
     }
 }
 
 /// A stored configuration is rejected, or its decoded form is stored again.
-fn proxy_restarts(content: &[u8]) {
+fn check_stored_config(content: &[u8]) {
     let stored = [MAGIC, &ResourceVersion::from_content(content).0.to_be_bytes(), content].concat();
     if let Ok(subscriber) = Subscriber::from_bytes(&stored) {
-        read_back(subscriber.current_update().expect("a stored configuration is complete"));
+        check_round_trip(subscriber.current_update().expect("a stored configuration is complete"));
     }
 }
 
@@ -133,21 +133,21 @@ pub(crate) fn is_accepted(bytes: &[u8]) -> bool {
     Subscriber::from_bytes(&stored).is_ok()
 }
 
-fn read_back(update: &ConfigUpdate) {
+fn check_round_trip(update: &ConfigUpdate) {
     let restored = Subscriber::from_bytes(&update.to_bytes())
         .expect("an accepted configuration can be stored");
     assert_eq!(restored.current_update(), Some(update));
 }
 
 /// Messages of at most 64 KiB, with four bytes of length each; the last one contains the rest.
-pub(crate) fn frame_messages(mut rest: &[u8]) -> Vec<u8> {
-    let mut stream = Vec::with_capacity(rest.len() * 2);
-    while let Some((length, remaining)) = rest.split_first_chunk::<2>() {
+pub(crate) fn frame_messages(mut remaining_input: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::with_capacity(remaining_input.len() * 2);
+    while let Some((length, remaining)) = remaining_input.split_first_chunk::<2>() {
         let length = usize::from(u16::from_be_bytes(*length)).min(remaining.len());
         let (message, remaining) = remaining.split_at(length);
         stream.extend(u32::try_from(length).expect("16 bits").to_be_bytes());
         stream.extend(message);
-        rest = remaining;
+        remaining_input = remaining;
     }
     stream
 }

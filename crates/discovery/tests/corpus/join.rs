@@ -18,41 +18,41 @@ use super::discovery::{frame_messages, run_to_end};
 pub(crate) fn check_input(bytes: &[u8]) {
     let Some((reader, input)) = bytes.split_first() else { return };
     match reader % 5 {
-        0 => control_plane_reads(&frame_messages(input)),
-        1 => control_plane_reads(input),
-        2 => proxy_reads(&frame_messages(input)),
+        0 => check_control_plane(&frame_messages(input)),
+        1 => check_control_plane(input),
+        2 => check_proxy(&frame_messages(input)),
         3 => check_request(input),
         _ => check_bundle(input),
     }
 }
 
 /// Serves a join, which is malformed or requests exactly one certificate.
-fn control_plane_reads(stream: &[u8]) {
+fn check_control_plane(stream: &[u8]) {
     run_to_end(async {
-        let (events, mut received) = event_queue(1);
+        let (events, mut received_events) = event_queue(1);
         let sender = events.create_sender(Arc::new(Budget::new(Instant::now())));
         drop(events);
         let stream = tokio::io::join(stream, tokio::io::sink());
         let server = serve_join(stream, [127, 0, 0, 1].into(), sender);
         let owner = async {
-            let mut joins = 0;
-            while let Some(QueuedEvent { event, turn: _turn }) = received.recv().await {
+            let mut join_count = 0;
+            while let Some(QueuedEvent { event, turn: _turn }) = received_events.recv().await {
                 let Event::JoinRequested(pending_join) = event else {
                     unreachable!("a join has one event")
                 };
                 check_token(&pending_join.token, &pending_join.workload);
                 check_request(&pending_join.csr);
                 pending_join.reply.send(Err("not here".into())).expect("the client waits");
-                joins += 1;
+                join_count += 1;
             }
-            assert!(joins <= 1);
+            assert!(join_count <= 1);
         };
         let (result, ()) = tokio::join!(server, owner);
         assert!(result.is_ok() || result.is_err_and(|error| !error.to_string().is_empty()));
     });
 }
 
-fn proxy_reads(stream: &[u8]) {
+fn check_proxy(stream: &[u8]) {
     run_to_end(async {
         let workload = WorkloadName::new("shop", "web-1").expect("a name");
         let stream = tokio::io::join(stream, tokio::io::sink());

@@ -40,10 +40,10 @@ impl Authority {
         };
         for name in names {
             check_subject(name, issuing_scope, &self.trust_domain)
-                .map_err(|cause| AuthorityError::Subject { name: name.clone(), cause })?;
+                .map_err(|cause| AuthorityError::InvalidSubject { name: name.clone(), cause })?;
         }
         if lifetime < MIN_LEAF_LIFETIME || lifetime > MAX_LEAF_LIFETIME {
-            return Err(AuthorityError::Lifetime(lifetime));
+            return Err(AuthorityError::LifetimeOutOfRange(lifetime));
         }
         let (not_before, not_after) = self.validity_period(lifetime, now)?;
         let mut parameters = common_parameters(not_before, not_after)?;

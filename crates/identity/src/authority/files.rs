@@ -9,7 +9,7 @@ use std::path::Path;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::rotation::{NEXT_FILE, PREVIOUS_FILE};
+use super::rotation::{NEXT_KEY_FILE, PREVIOUS_KEY_FILE};
 use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
 use crate::directory::create_private_directory;
 use crate::disk::{self, FileReaders};
@@ -23,11 +23,11 @@ pub struct AuthorityFiles(BTreeMap<&'static str, String>);
 impl AuthorityFiles {
     /// Selects the files of an authority by name; others are ignored.
     pub fn from_files<'a>(files: impl IntoIterator<Item = (&'a str, String)>) -> Self {
-        let authority_file = |(name, text): (&str, String)| {
+        let select_file = |(name, text): (&str, String)| {
             let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
             Some((*file, text))
         };
-        Self(files.into_iter().filter_map(authority_file).collect())
+        Self(files.into_iter().filter_map(select_file).collect())
     }
 
     /// Reads the files of a directory, which may not exist.
@@ -116,10 +116,10 @@ impl AuthorityFiles {
     pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
         let has_file = |file| self.0.contains_key(file);
         if has_file(KEY_FILE) && has_file(ROOTS_FILE) {
-            return Some(AuthoritySource::Own(dir.to_owned()));
+            return Some(AuthoritySource::BuiltIn(dir.to_owned()));
         }
-        let is_issuer = ISSUER_FILES.into_iter().all(has_file);
-        is_issuer.then(|| AuthoritySource::Issuer(dir.to_owned()))
+        let has_issuer_files = ISSUER_FILES.into_iter().all(has_file);
+        has_issuer_files.then(|| AuthoritySource::Issuer(dir.to_owned()))
     }
 
     /// Returns the roots that members trust as PEM: for an intermediate, its root and its own certificate.
@@ -128,17 +128,17 @@ impl AuthorityFiles {
         if let Some(roots) = self.0.get(ROOTS_FILE) {
             return Some(roots.clone());
         }
-        let mut text = self.0.get(ISSUER_ROOTS_FILE)?.clone();
+        let mut pem = self.0.get(ISSUER_ROOTS_FILE)?.clone();
         let signer = self.0.get("tls.crt").and_then(|chain| {
             CertificateDer::pem_slice_iter(chain.as_bytes()).next().and_then(Result::ok)
         });
         if let Some(signer) = signer.filter(|signer| !is_self_issued(signer)) {
-            if !text.ends_with('\n') {
-                text.push('\n');
+            if !pem.ends_with('\n') {
+                pem.push('\n');
             }
-            write_pem(&mut text, CERTIFICATE_LABEL, &signer);
+            write_pem(&mut pem, CERTIFICATE_LABEL, &signer);
         }
-        Some(text)
+        Some(pem)
     }
 }
 
@@ -161,9 +161,9 @@ impl fmt::Debug for AuthorityFiles {
 /// All files and their readers, in the order in which they are written.
 const FILES: [(&str, FileReaders); 7] = [
     (ROOTS_FILE, FileReaders::AllUsers),
-    (NEXT_FILE, FileReaders::Owner),
+    (NEXT_KEY_FILE, FileReaders::Owner),
     (KEY_FILE, FileReaders::Owner),
-    (PREVIOUS_FILE, FileReaders::Owner),
+    (PREVIOUS_KEY_FILE, FileReaders::Owner),
     (ISSUER_ROOTS_FILE, FileReaders::AllUsers),
     ("tls.crt", FileReaders::AllUsers),
     ("tls.key", FileReaders::Owner),
@@ -206,8 +206,8 @@ mod tests {
                 AuthorityFiles::from_files(files.iter().map(|(name, text)| (name, text.into())));
             assert!(copied == files);
             let source = files.source(&target).unwrap();
-            assert_eq!(source, AuthoritySource::Own(target.clone()));
-            let original = AuthoritySource::Own(fixture.dir.path().to_owned());
+            assert_eq!(source, AuthoritySource::BuiltIn(target.clone()));
+            let original = AuthoritySource::BuiltIn(fixture.dir.path().to_owned());
             assert!(source.open(&domain, now()).unwrap() == original.open(&domain, now()).unwrap());
             let roots = source.open(&domain, now()).unwrap().roots().to_pem();
             assert_eq!(files.root_pem(), Some(roots));
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(source_of(&["tls.crt", "tls.key", "other"]), None);
         let issuer_source = Some(AuthoritySource::Issuer(dir.to_owned()));
         assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt"]), issuer_source);
-        let own_source = Some(AuthoritySource::Own(dir.to_owned()));
+        let own_source = Some(AuthoritySource::BuiltIn(dir.to_owned()));
         assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]), own_source);
     }
 }

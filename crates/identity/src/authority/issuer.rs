@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use super::{Authority, AuthorityError, CertificateSubject, MIN_LEAF_LIFETIME};
 use crate::credential::{Credential, CredentialError, verify_with_full_store};
 use crate::csr::CertificateRequest;
-use crate::directory::check_if_exists;
+use crate::directory::check_private_if_exists;
 use crate::disk::{self, FileReaders};
 use crate::key::PrivateKey;
 use crate::roots::{Roots, is_self_issued, may_sign_certificates};
@@ -22,26 +22,26 @@ use crate::verify::to_system_time;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthoritySource {
     /// A built-in root, created if missing: `ca.key` and `ca.pem`.
-    Own(PathBuf),
+    BuiltIn(PathBuf),
     /// An intermediate authority that is issued and renewed externally: `tls.key`, `tls.crt` (its certificate
     /// first) and `ca.crt` (the trusted roots).
     Issuer(PathBuf),
 }
 
 impl AuthoritySource {
-    /// Opens the current authority. A missing built-in root is not recreated: a new root would separate its
-    /// members from all others.
+    /// Opens the current authority. A missing built-in root is not recreated: members with certificates of a new root and
+    /// existing members would not trust each other.
     ///
     /// # Errors
-    /// [`AuthorityError`] if it cannot be used; an authority opened before is not affected.
+    /// [`AuthorityError`] if the authority cannot be used; an authority opened before is not affected.
     pub fn open(
         &self,
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::Own(dir) => {
-                check_if_exists(dir)?;
+            Self::BuiltIn(dir) => {
+                check_private_if_exists(dir)?;
                 Authority::open(dir, trust_domain, now)
             }
             Self::Issuer(dir) => open_issuer(dir, trust_domain, now),
@@ -51,19 +51,20 @@ impl AuthoritySource {
     /// Opens the authority at the start of a control plane. Unlike [`Self::open`], it creates a missing built-in root.
     ///
     /// # Errors
-    /// [`AuthorityError`] if it cannot be used or created.
+    /// [`AuthorityError`] if the authority cannot be used or created.
     pub fn open_or_create(
         &self,
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Authority, AuthorityError> {
         match self {
-            Self::Own(dir) => Authority::open_or_create(dir, trust_domain, now),
+            Self::BuiltIn(dir) => Authority::open_or_create(dir, trust_domain, now),
             Self::Issuer(_) => self.open(trust_domain, now),
         }
     }
 }
 
+/// Opens the intermediate authority in the directory, and checks that peers accept the certificates that it signs.
 fn open_issuer(
     dir: &Path,
     trust_domain: &TrustDomain,
@@ -71,10 +72,10 @@ fn open_issuer(
 ) -> Result<Authority, AuthorityError> {
     let read_file = |file, readers| {
         disk::read_user_file(&dir.join(file), readers)?
-            .ok_or(AuthorityError::IssuerMissing { file })
+            .ok_or(AuthorityError::IssuerFileMissing { file })
     };
     let key = PrivateKey::from_pem(&read_file("tls.key", FileReaders::Owner)?);
-    let key = key.map_err(AuthorityError::IssuerKey)?;
+    let key = key.map_err(AuthorityError::InvalidIssuerKey)?;
     let external_roots = Roots::from_pem(&read_file("ca.crt", FileReaders::AllUsers)?)?;
     let chain_pem = read_file("tls.crt", FileReaders::AllUsers)?;
     let certificates: Result<Vec<CertificateDer<'static>>, _> =
@@ -88,14 +89,14 @@ fn open_issuer(
     let mut not_before = UNIX_EPOCH;
     let mut not_after: Option<SystemTime> = None;
     for (index, der) in chain.iter().enumerate() {
-        let parsed =
-            x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::InvalidIssuer);
-        let (_, certificate) = parsed?;
+        let (_, certificate) =
+            x509_parser::parse_x509_certificate(der).map_err(|_| AuthorityError::InvalidIssuer)?;
         if index == 0 && *certificate.public_key().subject_public_key.data != *key.public_key() {
             return Err(AuthorityError::InvalidIssuer);
         }
-        let start = to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
-        not_before = not_before.max(start);
+        let validity_start =
+            to_system_time(certificate.validity().not_before).unwrap_or(UNIX_EPOCH);
+        not_before = not_before.max(validity_start);
         let expiry = to_system_time(certificate.validity().not_after).unwrap_or(UNIX_EPOCH);
         not_after = Some(not_after.map_or(expiry, |earliest| earliest.min(expiry)));
     }
@@ -132,19 +133,20 @@ fn check_signing(
     let id = control_id(&authority.trust_domain);
     let subject = CertificateSubject { id: &id, workload: None, instance: None };
     let lifetime = MIN_LEAF_LIFETIME.max(CHECK_LIFETIME);
-    let issued = authority.sign(&request, subject, lifetime, now)?;
+    let bundle = authority.sign(&request, subject, lifetime, now)?;
     // Members of older releases trust the external root only, and must accept the certificate as well.
     let unusable = |error| AuthorityError::IssuerUnusable(Box::new(error));
-    verify_with_full_store(&issued, external_roots)
-        .map_err(|error| unusable(CredentialError::Chain(error)))?;
-    Credential::new(key, issued)
+    verify_with_full_store(&bundle, external_roots)
+        .map_err(|error| unusable(CredentialError::UntrustedChain(error)))?;
+    Credential::new(key, bundle)
         .map_err(|error| AuthorityError::IssuerUnusable(Box::new(error)))?;
     Ok(())
 }
 
-/// Maximum number of certificates read: one more than allowed, which are the signer and two of its issuers.
+/// Maximum number of certificates read: the signer and two of its issuers, and one more certificate, by which longer
+/// chains are detected.
 const MAX_CERTIFICATES_READ: usize = 4;
-/// The lifetime of the certificate that checks an authority: far shorter than that of any authority.
+/// The lifetime of the certificate that checks an authority: far shorter than the lifetime of any authority.
 const CHECK_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -354,9 +356,9 @@ mod tests {
     #[test]
     fn a_missing_root_is_created_only_at_startup() {
         let dir = tempfile::tempdir().unwrap();
-        let source = AuthoritySource::Own(dir.path().join("authority"));
+        let source = AuthoritySource::BuiltIn(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
-        assert!(matches!(source.open(&domain, now()), Err(AuthorityError::Missing)));
+        assert!(matches!(source.open(&domain, now()), Err(AuthorityError::RootsFileMissing)));
         assert!(!dir.path().join("authority").exists());
         let created = source.open_or_create(&domain, now()).unwrap();
         assert!(created == source.open(&domain, now()).unwrap());

@@ -1,4 +1,5 @@
-//! Rotation of a root in stages, each reversible except the last.
+//! Rotation of the mesh's root certificate in stages: add the new root, activate it, and retire the former root. Every
+//! stage but the last can be rolled back. `leno root` and the control plane use it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,9 +17,9 @@ use crate::roots::Roots;
 pub enum RotationStage {
     /// One root signs; no rotation is in progress.
     Stable,
-    /// A new root is trusted in addition to the signing one.
+    /// A new root is trusted in addition to the signing root.
     Added,
-    /// The new root signs; the former one is still trusted.
+    /// The new root signs; the former root is still trusted.
     Activated,
 }
 
@@ -30,7 +31,7 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Returns the rotation state of the authority in this directory.
+    /// Returns the root rotation of the authority in this directory.
     #[must_use]
     pub fn for_authority(dir: &Path, trust_domain: TrustDomain) -> Self {
         Self { dir: dir.to_owned(), trust_domain }
@@ -39,14 +40,14 @@ impl Rotation {
     /// Returns the current stage.
     #[must_use]
     pub fn stage(&self) -> RotationStage {
-        match (self.has_distinct_key(NEXT_FILE), self.has_distinct_key(PREVIOUS_FILE)) {
+        match (self.has_distinct_key(NEXT_KEY_FILE), self.has_distinct_key(PREVIOUS_KEY_FILE)) {
             (false, false) => RotationStage::Stable,
             (true, _) => RotationStage::Added,
             (false, true) => RotationStage::Activated,
         }
     }
 
-    /// Creates a new root and trusts it in addition to the signing one.
+    /// Creates a new root, which is trusted in addition to the signing root.
     ///
     /// # Errors
     /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
@@ -55,9 +56,9 @@ impl Rotation {
         let roots = self.open(now)?.roots();
         let key = PrivateKey::generate();
         let root = Roots::new(vec![self_signed_root(&self.trust_domain, &key, now)?])?;
-        let merged = roots.merge_with(&root)?;
-        disk::create(&self.file_path(NEXT_FILE), key.to_pem().as_bytes(), FileReaders::Owner)?;
-        self.write_roots(&merged)
+        let merged_roots = roots.merge_with(&root)?;
+        disk::create(&self.file_path(NEXT_KEY_FILE), key.to_pem().as_bytes(), FileReaders::Owner)?;
+        self.write_roots(&merged_roots)
     }
 
     /// Activates the new root for signing. Every member must trust it by then.
@@ -68,11 +69,11 @@ impl Rotation {
         self.check_stage(RotationStage::Added, "there is no new root to activate: add one first")?;
         self.open(now)?;
         self.check_trusted(
-            NEXT_FILE,
+            NEXT_KEY_FILE,
             "the new root is not trusted yet: roll back and add it again",
         )?;
-        self.copy_file(KEY_FILE, PREVIOUS_FILE)?;
-        self.rename_file(NEXT_FILE, KEY_FILE)
+        self.copy_file(KEY_FILE, PREVIOUS_KEY_FILE)?;
+        self.rename_file(NEXT_KEY_FILE, KEY_FILE)
     }
 
     /// Stops trusting the former root. No member may have a certificate signed by it.
@@ -84,7 +85,7 @@ impl Rotation {
             RotationStage::Activated,
             "no former root is trusted: activate the new root first",
         )?;
-        self.remove_root(PREVIOUS_FILE, now)
+        self.remove_root(PREVIOUS_KEY_FILE, now)
     }
 
     /// Returns to the previous stage.
@@ -95,12 +96,12 @@ impl Rotation {
     pub fn roll_back(&self, now: SystemTime) -> Result<(), AuthorityError> {
         match self.stage() {
             RotationStage::Stable => Err(AuthorityError::WrongStage("no root is being replaced")),
-            RotationStage::Added => self.remove_root(NEXT_FILE, now),
+            RotationStage::Added => self.remove_root(NEXT_KEY_FILE, now),
             RotationStage::Activated => {
                 let problem = "the former root is no longer trusted: retire it again";
-                self.check_trusted(PREVIOUS_FILE, problem)?;
-                self.copy_file(KEY_FILE, NEXT_FILE)?;
-                self.rename_file(PREVIOUS_FILE, KEY_FILE)
+                self.check_trusted(PREVIOUS_KEY_FILE, problem)?;
+                self.copy_file(KEY_FILE, NEXT_KEY_FILE)?;
+                self.rename_file(PREVIOUS_KEY_FILE, KEY_FILE)
             }
         }
     }
@@ -109,8 +110,8 @@ impl Rotation {
         Authority::open(&self.dir, &self.trust_domain, now)
     }
 
-    /// True if this key file exists and differs from that of the signing key. A copy of the signing key is left over
-    /// from an interrupted step.
+    /// True if this key file exists and contains another key than the signing key. An interrupted step may have left a
+    /// copy of the signing key.
     fn has_distinct_key(&self, file: &str) -> bool {
         let read_file =
             |file| disk::read(&self.file_path(file), FileReaders::AllUsers).ok().flatten();
@@ -121,8 +122,8 @@ impl Rotation {
     /// Checks that the root of a key is in the trust bundle, as required before the key signs.
     fn check_trusted(&self, file: &str, problem: &'static str) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
-        let text = disk::read(&self.file_path(ROOTS_FILE), FileReaders::AllUsers)?;
-        let roots = Roots::from_pem(&text.ok_or(AuthorityError::Missing)?)?;
+        let pem = disk::read(&self.file_path(ROOTS_FILE), FileReaders::AllUsers)?;
+        let roots = Roots::from_pem(&pem.ok_or(AuthorityError::RootsFileMissing)?)?;
         match roots.certificates().iter().any(|der| is_for_key(der, &key)) {
             true => Ok(()),
             false => Err(AuthorityError::WrongStage(problem)),
@@ -130,16 +131,17 @@ impl Rotation {
     }
 
     fn read_key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
-        let text = disk::read(&self.file_path(file), FileReaders::Owner)?;
-        PrivateKey::from_pem(&text.ok_or(AuthorityError::KeyMissing)?).map_err(AuthorityError::Key)
+        let pem = disk::read(&self.file_path(file), FileReaders::Owner)?;
+        PrivateKey::from_pem(&pem.ok_or(AuthorityError::KeyMissing)?)
+            .map_err(AuthorityError::InvalidKey)
     }
 
     fn check_stage(
         &self,
-        stage: RotationStage,
+        required_stage: RotationStage,
         problem: &'static str,
     ) -> Result<(), AuthorityError> {
-        match self.stage() == stage {
+        match self.stage() == required_stage {
             true => Ok(()),
             false => Err(AuthorityError::WrongStage(problem)),
         }
@@ -156,14 +158,14 @@ impl Rotation {
     }
 
     fn write_roots(&self, roots: &Roots) -> Result<(), AuthorityError> {
-        let text = roots.to_pem();
-        Ok(disk::replace(&self.file_path(ROOTS_FILE), text.as_bytes(), FileReaders::AllUsers)?)
+        let pem = roots.to_pem();
+        Ok(disk::replace(&self.file_path(ROOTS_FILE), pem.as_bytes(), FileReaders::AllUsers)?)
     }
 
     fn copy_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
-        let text = disk::read(&self.file_path(from), FileReaders::Owner)?
+        let pem = disk::read(&self.file_path(from), FileReaders::Owner)?
             .ok_or(AuthorityError::KeyMissing)?;
-        Ok(disk::replace(&self.file_path(to), text.as_bytes(), FileReaders::Owner)?)
+        Ok(disk::replace(&self.file_path(to), pem.as_bytes(), FileReaders::Owner)?)
     }
 
     /// Renames a file atomically: after a crash, the stage is the old or the new one.
@@ -180,14 +182,15 @@ impl Rotation {
 
 /// True if the certificate is for this key.
 fn is_for_key(der: &[u8], key: &PrivateKey) -> bool {
-    let parsed = x509_parser::parse_x509_certificate(der);
-    parsed.is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public_key())
+    let certificate = x509_parser::parse_x509_certificate(der);
+    certificate
+        .is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public_key())
 }
 
 /// The file of the next signing key.
-pub(super) const NEXT_FILE: &str = "next.key";
+pub(super) const NEXT_KEY_FILE: &str = "next.key";
 /// The file of the previous signing key.
-pub(super) const PREVIOUS_FILE: &str = "previous.key";
+pub(super) const PREVIOUS_KEY_FILE: &str = "previous.key";
 
 #[cfg(test)]
 mod tests {
@@ -272,12 +275,12 @@ mod tests {
         rotation.add_root(now()).unwrap();
         let added = join_member(&fixture).ca_generation();
         // Activation, interrupted before the new key takes its place.
-        copy(KEY_FILE, PREVIOUS_FILE);
+        copy(KEY_FILE, PREVIOUS_KEY_FILE);
         assert_eq!(rotation.stage(), RotationStage::Added);
         rotation.activate_root(now()).unwrap();
         let activated = join_member(&fixture).ca_generation();
         // Rollback, interrupted before the former key takes its place.
-        copy(KEY_FILE, NEXT_FILE);
+        copy(KEY_FILE, NEXT_KEY_FILE);
         assert_eq!(rotation.stage(), RotationStage::Activated);
         assert_eq!(join_member(&fixture).ca_generation(), activated);
         rotation.roll_back(now()).unwrap();
@@ -288,17 +291,17 @@ mod tests {
         // Retirement, interrupted before the former key is removed: a rollback is rejected, because no member
         // trusts the key.
         rotation.activate_root(now()).unwrap();
-        let former = fs::read(rotation.file_path(PREVIOUS_FILE)).unwrap();
+        let former = fs::read(rotation.file_path(PREVIOUS_KEY_FILE)).unwrap();
         rotation.retire_root(now()).unwrap();
-        fs::write(rotation.file_path(PREVIOUS_FILE), former).unwrap();
+        fs::write(rotation.file_path(PREVIOUS_KEY_FILE), former).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-        fs::set_permissions(rotation.file_path(PREVIOUS_FILE), mode).unwrap();
+        fs::set_permissions(rotation.file_path(PREVIOUS_KEY_FILE), mode).unwrap();
         assert!(matches!(rotation.roll_back(now()), Err(AuthorityError::WrongStage(_))));
         rotation.retire_root(now()).unwrap();
         assert_eq!(rotation.stage(), RotationStage::Stable);
         // Addition, interrupted before the new root is trusted.
         rotation.add_root(now()).unwrap();
-        let next = rotation.read_key(NEXT_FILE).unwrap();
+        let next = rotation.read_key(NEXT_KEY_FILE).unwrap();
         let roots = rotation.open(now()).unwrap().roots();
         let other_roots =
             roots.certificates().iter().filter(|der| !is_for_key(der, &next)).cloned();

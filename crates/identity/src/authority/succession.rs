@@ -53,10 +53,10 @@ impl Authority {
         if !self.is_intermediate() {
             return Ok(self);
         }
-        let text = disk::read(file, FileReaders::AllUsers)?.unwrap_or_default();
+        let pem = disk::read(file, FileReaders::AllUsers)?.unwrap_or_default();
         // Damaged certificates are omitted, and therefore not trusted.
         let certificates: Vec<CertificateDer<'static>> =
-            CertificateDer::pem_slice_iter(text.as_bytes())
+            CertificateDer::pem_slice_iter(pem.as_bytes())
                 .take(MAX_SAVED_CERTIFICATES)
                 .filter_map(Result::ok)
                 .collect();
@@ -79,21 +79,21 @@ impl Authority {
         if !self.is_intermediate() {
             return Ok(());
         }
-        let mut text = String::new();
+        let mut pem = String::new();
         for der in [&self.signer]
             .into_iter()
             .chain(&self.former_intermediates)
             .chain(&self.cross_certificates)
         {
-            write_pem(&mut text, CERTIFICATE_LABEL, der);
+            write_pem(&mut pem, CERTIFICATE_LABEL, der);
         }
-        if disk::read(file, FileReaders::AllUsers)?.as_ref() == Some(&text) {
+        if disk::read(file, FileReaders::AllUsers)?.as_ref() == Some(&pem) {
             return Ok(());
         }
         if let Some(dir) = file.parent() {
             create_private_directory(dir)?;
         }
-        disk::replace(file, text.as_bytes(), FileReaders::AllUsers)
+        disk::replace(file, pem.as_bytes(), FileReaders::AllUsers)
     }
 
     /// True if the signer is an intermediate of an external root.

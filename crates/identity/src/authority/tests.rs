@@ -27,16 +27,16 @@ fn certificate_request() -> CertificateRequest {
 #[test]
 fn an_authority_survives_a_restart_and_its_key_is_private() {
     let dir = tempfile::tempdir().unwrap();
-    let data = dir.path().join("data");
-    let authority = open(&data).unwrap();
-    let key = fs::read_to_string(data.join(KEY_FILE)).unwrap();
-    let reopened = open(&data).unwrap();
+    let data_dir = dir.path().join("data");
+    let authority = open(&data_dir).unwrap();
+    let key = fs::read_to_string(data_dir.join(KEY_FILE)).unwrap();
+    let reopened = open(&data_dir).unwrap();
     assert_eq!(authority.roots(), reopened.roots());
-    assert_eq!(fs::read_to_string(data.join(KEY_FILE)).unwrap(), key);
+    assert_eq!(fs::read_to_string(data_dir.join(KEY_FILE)).unwrap(), key);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&data.join(KEY_FILE)), 0o600);
-    assert_eq!(mode(&data), 0o700);
-    assert_eq!(fs::read_dir(&data).unwrap().count(), 2, "no drafts are left");
+    assert_eq!(mode(&data_dir.join(KEY_FILE)), 0o600);
+    assert_eq!(mode(&data_dir), 0o700);
+    assert_eq!(fs::read_dir(&data_dir).unwrap().count(), 2, "no drafts are left");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn an_interrupted_first_start_is_completed() {
     };
     let other_key = PrivateKey::generate();
     let error = crate::Credential::new(other_key, bundle).unwrap_err();
-    assert!(matches!(error, CredentialError::Key(_)), "{error}");
+    assert!(matches!(error, CredentialError::KeyMismatch(_)), "{error}");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_key_that_does_not_match_the_roots_is_rejected() {
     fs::copy(from, to).unwrap();
     assert!(matches!(open(first.dir.path()), Err(AuthorityError::KeyMismatch)));
     fs::write(first.dir.path().join(KEY_FILE), "nonsense").unwrap();
-    assert!(matches!(open(first.dir.path()), Err(AuthorityError::Key(_))));
+    assert!(matches!(open(first.dir.path()), Err(AuthorityError::InvalidKey(_))));
     fs::write(second.dir.path().join(ROOTS_FILE), "nonsense").unwrap();
     assert!(matches!(open(second.dir.path()), Err(AuthorityError::Roots(_))));
 }
@@ -117,11 +117,11 @@ fn the_root_with_the_key_signs_and_further_roots_are_trusted() {
         fs::write(fixture.dir.path().join(ROOTS_FILE), merged.to_pem()).unwrap();
         let authority = open(fixture.dir.path()).unwrap();
         let id = workload_id("ratings");
-        let issued =
+        let bundle =
             authority.sign(&certificate_request(), account_subject(&id), LEAF_LIFETIME, now());
-        let issued = issued.unwrap();
-        assert_eq!(issued.roots, merged);
-        let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+        let bundle = bundle.unwrap();
+        assert_eq!(bundle.roots, merged);
+        let (_, leaf) = x509_parser::parse_x509_certificate(&bundle.chain[0]).unwrap();
         let own_roots = &fixture.authority.roots();
         let (_, root) = x509_parser::parse_x509_certificate(&own_roots.certificates()[0]).unwrap();
         assert_eq!(leaf.issuer(), root.subject());
@@ -134,10 +134,10 @@ fn a_member_certificate_has_exactly_the_required_extensions() {
     let (id, workload) = (workload_id("ratings"), workload_name("ratings-1"));
     let subject = CertificateSubject { id: &id, workload: Some(&workload), instance: None };
     let issue_time = now();
-    let issued =
+    let bundle =
         fixture.authority.sign(&certificate_request(), subject, LEAF_LIFETIME, issue_time).unwrap();
-    assert_eq!(issued.chain.len(), 1, "the root is not sent");
-    let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+    assert_eq!(bundle.chain.len(), 1, "the root is not sent");
+    let (_, leaf) = x509_parser::parse_x509_certificate(&bundle.chain[0]).unwrap();
     assert_eq!(sole_uri(&leaf).unwrap(), id.to_string());
     assert_eq!(leaf.subject().to_string(), "CN=bookinfo/ratings-1");
     assert!(!leaf.is_ca());
@@ -145,28 +145,28 @@ fn a_member_certificate_has_exactly_the_required_extensions() {
     assert_eq!(usage.value.flags, 1, "digital signature alone");
     let purposes = leaf.extended_key_usage().unwrap().unwrap().value;
     assert!(purposes.server_auth && purposes.client_auth && !purposes.any);
-    assert_eq!(to_system_time(leaf.validity().not_before), Ok(issued.not_before));
-    assert_eq!(to_system_time(leaf.validity().not_after), Ok(issued.not_after));
+    assert_eq!(to_system_time(leaf.validity().not_before), Ok(bundle.not_before));
+    assert_eq!(to_system_time(leaf.validity().not_after), Ok(bundle.not_after));
     let second = Duration::from_secs(1);
     assert!(
-        issued.not_before <= issue_time - CLOCK_SKEW
-            && issued.not_before + second > issue_time - CLOCK_SKEW
+        bundle.not_before <= issue_time - CLOCK_SKEW
+            && bundle.not_before + second > issue_time - CLOCK_SKEW
     );
-    assert!(issued.not_after <= issue_time + LEAF_LIFETIME);
-    assert!(issued.not_after + second > issue_time + LEAF_LIFETIME);
+    assert!(bundle.not_after <= issue_time + LEAF_LIFETIME);
+    assert!(bundle.not_after + second > issue_time + LEAF_LIFETIME);
 }
 
 #[test]
 fn serial_numbers_differ_for_the_same_key() {
     let fixture = TestAuthority::new("cluster.local");
     let (request, id) = (certificate_request(), workload_id("ratings"));
-    let serial = || {
-        let issued =
+    let serial_number = || {
+        let bundle =
             fixture.authority.sign(&request, account_subject(&id), LEAF_LIFETIME, now()).unwrap();
-        let (_, leaf) = x509_parser::parse_x509_certificate(&issued.chain[0]).unwrap();
+        let (_, leaf) = x509_parser::parse_x509_certificate(&bundle.chain[0]).unwrap();
         leaf.raw_serial().to_vec()
     };
-    let (first, second) = (serial(), serial());
+    let (first, second) = (serial_number(), serial_number());
     assert_ne!(first, second);
     assert_eq!(first.len(), 16);
 }
@@ -182,9 +182,9 @@ fn invalid_subjects_and_lifetimes_are_not_signed() {
             now(),
         )
     };
-    let foreign = "spiffe://other.local/ns/bookinfo/sa/ratings".parse().unwrap();
+    let other_domain_id = "spiffe://other.local/ns/bookinfo/sa/ratings".parse().unwrap();
     assert!(matches!(
-        sign(&foreign, None, LEAF_LIFETIME),
+        sign(&other_domain_id, None, LEAF_LIFETIME),
         Err(AuthorityError::ForeignTrustDomain { .. })
     ));
     let ratings = workload_id("ratings");
@@ -193,15 +193,18 @@ fn invalid_subjects_and_lifetimes_are_not_signed() {
         sign(&ratings, Some(&other_workload), LEAF_LIFETIME),
         Err(AuthorityError::ForeignNamespace { .. })
     ));
-    let control = control_id(fixture.authority.trust_domain());
+    let control_plane_id = control_id(fixture.authority.trust_domain());
     let member = WorkloadName::new("leno-system", "sidecar-1").unwrap();
-    let error = sign(&control, Some(&member), LEAF_LIFETIME).unwrap_err();
-    assert!(matches!(error, AuthorityError::Reserved(_)), "{error}");
+    let error = sign(&control_plane_id, Some(&member), LEAF_LIFETIME).unwrap_err();
+    assert!(matches!(error, AuthorityError::ReservedIdentity(_)), "{error}");
     assert!(error.to_string().contains("another `spec.serviceAccount`"), "{error}");
-    assert!(sign(&control, None, LEAF_LIFETIME).is_ok());
+    assert!(sign(&control_plane_id, None, LEAF_LIFETIME).is_ok());
     let too_long = MAX_LEAF_LIFETIME + Duration::from_secs(1);
     for lifetime in [Duration::ZERO, Duration::from_millis(999), too_long, Duration::MAX] {
-        assert!(matches!(sign(&ratings, None, lifetime), Err(AuthorityError::Lifetime(_))));
+        assert!(matches!(
+            sign(&ratings, None, lifetime),
+            Err(AuthorityError::LifetimeOutOfRange(_))
+        ));
     }
     assert!(sign(&ratings, None, MAX_LEAF_LIFETIME).is_ok());
 }
@@ -221,5 +224,5 @@ fn no_certificate_outlives_its_root() {
         Authority::open_or_create(fixture.dir.path(), &trust_domain, after_expiry),
         Err(AuthorityError::RootExpired)
     ));
-    assert!(matches!(sign_at(UNIX_EPOCH), Err(AuthorityError::Clock)));
+    assert!(matches!(sign_at(UNIX_EPOCH), Err(AuthorityError::InvalidClock)));
 }

@@ -70,14 +70,14 @@ fn damaged_or_exposed_files_are_rejected() {
 
     let other_key = fixture.issue_credential(&workload_id("ratings")).key.to_pem();
     fs::write(&path, other_key + &valid[chain_start..]).unwrap();
-    assert!(matches!(load(), Err(CredentialError::Key(_))));
+    assert!(matches!(load(), Err(CredentialError::KeyMismatch(_))));
 
     fs::write(&path, &valid).unwrap();
     fs::remove_file(dir.path().join(ROOTS_FILE)).unwrap();
     assert!(matches!(load(), Err(CredentialError::RootsMissing)));
-    let foreign_roots = TestAuthority::new("cluster.local").authority.roots().to_pem();
-    fs::write(dir.path().join(ROOTS_FILE), foreign_roots).unwrap();
-    assert!(matches!(load(), Err(CredentialError::Chain(_))));
+    let other_roots = TestAuthority::new("cluster.local").authority.roots().to_pem();
+    fs::write(dir.path().join(ROOTS_FILE), other_roots).unwrap();
+    assert!(matches!(load(), Err(CredentialError::UntrustedChain(_))));
 }
 
 #[test]
@@ -85,20 +85,20 @@ fn mismatching_keys_and_chains_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     let credential = fixture.issue_credential(&workload_id("ratings"));
     let key = || PrivateKey::generate();
-    let new_error = |issued| Credential::new(key(), issued).unwrap_err();
-    assert!(matches!(new_error(bundle_of(&credential)), CredentialError::Key(_)));
-    let mut foreign = bundle_of(&credential);
-    foreign.roots = TestAuthority::new("cluster.local").authority.roots();
-    assert!(matches!(new_error(foreign), CredentialError::Chain(_)));
-    let mut empty = bundle_of(&credential);
-    empty.chain.clear();
-    assert!(matches!(new_error(empty), CredentialError::EmptyChain));
-    let mut too_long = bundle_of(&credential);
-    too_long.chain = vec![too_long.chain[0].clone(); MAX_CHAIN_CERTIFICATES + 1];
-    assert!(matches!(new_error(too_long), CredentialError::LongChain));
-    let mut malformed = bundle_of(&credential);
-    malformed.chain = vec![CertificateDer::from(vec![0])];
-    assert!(matches!(new_error(malformed), CredentialError::Certificate(_)));
+    let new_error = |bundle| Credential::new(key(), bundle).unwrap_err();
+    assert!(matches!(new_error(bundle_of(&credential)), CredentialError::KeyMismatch(_)));
+    let mut with_other_roots = bundle_of(&credential);
+    with_other_roots.roots = TestAuthority::new("cluster.local").authority.roots();
+    assert!(matches!(new_error(with_other_roots), CredentialError::UntrustedChain(_)));
+    let mut with_empty_chain = bundle_of(&credential);
+    with_empty_chain.chain.clear();
+    assert!(matches!(new_error(with_empty_chain), CredentialError::EmptyChain));
+    let mut with_long_chain = bundle_of(&credential);
+    with_long_chain.chain = vec![with_long_chain.chain[0].clone(); MAX_CHAIN_CERTIFICATES + 1];
+    assert!(matches!(new_error(with_long_chain), CredentialError::ChainTooLong));
+    let mut with_malformed_leaf = bundle_of(&credential);
+    with_malformed_leaf.chain = vec![CertificateDer::from(vec![0])];
+    assert!(matches!(new_error(with_malformed_leaf), CredentialError::InvalidCertificate(_)));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn an_expired_credential_loads_as_expired() {
     let fixture = TestAuthority::new("cluster.local");
     let dir = tempfile::tempdir().unwrap();
     let past = now() - 2 * LEAF_LIFETIME;
-    let credential = fixture.credential_at(&workload_id("ratings"), LEAF_LIFETIME, past);
+    let credential = fixture.issue_credential_at(&workload_id("ratings"), LEAF_LIFETIME, past);
     credential.save(dir.path()).unwrap();
     let loaded = Credential::load(dir.path()).unwrap().unwrap();
     assert!(loaded.is_expired(now()));
@@ -120,15 +120,15 @@ fn the_renewal_time_is_before_half_of_the_lifetime() {
     let fixture = TestAuthority::new("cluster.local");
     for lifetime in [10, 3600, 24 * 3600] {
         let lifetime = Duration::from_secs(lifetime);
-        let credential = fixture.credential_at(&workload_id("ratings"), lifetime, now());
-        let issued = credential.not_before() + CLOCK_SKEW;
-        let delay = |random| credential.renew_at(random).duration_since(issued).unwrap();
+        let credential = fixture.issue_credential_at(&workload_id("ratings"), lifetime, now());
+        let issue_time = credential.not_before() + CLOCK_SKEW;
+        let delay = |random| credential.renew_at(random).duration_since(issue_time).unwrap();
         let (earliest, latest) = (delay(0), delay(u64::MAX));
-        let half = lifetime / 2;
+        let half_lifetime = lifetime / 2;
         let is_near = |time: Duration, expected: f64| (time.as_secs_f64() - expected).abs() < 0.001;
-        assert!(is_near(earliest, half.as_secs_f64() * 0.8), "{earliest:?}");
-        assert!(is_near(latest, half.as_secs_f64()), "{latest:?}");
-        assert!(is_near(delay(u64::MAX / 2), half.as_secs_f64() * 0.9));
+        assert!(is_near(earliest, half_lifetime.as_secs_f64() * 0.8), "{earliest:?}");
+        assert!(is_near(latest, half_lifetime.as_secs_f64()), "{latest:?}");
+        assert!(is_near(delay(u64::MAX / 2), half_lifetime.as_secs_f64() * 0.9));
         assert!(credential.renew_at(u64::MAX) < credential.not_after());
     }
 }

@@ -67,7 +67,7 @@ fn external_principals_are_accepted_where_allowed_and_never_as_members() {
         client.unwrap();
         let server = server.unwrap();
         let chain = server.peer_certificates().unwrap();
-        assert!(matches!(session_peer(Some(chain), now()), Err(VerifyError::Uri(_))));
+        assert!(matches!(session_peer(Some(chain), now()), Err(VerifyError::InvalidUri(_))));
         let peer = external_principal(&chain[0], now()).unwrap();
         assert_eq!(peer.id, principal_id());
         assert_eq!(peer.names, parse_names(&["batch.corp.example", "nginx.shop.cluster.local"]));
@@ -130,10 +130,10 @@ fn certificates_of_other_authorities_and_ids_are_rejected() {
     ] {
         let (chain, key) =
             fixture.forge_certificate(|parameters| parameters.subject_alt_names = alternatives);
-        let mut text = String::new();
-        write_pem(&mut text, CERTIFICATE_LABEL, &chain[0]);
+        let mut chain_pem = String::new();
+        write_pem(&mut chain_pem, CERTIFICATE_LABEL, &chain[0]);
         let roots = fixture.authority.roots().to_pem();
-        let forged = ExternalCertificate { key, chain: text, roots, not_after: now() + DAY };
+        let forged = ExternalCertificate { key, chain: chain_pem, roots, not_after: now() + DAY };
         let handshake = run_handshake(&external_client_config(&forged, &server), &config);
         assert_eq!(handshake.server.is_ok(), is_accepted, "{forged:?}");
     }
@@ -149,20 +149,20 @@ fn names_of_the_mesh_are_not_signed() {
         "cluster.local",
     ] {
         let error = issue(&fixture, &["batch.corp.example", name]).unwrap_err();
-        assert!(matches!(error, AuthorityError::Subject { .. }), "{name}: {error}");
+        assert!(matches!(error, AuthorityError::InvalidSubject { .. }), "{name}: {error}");
     }
     assert!(matches!(issue(&fixture, &[]), Err(AuthorityError::ExternalPrincipalWithoutName(_))));
-    let foreign =
+    let other_domain_id =
         ExternalPrincipalId { trust_domain: TrustDomain::new("other").unwrap(), ..principal_id() };
     let names = parse_names(&["batch.corp.example"]);
     let subject =
-        ExternalSubject { id: &foreign, names: &names, issuing_scope: SubjectScope::Mesh };
+        ExternalSubject { id: &other_domain_id, names: &names, issuing_scope: SubjectScope::Mesh };
     let issued = ExternalCertificate::issue(&fixture.authority, subject, DAY, now());
     assert!(matches!(issued, Err(AuthorityError::ForeignTrustDomain { .. })));
     let subject =
         ExternalSubject { id: &principal_id(), names: &names, issuing_scope: SubjectScope::Mesh };
     let issued = ExternalCertificate::issue(&fixture.authority, subject, DAY * 91, now());
-    assert!(matches!(issued, Err(AuthorityError::Lifetime(_))));
+    assert!(matches!(issued, Err(AuthorityError::LifetimeOutOfRange(_))));
 }
 
 #[test]
@@ -176,8 +176,11 @@ fn a_current_certificate_is_renewed_after_two_thirds_of_its_lifetime() {
     let issued = issue(&fixture, &["batch.corp.example"]).unwrap();
     let other_issued = issue(&fixture, &["batch.corp.example"]).unwrap();
     let (key, other_key) = (issued.key_pem(), other_issued.key_pem());
-    let stored =
-        StoredCertificate { key: &key, chain: issued.chain_pem(), roots: issued.roots_pem() };
+    let stored = StoredCertificate {
+        key_pem: &key,
+        chain_pem: issued.chain_pem(),
+        roots_pem: issued.roots_pem(),
+    };
     let renewal_time = stored.renewal_time(&fixture.authority, subject(&own_names), DAY).unwrap();
     let is_close = |first: SystemTime, second: SystemTime| {
         let distance = first.duration_since(second).unwrap_or_else(|error| error.duration());
@@ -190,11 +193,11 @@ fn a_current_certificate_is_renewed_after_two_thirds_of_its_lifetime() {
     assert!(is_close(renewal_time, now() + Duration::from_secs(2400)));
     assert_eq!(stored.renewal_time(&fixture.authority, subject(&other_names), DAY), None);
     let damaged = [
-        StoredCertificate { key: &other_key, ..stored },
-        StoredCertificate { key: "", ..stored },
-        StoredCertificate { chain: "", ..stored },
-        StoredCertificate { chain: issued.roots_pem(), ..stored },
-        StoredCertificate { roots: "", ..stored },
+        StoredCertificate { key_pem: &other_key, ..stored },
+        StoredCertificate { key_pem: "", ..stored },
+        StoredCertificate { chain_pem: "", ..stored },
+        StoredCertificate { chain_pem: issued.roots_pem(), ..stored },
+        StoredCertificate { roots_pem: "", ..stored },
     ];
     for stored in damaged {
         assert_eq!(stored.renewal_time(&fixture.authority, subject(&own_names), DAY), None);
@@ -203,7 +206,7 @@ fn a_current_certificate_is_renewed_after_two_thirds_of_its_lifetime() {
     assert_eq!(stored.renewal_time(&other_authority.authority, subject(&own_names), DAY), None);
     // The roots are those of the other authority, the signer is not.
     let other_roots = other_authority.authority.roots().to_pem();
-    let stored = StoredCertificate { roots: &other_roots, ..stored };
+    let stored = StoredCertificate { roots_pem: &other_roots, ..stored };
     assert_eq!(stored.renewal_time(&other_authority.authority, subject(&own_names), DAY), None);
 }
 
@@ -213,7 +216,10 @@ fn an_external_principal_cannot_be_the_control_plane() {
     let issued = issue(&fixture, &["batch.corp.example"]).unwrap();
     let chain = CertificateDer::pem_slice_iter(issued.chain_pem().as_bytes());
     let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-    let control = control_id(fixture.authority.trust_domain());
-    assert_ne!(ExternalPrincipal::read(&chain[0]).unwrap().id.to_string(), control.to_string());
+    let control_plane_id = control_id(fixture.authority.trust_domain());
+    assert_ne!(
+        ExternalPrincipal::read(&chain[0]).unwrap().id.to_string(),
+        control_plane_id.to_string()
+    );
     assert!(!format!("{issued:?}").contains("PRIVATE"));
 }

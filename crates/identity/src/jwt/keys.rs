@@ -22,21 +22,23 @@ pub enum JwkSetError {
     /// The text is not a JWK set.
     #[error("is not a JWK set, which is JSON with `keys`")]
     Malformed,
-    /// No key in it can verify a signature.
+    /// No key of the set can verify a signature.
     #[error(
         "has no RSA key (2048 bits or more), no key of the curves P-256, P-384 and P-521, and no Ed25519 key"
     )]
-    None,
+    NoUsableKey,
 }
 
+/// A usable key of a JWK set.
 #[derive(Debug)]
 struct JwtKey {
     id: Option<String>,
-    /// The only permitted algorithm; any of the key type if absent.
+    /// The only permitted algorithm; any algorithm of the key type if `None`.
     algorithm: Option<String>,
-    key: KeyMaterial,
+    material: KeyMaterial,
 }
 
+/// The public key itself, by key type.
 #[derive(Debug)]
 enum KeyMaterial {
     Rsa { modulus: Vec<u8>, exponent: Vec<u8> },
@@ -51,7 +53,7 @@ struct Curve {
     algorithm: &'static str,
     /// The length of a coordinate in bytes.
     coordinate_bytes: usize,
-    verification: &'static EcdsaVerificationAlgorithm,
+    verification_algorithm: &'static EcdsaVerificationAlgorithm,
 }
 
 /// The supported curves of ECDSA keys.
@@ -60,19 +62,19 @@ const CURVES: [Curve; 3] = [
         name: "P-256",
         algorithm: "ES256",
         coordinate_bytes: 32,
-        verification: &ECDSA_P256_SHA256_FIXED,
+        verification_algorithm: &ECDSA_P256_SHA256_FIXED,
     },
     Curve {
         name: "P-384",
         algorithm: "ES384",
         coordinate_bytes: 48,
-        verification: &ECDSA_P384_SHA384_FIXED,
+        verification_algorithm: &ECDSA_P384_SHA384_FIXED,
     },
     Curve {
         name: "P-521",
         algorithm: "ES512",
         coordinate_bytes: 66,
-        verification: &ECDSA_P521_SHA512_FIXED,
+        verification_algorithm: &ECDSA_P521_SHA512_FIXED,
     },
 ];
 
@@ -92,11 +94,11 @@ impl JwtKeys {
     /// # Errors
     /// [`JwkSetError`] if the text is not a JWK set, or has no usable key.
     pub fn parse(text: &str) -> Result<Self, JwkSetError> {
-        let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
-        let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
+        let jwk_set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
+        let keys = jwk_set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
         let usable_keys: Vec<JwtKey> =
             keys.iter().take(MAX_KEYS_READ).filter_map(parse_key).collect();
-        if usable_keys.is_empty() { Err(JwkSetError::None) } else { Ok(Self(usable_keys)) }
+        if usable_keys.is_empty() { Err(JwkSetError::NoUsableKey) } else { Ok(Self(usable_keys)) }
     }
 
     /// Returns the public verification part of a JWK set in canonical order: equivalent sets mostly have equal
@@ -105,8 +107,8 @@ impl JwtKeys {
     /// # Errors
     /// [`JwkSetError`] if the text is not a JWK set, or has no usable key.
     pub fn public_part(text: &str) -> Result<String, JwkSetError> {
-        let set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
-        let keys = set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
+        let jwk_set: Value = serde_json::from_str(text).map_err(|_| JwkSetError::Malformed)?;
+        let keys = jwk_set.get("keys").and_then(Value::as_array).ok_or(JwkSetError::Malformed)?;
         let usable_keys = keys.iter().take(MAX_KEYS_READ).filter(|jwk| parse_key(jwk).is_some());
         let public_keys = usable_keys.map(|jwk| {
             let members = PUBLIC_MEMBERS.iter().filter_map(|name| Some((*name, jwk.get(name)?)));
@@ -116,18 +118,19 @@ impl JwtKeys {
         public_keys.sort();
         match public_keys.is_empty() {
             false => Ok(format!("{{\"keys\":[{}]}}", public_keys.join(","))),
-            true => Err(JwkSetError::None),
+            true => Err(JwkSetError::NoUsableKey),
         }
     }
 
     /// Verifies a signature with the key of this id, or with any key if the token has no id.
     ///
     /// # Errors
-    /// [`JwtError::Algorithm`] if the algorithm is not supported, [`JwtError::Signature`] if no key verifies it.
+    /// [`JwtError::UnsupportedAlgorithm`] if the algorithm is not supported; [`JwtError::InvalidSignature`] if no key
+    /// verifies it.
     pub(super) fn verify_signature(
         &self,
         algorithm: &str,
-        id: Option<&str>,
+        key_id: Option<&str>,
         signed: &[u8],
         signature: &[u8],
     ) -> Result<(), JwtError> {
@@ -135,15 +138,16 @@ impl JwtKeys {
             || CURVES.iter().any(|curve| curve.algorithm == algorithm)
             || EDDSA_NAMES.contains(&algorithm);
         if !is_supported {
-            return Err(JwtError::Algorithm);
+            return Err(JwtError::UnsupportedAlgorithm);
         }
-        let has_id = |key: &&JwtKey| id.is_none() || key.id.is_none() || key.id.as_deref() == id;
+        let has_id =
+            |key: &&JwtKey| key_id.is_none() || key.id.is_none() || key.id.as_deref() == key_id;
         let has_algorithm =
             |key: &&JwtKey| key.algorithm.as_deref().is_none_or(|expected| expected == algorithm);
         let mut keys = self.0.iter().filter(has_id).filter(has_algorithm);
-        match keys.any(|key| key.key.is_valid_signature(algorithm, signed, signature)) {
+        match keys.any(|key| key.material.is_valid_signature(algorithm, signed, signature)) {
             true => Ok(()),
-            false => Err(JwtError::Signature),
+            false => Err(JwtError::InvalidSignature),
         }
     }
 }
@@ -160,7 +164,7 @@ impl KeyMaterial {
             }
             Self::Curve { curve, point } => {
                 curve.algorithm == algorithm
-                    && UnparsedPublicKey::new(curve.verification, point)
+                    && UnparsedPublicKey::new(curve.verification_algorithm, point)
                         .verify(signed, signature)
                         .is_ok()
             }
@@ -172,6 +176,7 @@ impl KeyMaterial {
     }
 }
 
+/// Parses a key of a JWK set; `None` if its type is not supported or it is not for verification.
 fn parse_key(jwk: &Value) -> Option<JwtKey> {
     let text_member = |name: &str| jwk.get(name).and_then(Value::as_str);
     if text_member("use").is_some_and(|key_use| key_use != "sig") {
@@ -186,7 +191,7 @@ fn parse_key(jwk: &Value) -> Option<JwtKey> {
         return None;
     }
     let bytes_member = |name: &str| URL_SAFE_NO_PAD.decode(text_member(name)?).ok();
-    let key = match text_member("kty")? {
+    let material = match text_member("kty")? {
         "RSA" => {
             let (modulus, exponent) = (bytes_member("n")?, bytes_member("e")?);
             (modulus.len() >= MIN_RSA_BYTES).then_some(KeyMaterial::Rsa { modulus, exponent })?
@@ -203,7 +208,7 @@ fn parse_key(jwk: &Value) -> Option<JwtKey> {
         _ => return None,
     };
     let algorithm = text_member("alg").map(str::to_owned);
-    Some(JwtKey { id: text_member("kid").map(str::to_owned), algorithm, key })
+    Some(JwtKey { id: text_member("kid").map(str::to_owned), algorithm, material })
 }
 
 /// The members of a JWK that are public and supported.
@@ -214,5 +219,5 @@ const EDDSA_NAMES: [&str; 2] = ["EdDSA", "Ed25519"];
 const UNCOMPRESSED_POINT: u8 = 4;
 /// Minimum length of an RSA modulus: 2048 bits (RFC 7518 §3.3).
 const MIN_RSA_BYTES: usize = 256;
-/// Maximum number of keys read from a set; more than issuers publish at a time.
+/// Maximum number of keys read from a set; issuers publish fewer. Further keys are ignored.
 const MAX_KEYS_READ: usize = 64;

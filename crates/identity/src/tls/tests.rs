@@ -112,7 +112,7 @@ fn clients_outside_their_validity_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     let (server, _) = valid_pair(&fixture);
     for start in [now() - 2 * DAY, now() + DAY] {
-        let credential = fixture.credential_at(&workload_id("productpage"), DAY, start);
+        let credential = fixture.issue_credential_at(&workload_id("productpage"), DAY, start);
         assert_rejected_by_server(
             &run_handshake(&member_client(&credential), &server),
             Reason::ExpiredPeer,
@@ -125,7 +125,7 @@ fn servers_outside_their_validity_are_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     let (_, client) = valid_pair(&fixture);
     for start in [now() - 2 * DAY, now() + DAY] {
-        let credential = fixture.credential_at(&workload_id("ratings"), DAY, start);
+        let credential = fixture.issue_credential_at(&workload_id("ratings"), DAY, start);
         assert_rejected_by_client(
             &run_handshake(&client, &member_server(&credential)),
             Reason::WrongIdentity,
@@ -137,8 +137,8 @@ fn servers_outside_their_validity_are_rejected() {
 fn a_slightly_slow_clock_is_tolerated() {
     let fixture = TestAuthority::new("cluster.local");
     let (server, _) = valid_pair(&fixture);
-    let ahead = now() + Duration::from_secs(50);
-    let credential = fixture.credential_at(&workload_id("productpage"), DAY, ahead);
+    let issue_time = now() + Duration::from_secs(50);
+    let credential = fixture.issue_credential_at(&workload_id("productpage"), DAY, issue_time);
     assert!(run_handshake(&member_client(&credential), &server).server.is_ok());
 }
 
@@ -165,18 +165,18 @@ fn members_of_a_mesh_with_another_root_are_rejected() {
 fn another_trust_domain_with_the_same_root_is_rejected() {
     let fixture = TestAuthority::new("cluster.local");
     let (server, client) = valid_pair(&fixture);
-    let foreign = || {
+    let forge_other_domain = || {
         fixture.forge_certificate(|parameters| {
             let id = "spiffe://other.local/ns/bookinfo/sa/ratings";
             parameters.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
         })
     };
     assert_rejected_by_server(
-        &run_handshake(&client_presenting(&fixture, foreign()), &server),
+        &run_handshake(&client_presenting(&fixture, forge_other_domain()), &server),
         Reason::ForeignTrustDomain,
     );
     assert_rejected_by_client(
-        &run_handshake(&client, &server_presenting(foreign())),
+        &run_handshake(&client, &server_presenting(forge_other_domain())),
         Reason::WrongIdentity,
     );
 }
@@ -330,8 +330,8 @@ fn a_peer_without_a_common_alpn_protocol_is_rejected() {
     let credential = fixture.issue_credential(&workload_id("productpage"));
     let other_client = client_config(&credential, &workload_id("ratings"), &[b"h2"]).unwrap();
     assert_rejected_by_server(&run_handshake(&other_client, &server), Reason::HandshakeFailed);
-    let fallback = client_config(&credential, &workload_id("ratings"), &[b"http/1.1"]).unwrap();
-    let outcome = run_handshake(&fallback, &server);
+    let http1_client = client_config(&credential, &workload_id("ratings"), &[b"http/1.1"]).unwrap();
+    let outcome = run_handshake(&http1_client, &server);
     let client = outcome.client.unwrap();
     assert_eq!(client.alpn_protocol(), Some(&b"http/1.1"[..]));
 }
@@ -400,26 +400,29 @@ fn a_resumed_session_does_not_outlive_its_certificate() {
 fn one_port_serves_joining_proxies_and_members() {
     let fixture = TestAuthority::new("cluster.local");
     let trust_domain = fixture.authority.trust_domain();
-    let control = control_id(trust_domain);
-    assert_eq!(control.to_string(), "spiffe://cluster.local/ns/leno-system/sa/leno-control");
+    let control_plane_id = control_id(trust_domain);
+    assert_eq!(
+        control_plane_id.to_string(),
+        "spiffe://cluster.local/ns/leno-system/sa/leno-control"
+    );
     let key = PrivateKey::generate();
     let request = crate::CertificateRequest::from_der(&key.certificate_request()).unwrap();
-    let issued = fixture.authority.sign(&request, account_subject(&control), DAY, now());
+    let issued = fixture.authority.sign(&request, account_subject(&control_plane_id), DAY, now());
     let control_credential = Credential::new(key, issued.unwrap()).unwrap();
     assert_eq!(control_credential.workload(), None);
     let protocols: &[&[u8]] = &[b"leno-join/1", b"leno-discovery/1"];
     let server = join_server_config(&control_credential, protocols).unwrap();
 
     let roots = fixture.authority.roots();
-    let joining = join_client_config(&roots, &control, &protocols[..1]).unwrap();
+    let joining_client = join_client_config(&roots, &control_plane_id, &protocols[..1]).unwrap();
     for _ in 0..2 {
-        let connection = run_handshake(&joining, &server).server.unwrap();
+        let connection = run_handshake(&joining_client, &server).server.unwrap();
         assert_eq!(session_peer(connection.peer_certificates(), now()), Ok(None));
         assert_eq!(connection.alpn_protocol(), Some(protocols[0]));
         assert_eq!(connection.handshake_kind(), Some(HandshakeKind::Full));
     }
     let member = fixture.issue_credential(&workload_id("ratings"));
-    let member = client_config(&member, &control, &protocols[1..]).unwrap();
+    let member = client_config(&member, &control_plane_id, &protocols[1..]).unwrap();
     for _ in 0..2 {
         let connection = run_handshake(&member, &server).server.unwrap();
         let peer = session_peer(connection.peer_certificates(), now()).unwrap().unwrap();
@@ -427,8 +430,8 @@ fn one_port_serves_joining_proxies_and_members() {
         assert_eq!(connection.alpn_protocol(), Some(protocols[1]));
     }
     // An optional certificate is still verified.
-    let expired = fixture.credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
-    let expired = client_config(&expired, &control, &protocols[1..]).unwrap();
+    let expired = fixture.issue_credential_at(&workload_id("ratings"), DAY, now() - 2 * DAY);
+    let expired = client_config(&expired, &control_plane_id, &protocols[1..]).unwrap();
     assert_rejected_by_server(&run_handshake(&expired, &server), Reason::ExpiredPeer);
 }
 
@@ -436,13 +439,14 @@ fn one_port_serves_joining_proxies_and_members() {
 fn a_joining_proxy_rejects_a_false_control_plane() {
     let (own_mesh, other_mesh) =
         (TestAuthority::new("cluster.local"), TestAuthority::new("cluster.local"));
-    let control = control_id(own_mesh.authority.trust_domain());
-    let joining = join_client_config(&own_mesh.authority.roots(), &control, ALPN).unwrap();
-    let member = own_mesh.issue_credential(&workload_id("ratings"));
-    let foreign = other_mesh.issue_credential(&control_workload(&control));
-    for server in [member, foreign] {
+    let control_plane_id = control_id(own_mesh.authority.trust_domain());
+    let joining_client =
+        join_client_config(&own_mesh.authority.roots(), &control_plane_id, ALPN).unwrap();
+    let member_server_credential = own_mesh.issue_credential(&workload_id("ratings"));
+    let other_mesh_server = other_mesh.issue_credential(&control_workload(&control_plane_id));
+    for server in [member_server_credential, other_mesh_server] {
         let server = join_server_config(&server, ALPN).unwrap();
-        assert_rejected_by_client(&run_handshake(&joining, &server), Reason::WrongIdentity);
+        assert_rejected_by_client(&run_handshake(&joining_client, &server), Reason::WrongIdentity);
     }
 }
 
@@ -492,7 +496,7 @@ fn server_names_are_dns_names_of_services() {
 }
 
 /// Returns a third-party client that verifies names, with a certificate of the mesh.
-fn foreign_client(fixture: &TestAuthority) -> Arc<ClientConfig> {
+fn third_party_client(fixture: &TestAuthority) -> Arc<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
     for der in fixture.authority.roots().certificates() {
         roots.add(der.clone()).unwrap();
@@ -511,21 +515,26 @@ fn foreign_client(fixture: &TestAuthority) -> Arc<ClientConfig> {
 fn clients_that_verify_names_accept_the_dns_name_of_the_account() {
     let fixture = TestAuthority::new("cluster.local");
     let server = member_server(&fixture.issue_credential(&workload_id("ratings")));
-    let client = foreign_client(&fixture);
+    let client = third_party_client(&fixture);
     let outcome = run_handshake_for_name("ratings.bookinfo.cluster.local", &client, &server);
     assert!(outcome.client.is_ok() && outcome.server.is_ok(), "{:?}", outcome.client.err());
-    for other in
+    for other_name in
         ["reviews.bookinfo.cluster.local", "ratings.shop.cluster.local", "bookinfo.cluster.local"]
     {
-        let outcome = run_handshake_for_name(other, &client, &server);
-        let error = outcome.client.expect_err(other).to_string();
-        assert!(error.contains("not valid for name"), "{other}: {error}");
+        let outcome = run_handshake_for_name(other_name, &client, &server);
+        let error = outcome.client.expect_err(other_name).to_string();
+        assert!(error.contains("not valid for name"), "{other_name}: {error}");
     }
     // Accounts with an ambiguous name have no DNS name.
-    let dotted = member_server(&fixture.issue_credential(&workload_id("ratings.v1")));
+    let dotted_account_server =
+        member_server(&fixture.issue_credential(&workload_id("ratings.v1")));
     assert!(
-        run_handshake_for_name("ratings.v1.bookinfo.cluster.local", &client, &dotted)
-            .client
-            .is_err()
+        run_handshake_for_name(
+            "ratings.v1.bookinfo.cluster.local",
+            &client,
+            &dotted_account_server
+        )
+        .client
+        .is_err()
     );
 }

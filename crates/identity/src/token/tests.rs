@@ -90,14 +90,15 @@ fn unknown_tokens_are_rejected() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let token = tokens.mint(&ratings, MINUTE, now()).unwrap();
-    let mut wrong = token.clone();
-    let last = wrong.pop().unwrap();
-    wrong.push(if last == '0' { '1' } else { '0' });
+    let mut wrong_token = token.clone();
+    let last_digit = wrong_token.pop().unwrap();
+    wrong_token.push(if last_digit == '0' { '1' } else { '0' });
     let digits = token.trim_start_matches(TOKEN_PREFIX);
-    for rejected in ["", "leno-join-", "../../etc/passwd", digits, &wrong, &token[1..]] {
+    for rejected_token in ["", "leno-join-", "../../etc/passwd", digits, &wrong_token, &token[1..]]
+    {
         assert!(
-            matches!(tokens.redeem(rejected, &ratings, now()), Err(TokenError::Unknown)),
-            "{rejected}"
+            matches!(tokens.redeem(rejected_token, &ratings, now()), Err(TokenError::Unknown)),
+            "{rejected_token}"
         );
     }
     let uppercase = token.to_uppercase();
@@ -157,6 +158,6 @@ fn minting_removes_expired_tokens_periodically() {
     let ratings = workload_name("ratings-1");
     let issue_time = now();
     tokens.mint(&ratings, Duration::from_secs(10), issue_time).unwrap();
-    tokens.mint(&ratings, MINUTE, issue_time + SWEEP_INTERVAL).unwrap();
+    tokens.mint(&ratings, MINUTE, issue_time + EXPIRY_CHECK_INTERVAL).unwrap();
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 1);
 }

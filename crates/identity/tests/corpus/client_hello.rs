@@ -11,11 +11,12 @@ use leno_model::TrustDomain;
 use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use rustls::{ServerConfig, ServerConnection};
 
-/// For any bytes: no panic, no accepted client by first bytes alone, a small response, and a result independent
-/// of packet boundaries. A client that is answered as a TLS client is also classified as one by protocol
-/// detection, unless a warning precedes the hello: TLS ignores it, and no client sends it.
+/// Checks that any first bytes cause no panic, do not authenticate a client, and cause only a small response, and that
+/// the result does not depend on packet boundaries. If the server responds as to a TLS client, protocol detection must
+/// detect TLS, unless the bytes begin with an alert: TLS ignores it, and no client sends it.
 ///
-/// A listener that passes TLS through finds the same server name in the same bytes, and must decide by then.
+/// A TLS passthrough listener must find the same server name in the same bytes, and must find it or its absence within
+/// [`MAX_UNDECIDED_BYTES`].
 pub(crate) fn check_input(bytes: &[u8]) {
     let whole = HandshakeStart::from_bytes(bytes, bytes.len().max(1));
     assert!(whole.response_bytes <= MAX_RESPONSE_BYTES, "{} bytes", whole.response_bytes);
@@ -45,14 +46,14 @@ pub(crate) fn check_input(bytes: &[u8]) {
 }
 
 /// Returns the server name as a TLS passthrough listener reads it.
-pub(crate) fn read_server_name(bytes: &[u8], packet: usize) -> ClientHello {
+pub(crate) fn read_server_name(bytes: &[u8], packet_bytes: usize) -> ClientHello {
     let mut reader = ClientHelloReader::default();
-    let mut end = 0;
-    while end < bytes.len() {
-        end = bytes.len().min(end.saturating_add(packet));
-        match reader.read(&bytes[..end]) {
+    let mut received_bytes = 0;
+    while received_bytes < bytes.len() {
+        received_bytes = bytes.len().min(received_bytes.saturating_add(packet_bytes));
+        match reader.read(&bytes[..received_bytes]) {
             ClientHello::Incomplete => {}
-            decided => return decided,
+            result => return result,
         }
     }
     ClientHello::Incomplete
@@ -73,13 +74,13 @@ struct HandshakeStart {
 }
 
 impl HandshakeStart {
-    fn from_bytes(bytes: &[u8], packet: usize) -> Self {
+    fn from_bytes(bytes: &[u8], packet_bytes: usize) -> Self {
         let mut server =
             ServerConnection::new(inbound_config()).expect("a connection needs no peer");
         let mut start = Self { has_response: false, response_bytes: 0, error: None, name: None };
-        for mut rest in bytes.chunks(packet) {
-            while !rest.is_empty() && start.error.is_none() {
-                server.read_tls(&mut rest).expect("memory can be read");
+        for mut packet in bytes.chunks(packet_bytes) {
+            while !packet.is_empty() && start.error.is_none() {
+                server.read_tls(&mut packet).expect("memory can be read");
                 let state = server.process_new_packets();
                 start.error = state.err().map(|error| format!("{error:?}"));
                 let mut response = Vec::new();
@@ -115,14 +116,16 @@ fn create_config() -> Arc<ServerConfig> {
     let key = PrivateKey::generate();
     let request = CertificateRequest::from_der(&key.certificate_request()).expect("a request");
     let subject = CertificateSubject { id: &id, workload: None, instance: None };
-    let issued = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
-    let credential = Credential::new(key, issued).expect("a credential");
+    let bundle = authority.sign(&request, subject, LEAF_LIFETIME, now).expect("a certificate");
+    let credential = Credential::new(key, bundle).expect("a credential");
     server_config(&credential, &[b"leno-link/1", b"h2", b"http/1.1"]).expect("a configuration")
 }
 
+/// The TLS record type of an alert (RFC 8446 §5.1).
 const ALERT_RECORD: u8 = 21;
+/// The TLS record type of a handshake message (RFC 8446 §5.1).
 const HANDSHAKE_RECORD: u8 = 22;
-/// A ServerHello and our certificate chain; an unauthenticated client receives no more.
+/// Maximum size of a response to an unauthenticated client: a ServerHello and the server's certificate chain.
 const MAX_RESPONSE_BYTES: usize = 4 * 1024;
-/// The server name is known, or definitely absent, after this number of bytes.
+/// Maximum number of bytes after which the server name is known or known to be absent.
 const MAX_UNDECIDED_BYTES: usize = 32 * 1024;

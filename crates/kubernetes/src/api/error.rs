@@ -1,4 +1,4 @@
-//! Errors of the API server and of its client, without response bodies.
+//! Errors of requests to the Kubernetes API server. No error contains a part of a response body.
 
 #![expect(
     clippy::disallowed_types,
@@ -50,7 +50,7 @@ impl ApiError {
         }
     }
 
-    /// Keeps the position of the error only: the text of the error quotes the value at that position.
+    /// Converts a decoding error. Only its position is retained: its text quotes the value at that position.
     pub(super) fn from_decode_error(error: &serde_json::Error) -> Self {
         use serde_json::error::Category;
 
@@ -86,7 +86,7 @@ impl ApiError {
     }
 }
 
-/// Omits the output of credential plugins, which may contain credentials.
+/// Describes a credential error without the output of credential plugins, which may contain credentials.
 fn describe_auth_error(error: &AuthError) -> String {
     let program = match error {
         AuthError::AuthExecStart(error) => format!(": its program does not start: {error}"),
@@ -143,7 +143,8 @@ pub(crate) fn escape_text(text: &str) -> String {
 
 /// The reason of a Status that the client creates for a body that it cannot decode.
 const RECONSTRUCTED: &str = "Failed to parse error data";
-/// The longest error text, in characters. The API server exceeds it only when it lists many objects.
+/// The maximum length of an error text, in characters. The API server exceeds it only when it lists many
+/// objects.
 const MAX_TEXT_CHARACTERS: usize = 1000;
 
 #[cfg(test)]

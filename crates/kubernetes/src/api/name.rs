@@ -1,4 +1,4 @@
-//! Names that are valid in an API path. They are created by parsing, so no other text reaches a path.
+//! Names that are valid in an API path. A name can only be created by parsing, so no other text reaches a path.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -152,32 +152,34 @@ const fn is_subdomain(text: &[u8]) -> bool {
     is_name(text, MAX_NAME_BYTES, true)
 }
 
+/// Checks a DNS-1123 label.
 pub(super) const fn is_label(text: &[u8]) -> bool {
     is_name(text, MAX_LABEL_BYTES, false)
 }
 
+/// Checks the name of an API group; the core group is empty.
 pub(super) const fn is_group(text: &[u8]) -> bool {
     text.is_empty() || is_subdomain(text)
 }
 
 /// Checks for letters and digits, with `-` between them, and `.` between labels.
-const fn is_name(text: &[u8], max_bytes: usize, with_dots: bool) -> bool {
-    let (mut index, mut last) = (0, b'.');
+const fn is_name(text: &[u8], max_bytes: usize, allows_dots: bool) -> bool {
+    let (mut index, mut previous_byte) = (0, b'.');
     while index < text.len() {
         let byte = text[index];
         let is_valid = match byte {
             b'a'..=b'z' | b'0'..=b'9' => true,
-            b'-' => last != b'.',
-            b'.' => with_dots && last != b'.' && last != b'-',
+            b'-' => previous_byte != b'.',
+            b'.' => allows_dots && previous_byte != b'.' && previous_byte != b'-',
             _ => false,
         };
         if !is_valid {
             return false;
         }
-        (index, last) = (index + 1, byte);
+        (index, previous_byte) = (index + 1, byte);
     }
-    // Empty text still has the initial `last`, `.`.
-    text.len() <= max_bytes && last != b'.' && last != b'-'
+    // Empty text still has the initial `previous_byte`, `.`.
+    text.len() <= max_bytes && previous_byte != b'.' && previous_byte != b'-'
 }
 
 const MAX_NAME_BYTES: usize = 253;
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     /// Texts that would change the path, the query or the meaning of a request.
-    const HOSTILE: &[&str] = &[
+    const HOSTILE_NAMES: &[&str] = &[
         "",
         ".",
         "..",
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn only_valid_names_are_accepted() {
-        for text in HOSTILE {
+        for text in HOSTILE_NAMES {
             assert!(ObjectName::new(text).is_err(), "{text:?}");
             assert!(NamespaceName::new(text).is_err(), "{text:?}");
         }
@@ -245,7 +247,7 @@ mod tests {
 
     #[test]
     fn names_of_the_model_are_object_names() {
-        for text in HOSTILE.iter().chain(&["a", "a.b", "a-b.c", "a--b"]) {
+        for text in HOSTILE_NAMES.iter().chain(&["a", "a.b", "a-b.c", "a--b"]) {
             assert_eq!(ObjectName::new(text).is_ok(), Name::new(text).is_ok(), "{text:?}");
         }
     }

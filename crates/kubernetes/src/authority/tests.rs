@@ -57,7 +57,7 @@ async fn all_replicas_use_the_authority_of_the_first() {
     let ((mut first_replica, first), (mut second_replica, second)) =
         (create_replica(&server), create_replica(&server));
     let source = first_replica.establish_authority().await.unwrap();
-    assert_eq!(source, AuthoritySource::Own(first.path().join("authority")));
+    assert_eq!(source, AuthoritySource::BuiltIn(first.path().join("authority")));
     // The other replica looked too early and created its own authority.
     server.store.lock().unwrap().missed_reads = 2;
     let other = second_replica.establish_authority().await.unwrap();

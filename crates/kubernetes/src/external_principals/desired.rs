@@ -1,4 +1,5 @@
-//! Requests for certificates of external principals, and their validation. Pure.
+//! Requests for certificates of external principals, and their validation, without I/O. The object store
+//! collects the requests; the reconciler fulfills the valid ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,7 +9,7 @@ use leno_model::{
     ExternalPrincipalId, Name, SecretName, SubjectScope, TrustDomain, check_subject, domain_prefix,
 };
 
-use crate::words::CONTROL;
+use crate::well_known::CONTROL;
 
 /// A request for a certificate in a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct DesiredCertificate {
     pub(crate) id: ExternalPrincipalId,
     /// The names of the external principal.
     pub(crate) names: Vec<Name>,
-    /// The requested lifetime, if any.
+    /// The requested lifetime; `None` for the default of the control plane.
     pub(crate) lifetime: Option<Duration>,
     /// The creation time of the requesting object, in Unix seconds.
     pub(crate) created: i64,
@@ -51,6 +52,7 @@ impl DesiredCertificate {
         }
     }
 
+    /// Returns the sort key by which the oldest request wins.
     fn precedence_key(&self) -> (i64, &str, &str) {
         (self.created, &self.owner.namespace, &self.owner.name)
     }
@@ -64,7 +66,7 @@ impl DesiredCertificate {
     }
 }
 
-/// The outcomes by the uid of the requesting object, with the error if there is no certificate.
+/// The outcome of each request, by the UID of the requesting object: the error if it has no certificate.
 pub type CertificateOutcomes = BTreeMap<String, Result<(), String>>;
 
 /// The namespaces in which a control plane may write Secrets.
@@ -81,7 +83,7 @@ pub struct SecretPermissions {
 pub struct DesiredCertificates {
     /// The certificates that should exist.
     pub(crate) certificates: Vec<DesiredCertificate>,
-    /// Objects, by uid, with invalid or unreadable requests. Their existing Secrets stay as they are.
+    /// The UIDs of objects with invalid or unreadable requests. Their existing Secrets stay unchanged.
     pub(crate) unchanged: BTreeSet<String>,
 }
 
@@ -89,7 +91,7 @@ pub struct DesiredCertificates {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CertificateDecisions {
     pub(crate) desired: DesiredCertificates,
-    /// The reasons for rejection, by the uid of the object.
+    /// The reasons for rejection, by the UID of the requesting object.
     pub(crate) rejected: BTreeMap<String, String>,
 }
 
@@ -102,26 +104,27 @@ pub(crate) fn validate_requests(
 ) -> CertificateDecisions {
     requests.sort_by(|left, right| left.precedence_key().cmp(&right.precedence_key()));
     let mut decisions = CertificateDecisions::default();
-    let mut valid = Vec::new();
-    for desired in requests {
-        match rejection_reason(&desired, permissions, trust_domain) {
-            Some(reason) => decisions.reject(desired, reason),
-            None => valid.push(desired),
+    let mut valid_requests = Vec::new();
+    for request in requests {
+        match rejection_reason(&request, permissions, trust_domain) {
+            Some(reason) => decisions.reject(request, reason),
+            None => valid_requests.push(request),
         }
     }
-    let claims = namespaces_by_name(&valid, trust_domain);
-    let mut secrets: BTreeMap<SecretName, String> = BTreeMap::new();
-    for desired in valid {
+    let requesting_namespaces = namespaces_by_name(&valid_requests, trust_domain);
+    let mut owners_by_secret: BTreeMap<SecretName, String> = BTreeMap::new();
+    for request in valid_requests {
         let rejection = if decisions.desired.certificates.len() == MAX_EXTERNAL_PRINCIPALS {
             Some(format!("spec: the limit of {MAX_EXTERNAL_PRINCIPALS} is exceeded; remove some"))
         } else {
-            occupied_reason(&desired, &secrets).or_else(|| contested_reason(&desired, &claims))
+            secret_conflict_reason(&request, &owners_by_secret)
+                .or_else(|| name_conflict_reason(&request, &requesting_namespaces))
         };
         match rejection {
-            Some(reason) => decisions.reject(desired, reason),
+            Some(reason) => decisions.reject(request, reason),
             None => {
-                secrets.insert(desired.id.secret.clone(), desired.owner.to_string());
-                decisions.desired.certificates.push(desired);
+                owners_by_secret.insert(request.id.secret.clone(), request.owner.to_string());
+                decisions.desired.certificates.push(request);
             }
         }
     }
@@ -170,36 +173,37 @@ fn namespaces_by_name(
     requests: &[DesiredCertificate],
     trust_domain: &TrustDomain,
 ) -> BTreeMap<Name, BTreeSet<Name>> {
-    let mut claims: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+    let mut requesting_namespaces: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     for desired in requests {
         for name in desired.names.iter().filter(|name| domain_prefix(name, trust_domain).is_none())
         {
-            let namespaces = claims.entry(name.clone()).or_default();
+            let namespaces = requesting_namespaces.entry(name.clone()).or_default();
             namespaces.insert(desired.id.secret.namespace.clone());
         }
     }
-    claims
+    requesting_namespaces
 }
 
 /// Returns the reason that a request is rejected because an older object has the Secret.
-fn occupied_reason(
+fn secret_conflict_reason(
     desired: &DesiredCertificate,
-    secrets: &BTreeMap<SecretName, String>,
+    owners_by_secret: &BTreeMap<SecretName, String>,
 ) -> Option<String> {
     let secret = &desired.id.secret;
-    let other = secrets.get(secret)?;
+    let older_owner = owners_by_secret.get(secret)?;
     let field = desired.field_path("secret");
-    Some(format!("{field}: {other} is older and uses {secret}; name another Secret"))
+    Some(format!("{field}: {older_owner} is older and uses {secret}; name another Secret"))
 }
 
-/// Returns the reason that a request is rejected because of a contested name. If age decided, an edit of an old
+/// Returns the reason that a request is rejected because another namespace requests one of its names. If age
+/// decided, an edit of an old
 /// object could claim a name and impersonate another namespace.
-fn contested_reason(
+fn name_conflict_reason(
     desired: &DesiredCertificate,
-    claims: &BTreeMap<Name, BTreeSet<Name>>,
+    requesting_namespaces: &BTreeMap<Name, BTreeSet<Name>>,
 ) -> Option<String> {
     desired.names.iter().enumerate().find_map(|(index, name)| {
-        let other_namespaces = claims.get(name)?.iter().filter(|namespace| **namespace != desired.id.secret.namespace);
+        let other_namespaces = requesting_namespaces.get(name)?.iter().filter(|namespace| **namespace != desired.id.secret.namespace);
         let other_namespaces: Vec<&str> = other_namespaces.map(Name::as_str).collect();
         let field = desired.field_path(&format!("subjectAltNames[{index}]"));
         (!other_namespaces.is_empty()).then(|| {
@@ -224,7 +228,7 @@ mod tests {
         TrustDomain::new("cluster.local").unwrap()
     }
 
-    fn test_grants() -> SecretPermissions {
+    fn test_permissions() -> SecretPermissions {
         let name = |text| Name::new(text).unwrap();
         SecretPermissions {
             namespaces: [name("shop"), name("ingress"), name("leno-system")].into(),
@@ -256,13 +260,13 @@ mod tests {
 
     /// Returns the rejections, one per line. The other requests are granted.
     fn list_rejections(desired: Vec<DesiredCertificate>) -> Vec<String> {
-        let decisions = validate_requests(desired.clone(), &test_grants(), &test_domain());
+        let decisions = validate_requests(desired.clone(), &test_permissions(), &test_domain());
         assert_eq!(decisions.desired.certificates.len() + decisions.rejected.len(), desired.len());
         decisions.rejected.into_values().collect()
     }
 
     #[test]
-    fn only_listed_namespaces_get_secrets_and_never_that_of_the_authority() {
+    fn only_listed_namespaces_get_secrets_and_never_the_namespace_of_the_authority() {
         assert_eq!(
             list_rejections(vec![desired_certificate(ACCESS_CERT, "shop/a", &["a.example"], 1)]),
             [""; 0]
@@ -315,7 +319,7 @@ mod tests {
             // Invalid requests block no others.
             desired_certificate(ACCESS_CERT, "other/a", &["c.example"], 4),
         ];
-        let decisions = validate_requests(requests, &test_grants(), &test_domain());
+        let decisions = validate_requests(requests, &test_permissions(), &test_domain());
         let unchanged: Vec<&str> = decisions.desired.unchanged.iter().map(String::as_str).collect();
         assert_eq!(unchanged, ["u-1", "u-2", "u-4"]);
         assert_eq!(

@@ -29,11 +29,11 @@ pub async fn reconcile_external_principals(
     lifetime: Duration,
     authority: watch::Receiver<Arc<Authority>>,
     desired: watch::Receiver<Arc<DesiredCertificates>>,
-    leading: watch::Receiver<bool>,
+    is_leader: watch::Receiver<bool>,
     outcomes: watch::Sender<Arc<CertificateOutcomes>>,
 ) {
     let reconciler = CertificateReconciler { client, lifetime, secrets: BTreeMap::new(), outcomes };
-    reconciler.run(authority, desired, leading).await;
+    reconciler.run(authority, desired, is_leader).await;
 }
 
 struct CertificateReconciler {
@@ -63,7 +63,7 @@ struct SecretReconciliation {
 
 /// A Secret with a valid certificate, as last read or written.
 struct ValidSecret {
-    /// The resource version seen.
+    /// The resource version at the last read or write.
     resource_version: Option<String>,
     renewal_time: SystemTime,
     ca_generation: u64,
@@ -72,7 +72,7 @@ struct ValidSecret {
 /// The reason that a Secret could not be reconciled.
 enum ReconcileError {
     /// An error for the author of the object or the administrator to fix.
-    Reported(String),
+    Permanent(String),
     /// An error that may be transient.
     Transient(String),
 }
@@ -82,7 +82,7 @@ impl CertificateReconciler {
         mut self,
         mut authority: watch::Receiver<Arc<Authority>>,
         mut desired: watch::Receiver<Arc<DesiredCertificates>>,
-        mut leading: watch::Receiver<bool>,
+        mut is_leader: watch::Receiver<bool>,
     ) {
         let mut ticks = interval(DUE_CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -90,18 +90,18 @@ impl CertificateReconciler {
             tokio::select! {
                 Ok(()) = desired.changed() => {}
                 Ok(()) = authority.changed() => {}
-                Ok(()) = leading.changed() => {}
+                Ok(()) = is_leader.changed() => {}
                 _ = ticks.tick() => {}
             }
             self.update_desired(&desired.borrow_and_update().clone());
-            if !*leading.borrow_and_update() {
+            if !*is_leader.borrow_and_update() {
                 self.reset_state();
                 self.publish_outcomes();
                 continue;
             }
             let authority = Arc::clone(&authority.borrow_and_update());
             for name in self.due_secrets(&authority) {
-                if !*leading.borrow() {
+                if !*is_leader.borrow() {
                     break;
                 }
                 self.reconcile_by_name(&name, &authority).await;
@@ -137,7 +137,7 @@ impl CertificateReconciler {
         }
     }
 
-    /// Forgets all state: only the leader reconciles Secrets, and its state is authoritative.
+    /// Resets the state of all Secrets: another control plane is the leader and may change them.
     fn reset_state(&mut self) {
         self.secrets.retain(|_, state| state.is_requested);
         for state in self.secrets.values_mut() {
@@ -164,27 +164,27 @@ impl CertificateReconciler {
         let namespace = match NamespaceName::try_from(&name.namespace) {
             Ok(namespace) => namespace,
             Err(error) => {
-                return self.schedule_retry(name, ReconcileError::Reported(error.to_string()));
+                return self.schedule_retry(name, ReconcileError::Permanent(error.to_string()));
             }
         };
         let api: ObjectApi<Secret> = ObjectApi::for_namespace(self.client.clone(), &namespace);
         let timeout_error =
             || ReconcileError::Transient("the API server did not respond in time".to_owned());
         if !state.is_requested {
-            let removed = timeout(SECRET_TIMEOUT, delete_secret(&api, &state.desired)).await;
-            match removed.unwrap_or_else(|_| Err(timeout_error())) {
+            let deletion = timeout(SECRET_TIMEOUT, delete_secret(&api, &state.desired)).await;
+            match deletion.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(()) => drop(self.secrets.remove(name)),
                 Err(error) => self.schedule_retry(name, error),
             }
             return;
         }
-        let reconciled = timeout(SECRET_TIMEOUT, reconcile_secret(&api, state, issuance)).await;
-        match reconciled.unwrap_or_else(|_| Err(timeout_error())) {
+        let reconciliation = timeout(SECRET_TIMEOUT, reconcile_secret(&api, state, issuance)).await;
+        match reconciliation.unwrap_or_else(|_| Err(timeout_error())) {
             Ok(valid_secret) => {
                 let Some(state) = self.secrets.get_mut(name) else { return };
-                let remaining =
+                let time_to_renewal =
                     valid_secret.renewal_time.duration_since(issuance.now).unwrap_or_default();
-                state.next_check = Instant::now() + remaining.min(POLL_INTERVAL);
+                state.next_check = Instant::now() + time_to_renewal.min(POLL_INTERVAL);
                 state.renewal_time = Some(valid_secret.renewal_time);
                 (state.valid_secret, state.failures, state.outcome) =
                     (Some(valid_secret), 0, Some(Ok(())));
@@ -204,7 +204,7 @@ impl CertificateReconciler {
         // retries.
         state.valid_secret = None;
         let (reason, is_reported) = match error {
-            ReconcileError::Reported(reason) => (reason, true),
+            ReconcileError::Permanent(reason) => (reason, true),
             ReconcileError::Transient(reason) => {
                 let is_due =
                     state.renewal_time.is_none_or(|renewal_time| renewal_time <= SystemTime::now());
@@ -279,42 +279,42 @@ async fn reconcile_secret(
             return Ok(ValidSecret { resource_version, ..*valid_secret });
         }
     }
-    let existing = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
-    if let Some(secret) = &existing {
+    let existing_secret = api.get_opt(&name).await.map_err(|error| classify_error(&error))?;
+    if let Some(secret) = &existing_secret {
         match check_secret(secret, desired, issuance) {
             SecretState::Valid(renewal_time) => {
                 let resource_version = secret.metadata.resource_version.clone();
                 return Ok(ValidSecret { resource_version, renewal_time, ca_generation });
             }
             SecretState::OtherOwner => {
-                return Err(ReconcileError::Reported(describe_other_owner(desired)));
+                return Err(ReconcileError::Permanent(describe_other_owner(desired)));
             }
             SecretState::RenewalDue => {}
         }
     }
-    let is_new = existing.is_none();
-    let secret = issue_into_secret(existing, desired, issuance)
-        .map_err(|error| ReconcileError::Reported(with_causes(&error)))?;
+    let is_new = existing_secret.is_none();
+    let secret = issue_into_secret(existing_secret, desired, issuance)
+        .map_err(|error| ReconcileError::Permanent(with_causes(&error)))?;
     // Only the version that was read is replaced.
     let parameters = PostParams::default();
-    let written = match is_new {
+    let written_secret = match is_new {
         true => api.create(&parameters, &secret).await,
         false => api.replace(&name, &parameters, &secret).await,
     };
-    let written = written.map_err(|error| match error.status_code() {
+    let written_secret = written_secret.map_err(|error| match error.status_code() {
         // Another client deleted it meanwhile.
         Some(NOT_FOUND) if !is_new => ReconcileError::Transient(error.to_string()),
         _ => classify_error(&error),
     })?;
     tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external client");
-    match check_secret(&written, desired, issuance) {
+    match check_secret(&written_secret, desired, issuance) {
         SecretState::Valid(renewal_time) => Ok(ValidSecret {
-            resource_version: written.metadata.resource_version,
+            resource_version: written_secret.metadata.resource_version,
             renewal_time,
             ca_generation,
         }),
         // An admission controller changed the object.
-        SecretState::RenewalDue | SecretState::OtherOwner => Err(ReconcileError::Reported(
+        SecretState::RenewalDue | SecretState::OtherOwner => Err(ReconcileError::Permanent(
             "the API server stored a different object; check admission webhooks that change \
              Secrets"
                 .to_owned(),
@@ -355,7 +355,7 @@ fn classify_error(error: &ApiError) -> ReconcileError {
         Some(code) if TRANSIENT_STATUS_CODES.contains(&code) || code >= SERVER_ERROR => {
             ReconcileError::Transient(message)
         }
-        Some(_) => ReconcileError::Reported(message),
+        Some(_) => ReconcileError::Permanent(message),
         None => ReconcileError::Transient(message),
     }
 }
@@ -368,8 +368,9 @@ fn describe_other_owner(desired: &DesiredCertificate) -> String {
 }
 
 const NOT_FOUND: u16 = 404;
-/// An expired token, a timeout, a conflict, and too many requests.
+/// The status codes of transient errors: an expired token, a timeout, a conflict, and too many requests.
 const TRANSIENT_STATUS_CODES: [u16; 4] = [401, 408, 409, 429];
+/// The lowest status code of server errors, which are transient.
 const SERVER_ERROR: u16 = 500;
 /// The number of consecutive transient failures that are not published.
 const MAX_TRANSIENT_FAILURES: u32 = 2;

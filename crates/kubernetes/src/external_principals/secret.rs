@@ -1,4 +1,5 @@
-//! Secret of an external principal: ownership, validity and content. Pure.
+//! The Secret of an external principal: ownership, validity and content, without I/O. The reconciler applies
+//! the results.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +12,7 @@ use leno_identity::{
 };
 
 use super::desired::DesiredCertificate;
-use crate::words::ACCESS_CERT_KEY;
+use crate::well_known::ACCESS_CERT_KEY;
 
 /// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub(super) enum SecretState {
     OtherOwner,
     /// Its certificate has to be issued again.
     RenewalDue,
-    /// Its certificate is valid until this time.
+    /// Its certificate is valid, and must be renewed at this time.
     Valid(SystemTime),
 }
 
@@ -28,10 +29,12 @@ pub(super) enum SecretState {
 #[derive(Clone, Copy)]
 pub(super) struct IssuanceParameters<'a> {
     pub(super) authority: &'a Authority,
+    /// The lifetime for requests that do not specify one.
     pub(super) lifetime: Duration,
     pub(super) now: SystemTime,
 }
 
+/// Compares an existing Secret with a request.
 pub(super) fn check_secret(
     secret: &Secret,
     desired: &DesiredCertificate,
@@ -42,16 +45,16 @@ pub(super) fn check_secret(
     {
         return SecretState::OtherOwner;
     }
-    let text = |key: &str| {
+    let read_entry = |key: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(key));
         bytes.and_then(|bytes| str::from_utf8(&bytes.0).ok()).unwrap_or_default()
     };
-    let stored = StoredCertificate {
-        key: text(KEY_ENTRY),
-        chain: text(CHAIN_ENTRY),
-        roots: text(ROOTS_ENTRY),
+    let stored_certificate = StoredCertificate {
+        key_pem: read_entry(KEY_ENTRY),
+        chain_pem: read_entry(CHAIN_ENTRY),
+        roots_pem: read_entry(ROOTS_ENTRY),
     };
-    let renewal_time = stored.renewal_time(
+    let renewal_time = stored_certificate.renewal_time(
         issuance.authority,
         certificate_subject(desired),
         certificate_lifetime(desired, issuance),
@@ -134,6 +137,7 @@ fn can_own_secret(desired: &DesiredCertificate) -> bool {
     desired.owner.namespace == desired.id.secret.namespace.as_str()
 }
 
+/// Returns the owner reference to the requesting object, or to an earlier object of its kind and name.
 fn find_owner_reference<'a>(
     meta: &'a ObjectMeta,
     desired: &DesiredCertificate,
@@ -182,7 +186,7 @@ mod tests {
 
     fn test_setup() -> AuthorityFixture {
         let dir = tempfile::tempdir().unwrap();
-        let source = AuthoritySource::Own(dir.path().join("authority"));
+        let source = AuthoritySource::BuiltIn(dir.path().join("authority"));
         let domain = TrustDomain::new("cluster.local").unwrap();
         let authority = source.open_or_create(&domain, SystemTime::now()).unwrap();
         AuthorityFixture { _dir: dir, authority }

@@ -1,10 +1,11 @@
-//! Attachment of routes to listeners.
+//! Attachment of routes to the listeners of a gateway: by section name, port, route kind, namespace and host
+//! name.
 
 use kube::core::{Selector, SelectorExt as _};
 use leno_model::HostPattern;
 use serde_json::Value;
 
-use super::facts::{AllowedNamespaces, ClusterFacts, RouteId, intersect_patterns};
+use super::inputs::{AllowedNamespaces, GatewayInputs, RouteId, intersect_patterns};
 use super::listener::{ConditionReason, ValidatedListener};
 use crate::source::ObjectId;
 
@@ -23,16 +24,16 @@ pub(super) struct RouteHost {
 
 /// Returns the gateway that a `parentRef` of a route names.
 pub(super) fn parent_gateway(route: &RouteId, parent: &Value) -> ObjectId {
-    let text = |key: &str| parent.get(key).and_then(Value::as_str);
+    let string_field = |key: &str| parent.get(key).and_then(Value::as_str);
     ObjectId {
-        namespace: text("namespace").unwrap_or(&route.id.namespace).to_owned(),
-        name: text("name").unwrap_or_default().to_owned(),
+        namespace: string_field("namespace").unwrap_or(&route.id.namespace).to_owned(),
+        name: string_field("name").unwrap_or_default().to_owned(),
     }
 }
 
 /// Selects the listeners of a gateway that accept a route: at least one.
 pub(super) fn attach_route(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     route: &RouteId,
     parent: &Value,
     hostnames: &[HostPattern],
@@ -41,11 +42,12 @@ pub(super) fn attach_route(
 ) -> Result<Vec<ListenerAttachment>, ConditionReason> {
     let section_name = parent.get("sectionName").and_then(Value::as_str);
     let port = parent.get("port").and_then(Value::as_u64);
-    let is_named = |validated: &ValidatedListener<'_>| {
+    let is_referenced = |validated: &ValidatedListener<'_>| {
         section_name.is_none_or(|section_name| validated.listener.name == section_name)
             && port.is_none_or(|port| u64::from(validated.listener.port) == port)
     };
-    let named_listeners = listeners.iter().enumerate().filter(|(_, validated)| is_named(validated));
+    let named_listeners =
+        listeners.iter().enumerate().filter(|(_, validated)| is_referenced(validated));
     let named_listeners: Vec<_> = named_listeners.collect();
     if named_listeners.is_empty() {
         let message = format!("the Gateway {} has no such listener", gateway.name);
@@ -56,7 +58,7 @@ pub(super) fn attach_route(
         .filter(|(_, validated)| {
             let namespaces = &validated.listener.allowed_routes.namespaces;
             validated.kinds.contains(&route.kind)
-                && allows_namespace(facts, namespaces, &gateway.namespace, &route.id.namespace)
+                && allows_namespace(inputs, namespaces, &gateway.namespace, &route.id.namespace)
         })
         .collect();
     if allowing_listeners.is_empty() {
@@ -85,13 +87,13 @@ pub(super) fn attach_route(
 /// listener's.
 fn intersect_hostnames(
     hostnames: &[HostPattern],
-    listener: Option<&HostPattern>,
+    listener_hostname: Option<&HostPattern>,
 ) -> Vec<RouteHost> {
     if hostnames.is_empty() {
         return vec![RouteHost { written: None, common: None }];
     }
     let host = |name: &HostPattern| {
-        let common = intersect_patterns(Some(name), listener)?;
+        let common = intersect_patterns(Some(name), listener_hostname)?;
         Some(RouteHost { written: Some(name.clone()), common })
     };
     let mut names: Vec<_> = hostnames.iter().filter_map(host).collect();
@@ -101,17 +103,17 @@ fn intersect_hostnames(
 }
 
 fn allows_namespace(
-    facts: &ClusterFacts,
-    allowed: &AllowedNamespaces,
+    inputs: &GatewayInputs,
+    allowed_namespaces: &AllowedNamespaces,
     gateway_namespace: &str,
     route_namespace: &str,
 ) -> bool {
-    match allowed.from.as_deref().unwrap_or("Same") {
+    match allowed_namespaces.from.as_deref().unwrap_or("Same") {
         "All" => true,
         "Same" => gateway_namespace == route_namespace,
         "Selector" => {
-            let selector = allowed.selector.clone().map(Selector::try_from);
-            let labels = facts.namespaces.get(route_namespace);
+            let selector = allowed_namespaces.selector.clone().map(Selector::try_from);
+            let labels = inputs.namespaces.get(route_namespace);
             selector.is_some_and(|selector| {
                 selector.is_ok_and(|selector| labels.is_some_and(|labels| selector.matches(labels)))
             })

@@ -1,29 +1,31 @@
-//! Resolution of the backends of routes.
+//! Resolution of the backends of routes: Services that exist and that the route may use.
 
 use leno_model::{Service, ServiceName, WeightedBackend};
 use leno_registry::GatewayRules;
 
-use super::facts::{ClusterFacts, RouteId, ValidRoute};
+use super::inputs::{GatewayInputs, RouteId, ValidRoute};
 use super::listener::ConditionReason;
 use crate::source::ObjectId;
 
-/// A route reduced to the backends that exist and may be used. The rules carry the weight of the rejected ones.
+/// The rules of a route, reduced to the backends that exist and may be used. Each rule carries the total weight
+/// of its removed backends.
 pub(super) struct ResolvedRouteRules {
     pub(super) rules: GatewayRules,
-    /// The reason that the first unusable backend is not resolved; `None` if all are.
-    pub(super) unresolved: Option<ConditionReason>,
+    /// The reason that the first unusable backend is not resolved; `None` if all backends are resolved.
+    pub(super) unresolved_reason: Option<ConditionReason>,
 }
 
 /// Finds services of the cluster by name.
 pub(crate) type ServiceLookup<'a> = &'a dyn Fn(&ServiceName) -> Option<&'a Service>;
 
+/// Removes the backends of a route that cannot be used.
 pub(super) fn resolve_backends(
-    facts: &ClusterFacts,
-    services: ServiceLookup<'_>,
+    inputs: &GatewayInputs,
+    find_service: ServiceLookup<'_>,
     route: &RouteId,
     valid_route: &ValidRoute,
 ) -> ResolvedRouteRules {
-    let mut unresolved = valid_route.unsupported_backends.first().map(|unsupported| {
+    let mut unresolved_reason = valid_route.unsupported_backends.first().map(|unsupported| {
         let message = format!(
             "rule {}: {} is not supported as a backend: use a Service",
             unsupported.rule_index, unsupported.kind
@@ -40,12 +42,14 @@ pub(super) fn resolve_backends(
     // Removes backends that cannot be used, and returns their total weight.
     let mut retain_available = |backends: &mut Vec<WeightedBackend>| {
         let mut removed_weight = 0_u32;
-        backends.retain(|backend| match missing_backend(facts, services, route, backend) {
-            None => true,
-            Some(reason) => {
-                removed_weight = removed_weight.saturating_add(backend.weight);
-                unresolved.get_or_insert(reason);
-                false
+        backends.retain(|backend| {
+            match unusable_backend_reason(inputs, find_service, route, backend) {
+                None => true,
+                Some(reason) => {
+                    removed_weight = removed_weight.saturating_add(backend.weight);
+                    unresolved_reason.get_or_insert(reason);
+                    false
+                }
             }
         });
         removed_weight
@@ -69,30 +73,31 @@ pub(super) fn resolve_backends(
                 retain_available(&mut rule.backends).saturating_add(unsupported_weight(0));
         }
     }
-    ResolvedRouteRules { rules, unresolved }
+    ResolvedRouteRules { rules, unresolved_reason }
 }
 
-fn missing_backend(
-    facts: &ClusterFacts,
-    services: ServiceLookup<'_>,
+/// Returns the reason that a backend cannot be used; `None` if it can.
+fn unusable_backend_reason(
+    inputs: &GatewayInputs,
+    find_service: ServiceLookup<'_>,
     route: &RouteId,
     backend: &WeightedBackend,
 ) -> Option<ConditionReason> {
     let service = &backend.service;
     let id = ObjectId { namespace: service.namespace.to_string(), name: service.name.to_string() };
-    if !facts.permits_reference((route.kind, &route.id.namespace), ("Service", &id)) {
+    if !inputs.permits_reference((route.kind, &route.id.namespace), ("Service", &id)) {
         let message = format!(
             "no ReferenceGrant in {} permits {service} to {}s of {}",
             id.namespace, route.kind, route.id.namespace
         );
         return Some(ConditionReason::new("RefNotPermitted", message));
     }
-    let Some(target) = services(service) else {
+    let Some(target) = find_service(service) else {
         let message =
             format!("the Service {service} does not exist or has no endpoints in the cluster");
         return Some(ConditionReason::new("BackendNotFound", message));
     };
-    if let Some(policy) = facts.tls_policy(&id) {
+    if let Some(policy) = inputs.tls_policy(&id) {
         // The gateway would connect in plaintext although the owner of the service requires TLS.
         let message = format!(
             "the BackendTLSPolicy {} requires TLS to {service}, which gateways do not support for \

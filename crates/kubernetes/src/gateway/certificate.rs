@@ -10,7 +10,7 @@ use rustls::sign::CertifiedKey;
 /// Parses the certificate and key of a Secret.
 ///
 /// # Errors
-/// The reason that they cannot be used.
+/// The reason that the certificate or its key cannot be used.
 pub(super) fn parse_certificate(secret: &Secret) -> Result<GatewayCertificate, String> {
     let chain = secret_text(secret, "tls.crt")?;
     let key = secret_text(secret, "tls.key")?;

@@ -1,4 +1,5 @@
-//! Listener isolation of TLS passthrough listeners at one port: the most specific listener serves a session.
+//! Listener isolation for TLS passthrough: of the listeners at one port, the listener with the most specific
+//! host name serves a session.
 
 use leno_model::{HostPattern, TlsRule};
 

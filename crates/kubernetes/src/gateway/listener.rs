@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 
 use leno_model::{GatewayCertificate, HostPattern, Name};
 
-use super::facts::{
-    CertificateRef, ClusterFacts, GATEWAY_GROUP, ListenerSpec, first_unknown_field,
+use super::inputs::{
+    CertificateRef, GATEWAY_GROUP, GatewayInputs, ListenerSpec, first_unknown_field,
 };
 use crate::source::ObjectId;
 use crate::status::StatusCondition;
-use crate::words::HEALTH_PORT;
+use crate::well_known::HEALTH_PORT;
 
 /// The protocol of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ListenerProtocol {
     Http,
     Https,
+    /// TLS that the gateway routes by SNI and does not terminate.
     Passthrough,
     /// TLS that the gateway terminates, with any protocol inside. It is not supported.
     Terminate,
@@ -26,10 +27,11 @@ pub(super) enum ListenerProtocol {
 #[derive(Debug)]
 pub(super) struct ValidatedListener<'a> {
     pub(super) listener: &'a ListenerSpec,
+    /// The name; `None` if it is invalid.
     pub(super) name: Option<Name>,
     pub(super) protocol: Option<ListenerProtocol>,
     pub(super) hostname: Option<HostPattern>,
-    /// The kinds of routes that the listener supports.
+    /// The route kinds that the listener supports.
     pub(super) kinds: Vec<&'static str>,
     /// The valid certificates.
     pub(super) certificates: Vec<GatewayCertificate>,
@@ -69,9 +71,9 @@ impl ConditionReason {
 impl ValidatedListener<'_> {
     /// Returns true if the proxies serve the listener.
     pub(super) fn is_served(&self) -> bool {
-        let has_keys =
+        let has_required_certificate =
             self.protocol != Some(ListenerProtocol::Https) || !self.certificates.is_empty();
-        self.rejection.is_none() && self.conflict.is_none() && has_keys
+        self.rejection.is_none() && self.conflict.is_none() && has_required_certificate
     }
 
     /// Returns true if the listener is accepted.
@@ -82,19 +84,19 @@ impl ValidatedListener<'_> {
 
 /// Validates all listeners of a gateway, each by itself and then against each other.
 pub(super) fn validate_listeners<'a>(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     id: &ObjectId,
     listeners: &'a [ListenerSpec],
 ) -> Vec<ValidatedListener<'a>> {
     let mut validated_listeners: Vec<ValidatedListener<'a>> =
-        listeners.iter().map(|listener| validate_listener(facts, id, listener)).collect();
-    let mut by_port: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+        listeners.iter().map(|listener| validate_listener(inputs, id, listener)).collect();
+    let mut listeners_by_port: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
     for (index, validated) in validated_listeners.iter().enumerate() {
         if validated.protocol.is_some() {
-            by_port.entry(validated.listener.port).or_default().push(index);
+            listeners_by_port.entry(validated.listener.port).or_default().push(index);
         }
     }
-    for (port, indexes) in by_port {
+    for (port, indexes) in listeners_by_port {
         let protocol_and_host = |index: &usize| {
             validated_listeners
                 .get(*index)
@@ -123,7 +125,7 @@ pub(super) fn validate_listeners<'a>(
 }
 
 fn validate_listener<'a>(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     id: &ObjectId,
     listener: &'a ListenerSpec,
 ) -> ValidatedListener<'a> {
@@ -155,7 +157,7 @@ fn validate_listener<'a>(
     if protocol == Some(ListenerProtocol::Https) {
         let references = listener.tls.iter().flat_map(|tls| &tls.certificate_refs);
         for certificate in references {
-            match find_certificate(facts, id, certificate) {
+            match find_certificate(inputs, id, certificate) {
                 Ok(certificate_and_key) => certificates.push(certificate_and_key),
                 Err(reason) => unresolved = Some(unresolved.unwrap_or(reason)),
             }
@@ -197,6 +199,7 @@ fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     option.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
 }
 
+/// Returns the protocol of the listener, and the reason that it is not supported, if any.
 fn supported_protocol(
     listener: &ListenerSpec,
 ) -> (Option<ListenerProtocol>, Option<ConditionReason>) {
@@ -244,7 +247,7 @@ fn supported_kinds(
         let group = kind.group.as_deref().unwrap_or(GATEWAY_GROUP);
         let supported_kind = protocol_kinds
             .iter()
-            .find(|protocol_kinds| group == GATEWAY_GROUP && **protocol_kinds == kind.kind);
+            .find(|protocol_kind| group == GATEWAY_GROUP && **protocol_kind == kind.kind);
         match supported_kind {
             Some(supported_kind) if !kinds.contains(supported_kind) => kinds.push(*supported_kind),
             Some(_) => {}
@@ -260,8 +263,9 @@ fn supported_kinds(
     (kinds, rejection)
 }
 
+/// Returns the certificate in the Secret that a reference names, or the reason that it cannot be used.
 fn find_certificate(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     id: &ObjectId,
     reference: &CertificateRef,
 ) -> Result<GatewayCertificate, ConditionReason> {
@@ -270,14 +274,14 @@ fn find_certificate(
     let secret = referenced_secret(id, reference)
         .ok_or_else(|| invalid_reference(format!("{} is not a Secret", reference.name)))?;
     let ObjectId { namespace, name } = &secret;
-    if !facts.permits_reference(("Gateway", &id.namespace), ("Secret", &secret)) {
+    if !inputs.permits_reference(("Gateway", &id.namespace), ("Secret", &secret)) {
         let message = format!(
             "no ReferenceGrant in {namespace} permits the Secret {name} to Gateways of {}",
             id.namespace
         );
         return Err(ConditionReason::new("RefNotPermitted", message));
     }
-    match facts.certificates.get(&secret) {
+    match inputs.certificates.get(&secret) {
         Some(Ok(certificate)) => Ok(certificate.clone()),
         Some(Err(reason)) => {
             Err(invalid_reference(format!("the Secret {namespace}/{name}: {reason}")))

@@ -8,7 +8,7 @@ use crate::inject::{
     InjectionSettings, STATE_DIRECTORY, http_probe, restricted_context, scrape_annotations,
     sidecar_volumes, token_directory,
 };
-use crate::words::{
+use crate::well_known::{
     GATEWAY_PART, HEALTH_PORT, INJECTION, MESHED, MESHED_BY_GATEWAY, PROXY_CONTAINER, PROXY_UID,
     ROOTS_VARIABLE, TOKEN_PATH,
 };
@@ -21,65 +21,65 @@ pub(super) fn object_name(account: &str) -> String {
 
 /// Returns all objects of one gateway, in the order in which they are applied.
 pub(super) fn gateway_manifests(
-    desired: &DesiredGateway,
+    gateway: &DesiredGateway,
     settings: &InjectionSettings,
 ) -> Vec<Value> {
     vec![
         json!({
             "apiVersion": "v1",
             "kind": "ServiceAccount",
-            "metadata": account_metadata(desired, &desired.account),
+            "metadata": account_metadata(gateway, &gateway.account),
             "automountServiceAccountToken": false,
         }),
-        gateway_service(desired),
-        gateway_deployment(desired, settings),
-        disruption_budget(desired),
+        gateway_service(gateway),
+        gateway_deployment(gateway, settings),
+        disruption_budget(gateway),
     ]
 }
 
 /// Allows the eviction of one pod at a time. With a single replica it never blocks an eviction.
-fn disruption_budget(desired: &DesiredGateway) -> Value {
+fn disruption_budget(gateway: &DesiredGateway) -> Value {
     json!({
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": owned_metadata(desired, &object_name(&desired.account)),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": pod_selector(desired)}},
+        "metadata": owned_metadata(gateway, &object_name(&gateway.account)),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": pod_selector(gateway)}},
     })
 }
 
-fn gateway_service(desired: &DesiredGateway) -> Value {
+fn gateway_service(gateway: &DesiredGateway) -> Value {
     let port = |port: &u16| {
         json!({
             "name": format!("port-{port}"), "port": port, "targetPort": port, "protocol": "TCP",
         })
     };
-    let ports: Vec<Value> = desired.ports.iter().map(port).collect();
+    let ports: Vec<Value> = gateway.ports.iter().map(port).collect();
     let mut spec = json!({
-        "type": desired.service_type,
-        "selector": pod_selector(desired),
+        "type": gateway.service_type,
+        "selector": pod_selector(gateway),
         "ipFamilyPolicy": "PreferDualStack",
         "ports": ports,
     });
-    if let Some(address) = &desired.address
-        && desired.service_type == "LoadBalancer"
+    if let Some(address) = &gateway.address
+        && gateway.service_type == "LoadBalancer"
     {
         spec["loadBalancerIP"] = json!(address);
     }
     json!({
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": owned_metadata(desired, &object_name(&desired.account)),
+        "metadata": owned_metadata(gateway, &object_name(&gateway.account)),
         "spec": spec,
     })
 }
 
-fn gateway_deployment(desired: &DesiredGateway, settings: &InjectionSettings) -> Value {
-    let name = object_name(&desired.account);
-    let mut labels = merged_labels(desired);
+fn gateway_deployment(gateway: &DesiredGateway, settings: &InjectionSettings) -> Value {
+    let name = object_name(&gateway.account);
+    let mut labels = merged_labels(gateway);
     labels.insert(MESHED.to_owned(), MESHED_BY_GATEWAY.into());
     labels.insert(INJECTION.to_owned(), "disabled".into());
     // Annotations of the cluster's own domains affect pods, which permission to write Gateways must not allow.
-    let mut annotations = author_annotations(desired);
+    let mut annotations = author_annotations(gateway);
     annotations.retain(|key, _| !belongs_to_domains(key, &CLUSTER_DOMAINS));
     if settings.metrics_from.is_some() {
         for (key, value) in scrape_annotations() {
@@ -89,25 +89,25 @@ fn gateway_deployment(desired: &DesiredGateway, settings: &InjectionSettings) ->
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": owned_metadata(desired, &name),
+        "metadata": owned_metadata(gateway, &name),
         // The number of replicas is left to the user or an autoscaler; the default is one.
         "spec": {
             "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": pod_selector(desired)},
+            "selector": {"matchLabels": pod_selector(gateway)},
             "strategy": {
                 "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
             },
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
                 "spec": {
-                    "serviceAccountName": desired.account,
+                    "serviceAccountName": gateway.account,
                     "automountServiceAccountToken": false,
                     "terminationGracePeriodSeconds": 40,
                     "topologySpreadConstraints": [{
                         "maxSkew": 1,
                         "topologyKey": "kubernetes.io/hostname",
                         "whenUnsatisfiable": "ScheduleAnyway",
-                        "labelSelector": {"matchLabels": pod_selector(desired)},
+                        "labelSelector": {"matchLabels": pod_selector(gateway)},
                     }],
                     "securityContext": {
                         "runAsNonRoot": true,
@@ -174,18 +174,18 @@ fn proxy_container(settings: &InjectionSettings) -> Value {
 }
 
 /// Returns metadata with the gateway as the owner, so that the object is deleted with it.
-fn owned_metadata(desired: &DesiredGateway, name: &str) -> Value {
-    let GatewayName { namespace, name: gateway } = &desired.name;
+fn owned_metadata(gateway: &DesiredGateway, name: &str) -> Value {
+    let GatewayName { namespace, name: gateway_name } = &gateway.name;
     json!({
         "name": name,
         "namespace": namespace.as_str(),
-        "labels": merged_labels(desired),
-        "annotations": author_annotations(desired),
+        "labels": merged_labels(gateway),
+        "annotations": author_annotations(gateway),
         "ownerReferences": [{
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "Gateway",
-            "name": gateway.as_str(),
-            "uid": desired.uid,
+            "name": gateway_name.as_str(),
+            "uid": gateway.uid,
             "controller": true,
         }],
     })
@@ -193,11 +193,11 @@ fn owned_metadata(desired: &DesiredGateway, name: &str) -> Value {
 
 /// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
 /// an account can grant permissions in clouds. The gateway's own label would select all objects that have it.
-fn account_metadata(desired: &DesiredGateway, name: &str) -> Value {
-    let mut metadata = owned_metadata(desired, name);
+fn account_metadata(gateway: &DesiredGateway, name: &str) -> Value {
+    let mut metadata = owned_metadata(gateway, name);
     metadata["labels"] = json!({
         "app.kubernetes.io/part-of": "leno",
-        GATEWAY_PART: desired.name.name.as_str(),
+        GATEWAY_PART: gateway.name.name.as_str(),
     });
     metadata["annotations"] = json!({});
     metadata
@@ -214,21 +214,22 @@ pub(super) fn belongs_to_domains(key: &str, domains: &[&str]) -> bool {
     domains.iter().any(is_in_domain)
 }
 
-/// Returns the author's labels, overridden by those of this module.
-fn merged_labels(desired: &DesiredGateway) -> Map<String, Value> {
-    let configured = desired.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+/// Returns the labels of the Gateway's author, overridden by Leno's labels.
+fn merged_labels(gateway: &DesiredGateway) -> Map<String, Value> {
+    let configured = gateway.labels.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
     let mut labels: Map<String, Value> = configured.collect();
     labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".into());
-    labels.extend(pod_selector(desired));
+    labels.extend(pod_selector(gateway));
     labels
 }
 
-fn author_annotations(desired: &DesiredGateway) -> Map<String, Value> {
-    desired.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
+/// Returns the annotations of the Gateway's author.
+fn author_annotations(gateway: &DesiredGateway) -> Map<String, Value> {
+    gateway.annotations.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
 }
 
-fn pod_selector(desired: &DesiredGateway) -> Map<String, Value> {
-    let name = desired.name.name.as_str();
+fn pod_selector(gateway: &DesiredGateway) -> Map<String, Value> {
+    let name = gateway.name.name.as_str();
     let pair = |key: &str| (key.to_owned(), Value::from(name));
     Map::from_iter([pair(GATEWAY_LABEL), pair(GATEWAY_PART)])
 }
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn manifests_of_a_gateway_match_the_golden_file() {
-        let desired = DesiredGateway {
+        let gateway = DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),
             uid: "u-1".to_owned(),
@@ -265,7 +266,7 @@ mod tests {
         let metrics_from = "10.0.0.0/8".parse().ok();
         let settings = InjectionSettings::new(image, system, domain, "ROOTS".to_owned());
         let settings = InjectionSettings { metrics_from, ..settings };
-        let text = format!("{:#}\n", json!(gateway_manifests(&desired, &settings)));
+        let text = format!("{:#}\n", json!(gateway_manifests(&gateway, &settings)));
         expect_test::expect_file!["golden/gateway.json"].assert_eq(&text);
     }
 }

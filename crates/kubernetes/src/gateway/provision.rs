@@ -1,4 +1,4 @@
-//! Provisioning of the objects of gateways.
+//! Provisioning of the accounts, Services and Deployments of gateways, by the leading control plane.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::api::ApiError;
 use crate::inject::InjectionSettings;
 use crate::install::ApiTarget;
 use crate::status::event;
-use crate::words::GATEWAY_PART;
+use crate::well_known::GATEWAY_PART;
 
 /// Creates and maintains an account, a Service and a Deployment for each desired gateway while this control
 /// plane is the leader. The Gateway owns them, so they are deleted with it. Never returns.
@@ -27,9 +27,9 @@ pub async fn provision_gateways(
     client: Client,
     settings: watch::Receiver<InjectionSettings>,
     desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
-    leading: watch::Receiver<bool>,
+    is_leader: watch::Receiver<bool>,
 ) {
-    GatewayProvisioner { client, attempts: HashMap::new() }.run(settings, desired, leading).await;
+    GatewayProvisioner { client, attempts: HashMap::new() }.run(settings, desired, is_leader).await;
 }
 
 struct GatewayProvisioner {
@@ -53,19 +53,19 @@ impl GatewayProvisioner {
         mut self,
         mut settings: watch::Receiver<InjectionSettings>,
         mut desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
-        mut leading: watch::Receiver<bool>,
+        mut is_leader: watch::Receiver<bool>,
     ) {
         let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
                 Ok(()) = desired.changed() => {}
                 Ok(()) = settings.changed() => {}
-                Ok(()) = leading.changed() => {}
+                Ok(()) = is_leader.changed() => {}
                 _ = ticks.tick() => {}
             }
             let desired_gateways = Arc::clone(&desired.borrow_and_update());
             let settings = settings.borrow_and_update().clone();
-            if !*leading.borrow_and_update() {
+            if !*is_leader.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
                 self.attempts.clear();
                 continue;
@@ -73,7 +73,7 @@ impl GatewayProvisioner {
             self.attempts
                 .retain(|name, _| desired_gateways.iter().any(|desired| desired.name == *name));
             for desired in desired_gateways.iter() {
-                if !*leading.borrow() {
+                if !*is_leader.borrow() {
                     break;
                 }
                 if self.is_due(desired, &settings) {
@@ -154,7 +154,7 @@ impl GatewayProvisioner {
     }
 }
 
-/// Applies a manifest. An existing object is changed only if this very gateway owns it.
+/// Applies a manifest. An existing object is changed only if this gateway owns it.
 async fn apply_manifest(
     client: &Client,
     desired: &DesiredGateway,
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_objects_of_this_very_gateway_are_ours() {
+    fn only_objects_of_this_gateway_are_changed() {
         let desired = DesiredGateway {
             name: "shop/edge".parse().unwrap(),
             account: "leno-gateway-edge".to_owned(),

@@ -1,4 +1,4 @@
-//! Conversion of objects of the cluster into facts about gateways: pure, one object at a time.
+//! Conversion of Kubernetes objects into inputs of gateways, one object at a time and without I/O.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use leno_registry::{ServedKind, read_gateway_route};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::facts::{
-    ClusterFact, GATEWAY_GROUP, GatewayAddress, GatewayClassFacts, GatewayFacts, GatewayService,
-    Grant, RouteFacts, UnsupportedBackend, ValidRoute,
+use super::inputs::{
+    GATEWAY_GROUP, GatewayAddress, GatewayInput, GatewayService, Grant, ObservedGateway,
+    ObservedGatewayClass, ObservedRoute, UnsupportedBackend, ValidRoute,
 };
-use crate::words::{GATEWAY_CONTROLLER, SERVICE_TYPE};
+use crate::well_known::{GATEWAY_CONTROLLER, SERVICE_TYPE};
 
 /// The kinds that only gateways need.
 pub(crate) const GATEWAY_KINDS: [ServedKind; 3] = [
@@ -35,40 +35,42 @@ pub(crate) const GATEWAY_KINDS: [ServedKind; 3] = [
     },
 ];
 
-/// Converts an object of the Gateway API into a fact. Returns `None` if it does not concern gateways.
-pub(crate) fn read_fact(
+/// Converts an object of the Gateway API into an input. Returns `None` if the object does not concern gateways.
+pub(crate) fn read_gateway_input(
     kind: ServedKind,
     api_version: &str,
     object: &DynamicObject,
-) -> Option<ClusterFact> {
+) -> Option<GatewayInput> {
     if kind.group != GATEWAY_GROUP {
         return None;
     }
     let spec = object.data.get("spec").unwrap_or(&Value::Null);
     let meta = &object.metadata;
     match kind.kind {
-        "GatewayClass" => read_class(meta, spec).map(ClusterFact::Class),
-        "Gateway" => read_gateway(meta, spec).map(|facts| ClusterFact::Gateway(Box::new(facts))),
-        "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(ClusterFact::Grant),
-        "BackendTLSPolicy" => Some(ClusterFact::TlsServices(read_tls_services(spec))),
+        "GatewayClass" => read_class(meta, spec).map(GatewayInput::Class),
+        "Gateway" => {
+            read_gateway(meta, spec).map(|gateway| GatewayInput::Gateway(Box::new(gateway)))
+        }
+        "ReferenceGrant" => parse_spec::<Grant>(spec, meta).map(GatewayInput::Grant),
+        "BackendTLSPolicy" => Some(GatewayInput::TlsServices(read_tls_services(spec))),
         _ => {
-            let facts = read_route(kind.kind, api_version, meta, spec)?;
-            Some(ClusterFact::Route(kind.kind, Box::new(facts)))
+            let route = read_route(kind.kind, api_version, meta, spec)?;
+            Some(GatewayInput::Route(kind.kind, Box::new(route)))
         }
     }
 }
 
-fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<GatewayClassFacts> {
+fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<ObservedGatewayClass> {
     let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
-    is_ours.then(|| GatewayClassFacts {
+    is_ours.then(|| ObservedGatewayClass {
         has_parameters: spec.get("parametersRef").is_some_and(|parameters| !parameters.is_null()),
         service_type: service_type(meta),
         generation: generation(meta),
     })
 }
 
-fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<GatewayFacts> {
-    Some(GatewayFacts {
+fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<ObservedGateway> {
+    Some(ObservedGateway {
         uid: meta.uid.clone()?,
         generation: generation(meta),
         created: creation_time(meta),
@@ -109,13 +111,13 @@ fn creation_time(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second())
 }
 
-/// Returns `None` for a route without gateways.
+/// Converts a route; returns `None` for a route without a Gateway as its parent.
 fn read_route(
     kind: &str,
     api_version: &str,
     meta: &ObjectMeta,
     spec: &Value,
-) -> Option<RouteFacts> {
+) -> Option<ObservedRoute> {
     let parents = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
     let parents: Vec<Value> = parents.filter(|parent| is_gateway_parent(parent)).cloned().collect();
     if parents.is_empty() {
@@ -129,7 +131,7 @@ fn read_route(
         "metadata": {"name": meta.name, "namespace": meta.namespace},
         "spec": spec,
     });
-    let facts = |valid_route, rejection| RouteFacts {
+    let build_route = |valid_route, rejection| ObservedRoute {
         generation: generation(meta),
         created: creation_time(meta),
         parents: parents.clone(),
@@ -139,15 +141,15 @@ fn read_route(
     Some(match read_gateway_route(&document) {
         Ok(route) => {
             let valid_route = ValidRoute { parents: parents.clone(), route, unsupported_backends };
-            facts(Some(Arc::new(valid_route)), None)
+            build_route(Some(Arc::new(valid_route)), None)
         }
         Err(rejected) => {
             let lines = rejected.iter().take(MAX_REJECTIONS).map(|document| {
-                let field = document.at.field.as_deref().unwrap_or_default();
+                let field = document.location.field.as_deref().unwrap_or_default();
                 format!("{field}: {}; {}", document.problem, document.hint)
             });
-            let lines = lines.collect::<Vec<_>>().join("\n");
-            facts(None, Some(lines.chars().take(MAX_REJECTION_CHARACTERS).collect()))
+            let message = lines.collect::<Vec<_>>().join("\n");
+            build_route(None, Some(message.chars().take(MAX_REJECTION_CHARACTERS).collect()))
         }
     })
 }
@@ -197,39 +199,41 @@ fn unsupported_kind(backend: &Value) -> Option<String> {
 }
 
 /// Converts a Secret into a certificate.
-pub(crate) fn read_certificate(secret: &Secret) -> ClusterFact {
-    ClusterFact::Certificate(super::certificate::parse_certificate(secret))
+pub(crate) fn read_certificate(secret: &Secret) -> GatewayInput {
+    GatewayInput::Certificate(super::certificate::parse_certificate(secret))
 }
 
 /// Converts a Deployment of a gateway: true if at least one pod is available.
-pub(crate) fn read_deployment(deployment: &Deployment) -> ClusterFact {
+pub(crate) fn read_deployment(deployment: &Deployment) -> GatewayInput {
     let status = deployment.status.as_ref();
     let available = status.and_then(|status| status.available_replicas).unwrap_or_default();
-    ClusterFact::Deployment(available > 0)
+    GatewayInput::Deployment(available > 0)
 }
 
 /// Converts the Service of a gateway into its addresses.
-pub(crate) fn read_service(service: &Service) -> ClusterFact {
+pub(crate) fn read_service(service: &Service) -> GatewayInput {
     let spec = service.spec.as_ref();
     let is_load_balancer = spec
         .and_then(|spec| spec.type_.as_deref())
         .is_some_and(|service_type| service_type == "LoadBalancer");
     let load_balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-    let ingress = load_balancer
+    let ingress_entries = load_balancer
         .and_then(|load_balancer| load_balancer.ingress.as_ref())
         .into_iter()
         .flatten();
-    let ingress = ingress.filter_map(|entry| match (&entry.ip, &entry.hostname) {
-        (Some(ip), _) => Some(GatewayAddress::from_ip(ip)),
-        (None, Some(name)) => Some(GatewayAddress::from_hostname(name)),
-        (None, None) => None,
-    });
-    let cluster = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
-    let cluster = cluster.filter(|ip| *ip != "None").map(|ip| GatewayAddress::from_ip(ip));
-    ClusterFact::GatewayService(GatewayService {
+    let ingress_addresses =
+        ingress_entries.filter_map(|entry| match (&entry.ip, &entry.hostname) {
+            (Some(ip), _) => Some(GatewayAddress::from_ip(ip)),
+            (None, Some(name)) => Some(GatewayAddress::from_hostname(name)),
+            (None, None) => None,
+        });
+    let cluster_ips = spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
+    let cluster_addresses =
+        cluster_ips.filter(|ip| *ip != "None").map(|ip| GatewayAddress::from_ip(ip));
+    GatewayInput::GatewayService(GatewayService {
         is_load_balancer,
-        ingress_addresses: ingress.collect(),
-        cluster_addresses: cluster.collect(),
+        ingress_addresses: ingress_addresses.collect(),
+        cluster_addresses: cluster_addresses.collect(),
     })
 }
 

@@ -1,4 +1,4 @@
-//! Resolution of gateways, routes and their references into configuration, statuses and desired objects. Pure.
+//! Resolution of gateways, routes and references into configuration, statuses and desired objects, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::attach::{ListenerAttachment, RouteHost, attach_route, parent_gateway};
 use super::backends::{ResolvedRouteRules, ServiceLookup, resolve_backends};
-use super::facts::{
-    ClusterFacts, GatewayAddress, GatewayClassFacts, GatewayFacts, Infrastructure, RouteFacts,
-    RouteId, first_unknown_field,
+use super::inputs::{
+    GatewayAddress, GatewayInputs, Infrastructure, ObservedGateway, ObservedGatewayClass,
+    ObservedRoute, RouteId, first_unknown_field,
 };
 use super::listener::{ConditionReason, ValidatedListener, referenced_secret, validate_listeners};
 use super::manifests::{CLUSTER_DOMAINS, belongs_to_domains, object_name};
@@ -21,9 +21,9 @@ use super::status::{
 };
 use crate::source::ObjectId;
 use crate::status::StatusCondition;
-use crate::words::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
+use crate::well_known::{GATEWAY_CONTROLLER, PREFIXES, SERVICE_TYPE};
 
-/// The result for all gateways.
+/// The configuration, statuses and desired objects of all gateways.
 #[derive(Default)]
 pub(crate) struct ResolvedGateways {
     pub(crate) gateways: BTreeMap<GatewayName, Gateway>,
@@ -41,31 +41,31 @@ pub(crate) struct ResolvedGateways {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DesiredGateway {
     pub(crate) name: GatewayName,
-    /// The account of its proxies.
+    /// The service account of the gateway's proxies.
     pub(crate) account: String,
     pub(crate) uid: String,
     pub(crate) ports: Vec<u16>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) service_type: &'static str,
-    /// The requested address.
+    /// The requested address, if any.
     pub(crate) address: Option<String>,
-    /// True if one of the objects is missing.
+    /// True if one of the gateway's objects does not exist.
     pub(crate) is_incomplete: bool,
 }
 
 /// The previous result, which is kept for gateways with pending Secrets.
 pub(crate) struct PreviousResult<'a> {
     pub(crate) resolved: &'a ResolvedGateways,
-    pub(crate) pending: &'a BTreeSet<ObjectId>,
+    pub(crate) pending_secrets: &'a BTreeSet<ObjectId>,
 }
 
-/// One gateway during resolution.
+/// The state of one gateway while gateways are resolved.
 struct GatewayResolution<'a> {
     id: &'a ObjectId,
     /// The name in the mesh, and the account of its proxies; `None` if a part of the name is not a DNS label.
     name_and_account: Option<(GatewayName, String)>,
-    facts: &'a GatewayFacts,
+    gateway: &'a ObservedGateway,
     listeners: Vec<ValidatedListener<'a>>,
     rejection: Option<ConditionReason>,
     service_type: &'static str,
@@ -85,37 +85,37 @@ impl GatewayResolution<'_> {
 }
 
 /// Returns the Secrets that gateways refer to and may use.
-pub(crate) fn collect_secrets(facts: &ClusterFacts) -> BTreeSet<ObjectId> {
-    facts
+pub(crate) fn collect_secrets(inputs: &GatewayInputs) -> BTreeSet<ObjectId> {
+    inputs
         .our_gateways()
-        .flat_map(|(id, gateway, _)| referenced_secrets(facts, id, gateway))
+        .flat_map(|(id, gateway, _)| referenced_secrets(inputs, id, gateway))
         .collect()
 }
 
 /// Returns the Secrets that one gateway refers to and may use.
 fn referenced_secrets<'a>(
-    facts: &'a ClusterFacts,
+    inputs: &'a GatewayInputs,
     id: &'a ObjectId,
-    gateway: &'a GatewayFacts,
+    gateway: &'a ObservedGateway,
 ) -> impl Iterator<Item = ObjectId> + 'a {
     let tls = gateway.spec.listeners.iter().filter_map(|listener| listener.tls.as_ref());
     let references = tls.flat_map(|tls| &tls.certificate_refs);
     references
         .filter_map(|certificate| referenced_secret(id, certificate))
-        .filter(|secret| facts.permits_reference(("Gateway", &id.namespace), ("Secret", secret)))
+        .filter(|secret| inputs.permits_reference(("Gateway", &id.namespace), ("Secret", secret)))
 }
 
 /// Resolves all gateways and routes.
 pub(crate) fn resolve_gateways(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     services: ServiceLookup<'_>,
     previous: &PreviousResult<'_>,
 ) -> ResolvedGateways {
     let mut resolutions: BTreeMap<&ObjectId, GatewayResolution<'_>> =
-        validate_gateways(facts, previous.pending);
+        validate_gateways(inputs, previous.pending_secrets);
     let mut resolved =
-        ResolvedGateways { classes: class_conditions(facts), ..ResolvedGateways::default() };
-    let mut routes: Vec<(&RouteId, &RouteFacts)> = facts.routes.iter().collect();
+        ResolvedGateways { classes: class_conditions(inputs), ..ResolvedGateways::default() };
+    let mut routes: Vec<(&RouteId, &ObservedRoute)> = inputs.routes.iter().collect();
     routes.sort_by_key(|(id, route)| (route.created, &id.id, id.kind));
     for (id, route) in routes {
         let valid_parents = route.last_valid.iter().flat_map(|valid_route| &valid_route.parents);
@@ -130,9 +130,9 @@ pub(crate) fn resolve_gateways(
         let resolved_rules = route
             .last_valid
             .as_deref()
-            .map(|valid_route| resolve_backends(facts, services, id, valid_route));
+            .map(|valid_route| resolve_backends(inputs, services, id, valid_route));
         let statuses = attach_to_parents(
-            facts,
+            inputs,
             &mut resolutions,
             id,
             route,
@@ -145,7 +145,7 @@ pub(crate) fn resolve_gateways(
     }
     for (id, resolution) in resolutions {
         let Some((name, account)) = resolution.name_and_account.clone() else {
-            resolved.gateway_statuses.insert(id.clone(), gateway_status(facts, &resolution, true));
+            resolved.gateway_statuses.insert(id.clone(), gateway_status(inputs, &resolution, true));
             continue;
         };
         if resolution.is_pending {
@@ -159,10 +159,10 @@ pub(crate) fn resolve_gateways(
         let port_numbers: Vec<u16> = ports.iter().map(|port| port.port).collect();
         resolved
             .gateway_statuses
-            .insert(id.clone(), gateway_status(facts, &resolution, port_numbers.is_empty()));
+            .insert(id.clone(), gateway_status(inputs, &resolution, port_numbers.is_empty()));
         if !port_numbers.is_empty() {
             resolved.desired.push(desired_gateway(
-                facts,
+                inputs,
                 &resolution,
                 name.clone(),
                 account,
@@ -208,8 +208,8 @@ impl ResolvedGateways {
     }
 }
 
-fn class_conditions(facts: &ClusterFacts) -> BTreeMap<String, (i64, Vec<StatusCondition>)> {
-    let statuses = facts.classes.iter().map(|(name, class)| {
+fn class_conditions(inputs: &GatewayInputs) -> BTreeMap<String, (i64, Vec<StatusCondition>)> {
+    let statuses = inputs.classes.iter().map(|(name, class)| {
         let accepted = match class.has_parameters {
             true => {
                 let message =
@@ -223,13 +223,14 @@ fn class_conditions(facts: &ClusterFacts) -> BTreeMap<String, (i64, Vec<StatusCo
     statuses.collect()
 }
 
+/// Validates the gateways and their listeners. Of gateways with conflicting names, the oldest is accepted.
 fn validate_gateways<'a>(
-    facts: &'a ClusterFacts,
-    pending: &BTreeSet<ObjectId>,
+    inputs: &'a GatewayInputs,
+    pending_secrets: &BTreeSet<ObjectId>,
 ) -> BTreeMap<&'a ObjectId, GatewayResolution<'a>> {
-    let mut gateways: Vec<_> = facts.our_gateways().collect();
+    let mut gateways: Vec<_> = inputs.our_gateways().collect();
     gateways.sort_by_key(|(id, gateway, _)| (gateway.created, *id));
-    let mut names = BTreeSet::new();
+    let mut object_names = BTreeSet::new();
     let mut resolutions = BTreeMap::new();
     for (id, gateway, class) in gateways {
         let name = GatewayName::new(&id.namespace, &id.name).ok();
@@ -243,25 +244,22 @@ fn validate_gateways<'a>(
             rejection.get_or_insert(reason.clone());
         }
         if let Some((_, account)) = &name_and_account
-            && !names.insert((&id.namespace, object_name(account)))
+            && !object_names.insert((&id.namespace, object_name(account)))
         {
             let message = "the name has the same prefix as that of an older Gateway: use another";
             rejection.get_or_insert(ConditionReason::new("Invalid", message));
         }
-        let listeners = validate_listeners(facts, id, &gateway.spec.listeners);
-        let service_type = service_type.unwrap_or(LOAD_BALANCER);
-        let served_routes = Vec::new();
+        let listeners = validate_listeners(inputs, id, &gateway.spec.listeners);
         let is_pending =
-            referenced_secrets(facts, id, gateway).any(|secret| pending.contains(&secret));
-        let facts = gateway;
+            referenced_secrets(inputs, id, gateway).any(|secret| pending_secrets.contains(&secret));
         let resolution = GatewayResolution {
             id,
             name_and_account,
-            facts,
+            gateway,
             listeners,
             rejection,
-            service_type,
-            served_routes,
+            service_type: service_type.unwrap_or(LOAD_BALANCER),
+            served_routes: Vec::new(),
             is_pending,
         };
         resolutions.insert(id, resolution);
@@ -272,8 +270,8 @@ fn validate_gateways<'a>(
 /// Returns the reason that a gateway is not accepted, regardless of its listeners.
 fn rejection_reason(
     id: &ObjectId,
-    gateway: &GatewayFacts,
-    class: &GatewayClassFacts,
+    gateway: &ObservedGateway,
+    class: &ObservedGatewayClass,
 ) -> Option<ConditionReason> {
     let spec = &gateway.spec;
     if class.has_parameters || spec.infrastructure.parameters_ref.is_some() {
@@ -300,11 +298,11 @@ fn rejection_reason(
         return Some(ConditionReason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
-    let reserved = labels.keys().find(|key| {
+    let reserved_label = labels.keys().find(|key| {
         belongs_to_domains(key, &PREFIXES) || belongs_to_domains(key, &CLUSTER_DOMAINS)
     });
     if let Some(key) =
-        reserved.or_else(|| annotations.keys().find(|key| belongs_to_domains(key, &PREFIXES)))
+        reserved_label.or_else(|| annotations.keys().find(|key| belongs_to_domains(key, &PREFIXES)))
     {
         let message = format!("spec.infrastructure: {key} is reserved: remove it");
         return Some(ConditionReason::new("InvalidParameters", message));
@@ -317,15 +315,16 @@ fn rejection_reason(
             format!("addresses of type {} are not supported: use IPAddress", address.kind);
         return Some(ConditionReason::new("UnsupportedAddress", message));
     }
-    let is_label = id.name.len() <= MAX_LABEL_BYTES;
-    let too_long =
+    let is_valid_label = id.name.len() <= MAX_LABEL_BYTES;
+    let name_too_long =
         || ConditionReason::new("Invalid", "its name exceeds 63 bytes, the limit of a label");
-    (!is_label).then(too_long)
+    (!is_valid_label).then(name_too_long)
 }
 
+/// Returns the type of a gateway's Service, from the annotation of the Gateway or else of its class.
 fn service_type(
-    gateway: &GatewayFacts,
-    class: &GatewayClassFacts,
+    gateway: &ObservedGateway,
+    class: &ObservedGatewayClass,
 ) -> Result<&'static str, ConditionReason> {
     let service_type = gateway.service_type.as_ref().or(class.service_type.as_ref());
     let Some(service_type) = service_type else { return Ok(LOAD_BALANCER) };
@@ -344,15 +343,15 @@ fn service_type(
 /// Attaches a route to its gateways, and returns the statuses. If the newest version is invalid it is rejected,
 /// and the last valid one stays in use.
 fn attach_to_parents(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     resolutions: &mut BTreeMap<&ObjectId, GatewayResolution<'_>>,
     id: &RouteId,
-    route: &RouteFacts,
+    route: &ObservedRoute,
     resolved_rules: Option<&ResolvedRouteRules>,
     previous: &ResolvedGateways,
 ) -> Vec<RouteParentStatus> {
     let references_condition = match resolved_rules {
-        Some(ResolvedRouteRules { unresolved: Some(reason), .. }) => {
+        Some(ResolvedRouteRules { unresolved_reason: Some(reason), .. }) => {
             reason.to_condition("ResolvedRefs")
         }
         Some(_) => true_condition("ResolvedRefs", "ResolvedRefs", "all backends exist"),
@@ -372,7 +371,7 @@ fn attach_to_parents(
         let gateway = parent_gateway(id, parent);
         let Some(resolution) = resolutions.get(&gateway) else { continue };
         let outcome =
-            attach_route(facts, id, parent, hostnames, resolution.id, &resolution.listeners);
+            attach_route(inputs, id, parent, hostnames, resolution.id, &resolution.listeners);
         if let Ok(attachments) = &outcome {
             for (index, names) in attachments {
                 hosts_by_listener.insert((gateway.clone(), *index), names.clone());
@@ -465,8 +464,9 @@ fn has_listener<'a>(
     listeners.any(is_suitable)
 }
 
+/// Returns the status of a gateway and its listeners. `has_no_ports` is true if no listener can be served.
 fn gateway_status(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     resolution: &GatewayResolution<'_>,
     has_no_ports: bool,
 ) -> GatewayStatus {
@@ -490,28 +490,28 @@ fn gateway_status(
             }
         }
     };
-    let (addresses, missing) = gateway_addresses(facts, resolution);
-    let object = resolution.object_id();
-    let has_pods = facts.deployments.get(&object).copied().unwrap_or_default();
-    let obstacle = if has_no_ports {
+    let (addresses, missing_address) = gateway_addresses(inputs, resolution);
+    let object_id = resolution.object_id();
+    let has_pods = inputs.deployments.get(&object_id).copied().unwrap_or_default();
+    let problem = if has_no_ports {
         Some(ConditionReason::new("Invalid", "no listener can be served"))
     } else if !has_pods {
         Some(ConditionReason::new(
             "Pending",
-            format!("no pod of the Deployment {} is ready", object.name),
+            format!("no pod of the Deployment {} is ready", object_id.name),
         ))
     } else {
-        missing
+        missing_address
     };
-    let programmed = match &obstacle {
+    let programmed = match &problem {
         Some(reason) => reason.to_condition("Programmed"),
         None => true_condition("Programmed", "Programmed", "the gateway is programmed"),
     };
     let listeners = resolution.listeners.iter();
     GatewayStatus {
-        generation: resolution.facts.generation,
+        generation: resolution.gateway.generation,
         listeners: listeners
-            .map(|listener| GatewayListenerStatus::from_listener(listener, obstacle.is_none()))
+            .map(|listener| GatewayListenerStatus::from_listener(listener, problem.is_none()))
             .collect(),
         conditions: vec![accepted, programmed],
         addresses: if has_no_ports { Vec::new() } else { addresses },
@@ -520,17 +520,17 @@ fn gateway_status(
 
 /// Returns the addresses of a gateway, and the reason that a requested or expected one is missing.
 fn gateway_addresses(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     resolution: &GatewayResolution<'_>,
 ) -> (Vec<GatewayAddress>, Option<ConditionReason>) {
-    let object = resolution.object_id();
-    let gateway_service = facts.gateway_services.get(&object).cloned().unwrap_or_default();
+    let object_id = resolution.object_id();
+    let gateway_service = inputs.gateway_services.get(&object_id).cloned().unwrap_or_default();
     let mut addresses = match gateway_service.is_load_balancer {
         true => gateway_service.ingress_addresses,
         false => gateway_service.cluster_addresses,
     };
     let requested_addresses: Vec<&GatewayAddress> = resolution
-        .facts
+        .gateway
         .spec
         .addresses
         .iter()
@@ -538,7 +538,7 @@ fn gateway_addresses(
         .collect();
     if !requested_addresses.is_empty() {
         addresses.retain(|address| {
-            requested_addresses.iter().any(|desired| is_same_address(desired, address))
+            requested_addresses.iter().any(|requested| is_same_address(requested, address))
         });
         if addresses.len() < requested_addresses.len() {
             let message = format!(
@@ -550,15 +550,15 @@ fn gateway_addresses(
         }
     }
     addresses.truncate(MAX_ADDRESSES);
-    let missing = addresses.is_empty().then(|| {
+    let missing_address = addresses.is_empty().then(|| {
         let message = format!(
             "the Service {} has no address yet; without a load balancer, use the annotation {}: \
              ClusterIP",
-            object.name, SERVICE_TYPE
+            object_id.name, SERVICE_TYPE
         );
         ConditionReason::new("AddressNotAssigned", message)
     });
-    (addresses, missing)
+    (addresses, missing_address)
 }
 
 /// Compares addresses by value: an IP address has several notations.
@@ -568,27 +568,27 @@ fn is_same_address(left: &GatewayAddress, right: &GatewayAddress) -> bool {
 }
 
 fn desired_gateway(
-    facts: &ClusterFacts,
+    inputs: &GatewayInputs,
     resolution: &GatewayResolution<'_>,
     name: GatewayName,
     account: String,
     ports: Vec<u16>,
 ) -> DesiredGateway {
-    let object = resolution.object_id();
+    let object_id = resolution.object_id();
     let requested_address =
-        resolution.facts.spec.addresses.iter().find(|address| !address.value.is_empty());
-    let infrastructure = &resolution.facts.spec.infrastructure;
+        resolution.gateway.spec.addresses.iter().find(|address| !address.value.is_empty());
+    let infrastructure = &resolution.gateway.spec.infrastructure;
     DesiredGateway {
         name,
         account,
-        uid: resolution.facts.uid.clone(),
+        uid: resolution.gateway.uid.clone(),
         ports,
         labels: infrastructure.labels.clone(),
         annotations: infrastructure.annotations.clone(),
         service_type: resolution.service_type,
         address: requested_address.map(|address| address.value.clone()),
-        is_incomplete: !facts.deployments.contains_key(&object)
-            || !facts.gateway_services.contains_key(&object),
+        is_incomplete: !inputs.deployments.contains_key(&object_id)
+            || !inputs.gateway_services.contains_key(&object_id),
     }
 }
 

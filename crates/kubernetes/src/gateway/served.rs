@@ -1,4 +1,4 @@
-//! Configuration of a gateway, port by port.
+//! Compilation of a gateway's listeners and attached routes into the configuration of each port.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -29,19 +29,19 @@ pub(super) fn compile_ports(
     listeners: &[ValidatedListener<'_>],
     served_routes: Vec<ServedRoute>,
 ) -> Vec<GatewayPort> {
-    let mut by_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
+    let mut routes_by_listener: BTreeMap<usize, Vec<ServedRoute>> = BTreeMap::new();
     for route in served_routes {
-        by_listener.entry(route.listener_index).or_default().push(route);
+        routes_by_listener.entry(route.listener_index).or_default().push(route);
     }
-    let mut ports: BTreeMap<u16, GatewayPortRules> = BTreeMap::new();
-    let mut passthrough: BTreeMap<u16, PortListeners> = BTreeMap::new();
+    let mut rules_by_port: BTreeMap<u16, GatewayPortRules> = BTreeMap::new();
+    let mut passthrough_listeners: BTreeMap<u16, PortListeners> = BTreeMap::new();
     for (index, validated) in
         listeners.iter().enumerate().filter(|(_, listener)| listener.is_served())
     {
         let (Some(protocol), Some(name)) = (validated.protocol, validated.name.clone()) else {
             continue;
         };
-        let routes = by_listener.remove(&index).unwrap_or_default();
+        let routes = routes_by_listener.remove(&index).unwrap_or_default();
         let compile_listener = |routes| GatewayListener {
             name,
             hostname: validated.hostname.clone(),
@@ -51,34 +51,36 @@ pub(super) fn compile_ports(
         let port = validated.listener.port;
         match protocol {
             ListenerProtocol::Http => {
-                let rules = ports.entry(port).or_insert_with(|| GatewayPortRules::Http(Vec::new()));
+                let rules =
+                    rules_by_port.entry(port).or_insert_with(|| GatewayPortRules::Http(Vec::new()));
                 if let GatewayPortRules::Http(port_listeners) = rules {
                     port_listeners.push(compile_listener(routes));
                 }
             }
             ListenerProtocol::Https => {
-                let rules =
-                    ports.entry(port).or_insert_with(|| GatewayPortRules::Https(Vec::new()));
+                let rules = rules_by_port
+                    .entry(port)
+                    .or_insert_with(|| GatewayPortRules::Https(Vec::new()));
                 if let GatewayPortRules::Https(port_listeners) = rules {
                     port_listeners.push(compile_listener(routes));
                 }
             }
             ListenerProtocol::Passthrough => {
-                passthrough
+                passthrough_listeners
                     .entry(port)
                     .or_default()
                     .push((validated.hostname.clone(), tls_rules(routes)));
             }
             ListenerProtocol::Tcp => {
-                ports.insert(port, GatewayPortRules::Tcp(tcp_rule(gateway, routes)));
+                rules_by_port.insert(port, GatewayPortRules::Tcp(tcp_rule(gateway, routes)));
             }
             ListenerProtocol::Terminate => {}
         }
     }
-    ports.extend(passthrough.into_iter().map(|(port, listeners)| {
+    rules_by_port.extend(passthrough_listeners.into_iter().map(|(port, listeners)| {
         (port, GatewayPortRules::Passthrough(isolate_listeners(listeners)))
     }));
-    ports.into_iter().map(|(port, rules)| GatewayPort { port, serves: rules }).collect()
+    rules_by_port.into_iter().map(|(port, rules)| GatewayPort { port, serves: rules }).collect()
 }
 
 /// Groups HTTP rules by host name, as written in the routes. If two host names have the same intersection with

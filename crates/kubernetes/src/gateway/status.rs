@@ -1,8 +1,9 @@
-//! Statuses of gateways, their listeners and their routes.
+//! Statuses of gateways, their listeners and their routes, and the features that the GatewayClass reports as
+//! supported.
 
 use serde_json::{Value, json};
 
-use super::facts::{GATEWAY_GROUP, GatewayAddress};
+use super::inputs::{GATEWAY_GROUP, GatewayAddress};
 use super::listener::{ConditionReason, ValidatedListener};
 use crate::status::StatusCondition;
 
@@ -38,10 +39,10 @@ pub(crate) struct GatewayListenerStatus {
 }
 
 impl GatewayListenerStatus {
-    /// Creates the status of a listener; `programmed` is true if the proxies of its gateway are running.
-    pub(super) fn from_listener(validated: &ValidatedListener<'_>, programmed: bool) -> Self {
-        let obstacle = validated.conflict.as_ref().or(validated.rejection.as_ref());
-        let accepted = match obstacle {
+    /// Creates the status of a listener; `is_programmed` is true if the proxies of its gateway are running.
+    pub(super) fn from_listener(validated: &ValidatedListener<'_>, is_programmed: bool) -> Self {
+        let rejection = validated.conflict.as_ref().or(validated.rejection.as_ref());
+        let accepted = match rejection {
             Some(reason) => reason.to_condition("Accepted"),
             None => true_condition("Accepted", "Accepted", "the listener is accepted"),
         };
@@ -54,7 +55,7 @@ impl GatewayListenerStatus {
             Some(reason) => reason.to_condition("ResolvedRefs"),
             None => true_condition("ResolvedRefs", "ResolvedRefs", "all references are resolved"),
         };
-        let programmed = match (validated.is_served(), programmed) {
+        let programmed = match (validated.is_served(), is_programmed) {
             (false, _) => ConditionReason::new("Invalid", "the listener is not programmed")
                 .to_condition("Programmed"),
             (true, false) => gateway_pending_condition(),

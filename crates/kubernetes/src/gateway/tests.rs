@@ -10,7 +10,7 @@ use leno_model::{GatewayCertificate, GatewayPortRules, Service, ServiceName};
 use leno_registry::{ServedKind, served_kinds};
 use serde_json::{Value, json};
 
-use super::facts::{ClusterFact, GatewayClassFacts, GatewayService, RouteId};
+use super::inputs::{GatewayInput, GatewayService, ObservedGatewayClass, RouteId};
 use super::*;
 use crate::read::ServiceReading;
 use crate::source::ObjectId;
@@ -18,7 +18,7 @@ use crate::status::StatusCondition;
 
 /// A cluster with one class, one gateway `infra/edge`, and services `infra/web` and `other/web`.
 struct ClusterFixture {
-    facts: ClusterFacts,
+    inputs: GatewayInputs,
     services: BTreeMap<ServiceName, Service>,
 }
 
@@ -35,11 +35,11 @@ fn served_kind(kind_name: &str) -> ServedKind {
 impl ClusterFixture {
     /// Creates the cluster with a gateway of these listeners.
     fn new(listeners: Value) -> Self {
-        let mut fixture = Self { facts: ClusterFacts::default(), services: BTreeMap::new() };
-        fixture.facts.classes.insert("leno".to_owned(), GatewayClassFacts::default());
+        let mut fixture = Self { inputs: GatewayInputs::default(), services: BTreeMap::new() };
+        fixture.inputs.classes.insert("leno".to_owned(), ObservedGatewayClass::default());
         for (name, label) in [("infra", "a"), ("other", "b")] {
             let labels = BTreeMap::from([("team".to_owned(), label.to_owned())]);
-            fixture.facts.namespaces.insert(name.to_owned(), labels);
+            fixture.inputs.namespaces.insert(name.to_owned(), labels);
             fixture.add_service(name, "web");
         }
         fixture.add_gateway("edge", json!({"listeners": listeners}));
@@ -62,7 +62,7 @@ impl ClusterFixture {
     /// Adds an object, as a watch would report it.
     fn add_object(&mut self, kind_name: &str, namespace: &str, name: &str, spec: Value) {
         let kind = served_kind(kind_name);
-        let created = format!("2025-01-01T00:00:{:02}Z", self.facts.routes.len());
+        let created = format!("2025-01-01T00:00:{:02}Z", self.inputs.routes.len());
         let object: DynamicObject = serde_json::from_value(json!({
             "metadata": {
                 "name": name, "namespace": namespace, "uid": "u", "creationTimestamp": created,
@@ -71,13 +71,13 @@ impl ClusterFixture {
         }))
         .unwrap();
         let id = object_id(namespace, name);
-        match read_fact(kind, kind.api_versions[0], &object).unwrap() {
-            ClusterFact::Gateway(gateway) => drop(self.facts.gateways.insert(id, *gateway)),
-            ClusterFact::Route(kind, route) => {
-                self.facts.routes.insert(RouteId { kind, id }, *route);
+        match read_gateway_input(kind, kind.api_versions[0], &object).unwrap() {
+            GatewayInput::Gateway(gateway) => drop(self.inputs.gateways.insert(id, *gateway)),
+            GatewayInput::Route(kind, route) => {
+                self.inputs.routes.insert(RouteId { kind, id }, *route);
             }
-            ClusterFact::Grant(grant) => drop(self.facts.grants.insert(id, grant)),
-            ClusterFact::TlsServices(names) => drop(self.facts.tls_services.insert(id, names)),
+            GatewayInput::Grant(grant) => drop(self.inputs.grants.insert(id, grant)),
+            GatewayInput::TlsServices(names) => drop(self.inputs.tls_services.insert(id, names)),
             _ => panic!(),
         }
     }
@@ -111,28 +111,28 @@ impl ClusterFixture {
 
     fn add_certificate(&mut self, namespace: &str, name: &str) {
         let certificate = GatewayCertificate { chain: name.to_owned(), key: String::new() };
-        self.facts.certificates.insert(object_id(namespace, name), Ok(certificate));
+        self.inputs.certificates.insert(object_id(namespace, name), Ok(certificate));
     }
 
-    /// Adds the running objects of `infra/edge`.
-    fn run(&mut self) {
+    /// Adds the Deployment and the Service of `infra/edge`, ready and with an address.
+    fn add_running_objects(&mut self) {
         let object = object_id("infra", "leno-gateway-edge");
-        self.facts.deployments.insert(object.clone(), true);
+        self.inputs.deployments.insert(object.clone(), true);
         let ingress = vec![GatewayAddress::from_ip("192.0.2.7")];
         let gateway_service = GatewayService {
             is_load_balancer: true,
             ingress_addresses: ingress,
             cluster_addresses: Vec::new(),
         };
-        self.facts.gateway_services.insert(object, gateway_service);
+        self.inputs.gateway_services.insert(object, gateway_service);
     }
 
     fn resolve_all(&self) -> ResolvedGateways {
-        let (resolved, pending) = (&ResolvedGateways::default(), &BTreeSet::new());
+        let (resolved, pending_secrets) = (&ResolvedGateways::default(), &BTreeSet::new());
         resolve_gateways(
-            &self.facts,
+            &self.inputs,
             &|name| self.services.get(name),
-            &PreviousResult { resolved, pending },
+            &PreviousResult { resolved, pending_secrets },
         )
     }
 

@@ -1,9 +1,9 @@
-//! Parsing of labels and annotations, and their errors.
+//! Parsing of the labels and annotations of pods and namespaces, and the errors of injection.
 
 use leno_model::{DefaultPolicy, MtlsMode, Weight};
 use serde_json::Value;
 
-use crate::words::{DEFAULT_POLICY, MTLS, WEIGHT, is_disabled, is_enabled};
+use crate::well_known::{DEFAULT_POLICY, MTLS, WEIGHT, is_disabled, is_enabled};
 
 /// The reason that a pod cannot have the requested sidecar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum InjectError {
     Contradiction {
         /// The object with the label and the annotation.
         object: AnnotatedObject,
-        /// The key of both.
+        /// The key of the label and the annotation.
         key: String,
     },
     /// An invalid list, image or quantity.
@@ -58,7 +58,7 @@ pub enum InjectError {
         /// The user ID of the container.
         uid: u32,
     },
-    /// The floor of the mesh requires a sidecar, and a container only imitates its name.
+    /// The mesh floor requires a sidecar, and a container has the sidecar's name but another image.
     #[error(
         "container {container} ({field}) has the name of the sidecar and runs {image}, which is \
          not a sidecar image, and spec.floor.injection of the MeshConfig requires a sidecar; \
@@ -73,7 +73,7 @@ pub enum InjectError {
         /// The image of the container.
         image: String,
     },
-    /// The floor of the mesh requires a sidecar, and the pod has only the redirection container.
+    /// The mesh floor requires a sidecar, and the pod has only the redirection container.
     #[error(
         "spec has a container leno-init and no container leno-proxy, and spec.floor.injection of the MeshConfig \
          requires a sidecar; remove leno-init, and the pod gets both"
@@ -92,7 +92,7 @@ pub enum InjectError {
     NoPod(String),
 }
 
-/// The object with the label or annotation, in order of precedence.
+/// The object with a label or annotation; the variants are in order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AnnotatedObject {
     /// The pod.
@@ -151,12 +151,12 @@ pub(super) fn parse_switch(
     }
 }
 
-/// Returns the elements of a comma-separated list; an empty list has none.
+/// Returns the elements of a comma-separated list, without surrounding spaces and without empty elements.
 pub(super) fn split_list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
 }
 
-/// Returns the value of a label or annotation of a pod.
-pub(super) fn pod_metadata<'a>(pod: &'a Value, kind: &str, key: &str) -> Option<&'a str> {
-    pod["metadata"][kind].as_object()?.get(key)?.as_str()
+/// Returns the value of a label or annotation of a pod; `map_field` is `labels` or `annotations`.
+pub(super) fn pod_metadata<'a>(pod: &'a Value, map_field: &str, key: &str) -> Option<&'a str> {
+    pod["metadata"][map_field].as_object()?.get(key)?.as_str()
 }

@@ -6,12 +6,12 @@ use serde_json::{Map, Value, json};
 use super::InjectionSettings;
 use super::options::SidecarOptions;
 use super::probe::SidecarProbes;
-use crate::words::{
+use crate::well_known::{
     HEALTH_PORT, INIT_CONTAINER, PROBES_VARIABLE, PROXY_CONTAINER, PROXY_UID, ROOTS_VARIABLE,
     TOKEN_AUD, TOKEN_PATH,
 };
 
-/// The inputs from which a sidecar container is built.
+/// The inputs from which the sidecar and redirection containers of a pod are built.
 pub(super) struct SidecarInputs<'a> {
     pub(super) settings: &'a InjectionSettings,
     pub(super) options: &'a SidecarOptions,
@@ -44,16 +44,16 @@ impl SidecarInputs<'_> {
     pub(super) fn redirection_options(&self) -> Vec<String> {
         let exclusions = &self.options.exclusions;
         let mut args = Vec::new();
-        let mut add = |option: &str, values: String| {
+        let mut add_option = |option: &str, values: String| {
             if !values.is_empty() {
                 args.push(format!("--{option}={values}"));
             }
         };
-        add("exclude-outbound-ports", join_values(&exclusions.outbound_ports));
-        add("exclude-inbound-ports", join_values(&exclusions.inbound_ports));
-        add("exclude-outbound-ranges", join_values(&exclusions.outbound_ranges));
-        add("include-outbound-ranges", join_values(&exclusions.included_ranges));
-        add("exclude-interfaces", join_values(&exclusions.interfaces));
+        add_option("exclude-outbound-ports", join_values(&exclusions.outbound_ports));
+        add_option("exclude-inbound-ports", join_values(&exclusions.inbound_ports));
+        add_option("exclude-outbound-ranges", join_values(&exclusions.outbound_ranges));
+        add_option("include-outbound-ranges", join_values(&exclusions.included_ranges));
+        add_option("exclude-interfaces", join_values(&exclusions.interfaces));
         if self.options.answers_dns {
             args.push("--dns".to_owned());
         }
@@ -130,14 +130,14 @@ impl SidecarInputs<'_> {
     }
 
     fn environment_variables(&self) -> Vec<Value> {
-        let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+        let field_variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
         let mut env = vec![
-            field("POD_NAME", "metadata.name"),
-            field("POD_NAMESPACE", "metadata.namespace"),
-            field("POD_IP", "status.podIP"),
+            field_variable("POD_NAME", "metadata.name"),
+            field_variable("POD_NAMESPACE", "metadata.namespace"),
+            field_variable("POD_IP", "status.podIP"),
             json!({"name": ROOTS_VARIABLE, "value": self.settings.roots}),
         ];
-        if let Some(probes) = self.probes.to_variable() {
+        if let Some(probes) = self.probes.to_environment_value() {
             env.push(json!({"name": PROBES_VARIABLE, "value": probes}));
         }
         env
@@ -181,12 +181,12 @@ pub(crate) fn scrape_annotations() -> [(&'static str, String); 3] {
     ]
 }
 
-pub(crate) fn http_probe(path: &str, period: u32, failures: u32) -> Value {
+pub(crate) fn http_probe(path: &str, period_seconds: u32, failure_threshold: u32) -> Value {
     let mut probe = Map::new();
     probe.insert("httpGet".to_owned(), json!({"path": path, "port": HEALTH_PORT}));
-    probe.insert("periodSeconds".to_owned(), period.into());
+    probe.insert("periodSeconds".to_owned(), period_seconds.into());
     probe.insert("timeoutSeconds".to_owned(), 1.into());
-    probe.insert("failureThreshold".to_owned(), failures.into());
+    probe.insert("failureThreshold".to_owned(), failure_threshold.into());
     Value::Object(probe)
 }
 
@@ -212,5 +212,6 @@ const VERIFIER_UID: u32 = PROXY_UID + 1;
 /// grace period of 30 seconds.
 const REGULAR_DRAIN_DELAY: &str = "5s";
 const REGULAR_DRAIN_TIMEOUT: &str = "20s";
-/// The lifetime of a token, in seconds. The kubelet renews it when a fifth is left.
+/// The lifetime of a service account token, in seconds. The kubelet renews the token when a fifth of it is
+/// left.
 const TOKEN_SECONDS: u32 = 3600;

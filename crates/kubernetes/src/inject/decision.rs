@@ -1,15 +1,18 @@
-//! The injection decision.
+//! The decision whether a pod gets a sidecar, and the checks that reject a pod.
 //!
-//! Exclusions come first, then the settings of the pod, then those of its namespace; in each, our own form
-//! precedes OSM's, which precedes FSM's. The latter two apply only in namespaces that OSM or FSM monitors.
+//! Exclusions come first, then the settings of the pod, then those of its namespace. In each, Leno's label or
+//! annotation precedes OSM's annotation, which precedes FSM's. Annotations of OSM and FSM apply only in
+//! namespaces that they monitor.
 
 use leno_model::{Floor, repository_of};
 use serde_json::Value;
 
 use super::annotation::{AnnotatedObject, InjectError, parse_switch, pod_metadata};
 use super::options::requested_image;
-use super::{InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason, is_leno_container};
-use crate::words::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
+use super::{
+    InjectionSettings, InjectionTrigger, NamespaceMetadata, SkipReason, is_leno_container,
+};
+use crate::well_known::{INJECTION, PREFIXES, PROXY_CONTAINER, PROXY_UID};
 
 /// Returns the reason that the pod gets no sidecar, or `None` if it gets one.
 pub(crate) fn decide_injection(
@@ -21,9 +24,9 @@ pub(crate) fn decide_injection(
         return Ok(Some(reason));
     }
     let namespace = match trigger {
-        InjectionTrigger::Namespace(facts) => facts,
+        InjectionTrigger::Namespace(namespace) => namespace,
         InjectionTrigger::User(_) => {
-            let reason = match pod_switch(pod, None)? {
+            let reason = match read_pod_setting(pod, None)? {
                 Some(false) => Some(SkipReason::Disabled),
                 Some(true) | None => None,
             };
@@ -35,7 +38,7 @@ pub(crate) fn decide_injection(
     }
     // Both are parsed, so that an invalid value is reported even if it has no effect.
     let (pod_setting, namespace_setting) =
-        (pod_switch(pod, Some(namespace))?, namespace_switch(namespace)?);
+        (read_pod_setting(pod, Some(namespace))?, read_namespace_setting(namespace)?);
     Ok(match pod_setting.or(namespace_setting) {
         Some(true) => None,
         Some(false) => Some(SkipReason::Disabled),
@@ -43,16 +46,19 @@ pub(crate) fn decide_injection(
     })
 }
 
-/// Returns true if the floor of the mesh requires a sidecar although the pod opts out, because its namespace
-/// has injection.
+/// Returns true if the mesh floor requires a sidecar for a pod that opts out: the floor applies in namespaces
+/// with injection.
 pub(super) fn is_sidecar_required(
     pod: &Value,
     trigger: InjectionTrigger<'_>,
     floor: &Floor,
 ) -> bool {
-    let opts_out = || pod_switch(pod, trigger.namespace_facts()) == Ok(Some(false));
-    let has_injection = |facts: &NamespaceFacts| namespace_switch(facts) == Ok(Some(true));
-    floor.injection_required && trigger.namespace_facts().is_some_and(has_injection) && opts_out()
+    let opts_out = || read_pod_setting(pod, trigger.namespace_metadata()) == Ok(Some(false));
+    let has_injection =
+        |namespace: &NamespaceMetadata| read_namespace_setting(namespace) == Ok(Some(true));
+    floor.injection_required
+        && trigger.namespace_metadata().is_some_and(has_injection)
+        && opts_out()
 }
 
 /// Rejects a pod with containers that have the names of a sidecar but none of its images, if the floor of the
@@ -63,12 +69,13 @@ pub(super) fn reject_imitation(
     settings: &InjectionSettings,
 ) -> Result<(), InjectError> {
     let floor =
-        settings.floor_in(trigger.namespace_facts()).filter(|floor| floor.injection_required);
-    let has_injection = |facts: &&NamespaceFacts| {
-        namespace_skip_reason(facts, &settings.system_namespace).is_none()
-            && namespace_switch(facts) == Ok(Some(true))
+        settings.floor_in(trigger.namespace_metadata()).filter(|floor| floor.injection_required);
+    let has_injection = |namespace: &&NamespaceMetadata| {
+        namespace_skip_reason(namespace, &settings.system_namespace).is_none()
+            && read_namespace_setting(namespace) == Ok(Some(true))
     };
-    let (Some(floor), Some(namespace)) = (floor, trigger.namespace_facts().filter(has_injection))
+    let (Some(floor), Some(namespace)) =
+        (floor, trigger.namespace_metadata().filter(has_injection))
     else {
         return Ok(());
     };
@@ -88,12 +95,13 @@ pub(super) fn reject_imitation(
         for (index, container) in
             containers.enumerate().filter(|(_, container)| is_leno_container(container))
         {
-            let text = |key: &str| container[key].as_str().unwrap_or_default().to_owned();
+            let container_field =
+                |key: &str| container[key].as_str().unwrap_or_default().to_owned();
             if !is_permitted(container["image"].as_str().unwrap_or_default()) {
                 return Err(InjectError::Imitation {
                     field: format!("spec.{list}[{index}].image"),
-                    container: text("name"),
-                    image: text("image"),
+                    container: container_field("name"),
+                    image: container_field("image"),
                 });
             }
             has_sidecar |= container["name"] == PROXY_CONTAINER;
@@ -141,7 +149,10 @@ pub(super) fn reject_sidecar_user(pod: &Value) -> Result<(), InjectError> {
 }
 
 /// Returns the reason that no pod of a namespace gets a sidecar, regardless of its settings.
-fn namespace_skip_reason(namespace: &NamespaceFacts, system_namespace: &str) -> Option<SkipReason> {
+fn namespace_skip_reason(
+    namespace: &NamespaceMetadata,
+    system_namespace: &str,
+) -> Option<SkipReason> {
     let name = namespace.name.as_str();
     if SYSTEM_NAMESPACES.contains(&name) || name == system_namespace {
         return Some(SkipReason::SystemNamespace);
@@ -151,17 +162,19 @@ fn namespace_skip_reason(namespace: &NamespaceFacts, system_namespace: &str) -> 
     is_ignored.then_some(SkipReason::Ignored)
 }
 
+/// Returns the reason that a pod gets no sidecar, regardless of settings; `None` for other pods.
 fn skip_reason(pod: &Value) -> Option<SkipReason> {
     let spec = &pod["spec"];
     let containers =
         || ["initContainers", "containers"].into_iter().filter_map(|key| spec[key].as_array());
     if containers().flatten().any(is_leno_container) {
-        return Some(SkipReason::Present);
+        return Some(SkipReason::AlreadyInjected);
     }
-    let names = || containers().flatten().filter_map(|container| container["name"].as_str());
+    let container_names =
+        || containers().flatten().filter_map(|container| container["name"].as_str());
     for (label, container, mesh) in OTHER_MESHES {
         let has_label = pod_metadata(pod, "labels", label).is_some();
-        if has_label && names().any(|name| name == *container) {
+        if has_label && container_names().any(|name| name == *container) {
             return Some(SkipReason::OtherMesh(mesh));
         }
     }
@@ -173,10 +186,10 @@ fn skip_reason(pod: &Value) -> Option<SkipReason> {
     is_windows.then_some(SkipReason::Windows)
 }
 
-/// Returns the setting of the pod.
-fn pod_switch(
+/// Reads the injection setting of a pod; `None` if it has none.
+fn read_pod_setting(
     pod: &Value,
-    namespace: Option<&NamespaceFacts>,
+    namespace: Option<&NamespaceMetadata>,
 ) -> Result<Option<bool>, InjectError> {
     let label = pod_metadata(pod, "labels", INJECTION);
     let own_setting =
@@ -185,19 +198,20 @@ fn pod_switch(
     for prefix in OTHER_PREFIXES {
         let key = format!("{prefix}/{SIDECAR_INJECTION}");
         let Some(text) = pod_metadata(pod, "annotations", &key) else { continue };
-        let is_on = parse_switch(AnnotatedObject::Pod, &key, text)?;
+        let is_enabled = parse_switch(AnnotatedObject::Pod, &key, text)?;
         let is_monitored_namespace =
             namespace.is_some_and(|namespace| is_monitored(namespace, prefix));
         // Opting out of OSM's or FSM's sidecar counts everywhere; opting in only in a namespace that it
         // monitors.
-        if is_monitored_namespace || !is_on {
-            setting = setting.or(Some(is_on));
+        if is_monitored_namespace || !is_enabled {
+            setting = setting.or(Some(is_enabled));
         }
     }
     Ok(setting)
 }
 
-fn namespace_switch(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectError> {
+/// Reads the injection setting of a namespace; `None` if it has none.
+fn read_namespace_setting(namespace: &NamespaceMetadata) -> Result<Option<bool>, InjectError> {
     let label = namespace.labels.get(INJECTION).map(String::as_str);
     let annotation = namespace.annotations.get(INJECTION).map(String::as_str);
     let mut setting = read_own_setting(AnnotatedObject::Namespace, label, annotation)?;
@@ -206,13 +220,14 @@ fn namespace_switch(namespace: &NamespaceFacts) -> Result<Option<bool>, InjectEr
         if let (true, Some(text)) =
             (is_monitored(namespace, prefix), namespace.annotations.get(&key))
         {
-            let is_on = parse_switch(AnnotatedObject::Namespace, &key, text)?;
-            setting = setting.or(Some(is_on));
+            let is_enabled = parse_switch(AnnotatedObject::Namespace, &key, text)?;
+            setting = setting.or(Some(is_enabled));
         }
     }
     Ok(setting)
 }
 
+/// Reads the setting from Leno's label and annotation, which must not contradict each other.
 fn read_own_setting(
     annotated: AnnotatedObject,
     label: Option<&str>,
@@ -228,7 +243,7 @@ fn read_own_setting(
     }
 }
 
-fn is_monitored(namespace: &NamespaceFacts, prefix: &str) -> bool {
+fn is_monitored(namespace: &NamespaceMetadata, prefix: &str) -> bool {
     namespace.labels.contains_key(&format!("{prefix}/monitored-by"))
 }
 
@@ -271,20 +286,24 @@ mod tests {
         Floor { injection_required: true, sidecar_images, ..Floor::default() }
     }
 
-    fn shop_namespace(labels: &[(&str, &str)]) -> NamespaceFacts {
+    fn shop_namespace(labels: &[(&str, &str)]) -> NamespaceMetadata {
         let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        NamespaceFacts {
+        NamespaceMetadata {
             name: "shop".to_owned(),
             labels: labels.iter().map(owned).collect(),
-            ..NamespaceFacts::default()
+            ..NamespaceMetadata::default()
         }
     }
 
     /// Returns `None` if the pod is unchanged because it has a sidecar, or the reason for rejection.
-    fn floor_verdict(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> Option<String> {
-        match inject_sidecar(pod, InjectionTrigger::Namespace(facts), &settings_with_floor(floor)) {
+    fn floor_verdict(pod: &Value, namespace: &NamespaceMetadata, floor: Floor) -> Option<String> {
+        match inject_sidecar(
+            pod,
+            InjectionTrigger::Namespace(namespace),
+            &settings_with_floor(floor),
+        ) {
             Ok(outcome) => {
-                assert_eq!(outcome, InjectionOutcome::Skipped(SkipReason::Present));
+                assert_eq!(outcome, InjectionOutcome::Skipped(SkipReason::AlreadyInjected));
                 None
             }
             Err(error) => Some(error.to_string()),
@@ -367,12 +386,12 @@ mod tests {
 
     #[test]
     fn a_redirection_container_alone_is_not_a_sidecar() {
-        let facts = shop_namespace(&[("leno.dev/injection", "enabled")]);
+        let namespace = shop_namespace(&[("leno.dev/injection", "enabled")]);
         let pod =
             pod_with_containers(json!([{"name": "leno-init", "image": "registry.example/leno:1"}]));
-        let reason = floor_verdict(&pod, &facts, required_images(&[])).unwrap();
+        let reason = floor_verdict(&pod, &namespace, required_images(&[])).unwrap();
         assert!(reason.contains("no container leno-proxy"), "{reason}");
-        assert_eq!(floor_verdict(&pod, &facts, Floor::default()), None);
+        assert_eq!(floor_verdict(&pod, &namespace, Floor::default()), None);
     }
 
     #[test]
@@ -381,18 +400,18 @@ mod tests {
         let enabled = ("leno.dev/injection", "enabled");
         let shop_name = Name::new("shop").unwrap();
         let excepted = Floor { except_namespaces: [shop_name].into(), ..required_images(&[]) };
-        for (facts, floor) in [
+        for (namespace, floor) in [
             (shop_namespace(&[enabled]), Floor::default()),
             (shop_namespace(&[enabled]), excepted),
             (shop_namespace(&[]), required_images(&[])),
             (shop_namespace(&[("leno.dev/injection", "disabled")]), required_images(&[])),
             (shop_namespace(&[enabled, ("leno.dev/ignore", "true")]), required_images(&[])),
             (
-                NamespaceFacts { name: "leno-system".to_owned(), ..shop_namespace(&[enabled]) },
+                NamespaceMetadata { name: "leno-system".to_owned(), ..shop_namespace(&[enabled]) },
                 required_images(&[]),
             ),
         ] {
-            assert_eq!(floor_verdict(&pod, &facts, floor), None, "{facts:?}");
+            assert_eq!(floor_verdict(&pod, &namespace, floor), None, "{namespace:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Annotations of a sidecar: exclusions, resources, and image.
+//! The settings of a sidecar from annotations: exclusions, resources, image, DNS, metrics and upgrades.
 //!
-//! Most annotations are supported with any of the three prefixes. Lists are merged. For other values the pod
-//! precedes its namespace, and in each our own prefix precedes OSM's, which precedes FSM's.
+//! Most annotations are supported with the prefixes of Leno, OSM and FSM. Lists are merged. For other values
+//! the pod precedes its namespace; within each, Leno's prefix precedes OSM's, which precedes FSM's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +12,8 @@ use super::annotation::{
     AnnotatedObject, InjectError, RUNTIME_ANNOTATIONS, RuntimeAnnotation, parse_switch,
     pod_metadata, split_list,
 };
-use super::{AddressRange, InjectionSettings, NamespaceFacts};
-use crate::words::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_supported_annotation};
+use super::{AddressRange, InjectionSettings, NamespaceMetadata};
+use crate::well_known::{HEALTH_PORT, PREFIXES, SIDECAR_IMAGE, UPGRADES, is_supported_annotation};
 
 /// Traffic that bypasses the sidecar.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Exclusions {
     pub inbound_ports: BTreeSet<u16>,
     /// Destination ranges that bypass the sidecar.
     pub outbound_ranges: BTreeSet<AddressRange>,
-    /// If not empty, the only destination ranges that go through the mesh.
+    /// The only destination ranges that go through the mesh; all ranges if it is empty.
     pub included_ranges: BTreeSet<AddressRange>,
     /// Network interfaces with traffic that is not redirected.
     pub interfaces: BTreeSet<String>,
@@ -70,16 +70,17 @@ pub(super) struct SidecarOptions {
     pub(super) answers_dns: bool,
     /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
     pub(super) application_metrics: Option<String>,
-    /// The annotations that the floor of the mesh overrides, as one warning each.
+    /// A warning for each annotation that the mesh floor overrides.
     pub(super) warnings: Vec<String>,
     /// The protocols to which connections may be upgraded, if not only WebSocket.
     pub(super) upgrades: Option<Upgrades>,
 }
 
 impl SidecarOptions {
+    /// Reads the settings of a pod's sidecar.
     pub(super) fn read(
         pod: &Value,
-        namespace: Option<&NamespaceFacts>,
+        namespace: Option<&NamespaceMetadata>,
         settings: &InjectionSettings,
     ) -> Result<Self, InjectError> {
         let annotations = AnnotationSources { pod, namespace };
@@ -109,9 +110,9 @@ impl SidecarOptions {
             exclusions,
             resources: annotations.read_resources(settings)?,
             image: image.to_owned(),
-            is_scraped: annotations.is_scraped()?,
+            is_scraped: annotations.read_metrics_setting()?,
             answers_dns,
-            application_metrics: annotations.application_metrics()?,
+            application_metrics: annotations.read_application_metrics()?,
             warnings,
             upgrades: annotations.read_upgrades()?,
         })
@@ -121,20 +122,20 @@ impl SidecarOptions {
 /// Returns the image that an annotation of the pod or its namespace names.
 pub(super) fn requested_image<'a>(
     pod: &'a Value,
-    namespace: Option<&'a NamespaceFacts>,
+    namespace: Option<&'a NamespaceMetadata>,
 ) -> Result<Option<&'a str>, InjectError> {
     AnnotationSources { pod, namespace }.read_image()
 }
 
-/// The sources of annotations.
+/// The pod and the namespace from which annotations are read.
 struct AnnotationSources<'a> {
     pod: &'a Value,
-    namespace: Option<&'a NamespaceFacts>,
+    namespace: Option<&'a NamespaceMetadata>,
 }
 
 impl<'a> AnnotationSources<'a> {
-    /// Returns all annotations of a name, in order of precedence.
-    fn annotations_named(&self, name: &str) -> Vec<(AnnotatedObject, String, &'a str)> {
+    /// Returns all annotations with this name after the prefix, in order of precedence.
+    fn find_annotations(&self, name: &str) -> Vec<(AnnotatedObject, String, &'a str)> {
         debug_assert!(is_supported_annotation(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let pod_annotations = keys().filter_map(|key| {
@@ -148,8 +149,9 @@ impl<'a> AnnotationSources<'a> {
         pod_annotations.chain(namespace_annotations).collect()
     }
 
+    /// Returns the annotation with this name that takes precedence.
     fn first_annotation(&self, name: &str) -> Option<(AnnotatedObject, String, &'a str)> {
-        self.annotations_named(name).into_iter().next()
+        self.find_annotations(name).into_iter().next()
     }
 
     fn read_exclusions(&self, exclusions: &mut Exclusions) -> Result<(), InjectError> {
@@ -161,7 +163,7 @@ impl<'a> AnnotationSources<'a> {
     }
 
     fn read_ports(&self, name: &str, exclusions: &mut BTreeSet<u16>) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.find_annotations(name) {
             for element in split_list(text) {
                 match element.parse() {
                     Ok(port @ 1..) => exclusions.insert(port),
@@ -180,7 +182,7 @@ impl<'a> AnnotationSources<'a> {
         name: &str,
         exclusions: &mut BTreeSet<AddressRange>,
     ) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.find_annotations(name) {
             for element in split_list(text) {
                 let expected = "a range of addresses; use one such as 192.0.2.0/24";
                 let range = element.parse().map_err(|()| {
@@ -197,7 +199,7 @@ impl<'a> AnnotationSources<'a> {
         name: &str,
         exclusions: &mut BTreeSet<String>,
     ) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.annotations_named(name) {
+        for (annotated_object, key, text) in self.find_annotations(name) {
             for element in split_list(text) {
                 if !is_interface(element) {
                     let expected = "the name of a network interface; use one such as eth1";
@@ -212,7 +214,7 @@ impl<'a> AnnotationSources<'a> {
     /// Reads resources from annotations in FSM's form, such as `sidecar-resource-limits-memory`.
     fn read_resources(&self, settings: &InjectionSettings) -> Result<Resources, InjectError> {
         let mut resources = settings.resources.clone();
-        let mut requested = [BTreeMap::new(), BTreeMap::new()];
+        let mut annotated = [BTreeMap::new(), BTreeMap::new()];
         for (index, kind) in ["requests", "limits"].into_iter().enumerate() {
             for (resource, suffixes) in RESOURCES {
                 let name = |suffix| format!("sidecar-resource-{kind}-{suffix}");
@@ -231,10 +233,10 @@ impl<'a> AnnotationSources<'a> {
                         "a quantity; use one such as 100m or 64Mi",
                     ));
                 }
-                requested[index].insert((*resource).to_owned(), text.to_owned());
+                annotated[index].insert((*resource).to_owned(), text.to_owned());
             }
         }
-        let [requests, limits] = requested;
+        let [requests, limits] = annotated;
         resources.requests.extend(requests.clone());
         resources.limits.extend(limits.clone());
         // The API server rejects a request above its limit. If only one of the two is annotated, it replaces
@@ -324,10 +326,10 @@ impl<'a> AnnotationSources<'a> {
     }
 
     /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
-    /// cannot scrape are left to Prometheus. So is a copied annotation that already refers to a sidecar.
-    fn application_metrics(&self) -> Result<Option<String>, InjectError> {
+    /// cannot scrape are left to Prometheus, and so are copied annotations that already refer to a sidecar.
+    fn read_application_metrics(&self) -> Result<Option<String>, InjectError> {
         let annotation = |key: &str| pod_metadata(self.pod, "annotations", key);
-        if !self.is_scraped()? || annotation("prometheus.io/scrape") != Some("true") {
+        if !self.read_metrics_setting()? || annotation("prometheus.io/scrape") != Some("true") {
             return Ok(None);
         }
         let port = annotation("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
@@ -339,7 +341,8 @@ impl<'a> AnnotationSources<'a> {
         Ok(port.map(|port| format!("{port}/{path}")))
     }
 
-    fn is_scraped(&self) -> Result<bool, InjectError> {
+    /// Returns true if annotations for Prometheus are requested.
+    fn read_metrics_setting(&self) -> Result<bool, InjectError> {
         match self.first_annotation("metrics") {
             Some((annotated_object, key, text)) => parse_switch(annotated_object, &key, text),
             None => Ok(false),
@@ -347,6 +350,7 @@ impl<'a> AnnotationSources<'a> {
     }
 }
 
+/// Returns the error for an invalid value, or an invalid element, of an annotation.
 fn invalid_value(
     annotated_object: AnnotatedObject,
     key: String,
@@ -356,7 +360,7 @@ fn invalid_value(
     InjectError::Annotation { object: annotated_object, key, value: value.to_owned(), expected }
 }
 
-/// Returns true if the kernel accepts a text as the name of a network interface.
+/// Returns true if the kernel accepts the text as the name of a network interface.
 #[must_use]
 pub fn is_interface(text: &str) -> bool {
     let is_forbidden_character =
@@ -376,8 +380,8 @@ fn parse_quantity(text: &str) -> Option<f64> {
     let number_text = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.get(number_text.len()..)?;
     let (_, factor) = QUANTITY_UNITS.iter().find(|(name, _)| *name == unit)?;
-    let number_text: f64 = number_text.parse().ok()?;
-    (number_text.is_finite() && number_text >= 0.0).then_some(number_text * factor)
+    let number: f64 = number_text.parse().ok()?;
+    (number.is_finite() && number >= 0.0).then_some(number * factor)
 }
 
 /// The warning for exclusions that the floor rejects.

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::words::HEALTH_PORT;
+use crate::well_known::HEALTH_PORT;
 
-/// The probes that the sidecar of a pod performs, and warnings about those that it cannot.
+/// The probes that the sidecar performs for the pod's containers, and warnings about probes and hooks that will
+/// fail.
 #[derive(Debug, Default)]
 pub(super) struct SidecarProbes {
-    by_container: Map<String, Value>,
+    probes_by_container: Map<String, Value>,
     warnings: Vec<String>,
 }
 
@@ -36,7 +37,7 @@ impl SidecarProbes {
             }
         }
         if !probes.is_empty() {
-            self.by_container.insert(name.clone(), Value::Object(probes));
+            self.probes_by_container.insert(name.clone(), Value::Object(probes));
         }
         for hook in ["postStart", "preStop"] {
             for action_kind in ["httpGet", "tcpSocket"] {
@@ -52,11 +53,11 @@ impl SidecarProbes {
         }
     }
 
-    /// Returns the value of the sidecar's environment variable, or `None` without probes.
-    pub(super) fn to_variable(&self) -> Option<String> {
+    /// Returns the value of `LENO_PROBES` in the sidecar's environment; `None` without probes.
+    pub(super) fn to_environment_value(&self) -> Option<String> {
         // `$(NAME)` in the environment of a container refers to another variable.
-        let text = Value::Object(self.by_container.clone()).to_string().replace("$(", "$$(");
-        (!self.by_container.is_empty()).then_some(text)
+        let text = Value::Object(self.probes_by_container.clone()).to_string().replace("$(", "$$(");
+        (!self.probes_by_container.is_empty()).then_some(text)
     }
 
     pub(super) fn into_warnings(self) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Address range of annotations.
+//! Address ranges in annotations and options.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,12 +12,15 @@ impl FromStr for AddressRange {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        let (address, prefix_length) =
+            text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
         let address: IpAddr = address.parse().map_err(|_| ())?;
-        let width = if address.is_ipv4() { 32 } else { 128 };
-        match bits.map(str::parse::<u8>) {
+        let max_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        match prefix_length.map(str::parse::<u8>) {
             None => Ok(Self(text.to_owned())),
-            Some(Ok(bits)) if bits <= width => Ok(Self(text.to_owned())),
+            Some(Ok(prefix_length)) if prefix_length <= max_prefix_length => {
+                Ok(Self(text.to_owned()))
+            }
             Some(_) => Err(()),
         }
     }

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::{
-    InjectError, InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceFacts, SkipReason,
-    inject_sidecar,
+    InjectError, InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceMetadata,
+    SkipReason, inject_sidecar,
 };
 
-/// The outcome for a manifest.
+/// A manifest after injection, and the outcome for each of its objects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct InjectedManifest {
     /// The manifest, with sidecars.
@@ -27,7 +27,8 @@ pub enum TemplateOutcome {
     Skipped(SkipReason),
 }
 
-/// Returns the namespaces of the objects with pod templates, and an empty text if one has no namespace.
+/// Returns the namespaces of the manifest's objects with pod templates; an empty string for an object without
+/// a namespace.
 #[must_use]
 pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
     if is_list(manifest) {
@@ -37,13 +38,13 @@ pub fn namespaces_of(manifest: &Value) -> BTreeSet<String> {
 }
 
 /// Injects sidecars into the pod templates of a manifest; other objects are unchanged. `namespaces` has the
-/// known namespaces by the text in the manifest.
+/// known namespaces by name; the empty name stands for objects without a namespace.
 ///
 /// # Errors
 /// The errors of [`inject_sidecar`](super::inject_sidecar), with the kind and name of the object.
 pub fn inject_manifest(
     mut manifest: Value,
-    namespaces: &BTreeMap<String, NamespaceFacts>,
+    namespaces: &BTreeMap<String, NamespaceMetadata>,
     settings: &InjectionSettings,
 ) -> Result<InjectedManifest, (String, InjectError)> {
     let mut outcomes = Vec::new();
@@ -53,7 +54,7 @@ pub fn inject_manifest(
 
 fn inject_object(
     object: &mut Value,
-    context: (&BTreeMap<String, NamespaceFacts>, &InjectionSettings),
+    context: (&BTreeMap<String, NamespaceMetadata>, &InjectionSettings),
     outcomes: &mut Vec<(String, TemplateOutcome)>,
 ) -> Result<(), (String, InjectError)> {
     if is_list(object) {
@@ -91,7 +92,7 @@ fn list_items(list: &Value) -> impl Iterator<Item = &Value> {
     list["items"].as_array().into_iter().flatten()
 }
 
-/// Returns the kind of an object with a pod template, and the path of the template.
+/// Returns an object's kind and the JSON pointer to its pod template; `None` for kinds without one.
 fn pod_template(object: &Value) -> Option<(&'static str, &'static str)> {
     TEMPLATE_PATHS.iter().copied().find(|(kind, _)| object["kind"] == *kind)
 }
@@ -100,7 +101,7 @@ fn namespace_of(object: &Value) -> &str {
     object["metadata"]["namespace"].as_str().unwrap_or_default()
 }
 
-/// The path of the pod template in each kind.
+/// The JSON pointer to the pod template, by kind.
 const TEMPLATE_PATHS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),

@@ -4,7 +4,7 @@ use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::words::PREFIXES;
+use crate::well_known::PREFIXES;
 
 #[test]
 fn with_a_network_plugin_no_container_has_privileges() {
@@ -53,9 +53,9 @@ fn parse_pairs(text: &str) -> BTreeMap<String, String> {
     text.split_whitespace().map(pair).collect()
 }
 
-fn namespace_facts(labels: &str, annotations: &str) -> NamespaceFacts {
+fn namespace_metadata(labels: &str, annotations: &str) -> NamespaceMetadata {
     let name = "shop".to_owned();
-    NamespaceFacts { name, labels: parse_pairs(labels), annotations: parse_pairs(annotations) }
+    NamespaceMetadata { name, labels: parse_pairs(labels), annotations: parse_pairs(annotations) }
 }
 
 fn pod_with_metadata(labels: &str, annotations: &str) -> Value {
@@ -66,7 +66,7 @@ fn pod_with_metadata(labels: &str, annotations: &str) -> Value {
 }
 
 /// Returns `yes`, or the reason for no sidecar.
-fn injection_verdict(pod: &Value, namespace: &NamespaceFacts) -> String {
+fn injection_verdict(pod: &Value, namespace: &NamespaceMetadata) -> String {
     match inject_sidecar(pod, InjectionTrigger::Namespace(namespace), &test_settings()) {
         Ok(InjectionOutcome::Injected { .. }) => "yes".to_owned(),
         Ok(InjectionOutcome::Skipped(skip)) => format!("{skip:?}"),
@@ -149,7 +149,7 @@ fn labels_and_annotations_decide_about_injection() {
     ];
     for (labels, annotations, pod_labels, pod_annotations, expected) in table {
         let pod = pod_with_metadata(pod_labels, pod_annotations);
-        let verdict = injection_verdict(&pod, &namespace_facts(labels, annotations));
+        let verdict = injection_verdict(&pod, &namespace_metadata(labels, annotations));
         assert_eq!(
             verdict, expected,
             "{labels} | {annotations} | {pod_labels} | {pod_annotations}"
@@ -159,11 +159,11 @@ fn labels_and_annotations_decide_about_injection() {
 
 #[test]
 fn system_namespaces_and_unsupported_pods_get_no_sidecar() {
-    let enabled = namespace_facts("leno.dev/injection=enabled", "");
+    let enabled = namespace_metadata("leno.dev/injection=enabled", "");
     for name in ["kube-system", "kube-public", "kube-node-lease", "leno-system"] {
-        let facts = NamespaceFacts { name: name.to_owned(), ..enabled.clone() };
+        let namespace = NamespaceMetadata { name: name.to_owned(), ..enabled.clone() };
         assert_eq!(
-            injection_verdict(&pod_with_metadata("leno.dev/injection=enabled", ""), &facts),
+            injection_verdict(&pod_with_metadata("leno.dev/injection=enabled", ""), &namespace),
             "SystemNamespace"
         );
     }
@@ -193,7 +193,7 @@ fn a_pod_with_a_sidecar_does_not_get_another() {
         let settings = InjectionSettings { native_sidecars, ..test_settings() };
         let (injected, _) = inject_pod(&pod_with_metadata("", ""), &settings);
         let second = inject_sidecar(&injected, InjectionTrigger::User(None), &settings);
-        assert_eq!(second, Ok(InjectionOutcome::Skipped(SkipReason::Present)));
+        assert_eq!(second, Ok(InjectionOutcome::Skipped(SkipReason::AlreadyInjected)));
     }
 }
 
@@ -408,10 +408,10 @@ fn a_default_limit_below_a_request_is_omitted() {
 #[test]
 fn sidecar_images_of_another_mesh_are_ignored() {
     let image = |namespace_annotations: &str, pod_annotations: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
+        let namespace = namespace_metadata("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
             &pod_with_metadata("", pod_annotations),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             &test_settings(),
         ) {
             Ok(InjectionOutcome::Injected { pod, .. }) => {
@@ -431,10 +431,10 @@ fn sidecar_images_of_another_mesh_are_ignored() {
 #[test]
 fn storage_annotations_set_ephemeral_storage() {
     let resources = |namespace_annotations: &str, pod_annotations: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
+        let namespace = namespace_metadata("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
             &pod_with_metadata("", pod_annotations),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             &test_settings(),
         ) {
             Ok(InjectionOutcome::Injected { pod, .. }) => {
@@ -462,10 +462,11 @@ fn storage_annotations_set_ephemeral_storage() {
 
 #[test]
 fn prometheus_annotations_are_added_if_metrics_are_enabled() {
-    let facts = namespace_facts("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
+    let namespace =
+        namespace_metadata("leno.dev/injection=enabled", "openservicemesh.io/metrics=enabled");
     let annotations = |pod: &Value| match inject_sidecar(
         pod,
-        InjectionTrigger::Namespace(&facts),
+        InjectionTrigger::Namespace(&namespace),
         &test_settings(),
     ) {
         Ok(InjectionOutcome::Injected { pod, .. }) => pod["metadata"]["annotations"].clone(),
@@ -481,10 +482,10 @@ fn prometheus_annotations_are_added_if_metrics_are_enabled() {
 #[test]
 fn annotations_enable_metrics_and_upgrades() {
     let arguments = |annotations: &str, settings: &InjectionSettings| {
-        let facts = namespace_facts("leno.dev/injection=enabled", annotations);
+        let namespace = namespace_metadata("leno.dev/injection=enabled", annotations);
         let outcome = inject_sidecar(
             &pod_with_metadata("", ""),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             settings,
         )?;
         let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
@@ -527,7 +528,7 @@ fn annotations_enable_metrics_and_upgrades() {
 
 #[test]
 fn an_invalid_value_of_any_annotation_of_a_pod_is_rejected() {
-    let facts = namespace_facts("leno.dev/injection=enabled", "");
+    let namespace = namespace_metadata("leno.dev/injection=enabled", "");
     for (annotation, hint) in [
         ("leno.dev/default-policy=Deny", "use `allow`, `deny` or `dry-run`"),
         ("leno.dev/mtls=yes", "use `permissive` or `strict`"),
@@ -539,7 +540,7 @@ fn an_invalid_value_of_any_annotation_of_a_pod_is_rejected() {
     ] {
         let outcome = inject_sidecar(
             &pod_with_metadata("", annotation),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             &test_settings(),
         );
         let error = outcome.unwrap_err().to_string();
@@ -551,17 +552,17 @@ fn an_invalid_value_of_any_annotation_of_a_pod_is_rejected() {
     {
         inject_sidecar(
             &pod_with_metadata("", valid),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             &test_settings(),
         )
         .unwrap();
     }
     // The previous values stay in force in the namespace: new pods start.
     let invalid = "leno.dev/default-policy=Deny leno.dev/mtls=yes";
-    let facts = namespace_facts("leno.dev/injection=enabled", invalid);
+    let namespace = namespace_metadata("leno.dev/injection=enabled", invalid);
     inject_sidecar(
         &pod_with_metadata("", ""),
-        InjectionTrigger::Namespace(&facts),
+        InjectionTrigger::Namespace(&namespace),
         &test_settings(),
     )
     .unwrap();
@@ -573,12 +574,12 @@ fn to_strings(texts: &[&str]) -> Vec<String> {
 
 #[test]
 fn the_sidecar_exposes_application_metrics_of_prometheus_annotations() {
-    let facts = namespace_facts("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
+    let namespace = namespace_metadata("leno.dev/injection=enabled", "leno.dev/metrics=enabled");
     let metrics_of = |annotations: &str| {
         let annotations = format!("prometheus.io/scrape=true {annotations}");
         let pod = pod_with_metadata("", &annotations);
         let Ok(InjectionOutcome::Injected { pod, .. }) =
-            inject_sidecar(&pod, InjectionTrigger::Namespace(&facts), &test_settings())
+            inject_sidecar(&pod, InjectionTrigger::Namespace(&namespace), &test_settings())
         else {
             panic!("{annotations}")
         };
@@ -653,11 +654,12 @@ fn annotations_of_namespaces_apply_to_manifests() {
     ]});
     assert_eq!(namespaces_of(&manifest), ["", "shop", "unknown"].map(str::to_owned).into());
     // Injection by name needs no namespace in the mesh.
-    let facts = |port: &str| {
+    let build_namespace = |port: &str| {
         let annotation = format!("leno.dev/outbound-port-exclusion-list={port}");
-        namespace_facts("leno.dev/injection=disabled", &annotation)
+        namespace_metadata("leno.dev/injection=disabled", &annotation)
     };
-    let namespaces = [("shop".to_owned(), facts("25")), (String::new(), facts("26"))].into();
+    let namespaces =
+        [("shop".to_owned(), build_namespace("25")), (String::new(), build_namespace("26"))].into();
     let InjectedManifest { manifest, .. } =
         inject_manifest(manifest, &namespaces, &test_settings()).unwrap();
     let args = |index: usize| {
@@ -671,9 +673,9 @@ fn annotations_of_namespaces_apply_to_manifests() {
 
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
 /// warnings.
-fn inject_with_floor(pod: &Value, facts: &NamespaceFacts, floor: Floor) -> (String, usize) {
+fn inject_with_floor(pod: &Value, namespace: &NamespaceMetadata, floor: Floor) -> (String, usize) {
     let settings = InjectionSettings { floor, ..test_settings() };
-    match inject_sidecar(pod, InjectionTrigger::Namespace(facts), &settings).unwrap() {
+    match inject_sidecar(pod, InjectionTrigger::Namespace(namespace), &settings).unwrap() {
         InjectionOutcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
         InjectionOutcome::Skipped(skip) => (format!("{skip:?}"), 0),
     }
@@ -693,24 +695,27 @@ fn pods_cannot_opt_out_if_the_floor_requires_a_sidecar() {
     {
         let pod = pod_with_metadata(labels, annotations);
         assert_eq!(
-            inject_with_floor(&pod, &namespace_facts(enabled, ""), Floor::default()),
+            inject_with_floor(&pod, &namespace_metadata(enabled, ""), Floor::default()),
             skipped
         );
-        assert_eq!(inject_with_floor(&pod, &namespace_facts(enabled, ""), required()), injected(1));
         assert_eq!(
-            inject_with_floor(&pod, &namespace_facts(enabled, ""), with_exception()),
+            inject_with_floor(&pod, &namespace_metadata(enabled, ""), required()),
+            injected(1)
+        );
+        assert_eq!(
+            inject_with_floor(&pod, &namespace_metadata(enabled, ""), with_exception()),
             skipped
         );
-        let monitored = namespace_facts(fsm, "flomesh.io/sidecar-injection=enabled");
+        let monitored = namespace_metadata(fsm, "flomesh.io/sidecar-injection=enabled");
         assert_eq!(inject_with_floor(&pod, &monitored, required()), injected(1));
         // Its namespace has no injection.
-        assert_eq!(inject_with_floor(&pod, &namespace_facts(disabled, ""), required()), skipped);
+        assert_eq!(inject_with_floor(&pod, &namespace_metadata(disabled, ""), required()), skipped);
     }
     assert_eq!(
-        inject_with_floor(&pod_with_metadata("", ""), &namespace_facts(enabled, ""), required()),
+        inject_with_floor(&pod_with_metadata("", ""), &namespace_metadata(enabled, ""), required()),
         injected(0)
     );
-    let ignored = namespace_facts("leno.dev/injection=enabled leno.dev/ignore=true", "");
+    let ignored = namespace_metadata("leno.dev/injection=enabled leno.dev/ignore=true", "");
     assert_eq!(
         inject_with_floor(&pod_with_metadata(disabled, ""), &ignored, required()).0,
         "Ignored"
@@ -731,13 +736,14 @@ fn annotations_exclude_nothing_if_the_floor_forbids_exclusions() {
             let annotation = format!("{prefix}/{list}");
             for (pod_annotations, namespace_annotations) in [(&*annotation, ""), ("", &*annotation)]
             {
-                let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
+                let namespace =
+                    namespace_metadata("leno.dev/injection=enabled", namespace_annotations);
                 for (is_forbidden, options) in [(false, 1), (true, 0)] {
                     let floor = Floor { exclusions_forbidden: is_forbidden, ..Floor::default() };
                     let settings = InjectionSettings { floor, ..test_settings() };
                     let outcome = inject_sidecar(
                         &pod_with_metadata("", pod_annotations),
-                        InjectionTrigger::Namespace(&facts),
+                        InjectionTrigger::Namespace(&namespace),
                         &settings,
                     );
                     let InjectionOutcome::Injected { pod, warnings } = outcome.unwrap() else {
@@ -792,10 +798,10 @@ fn native_sidecars_are_supported_from_kubernetes_1_29() {
 #[test]
 fn an_annotation_redirects_dns_queries_to_the_sidecar() {
     let has_dns_redirection = |pod_annotations: &str, namespace_annotations: &str| {
-        let facts = namespace_facts("leno.dev/injection=enabled", namespace_annotations);
+        let namespace = namespace_metadata("leno.dev/injection=enabled", namespace_annotations);
         match inject_sidecar(
             &pod_with_metadata("", pod_annotations),
-            InjectionTrigger::Namespace(&facts),
+            InjectionTrigger::Namespace(&namespace),
             &test_settings(),
         ) {
             Ok(InjectionOutcome::Injected { pod, .. }) => {

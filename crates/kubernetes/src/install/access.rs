@@ -5,11 +5,12 @@ use serde_json::{Value, json};
 use super::{InstallOptions, cluster_metadata, kinds, namespaced_metadata};
 use crate::read::FOREIGN_CONFIGS;
 use crate::webhook::{INJECTOR, WEBHOOK_SECRET};
-use crate::words::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
+use crate::well_known::{AUTHORITY_SECRET, CONTROL, ROOTS_CONFIG_MAP};
 
-/// Returns the account, its permissions in the cluster, and those in its own namespace.
+/// Returns the control plane's account, its permissions in the cluster, and its permissions in its own
+/// namespace.
 pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
-    let account = json!({
+    let service_account = json!({
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": namespaced_metadata(CONTROL, options),
@@ -28,7 +29,7 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
     });
     let subjects =
         json!([{"kind": "ServiceAccount", "name": CONTROL, "namespace": options.namespace}]);
-    let binding = |kind: &str, role: &str, metadata: Value| {
+    let build_binding = |kind: &str, role: &str, metadata: Value| {
         json!({
             "apiVersion": RBAC_VERSION,
             "kind": kind,
@@ -44,24 +45,24 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
         "rules": gateway_permissions(),
     });
     let mut gateway_binding =
-        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS_ROLE));
+        build_binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(GATEWAYS_ROLE));
     gateway_binding["roleRef"]["name"] = json!(GATEWAYS_ROLE);
     let mut objects = vec![
-        account,
+        service_account,
         cluster_role,
-        binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
+        build_binding("ClusterRoleBinding", "ClusterRole", cluster_metadata(CONTROL)),
     ];
     if options.gateways {
         objects.extend([gateway_role, gateway_binding]);
     }
     objects.extend([
         role_in_namespace,
-        binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options)),
+        build_binding("RoleBinding", "Role", namespaced_metadata(CONTROL, options)),
     ]);
     for namespace in &options.access_certs {
         let mut metadata = cluster_metadata(ACCESS_CERTS_ROLE);
         metadata["namespace"] = json!(namespace.as_str());
-        let mut binding = binding("RoleBinding", "Role", metadata.clone());
+        let mut binding = build_binding("RoleBinding", "Role", metadata.clone());
         binding["roleRef"]["name"] = json!(ACCESS_CERTS_ROLE);
         objects.push(json!({
             "apiVersion": RBAC_VERSION,
@@ -94,8 +95,8 @@ fn cluster_permissions() -> Value {
         read_rule(&["access.smi-spec.io"], &["traffictargets"]),
         read_rule(&["specs.smi-spec.io"], &["httproutegroups", "tcproutes"]),
         read_rule(&["split.smi-spec.io"], &["trafficsplits"]),
-        read_rule(&[kinds::OSM, kinds::FSM], &POLICY_RESOURCES),
-        policy_rule(&[kinds::OSM, kinds::FSM], &policies_status, &["patch"]),
+        read_rule(&[kinds::OSM_GROUP, kinds::FSM_GROUP], &POLICY_RESOURCES),
+        policy_rule(&[kinds::OSM_GROUP, kinds::FSM_GROUP], &policies_status, &["patch"]),
         read_rule(&FOREIGN_CONFIGS.map(|kind| kind.group), &["meshconfigs"]),
         policy_rule(&["authentication.k8s.io"], &["tokenreviews"], &["create"]),
         policy_rule(&["events.k8s.io"], &["events"], &["create", "patch"]),
@@ -110,8 +111,8 @@ fn cluster_permissions() -> Value {
     ])
 }
 
-/// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. They
-/// exist as long as the Job.
+/// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. Helm
+/// deletes them together with the Job.
 pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     let own_resources: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own_resources: Vec<&str> = own_resources.iter().map(String::as_str).collect();
@@ -119,7 +120,7 @@ pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
     let kinds: [(&[&str], &[&str]); 3] = [
         (&["leno.dev"], &own_resources),
         (&["gateway.networking.k8s.io"], &gateway_resources),
-        (&[kinds::OSM, kinds::FSM], &POLICY_RESOURCES),
+        (&[kinds::OSM_GROUP, kinds::FSM_GROUP], &POLICY_RESOURCES),
     ];
     let cluster_rules = kinds.map(|(groups, resources)| {
         let statuses = policy_rule(groups, &status_subresources(resources), &["patch"]);
@@ -192,7 +193,7 @@ fn access_cert_permissions() -> Value {
 fn namespace_permissions() -> Value {
     let watch_verbs = ["get", "list", "watch", "update"];
     json!([
-        // Control planes discover each other by these.
+        // Control planes discover each other by the EndpointSlices of their Service.
         read_rule(&["discovery.k8s.io"], &["endpointslices"]),
         policy_rule(&[""], &["secrets"], &["create"]),
         restrict_to_names(policy_rule(&[""], &["secrets"], &watch_verbs), &[AUTHORITY_SECRET]),
@@ -210,10 +211,12 @@ fn namespace_permissions() -> Value {
     ])
 }
 
+/// Returns an RBAC rule with the permissions to read and watch resources.
 fn read_rule<T: AsRef<str>>(groups: &[&str], resources: &[T]) -> Value {
     policy_rule(groups, resources, &["get", "list", "watch"])
 }
 
+/// Returns an RBAC rule with the permissions to use these verbs on resources.
 fn policy_rule<T: AsRef<str>>(groups: &[&str], resources: &[T], verbs: &[&str]) -> Value {
     let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
     json!({"apiGroups": groups, "resources": resources, "verbs": verbs})

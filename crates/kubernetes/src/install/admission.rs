@@ -1,25 +1,29 @@
 //! Webhook configuration of the sidecar injector.
 //!
-//! The webhook is called only for pods that may need a sidecar, so other pods do not depend on it. Pods that
-//! may need one are not created while the injector is unavailable, so that no pod runs without its sidecar.
+//! The webhook is called only for pods that may need a sidecar, so other pods do not depend on it. These pods
+//! are not created while the injector is unavailable, so that no pod runs without its sidecar.
 
 use serde_json::{Value, json};
 
 use super::{InstallOptions, cluster_metadata};
 use crate::inject::SYSTEM_NAMESPACES;
 use crate::webhook::{INJECTOR, MUTATE_PATH};
-use crate::words::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
+use crate::well_known::{CONTROL, INJECTION, MEMBERSHIPS, PREFIXES};
 
-/// Returns the configuration, with one webhook for each way to request a sidecar.
+/// Returns the MutatingWebhookConfiguration, with one webhook for each way to request a sidecar.
 pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
-    let mut excluded = SYSTEM_NAMESPACES.to_vec();
-    excluded.push(&options.namespace);
-    let mut namespaces =
-        vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &excluded)];
+    let mut excluded_namespaces = SYSTEM_NAMESPACES.to_vec();
+    excluded_namespaces.push(&options.namespace);
+    let mut namespace_requirements =
+        vec![selector_requirement("kubernetes.io/metadata.name", "NotIn", &excluded_namespaces)];
     for prefix in PREFIXES {
-        namespaces.push(selector_requirement(&format!("{prefix}/ignore"), "DoesNotExist", &[]));
+        namespace_requirements.push(selector_requirement(
+            &format!("{prefix}/ignore"),
+            "DoesNotExist",
+            &[],
+        ));
     }
-    let pods = [selector_requirement(INJECTION, "NotIn", &DISABLED_VALUES)];
+    let pod_requirements = [selector_requirement(INJECTION, "NotIn", &DISABLED_VALUES)];
     let combine = |expressions: &[Value], additional: &[Value]| [expressions, additional].concat();
     let exists = |key: &str| selector_requirement(key, "Exists", &[]);
     let absent = |key: &str| selector_requirement(key, "DoesNotExist", &[]);
@@ -29,25 +33,33 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
             "namespace",
             options,
             combine(
-                &namespaces,
+                &namespace_requirements,
                 &[exists(INJECTION), selector_requirement(INJECTION, "NotIn", &DISABLED_VALUES)],
             ),
-            pods.to_vec(),
+            pod_requirements.to_vec(),
         ),
         // The pod has our label, in any namespace.
         webhook_entry(
             "pod",
             options,
-            combine(&namespaces, &[selector_requirement(INJECTION, "NotIn", &ENABLED_VALUES)]),
-            combine(&pods, &[exists(INJECTION)]),
+            combine(
+                &namespace_requirements,
+                &[selector_requirement(INJECTION, "NotIn", &ENABLED_VALUES)],
+            ),
+            combine(&pod_requirements, &[exists(INJECTION)]),
         ),
     ];
     // The namespace is a member of the mesh for OSM or FSM; annotations decide.
     for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
         let requirements = [exists(label), absent(INJECTION)];
         // The webhook for pods with our label handles these.
-        let pods = vec![absent(INJECTION)];
-        webhooks.push(webhook_entry(name, options, combine(&namespaces, &requirements), pods));
+        let pod_requirements = vec![absent(INJECTION)];
+        webhooks.push(webhook_entry(
+            name,
+            options,
+            combine(&namespace_requirements, &requirements),
+            pod_requirements,
+        ));
     }
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -61,8 +73,8 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
 fn webhook_entry(
     name: &str,
     options: &InstallOptions,
-    namespaces: Vec<Value>,
-    pods: Vec<Value>,
+    namespace_requirements: Vec<Value>,
+    pod_requirements: Vec<Value>,
 ) -> Value {
     json!({
         "name": format!("{name}.{INJECTOR}"),
@@ -80,8 +92,8 @@ fn webhook_entry(
         "reinvocationPolicy": "Never",
         "sideEffects": "None",
         "timeoutSeconds": 10,
-        "namespaceSelector": {"matchExpressions": namespaces},
-        "objectSelector": {"matchExpressions": pods},
+        "namespaceSelector": {"matchExpressions": namespace_requirements},
+        "objectSelector": {"matchExpressions": pod_requirements},
         "rules": [{
             "apiGroups": [""],
             "apiVersions": ["v1"],
@@ -100,6 +112,7 @@ pub(super) fn selector_requirement(key: &str, operator: &str, values: &[&str]) -
     }
 }
 
-/// Common label values for on and off. Any other value reaches the webhook, which rejects it.
+/// Common label values that enable injection. A value in neither list reaches the webhook, which rejects it.
 const ENABLED_VALUES: [&str; 3] = ["enabled", "yes", "true"];
+/// Common label values that disable injection.
 const DISABLED_VALUES: [&str; 3] = ["disabled", "no", "false"];

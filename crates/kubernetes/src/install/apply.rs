@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::{PART_OF, PART_OF_LABEL, is_foreign_crd, skip_result};
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::webhook::{INJECTOR, INJECTOR_NAME, TrustState, trust_state};
-use crate::words::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
+use crate::well_known::{CONTROL, CONTROL_NAME, INJECTION, PROXY_CONTAINER};
 
 /// The result for one object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub enum InstallError {
     /// A condition was not met in time.
     #[error("{operation} did not complete within {limit:?}: {state}")]
     TimedOut {
-        /// The awaited condition.
+        /// The operation that did not complete, such as a rollout.
         operation: &'static str,
         /// The timeout.
         limit: Duration,
@@ -165,22 +165,22 @@ pub async fn wait_for_rollout(
         let deployment = deployments.get(&CONTROL_NAME).await;
         let deployment = deployment
             .map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
-        let Some(incomplete) = incomplete_rollout(&deployment) else { return Ok(Ok(())) };
+        let Some(rollout_state) = incomplete_rollout(&deployment) else { return Ok(Ok(())) };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
         let listed = pods.list(&ListParams::default().labels(&selector)).await;
-        let states =
+        let pod_reasons =
             listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
-        let states = states.unwrap_or_default();
-        Ok(Err(if states.is_empty() {
-            incomplete
+        let pod_reasons = pod_reasons.unwrap_or_default();
+        Ok(Err(if pod_reasons.is_empty() {
+            rollout_state
         } else {
-            format!("{incomplete}; {}", states.join("; "))
+            format!("{rollout_state}; {}", pod_reasons.join("; "))
         }))
     })
     .await
 }
 
-/// Returns a description of an incomplete rollout of a Deployment.
+/// Describes the incomplete rollout of a Deployment; `None` if it is complete.
 pub(super) fn incomplete_rollout(deployment: &Deployment) -> Option<String> {
     let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
@@ -195,7 +195,7 @@ pub(super) fn incomplete_rollout(deployment: &Deployment) -> Option<String> {
         .then(|| format!("{updated} of {desired} pods are updated, {available} available"))
 }
 
-/// Returns the reason that a pod is not ready.
+/// Returns the reason that a pod is not ready; `None` if it is unknown.
 fn unready_reason(pod: &Pod) -> Option<String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let status = pod.status.as_ref()?;
@@ -215,8 +215,10 @@ fn unready_reason(pod: &Pod) -> Option<String> {
             return describe(terminated.reason.as_deref(), terminated.message.as_deref());
         }
     }
-    let unmet = status.conditions.iter().flatten().find(|condition| condition.status == "False");
-    unmet.and_then(|condition| describe(condition.reason.as_deref(), condition.message.as_deref()))
+    let unmet_condition =
+        status.conditions.iter().flatten().find(|condition| condition.status == "False");
+    unmet_condition
+        .and_then(|condition| describe(condition.reason.as_deref(), condition.message.as_deref()))
 }
 
 /// Waits until pods get sidecars, which means that the API server trusts and reaches the webhook. Uses a dry
@@ -240,7 +242,7 @@ pub async fn wait_for_webhook(client: &Client, limit: Duration) -> Result<(), In
     .await
 }
 
-/// Creates a pod with a sidecar request, as a dry run.
+/// Creates a pod that requests a sidecar, as a dry run; returns an error if the webhook adds none.
 pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     let pod = json!({
         "apiVersion": "v1",
@@ -251,8 +253,8 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     let parameters = PostParams { dry_run: true, field_manager: None };
     let api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &DEFAULT_NAMESPACE);
     let pod: Pod = serde_json::from_value(pod).map_err(|error| error.to_string())?;
-    let created = match api.create(&parameters, &pod).await {
-        Ok(created) => created,
+    let created_pod = match api.create(&parameters, &pod).await {
+        Ok(created_pod) => created_pod,
         Err(ApiError::Rejected { message, .. }) if message.contains(INJECTOR) => {
             return Err(message);
         }
@@ -265,7 +267,7 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
         Err(error) if error.status_code() == Some(FORBIDDEN) => return Ok(()),
         Err(error) => return Err(error.to_string()),
     };
-    let spec = created.spec.unwrap_or_default();
+    let spec = created_pod.spec.unwrap_or_default();
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     match containers.any(|container| container.name == PROXY_CONTAINER) {
         true => Ok(()),
@@ -273,7 +275,8 @@ pub(super) async fn try_injection(client: &Client) -> Result<(), String> {
     }
 }
 
-/// Polls until the condition is met or the timeout expires.
+/// Polls until `check` returns `Ok` or the timeout `limit` expires. The inner error of `check` describes the
+/// current state.
 async fn poll_until(
     operation: &'static str,
     limit: Duration,
@@ -305,7 +308,7 @@ impl ApiTarget {
     /// When the manifest has a name that is invalid in an API path.
     pub(crate) fn from_manifest(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
         let metadata = &manifest["metadata"];
-        let resource = kind_of(manifest);
+        let resource = manifest_resource(manifest);
         let name = metadata["name"].as_str().unwrap_or_default();
         let namespace = metadata["namespace"].as_str();
         let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
@@ -319,10 +322,10 @@ impl ApiTarget {
     }
 }
 
-/// Returns the kind of a manifest.
-pub(super) fn kind_of(manifest: &Value) -> ApiResource {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (kind, version) = (text(&manifest["kind"]), text(&manifest["apiVersion"]));
+/// Returns the API resource of a manifest, with the plural that follows from its kind.
+pub(super) fn manifest_resource(manifest: &Value) -> ApiResource {
+    let owned_string = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (kind, version) = (owned_string(&manifest["kind"]), owned_string(&manifest["apiVersion"]));
     let (group, version) = version.split_once('/').unwrap_or(("", &version));
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind))
 }
@@ -332,8 +335,9 @@ const FIELD_MANAGER: &str = "leno-install";
 const FORBIDDEN: u16 = 403;
 const DEFAULT_NAMESPACE: NamespaceName = NamespaceName::from_literal("default");
 const NOT_FOUND: u16 = 404;
+/// The timeout for the registration of a kind after its definition was applied.
 const KIND_TIMEOUT: Duration = Duration::from_secs(30);
-/// The polling interval.
+/// The interval between checks while waiting.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
@@ -351,21 +355,21 @@ mod tests {
 
     #[test]
     fn a_rollout_is_complete_when_all_pods_are_updated_and_available() {
-        let lacks = |status: Value| incomplete_rollout(&deployment_with_status(&status));
-        let done = json!({
+        let rollout_state = |status: Value| incomplete_rollout(&deployment_with_status(&status));
+        let complete = json!({
             "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
         });
-        assert_eq!(lacks(done), None);
-        let old = json!({
+        assert_eq!(rollout_state(complete), None);
+        let outdated = json!({
             "observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
         });
-        assert_eq!(lacks(old).unwrap(), "the Deployment has not been observed yet");
+        assert_eq!(rollout_state(outdated).unwrap(), "the Deployment has not been observed yet");
         let surplus = json!({
             "observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 3,
         });
-        assert!(lacks(surplus).is_some());
+        assert!(rollout_state(surplus).is_some());
         let none = json!({"observedGeneration": 2});
-        assert_eq!(lacks(none).unwrap(), "0 of 2 pods are updated, 0 available");
+        assert_eq!(rollout_state(none).unwrap(), "0 of 2 pods are updated, 0 available");
     }
 
     #[test]

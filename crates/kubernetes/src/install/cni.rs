@@ -1,9 +1,9 @@
-//! Node agent that installs the CNI plugin, which redirects connections to sidecars.
+//! The objects of the node agent, which installs the CNI plugin that redirects connections to sidecars.
 
 use serde_json::{Value, json};
 
 use super::{InstallOptions, cluster_metadata, common_labels};
-use crate::words::CNI;
+use crate::well_known::CNI;
 
 /// The CNI directories of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,27 +23,27 @@ impl Default for NodeNetwork {
 
 /// Returns the namespace, the permissions and the DaemonSet of the node agents.
 pub(super) fn cni_objects(options: &InstallOptions, network: &NodeNetwork) -> Vec<Value> {
-    let subject = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
-    let role = |kind: &str| json!({"apiGroup": RBAC_GROUP, "kind": kind, "name": CNI});
-    let rbac = format!("{RBAC_GROUP}/v1");
+    let subjects = json!([{"kind": "ServiceAccount", "name": CNI, "namespace": CNI}]);
+    let role_reference = |kind: &str| json!({"apiGroup": RBAC_GROUP, "kind": kind, "name": CNI});
+    let rbac_version = format!("{RBAC_GROUP}/v1");
     vec![
         cni_namespace(),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": cni_metadata()}),
         json!({
-            "apiVersion": rbac,
+            "apiVersion": rbac_version,
             "kind": "ClusterRole",
             "metadata": cluster_metadata(CNI),
             "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}],
         }),
         json!({
-            "apiVersion": rbac,
+            "apiVersion": rbac_version,
             "kind": "ClusterRoleBinding",
             "metadata": cluster_metadata(CNI),
-            "roleRef": role("ClusterRole"),
-            "subjects": subject,
+            "roleRef": role_reference("ClusterRole"),
+            "subjects": subjects,
         }),
         json!({
-            "apiVersion": rbac,
+            "apiVersion": rbac_version,
             "kind": "Role",
             "metadata": cni_metadata(),
             "rules": [{
@@ -54,11 +54,11 @@ pub(super) fn cni_objects(options: &InstallOptions, network: &NodeNetwork) -> Ve
             }],
         }),
         json!({
-            "apiVersion": rbac,
+            "apiVersion": rbac_version,
             "kind": "RoleBinding",
             "metadata": cni_metadata(),
-            "roleRef": role("Role"),
-            "subjects": subject,
+            "roleRef": role_reference("Role"),
+            "subjects": subjects,
         }),
         daemon_set(options, network),
     ]
@@ -81,7 +81,7 @@ fn cni_metadata() -> Value {
 fn daemon_set(options: &InstallOptions, network: &NodeNetwork) -> Value {
     let mut pod_labels = common_labels();
     pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());
-    let from_node = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
+    let host_path_volume = |name: &str, path: &str, kind: &str| json!({"name": name, "hostPath": {"path": path, "type": kind}});
     let exclude_namespaces = format!("kube-system,{},{CNI}", options.namespace);
     json!({
         "apiVersion": "apps/v1",
@@ -129,9 +129,9 @@ fn daemon_set(options: &InstallOptions, network: &NodeNetwork) -> Value {
                         ],
                     }],
                     "volumes": [
-                        from_node("bin", &network.bin_dir, "Directory"),
-                        from_node("conf", &network.conf_dir, "Directory"),
-                        from_node("run", "/run/leno", "DirectoryOrCreate"),
+                        host_path_volume("bin", &network.bin_dir, "Directory"),
+                        host_path_volume("conf", &network.conf_dir, "Directory"),
+                        host_path_volume("run", "/run/leno", "DirectoryOrCreate"),
                     ],
                 },
             },

@@ -1,10 +1,10 @@
-//! Control plane objects: namespace, Deployment and Services.
+//! The objects of the control plane: its namespace, Deployment and Services.
 
 use leno_model::Name;
 use serde_json::{Value, json};
 
 use super::{InstallOptions, cluster_metadata, common_labels, namespaced_metadata, pod_selector};
-use crate::words::{
+use crate::well_known::{
     CONTROL, CONTROL_PEERS, CONTROL_PORT, HEALTH_PORT, KEYS_CONFIG_MAP, PAGE_PORT, PROXY_UID,
     WEBHOOK_PORT,
 };
@@ -18,7 +18,8 @@ pub(super) fn control_namespace(options: &InstallOptions) -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
 }
 
-/// Returns Services, the Deployment, and its PodDisruptionBudget.
+/// Returns the Services and the Deployment of the control plane, its PodDisruptionBudget, and the client CA
+/// certificates of the webhook.
 pub(super) fn control_plane_objects(options: &InstallOptions) -> Vec<Value> {
     let disruption_budget = json!({
         "apiVersion": "policy/v1",
@@ -105,7 +106,7 @@ fn control_deployment(options: &InstallOptions) -> Value {
     let (volumes, mounts) = volumes_and_mounts(options);
     // Spread only pods of one release: those of the previous one are about to terminate. Nodes that accept no
     // pods do not count. With one node the skew is never above 1, so all pods are scheduled there.
-    let spread = |key: &str, when_unsatisfiable: &str| {
+    let spread_constraint = |key: &str, when_unsatisfiable: &str| {
         json!({
             "maxSkew": 1,
             "topologyKey": key,
@@ -145,8 +146,8 @@ fn control_deployment(options: &InstallOptions) -> Value {
                         "seccompProfile": {"type": "RuntimeDefault"},
                     },
                     "topologySpreadConstraints": [
-                        spread("kubernetes.io/hostname", "DoNotSchedule"),
-                        spread("topology.kubernetes.io/zone", "ScheduleAnyway"),
+                        spread_constraint("kubernetes.io/hostname", "DoNotSchedule"),
+                        spread_constraint("topology.kubernetes.io/zone", "ScheduleAnyway"),
                     ],
                     "containers": [control_container(options, mounts)],
                     "volumes": volumes,
@@ -157,25 +158,25 @@ fn control_deployment(options: &InstallOptions) -> Value {
 }
 
 fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
-    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
-    let probe = |path: &str, period: u32| {
+    let field_variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+    let build_probe = |path: &str, period_seconds: u32| {
         json!({
             "httpGet": {"path": path, "port": "health"},
-            "periodSeconds": period,
+            "periodSeconds": period_seconds,
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         })
     };
-    let mut startup = probe("/livez", 1);
-    startup["failureThreshold"] = json!(60);
+    let mut startup_probe = build_probe("/livez", 1);
+    startup_probe["failureThreshold"] = json!(60);
     json!({
         "name": CONTROL,
         "image": options.image,
         "args": container_arguments(options),
         "env": [
-            field("POD_NAME", "metadata.name"),
-            field("POD_NAMESPACE", "metadata.namespace"),
-            field("POD_IP", "status.podIP"),
+            field_variable("POD_NAME", "metadata.name"),
+            field_variable("POD_NAMESPACE", "metadata.namespace"),
+            field_variable("POD_IP", "status.podIP"),
             {"name": "LENO_IMAGE", "value": options.image},
             {"name": "LENO_TRUST_DOMAIN", "value": options.trust_domain.to_string()},
         ],
@@ -184,9 +185,9 @@ fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
             {"name": "webhook", "containerPort": WEBHOOK_PORT, "protocol": "TCP"},
             {"name": "health", "containerPort": HEALTH_PORT, "protocol": "TCP"},
         ],
-        "startupProbe": startup,
-        "readinessProbe": probe("/readyz", 2),
-        "livenessProbe": probe("/livez", 10),
+        "startupProbe": startup_probe,
+        "readinessProbe": build_probe("/readyz", 2),
+        "livenessProbe": build_probe("/livez", 10),
         "resources": {
             "requests": {"cpu": "50m", "memory": "64Mi"},
             "limits": {"memory": "1Gi"},
@@ -250,13 +251,13 @@ fn container_arguments(options: &InstallOptions) -> Vec<String> {
 
 /// The option with the namespaces in which Secrets may be written.
 pub(super) const ACCESS_CERTS_OPTION: &str = "--access-certs=";
-/// The option with the client CA certificates of the webhook.
+/// The option with the file of client CA certificates of the webhook.
 pub(super) const CLIENT_CA_OPTION: &str = "--webhook-client-ca=";
-/// The ConfigMap with those certificates.
+/// The ConfigMap with the client CA certificates of the webhook.
 pub(super) const WEBHOOK_CLIENTS: &str = "leno-webhook-clients";
-/// The key of the certificates in the ConfigMap.
+/// The key of the client CA certificates in their ConfigMap.
 pub(super) const CLIENT_CA_KEY: &str = "ca.pem";
-/// The mount path of the ConfigMap.
+/// The mount path of [`WEBHOOK_CLIENTS`].
 const WEBHOOK_CLIENTS_PATH: &str = "/etc/leno/webhook-clients";
 /// An annotation of the Deployment: `false` disables NetworkPolicies, also in later installations.
 pub(super) const NETWORK_POLICIES_ANNOTATION: &str = "leno.dev/network-policies";

@@ -1,4 +1,4 @@
-//! Examination of a cluster and of the mesh in it.
+//! The checks of `leno check` for a cluster and the mesh in it: each examines a subject and reports a finding.
 
 mod certificates;
 mod connections;
@@ -91,8 +91,9 @@ pub async fn examine_all(
     Ok(subjects)
 }
 
-/// Examines all subjects one after another: the control plane of `namespace`, or the one found in the cluster.
-/// Reports each finding immediately. Each step has a deadline, and there is one for all of them.
+/// Examines all subjects one after another, for the control plane of `namespace` or the one found in the
+/// cluster. Reports each finding immediately. Each step has a timeout of 15 seconds, and all steps together
+/// have 50 seconds.
 ///
 /// # Errors
 /// When the API server is unreachable.
@@ -158,7 +159,7 @@ pub async fn examine_each(
     Ok(())
 }
 
-/// Runs steps with a timeout each and one deadline for all of them, and reports their findings.
+/// Runs each step with a timeout, and all of them with a common deadline; reports their findings.
 struct DeadlineSteps<F> {
     report: F,
     deadline: Instant,
@@ -180,8 +181,8 @@ impl<F: FnMut(ExaminedSubject)> DeadlineSteps<F> {
 
     /// Runs a check until the deadline of the step. Returns `None` on timeout.
     async fn with_timeout<T>(&self, check: impl Future<Output = T>) -> Option<T> {
-        let remaining = self.deadline.saturating_duration_since(Instant::now());
-        timeout(remaining.min(STEP_TIMEOUT), Box::pin(check)).await.ok()
+        let remaining_time = self.deadline.saturating_duration_since(Instant::now());
+        timeout(remaining_time.min(STEP_TIMEOUT), Box::pin(check)).await.ok()
     }
 }
 
@@ -210,7 +211,8 @@ fn version_finding(major: &str, minor: &str) -> ExamineResult {
     }
 }
 
-/// Checks node versions: kubelets may be older than the API server, and kernels too old for redirection.
+/// Checks the versions of nodes: kubelets may be older than the API server, and kernels too old for
+/// redirection.
 async fn check_nodes(client: &Client) -> ExamineResult {
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let nodes = match nodes.list(&ListParams::default().limit(MAX_EXAMINED_NODES)).await {
@@ -224,26 +226,26 @@ async fn check_nodes(client: &Client) -> ExamineResult {
         });
         outdated_nodes.collect()
     };
-    let kernels =
+    let old_kernel_nodes =
         nodes_with(|info| Some(&*info.kernel_version).filter(|version| is_old_kernel(version)));
-    let kubelets = nodes_with(|info| {
+    let old_kubelet_nodes = nodes_with(|info| {
         let version = info.kubelet_version.trim_start_matches('v');
         let mut version_parts = version.split('.');
         let (major, minor) =
             (version_parts.next().unwrap_or(""), version_parts.next().unwrap_or(""));
         (!has_native_sidecars(major, minor)).then_some(version)
     });
-    match (kernels.as_slice(), kubelets.as_slice()) {
+    match (old_kernel_nodes.as_slice(), old_kubelet_nodes.as_slice()) {
         ([], []) => ExamineResult::Passed(format!("{}, all with native sidecars", nodes.len())),
         ([], outdated_nodes) => ExamineResult::warning(
             format!("no native sidecars on {}", summarize_names(outdated_nodes)),
             "upgrade their kubelets to 1.29 or newer",
         ),
         // Distributions backport features to kernels with old version numbers.
-        (kernels, _) => ExamineResult::warning(
+        (old_kernel_nodes, _) => ExamineResult::warning(
             format!(
                 "kernels of {} may not support redirection to sidecars",
-                summarize_names(kernels)
+                summarize_names(old_kernel_nodes)
             ),
             "use Linux 5.2 or newer, or try one pod there",
         ),
@@ -297,7 +299,8 @@ fn missing_time_finding() -> ExamineResult {
     )
 }
 
-/// RFC 9110 §5.6.7: `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Parses a date such as `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110 §5.6.7) into the time since the Unix epoch;
+/// `None` for other notations.
 fn parse_http_date(text: &str) -> Option<Duration> {
     let format = time::format_description::parse_borrowed::<2>(
         "[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT",
@@ -306,6 +309,7 @@ fn parse_http_date(text: &str) -> Option<Duration> {
     u64::try_from(date.assume_utc().unix_timestamp()).ok().map(Duration::from_secs)
 }
 
+/// Checks that the CustomResourceDefinitions of Leno's kinds exist.
 async fn check_kinds(client: &Client) -> ExamineResult {
     let definitions: ObjectApi<CustomResourceDefinition> =
         ObjectApi::for_all_namespaces(client.clone());
@@ -332,38 +336,44 @@ async fn check_kinds(client: &Client) -> ExamineResult {
 
 /// Compares the entries of the webhook with those of the installation, and creates a pod with a sidecar request
 /// as a dry run. The dry run alone is not enough: the pod matches only one of the entries.
-async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> ExamineResult {
+async fn check_webhook(
+    client: &Client,
+    desired_manifests: &[Value],
+    now: SystemTime,
+) -> ExamineResult {
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
     let configuration = match configurations.get_opt(&INJECTOR_NAME).await {
         Ok(configuration) => configuration,
         Err(error) => return unreadable_finding(&error),
     };
-    let log = "see the log of the control plane";
+    let log_hint = "see the log of the control plane";
     match trust_state(configuration.as_ref()) {
         TrustState::Absent => ExamineResult::failure(
             format!("there is no {INJECTOR}, so pods get no sidecars"),
             REINSTALL_HINT,
         ),
         TrustState::Untrusted => {
-            ExamineResult::failure("the webhook configuration has no CA bundle", log)
+            ExamineResult::failure("the webhook configuration has no CA bundle", log_hint)
         }
         TrustState::Trusted => {
-            let ManifestDifferences { missing, surplus_entries } =
-                compare_entries(desired, configuration.as_ref());
-            let differing = |fields: &[String]| format!("{INJECTOR}: {}", summarize_names(fields));
-            if let [_, ..] = missing.as_slice() {
-                let problem = format!("{}: pods may get no sidecars", differing(&missing));
+            let ManifestDifferences { differing_fields, surplus_entries } =
+                compare_entries(desired_manifests, configuration.as_ref());
+            let describe_entries =
+                |fields: &[String]| format!("{INJECTOR}: {}", summarize_names(fields));
+            if let [_, ..] = differing_fields.as_slice() {
+                let problem =
+                    format!("{}: pods may get no sidecars", describe_entries(&differing_fields));
                 return ExamineResult::failure(problem, REINSTALL_HINT);
             }
             match try_injection(client).await {
                 Ok(()) if !surplus_entries.is_empty() => {
-                    ExamineResult::warning(differing(&surplus_entries), REINSTALL_HINT)
+                    ExamineResult::warning(describe_entries(&surplus_entries), REINSTALL_HINT)
                 }
                 Ok(()) => certificates::check_bundle(configuration.as_ref(), now),
                 Err(reason) => ExamineResult::failure(
                     format!("pods that request sidecars are not created: {reason}"),
-                    log,
+                    log_hint,
                 ),
             }
         }
@@ -372,11 +382,12 @@ async fn check_webhook(client: &Client, desired: &[Value], now: SystemTime) -> E
 
 /// Returns the differences between the entries of the webhook and those of the installation.
 fn compare_entries(
-    desired: &[Value],
+    desired_manifests: &[Value],
     configuration: Option<&MutatingWebhookConfiguration>,
 ) -> ManifestDifferences {
-    let manifest =
-        desired.iter().find(|manifest| manifest["kind"] == "MutatingWebhookConfiguration");
+    let manifest = desired_manifests
+        .iter()
+        .find(|manifest| manifest["kind"] == "MutatingWebhookConfiguration");
     let Some((manifest, configuration)) = manifest.zip(configuration) else {
         return ManifestDifferences::default();
     };
@@ -394,7 +405,7 @@ fn compare_entries(
     differences
 }
 
-/// Returns the first few names, and the number of others.
+/// Returns a list of at most `MAX_LISTED_NAMES` names, and the number of omitted names.
 fn summarize_names(names: &[String]) -> String {
     let listed = names.get(..MAX_LISTED_NAMES).unwrap_or(names).join(", ");
     match names.len().saturating_sub(MAX_LISTED_NAMES) {
@@ -403,6 +414,7 @@ fn summarize_names(names: &[String]) -> String {
     }
 }
 
+/// Returns the finding of a check that could not read an object.
 fn unreadable_finding(error: &ApiError) -> ExamineResult {
     ExamineResult::warning(
         format!("cannot be checked: {error}"),
@@ -456,8 +468,11 @@ mod tests {
             surplus_entries
         );
         configuration["webhooks"].as_array_mut().unwrap().remove(0);
-        let missing = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
-        assert_eq!(compare_entries(&desired, Some(&read(&configuration))).missing, missing);
+        let differing_fields = ["webhooks[namespace.sidecar-injector.leno.dev] is absent"];
+        assert_eq!(
+            compare_entries(&desired, Some(&read(&configuration))).differing_fields,
+            differing_fields
+        );
     }
 
     #[tokio::test(start_paused = true)]

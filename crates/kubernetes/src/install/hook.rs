@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::access::{self, RETRACTION};
 use super::{InstallOptions, PART_OF, PART_OF_LABEL};
-use crate::words::PROXY_UID;
+use crate::well_known::PROXY_UID;
 
 /// Returns the objects of a chart in addition to [`installation_manifests`](super::installation_manifests): a
 /// Job that runs `leno uninstall --statuses-only` after Helm has deleted the release, its account, and its
-/// permissions. They exist only during the hook. A failed Job stays, with its log, until the next `helm
+/// permissions. The objects exist only during the hook. A failed Job stays, with its log, until the next `helm
 /// uninstall`.
 #[must_use]
 pub fn uninstall_hook(options: &InstallOptions) -> Vec<Value> {
@@ -26,6 +26,7 @@ pub fn uninstall_hook(options: &InstallOptions) -> Vec<Value> {
     objects
 }
 
+/// Returns the Job that retracts the statuses.
 fn retraction_job(options: &InstallOptions) -> Value {
     // Labels other than those of the control plane: its Services select by them, and the Job waits until those
     // pods are gone.
@@ -36,7 +37,7 @@ fn retraction_job(options: &InstallOptions) -> Value {
         "kind": "Job",
         "metadata": {"name": RETRACTION, "namespace": namespace, "labels": labels},
         "spec": {
-            "backoffLimit": MAX_ATTEMPTS,
+            "backoffLimit": MAX_RETRIES,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "template": {
                 "metadata": {"labels": labels},
@@ -69,8 +70,8 @@ fn retraction_job(options: &InstallOptions) -> Value {
     })
 }
 
-/// The number of retries of the Job.
-const MAX_ATTEMPTS: u32 = 2;
+/// The maximum number of retries of the Job.
+const MAX_RETRIES: u32 = 2;
 /// The deadline of the Job: less than Helm's timeout of five minutes, so that Helm reports the failure of the
 /// Job.
 const DEADLINE_SECONDS: u32 = 240;

@@ -1,4 +1,5 @@
-//! Options of an existing installation, read from its objects.
+//! Options of an existing installation, read from its Deployment, DaemonSet, ConfigMap and NetworkPolicy.
+//! A new installation uses them as defaults, and `leno check` derives the expected objects from them.
 
 use std::collections::BTreeSet;
 
@@ -16,30 +17,30 @@ use super::control_plane::{
 use super::{InstallError, InstallOptions, NodeNetwork};
 use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
-use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
+use crate::well_known::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
 
 /// The options of an installed control plane that every installation sets anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstalledOptions {
-    /// The number of control planes, if known.
+    /// The number of control plane replicas; `None` if the Deployment has no count.
     pub replicas: Option<u32>,
-    /// The trust domain of the mesh, if specified.
+    /// The trust domain of the mesh; `None` if the Deployment does not set `LENO_TRUST_DOMAIN`.
     pub trust_domain: Option<TrustDomain>,
-    /// True if it relies on the CNI plugin of nodes.
+    /// True if the CNI plugin of nodes redirects connections to sidecars.
     pub cni: bool,
-    /// The CNI directories of nodes.
+    /// The CNI directories of nodes; `None` if the CNI plugin has no DaemonSet.
     pub network: Option<NodeNetwork>,
     /// True if gateways are enabled.
     pub gateways: bool,
-    /// The namespaces in which it may write Secrets.
+    /// The namespaces in which the control plane may write Secrets of external principals.
     pub access_certs: BTreeSet<Name>,
-    /// The client CA certificates of the webhook, as PEM.
+    /// The client CA certificates of the webhook, as PEM; `None` if it does not verify clients.
     pub webhook_client_ca: Option<String>,
     /// False if NetworkPolicies are disabled; `None` if no installation specified it.
     pub network_policies: Option<bool>,
-    /// The addresses of API servers in the NetworkPolicy.
+    /// The API servers' address ranges in the NetworkPolicy; empty if all addresses may connect to the webhook.
     pub api_server: BTreeSet<AddressRange>,
-    /// The namespaces that may have mesh-wide objects.
+    /// The namespaces that may have mesh-wide objects, in addition to the control plane's namespace.
     pub settings_namespaces: BTreeSet<Name>,
     /// The allowed JWKS servers: the value of `--jwks-allow`.
     pub jwks_allow: Option<String>,
@@ -48,7 +49,7 @@ pub struct InstalledOptions {
 }
 
 impl InstalledOptions {
-    /// Reads the installation in a namespace, if there is one.
+    /// Reads the options of the installation in a namespace; `None` if it has no control plane.
     ///
     /// # Errors
     /// When an object cannot be read.
@@ -127,10 +128,10 @@ impl InstalledOptions {
             args.into_iter().flatten().any(|current| current == argument)
         };
         let args = || container.and_then(|container| container.args.as_ref()).into_iter().flatten();
-        let value_of = |option: &str| {
+        let option_value = |option: &str| {
             args().find_map(|argument| argument.strip_prefix(option)).map(str::to_owned)
         };
-        let namespaces_of = |option: &str| -> BTreeSet<Name> {
+        let option_namespaces = |option: &str| -> BTreeSet<Name> {
             let lists = args().filter_map(|argument| argument.strip_prefix(option));
             lists.flat_map(|list| list.split(',')).filter_map(|name| Name::new(name).ok()).collect()
         };
@@ -144,18 +145,18 @@ impl InstalledOptions {
             cni: has_argument("--cni"),
             network: None,
             gateways: has_argument("--gateways"),
-            access_certs: namespaces_of(ACCESS_CERTS_OPTION),
-            settings_namespaces: namespaces_of(SETTINGS_NAMESPACES_OPTION),
+            access_certs: option_namespaces(ACCESS_CERTS_OPTION),
+            settings_namespaces: option_namespaces(SETTINGS_NAMESPACES_OPTION),
             webhook_client_ca: None,
             network_policies: network_policies.map(|value| value != "false"),
             api_server: BTreeSet::new(),
-            jwks_allow: value_of(JWKS_ALLOW_OPTION),
-            metrics_from: value_of(METRICS_FROM_OPTION),
+            jwks_allow: option_value(JWKS_ALLOW_OPTION),
+            metrics_from: option_value(METRICS_FROM_OPTION),
         }
     }
 }
 
-/// Returns true if a control plane has an option, which ends with `=`.
+/// Returns true if a control plane has an argument that starts with `option`, such as `--jwks-allow=`.
 fn has_option(deployment: &Deployment, option: &str) -> bool {
     let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let containers = pod.into_iter().flat_map(|pod| &pod.containers);
@@ -165,7 +166,7 @@ fn has_option(deployment: &Deployment, option: &str) -> bool {
     args.any(|argument| argument.starts_with(option))
 }
 
-/// Returns the addresses that may connect to the webhook.
+/// Returns the address ranges that may connect to the webhook; empty if the policy does not restrict them.
 fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
     let webhook = IntOrString::Int(i32::from(WEBHOOK_PORT));
     let rules = policy.spec.iter().flat_map(|spec| spec.ingress.iter().flatten());
@@ -181,13 +182,14 @@ fn webhook_ranges(policy: &NetworkPolicy) -> BTreeSet<AddressRange> {
         .collect()
 }
 
-fn node_network(set: &DaemonSet) -> Option<NodeNetwork> {
-    let volumes = set.spec.as_ref()?.template.spec.as_ref()?.volumes.as_ref()?;
-    let path = |name: &str| {
+/// Returns the CNI directories that the plugin's DaemonSet mounts; `None` if a volume is missing.
+fn node_network(daemon_set: &DaemonSet) -> Option<NodeNetwork> {
+    let volumes = daemon_set.spec.as_ref()?.template.spec.as_ref()?.volumes.as_ref()?;
+    let host_path = |name: &str| {
         let has_name = |volume: &&Volume| volume.name == name;
         Some(volumes.iter().find(has_name)?.host_path.as_ref()?.path.clone())
     };
-    Some(NodeNetwork { bin_dir: path("bin")?, conf_dir: path("conf")? })
+    Some(NodeNetwork { bin_dir: host_path("bin")?, conf_dir: host_path("conf")? })
 }
 
 #[cfg(test)]
@@ -246,8 +248,9 @@ mod tests {
                 assert_eq!(webhook_ranges(&policy), api_server);
             }
             if cni.is_some() {
-                let set = serde_json::from_value(written_manifest(&options, "DaemonSet")).unwrap();
-                assert_eq!(node_network(&set), cni);
+                let daemon_set =
+                    serde_json::from_value(written_manifest(&options, "DaemonSet")).unwrap();
+                assert_eq!(node_network(&daemon_set), cni);
             }
         }
     }

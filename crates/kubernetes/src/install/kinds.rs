@@ -21,12 +21,12 @@ struct CrdKind {
     /// The plural of the kind in API paths.
     plural: &'static str,
     /// The short name of the kind for `kubectl`.
-    short: &'static str,
+    short_name: &'static str,
     scope: CrdScope,
     /// The description of the kind, in one sentence.
     description: &'static str,
     /// The schema of the `spec`.
-    spec: fn() -> Value,
+    spec_schema: fn() -> Value,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,8 +51,8 @@ pub fn crd_name(plural: &str) -> String {
     format!("{plural}.{GROUP}")
 }
 
-/// Returns the schema of a generation. It has no maximum: API servers keep bounds as 64-bit floating-point
-/// numbers, which cannot represent that of a 64-bit integer.
+/// Returns the schema of a generation. It has no maximum: API servers store bounds as 64-bit floating-point
+/// numbers, which cannot represent the maximum of a 64-bit integer.
 fn generation_schema() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0})
 }
@@ -75,7 +75,7 @@ fn kind_definition(kind: &CrdKind) -> Value {
             ("apiVersion", json!({"type": "string"})),
             ("kind", json!({"type": "string"})),
             ("metadata", json!({"type": "object"})),
-            ("spec!", (kind.spec)()),
+            ("spec!", (kind.spec_schema)()),
             (
                 "status",
                 with_description(status, "Status of the object, written by the control plane."),
@@ -83,7 +83,7 @@ fn kind_definition(kind: &CrdKind) -> Value {
         ]),
         kind.description,
     );
-    let accepted = r#".status.conditions[?(@.type=="Accepted")].status"#;
+    let accepted_path = r#".status.conditions[?(@.type=="Accepted")].status"#;
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -99,7 +99,7 @@ fn kind_definition(kind: &CrdKind) -> Value {
                 "listKind": format!("{}List", kind.kind),
                 "plural": kind.plural,
                 "singular": kind.kind.to_lowercase(),
-                "shortNames": [kind.short],
+                "shortNames": [kind.short_name],
                 "categories": ["leno"],
             },
             "versions": [{
@@ -108,7 +108,7 @@ fn kind_definition(kind: &CrdKind) -> Value {
                 "storage": true,
                 "subresources": {"status": {}},
                 "additionalPrinterColumns": [
-                    {"name": "Accepted", "type": "string", "jsonPath": accepted},
+                    {"name": "Accepted", "type": "string", "jsonPath": accepted_path},
                     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
                 ],
                 "schema": {"openAPIV3Schema": schema},
@@ -149,7 +149,7 @@ pub(super) fn smi_kind_definitions() -> Vec<Value> {
             },
         })
     };
-    SMI.iter().map(definition).collect()
+    SMI_KINDS.iter().map(definition).collect()
 }
 
 /// Returns the schema of target references: services of the policy's namespace, by name and optional port.
@@ -172,142 +172,144 @@ fn value_matches() -> Value {
 
 pub(super) const GROUP: &str = "leno.dev";
 
+/// The kinds of Leno.
 const KINDS: &[CrdKind] = &[
     CrdKind {
         kind: "MeshConfig",
         plural: "meshconfigs",
-        short: "lmc",
+        short_name: "lmc",
         scope: CrdScope::Cluster,
         description: "Mesh-wide settings; a mesh has one MeshConfig.",
-        spec: mesh::mesh_config,
+        spec_schema: mesh::mesh_config,
     },
     CrdKind {
         kind: "AccessPolicy",
         plural: "accesspolicies",
-        short: "lap",
+        short_name: "lap",
         scope: CrdScope::Namespaced,
         description: "Allow and deny rules for requests and connections.",
-        spec: policies::access_policy,
+        spec_schema: policies::access_policy,
     },
     CrdKind {
         kind: "OutlierDetection",
         plural: "outlierdetections",
-        short: "lod",
+        short_name: "lod",
         scope: CrdScope::Namespaced,
         description: "Outlier detection and health checks for the endpoints of a service.",
-        spec: policies::outlier_detection,
+        spec_schema: policies::outlier_detection,
     },
     CrdKind {
         kind: "SermantRemoval",
         plural: "sermantremovals",
-        short: "lsr",
+        short_name: "lsr",
         scope: CrdScope::Namespaced,
         description: "Outlier detection in the format of Sermant.",
-        spec: policies::sermant_removal,
+        spec_schema: policies::sermant_removal,
     },
     CrdKind {
         kind: "CircuitBreaker",
         plural: "circuitbreakers",
-        short: "lcb",
+        short_name: "lcb",
         scope: CrdScope::Namespaced,
         description: "Circuit breaker and concurrency limits for requests to a service.",
-        spec: policies::circuit_breaker,
+        spec_schema: policies::circuit_breaker,
     },
     CrdKind {
         kind: "RateLimit",
         plural: "ratelimits",
-        short: "lrl",
+        short_name: "lrl",
         scope: CrdScope::Namespaced,
         description: "Rate and concurrency limits of a service.",
-        spec: policies::rate_limit,
+        spec_schema: policies::rate_limit,
     },
     CrdKind {
         kind: "FaultInjection",
         plural: "faultinjections",
-        short: "lfi",
+        short_name: "lfi",
         scope: CrdScope::Namespaced,
         description: "Injection of delays and errors.",
-        spec: policies::fault_injection,
+        spec_schema: policies::fault_injection,
     },
     CrdKind {
         kind: "LoadBalancing",
         plural: "loadbalancings",
-        short: "llb",
+        short_name: "llb",
         scope: CrdScope::Namespaced,
         description: "Load-balancing algorithm for the endpoints of a service.",
-        spec: policies::load_balancing,
+        spec_schema: policies::load_balancing,
     },
     CrdKind {
         kind: "Hedging",
         plural: "hedgings",
-        short: "lhg",
+        short_name: "lhg",
         scope: CrdScope::Namespaced,
         description: "Hedging: delay before a request is also sent to a second endpoint.",
-        spec: policies::hedging,
+        spec_schema: policies::hedging,
     },
     CrdKind {
         kind: "ExternalAuthorization",
         plural: "externalauthorizations",
-        short: "lea",
+        short_name: "lea",
         scope: CrdScope::Namespaced,
         description: "Requests that an external authorization service checks.",
-        spec: policies::external_authorization,
+        spec_schema: policies::external_authorization,
     },
     CrdKind {
         kind: "JwtValidation",
         plural: "jwtvalidations",
-        short: "ljv",
+        short_name: "ljv",
         scope: CrdScope::Namespaced,
         description: "Optional or required JSON web tokens of requests.",
-        spec: policies::jwt_validation,
+        spec_schema: policies::jwt_validation,
     },
     CrdKind {
         kind: "TagRoute",
         plural: "tagroutes",
-        short: "ltr",
+        short_name: "ltr",
         scope: CrdScope::Namespaced,
         description: "Routing of requests to instances of a service by tags.",
-        spec: tags::tag_route,
+        spec_schema: tags::tag_route,
     },
     CrdKind {
         kind: "Lane",
         plural: "lanes",
-        short: "lln",
+        short_name: "lln",
         scope: CrdScope::Namespaced,
         description: "Headers that mark requests on arrival at a service.",
-        spec: tags::lane,
+        spec_schema: tags::lane,
     },
     CrdKind {
         kind: "SermantRouteRule",
         plural: "sermantrouterules",
-        short: "lsrr",
+        short_name: "lsrr",
         scope: CrdScope::Namespaced,
         description: "Tag rules in the format of Sermant.",
-        spec: tags::sermant_route_rule,
+        spec_schema: tags::sermant_route_rule,
     },
 ];
 
-/// The policy groups of OSM (also of osm-edge) and FSM.
-pub(super) const OSM: &str = "policy.openservicemesh.io";
-pub(super) const FSM: &str = "policy.flomesh.io";
+/// The API group of policies of OSM and osm-edge.
+pub(super) const OSM_GROUP: &str = "policy.openservicemesh.io";
+/// The API group of policies of FSM.
+pub(super) const FSM_GROUP: &str = "policy.flomesh.io";
 
-/// Group, kind, plural, and versions; the first version is stored.
-const SMI: &[(&str, &str, &str, &[&str])] = &[
+/// The supported kinds of SMI, OSM and FSM: group, kind, plural, and versions. The first version is stored.
+const SMI_KINDS: &[(&str, &str, &str, &[&str])] = &[
     ("access.smi-spec.io", "TrafficTarget", "traffictargets", &["v1alpha3"]),
     ("specs.smi-spec.io", "HTTPRouteGroup", "httproutegroups", &["v1alpha4"]),
     ("specs.smi-spec.io", "TCPRoute", "tcproutes", &["v1alpha4"]),
     ("split.smi-spec.io", "TrafficSplit", "trafficsplits", &["v1alpha4", "v1alpha2"]),
-    (OSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
-    (FSM, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
-    (FSM, "TrafficWarmup", "trafficwarmups", &["v1alpha1"]),
-    (OSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
-    (FSM, "IngressBackend", "ingressbackends", &["v1alpha1"]),
-    (OSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
-    (FSM, "AccessControl", "accesscontrols", &["v1alpha1"]),
-    (OSM, "AccessCert", "accesscerts", &["v1alpha1"]),
-    (FSM, "AccessCert", "accesscerts", &["v1alpha1"]),
-    (OSM, "Egress", "egresses", &["v1alpha1"]),
-    (FSM, "Egress", "egresses", &["v1alpha1"]),
-    (OSM, "Retry", "retries", &["v1alpha1"]),
-    (FSM, "Retry", "retries", &["v1alpha1"]),
+    (OSM_GROUP, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (FSM_GROUP, "UpstreamTrafficSetting", "upstreamtrafficsettings", &["v1alpha1"]),
+    (FSM_GROUP, "TrafficWarmup", "trafficwarmups", &["v1alpha1"]),
+    (OSM_GROUP, "IngressBackend", "ingressbackends", &["v1alpha1"]),
+    (FSM_GROUP, "IngressBackend", "ingressbackends", &["v1alpha1"]),
+    (OSM_GROUP, "AccessControl", "accesscontrols", &["v1alpha1"]),
+    (FSM_GROUP, "AccessControl", "accesscontrols", &["v1alpha1"]),
+    (OSM_GROUP, "AccessCert", "accesscerts", &["v1alpha1"]),
+    (FSM_GROUP, "AccessCert", "accesscerts", &["v1alpha1"]),
+    (OSM_GROUP, "Egress", "egresses", &["v1alpha1"]),
+    (FSM_GROUP, "Egress", "egresses", &["v1alpha1"]),
+    (OSM_GROUP, "Retry", "retries", &["v1alpha1"]),
+    (FSM_GROUP, "Retry", "retries", &["v1alpha1"]),
 ];

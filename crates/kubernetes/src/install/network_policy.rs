@@ -1,10 +1,10 @@
-//! NetworkPolicy of the control plane: allowed clients of each port.
+//! The NetworkPolicy of the control plane: the allowed clients of each port.
 
 use serde_json::{Value, json};
 
 use super::{InstallOptions, namespaced_metadata, pod_selector};
 use crate::inject::AddressRange;
-use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
+use crate::well_known::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 
 /// Returns the policy of the control plane. Node agents use the host network, which no policy selects.
 ///
@@ -12,9 +12,9 @@ use crate::words::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT};
 /// the webhook's port stays open to all clients. The kubelet's probes come from the node of the pod, which is
 /// always permitted.
 pub(super) fn policy_object(options: &InstallOptions) -> Value {
-    let mut webhook = json!({"ports": [tcp_port(WEBHOOK_PORT)]});
+    let mut webhook_rule = json!({"ports": [tcp_port(WEBHOOK_PORT)]});
     if !options.api_server.is_empty() {
-        webhook["from"] = options.api_server.iter().map(ip_block).collect();
+        webhook_rule["from"] = options.api_server.iter().map(ip_block).collect();
     }
     json!({
         "apiVersion": "networking.k8s.io/v1",
@@ -24,7 +24,7 @@ pub(super) fn policy_object(options: &InstallOptions) -> Value {
             "podSelector": {"matchLabels": pod_selector()},
             "policyTypes": ["Ingress"],
             "ingress": [
-                webhook,
+                webhook_rule,
                 // Sidecars and gateways of every namespace, and the other control planes.
                 {
                     "ports": [tcp_port(CONTROL_PORT)],
@@ -48,11 +48,11 @@ fn tcp_port(number: u16) -> Value {
 }
 
 fn ip_block(range: &AddressRange) -> Value {
-    let text = range.to_string();
-    let cidr = match (text.contains('/'), text.contains(':')) {
-        (true, _) => text,
-        (false, false) => format!("{text}/32"),
-        (false, true) => format!("{text}/128"),
+    let range_text = range.to_string();
+    let cidr = match (range_text.contains('/'), range_text.contains(':')) {
+        (true, _) => range_text,
+        (false, false) => format!("{range_text}/32"),
+        (false, true) => format!("{range_text}/128"),
     };
     json!({"ipBlock": {"cidr": cidr}})
 }

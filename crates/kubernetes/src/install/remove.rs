@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, sleep};
 
 use super::access::{ACCESS_CERTS_ROLE, GATEWAYS_ROLE};
-use super::apply::{ApiTarget, kind_of};
+use super::apply::{ApiTarget, manifest_resource};
 use super::cni::{self, NodeNetwork};
 use super::control_plane::WEBHOOK_CLIENTS;
 use super::kinds::crd_name;
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::api::{ApiError, ObjectApi, ObjectName};
 use crate::webhook::WEBHOOK_SECRET;
-use crate::words::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
+use crate::well_known::{AUTHORITY_SECRET, CONTROL, GATEWAY_PART, ROOTS_CONFIG_MAP};
 
 /// The extent of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
             "metadata": {"name": name, "namespace": options.namespace},
         })
     };
-    let mut by_rank: BTreeMap<u8, Vec<Value>> = BTreeMap::new();
+    let mut manifests_by_rank: BTreeMap<u8, Vec<Value>> = BTreeMap::new();
     for manifest in installation_manifests(options).into_iter().rev() {
         let rank = match manifest["kind"].as_str().unwrap_or_default() {
             "MutatingWebhookConfiguration" => 0,
@@ -51,15 +51,15 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
             "CustomResourceDefinition" | "Namespace" | "MeshConfig" => continue,
             _ => 2,
         };
-        by_rank.entry(rank).or_default().push(manifest);
+        manifests_by_rank.entry(rank).or_default().push(manifest);
     }
-    let component_objects = by_rank.entry(2).or_default();
+    let component_objects = manifests_by_rank.entry(2).or_default();
     component_objects.push(namespaced_object("Secret", WEBHOOK_SECRET));
     component_objects.push(namespaced_object("ConfigMap", ROOTS_CONFIG_MAP));
     component_objects.push(lease_reference(&options.namespace));
     if extent == RemovalExtent::Everything {
         component_objects.push(namespaced_object("Secret", AUTHORITY_SECRET));
-        by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
+        manifests_by_rank.entry(3).or_default().extend(FORMER_PLURALS.iter().map(|plural| {
             json!({
                 "apiVersion": "apiextensions.k8s.io/v1",
                 "kind": "CustomResourceDefinition",
@@ -67,10 +67,10 @@ pub fn objects_to_remove(options: &InstallOptions, extent: RemovalExtent) -> Vec
             })
         }));
     }
-    by_rank.into_values().flatten().collect()
+    manifests_by_rank.into_values().flatten().collect()
 }
 
-/// Returns the Lease of the control planes.
+/// Returns a reference to the Lease of the control planes.
 #[must_use]
 pub fn lease_reference(namespace: &str) -> Value {
     json!({
@@ -144,13 +144,13 @@ pub async fn remove_gateways(
     Ok(())
 }
 
-/// Removes the permissions to write Secrets in namespaces other than `retained`.
+/// Removes the permissions to write Secrets in namespaces other than `retained_namespaces`.
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn withdraw_permissions(
+pub async fn remove_secret_permissions(
     client: &Client,
-    retained: &BTreeSet<Name>,
+    retained_namespaces: &BTreeSet<Name>,
     mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // Neither grants permissions without the other, so the order does not matter.
@@ -163,7 +163,7 @@ pub async fn withdraw_permissions(
         let objects = api.list(&parameters).await;
         for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let namespace = object.namespace().unwrap_or_default();
-            if retained.iter().any(|excluded| excluded.as_str() == namespace) {
+            if retained_namespaces.iter().any(|excluded| excluded.as_str() == namespace) {
                 continue;
             }
             let mut manifest = kind_reference.clone();
@@ -178,7 +178,7 @@ pub async fn withdraw_permissions(
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn withdraw_gateways(
+pub async fn remove_gateway_permissions(
     client: &Client,
     mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
@@ -198,7 +198,7 @@ pub async fn withdraw_gateways(
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn withdraw_cni(
+pub async fn remove_cni(
     client: &Client,
     options: &InstallOptions,
     mut report: impl FnMut(InstallStep),
@@ -238,7 +238,7 @@ fn remaining_agents_error(step: &InstallStep) -> InstallError {
 ///
 /// # Errors
 /// When the API server rejects a call; the objects before it are removed.
-pub async fn withdraw_protections(
+pub async fn remove_protections(
     client: &Client,
     options: &InstallOptions,
     mut report: impl FnMut(InstallStep),
@@ -281,7 +281,7 @@ async fn remove_if_installed(
 
 /// Returns an API for the objects of a kind in every namespace.
 fn api_for_all(client: &Client, kind: &Value) -> Result<ObjectApi<DynamicObject>, InstallError> {
-    let resource = kind_of(kind);
+    let resource = manifest_resource(kind);
     let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource);
     api.map_err(|error| InstallError::from_api_error("list", &resource.kind, error))
 }
@@ -297,7 +297,7 @@ fn must_be_gone(manifest: &Value) -> bool {
     }
 }
 
-/// Waits until an object and its dependents are gone, up to a timeout.
+/// Waits up to a minute until an object and its dependents are gone, and returns the result to report.
 async fn wait_until_deleted(
     api: &ObjectApi<DynamicObject>,
     name: &ObjectName,
@@ -314,12 +314,12 @@ async fn wait_until_deleted(
 /// The result for an object that still exists after the last check.
 const BEING_REMOVED: &str = "is being removed";
 
-/// The plurals of the kinds of earlier versions that this version does not have.
+/// The plural names of kinds that only earlier versions of Leno had.
 const FORMER_PLURALS: &[&str] = &["workloads"];
 const NOT_FOUND: u16 = 404;
 /// The interval between checks for a deleted object.
 const DELETION_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The maximum number of these checks: one minute.
+/// The maximum number of checks for a deleted object: one minute in total.
 const MAX_DELETION_POLLS: u32 = 120;
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Retraction of statuses after an uninstallation, so that none claims an effect.
+//! Retraction of statuses after an uninstallation, or after an installation without gateways: no status claims
+//! an effect that no control plane provides.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
 use crate::gateway::GATEWAY_KINDS;
 use crate::source::{DiscoveredKind, find_version};
 use crate::status::{StatusForm, is_own_entry};
-use crate::words::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
+use crate::well_known::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 
 /// Retracts the claims in the statuses of all objects that the mesh read: that they are in force, and that
 /// gateways have addresses. Call this when no control plane is left that would write them again.
@@ -50,16 +51,16 @@ async fn retract_all(
     claims: StatusClaims,
     report: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    let mut retraction = Retraction { client, claims, failures: RejectedCalls::default() };
+    let mut retraction = Retraction { client, claims, rejected_calls: RejectedCalls::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in GATEWAY_KINDS.into_iter().chain(served_kinds()) {
         if retraction.claims.absent_part.affects_form(StatusForm::for_kind(kind))
             && let Err(error) = retraction.retract_kind(kind, report).await
         {
-            retraction.failures.add(InstallError::from_api_error("list", kind.kind, error));
+            retraction.rejected_calls.add(InstallError::from_api_error("list", kind.kind, error));
         }
     }
-    retraction.failures.into_result()
+    retraction.rejected_calls.into_result()
 }
 
 /// Waits until no pod of a control plane is left, at most a minute. A pod on a disconnected node remains
@@ -94,7 +95,7 @@ pub async fn wait_for_control_planes(
     Ok(())
 }
 
-/// The part of the mesh that is absent.
+/// The part of the mesh that is no longer installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AbsentPart {
     Mesh,
@@ -131,22 +132,23 @@ impl AbsentPart {
 /// The claims to retract.
 struct StatusClaims {
     absent_part: AbsentPart,
-    now: Value,
+    /// The transition time of retracted conditions.
+    transition_time: Value,
     /// The names of our GatewayClasses.
     classes: BTreeSet<String>,
 }
 
 impl StatusClaims {
     fn new(absent_part: AbsentPart, classes: BTreeSet<String>) -> Self {
-        let now = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        Self { absent_part, now, classes }
+        let transition_time = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
+        Self { absent_part, transition_time, classes }
     }
 }
 
 struct Retraction<'a> {
     client: &'a Client,
     claims: StatusClaims,
-    failures: RejectedCalls,
+    rejected_calls: RejectedCalls,
 }
 
 impl Retraction<'_> {
@@ -174,25 +176,28 @@ impl Retraction<'_> {
                     false => self.claims.classes.remove(&name),
                 };
             }
-            let object_text = match object.namespace() {
+            let object_description = match object.namespace() {
                 Some(namespace) => format!("{} {namespace}/{name}", kind.kind),
                 None => format!("{} {name}", kind.kind),
             };
             match self.retract_status(form, object, &resource).await {
-                Ok(true) => {
-                    report(InstallStep { object: object_text, result: "status is withdrawn" })
-                }
+                Ok(true) => report(InstallStep {
+                    object: object_description,
+                    result: "status is withdrawn",
+                }),
                 Ok(false) => {}
-                Err(error) => {
-                    self.failures.add(InstallError::from_api_error("patch", &object_text, error))
-                }
+                Err(error) => self.rejected_calls.add(InstallError::from_api_error(
+                    "patch",
+                    &object_description,
+                    error,
+                )),
             }
         }
         Ok(())
     }
 
-    /// Writes the status of an object; returns false if there is nothing to write. After a conflict with
-    /// another writer it retries once, with the current object.
+    /// Writes the retracted status of an object; returns false if its status claims no effect. After a conflict
+    /// with another writer it retries once, with the current object.
     async fn retract_status(
         &self,
         form: StatusForm,
@@ -230,7 +235,7 @@ impl Retraction<'_> {
     }
 }
 
-/// The rejected calls: the first few with their errors, the others counted.
+/// The rejected calls: the first `MAX_REPORTED_ERRORS` with their errors, the others counted.
 #[derive(Default)]
 struct RejectedCalls {
     reported_errors: Vec<InstallError>,
@@ -248,9 +253,9 @@ impl RejectedCalls {
     fn into_result(mut self) -> Result<(), InstallError> {
         match (self.reported_errors.len(), self.reported_errors.pop()) {
             (_, None) => Ok(()),
-            (1, Some(only)) => Err(only),
-            (_, Some(last)) => {
-                self.reported_errors.push(last);
+            (1, Some(only_error)) => Err(only_error),
+            (_, Some(last_error)) => {
+                self.reported_errors.push(last_error);
                 let suffix = match self.omitted_count {
                     0 => String::new(),
                     count => format!("; and {count} more"),
@@ -263,7 +268,7 @@ impl RejectedCalls {
     }
 }
 
-/// Returns the part of the status to write, if the status of this object claims an effect.
+/// Returns the retracted status to write; `None` if the object's status claims no effect.
 fn retracted_status(
     form: StatusForm,
     object: &DynamicObject,
@@ -271,7 +276,7 @@ fn retracted_status(
 ) -> Option<Value> {
     let classes = &claims.classes;
     let current_status = object.data.get("status")?;
-    let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
+    let string_at = |path: &str| object.data.pointer(path).and_then(Value::as_str);
     let conditions = |status: &Value| retract_conditions(status.get("conditions"), claims);
     let mut retracted = current_status.clone();
     match form {
@@ -285,7 +290,7 @@ fn retracted_status(
             retracted["conditions"] = conditions(current_status);
         }
         StatusForm::Gateway
-            if text("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) =>
+            if string_at("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) =>
         {
             retracted["conditions"] = conditions(current_status);
             retracted["addresses"] = json!([]);
@@ -297,7 +302,7 @@ fn retracted_status(
         }
         StatusForm::Conditions => retracted["conditions"] = conditions(current_status),
         // A running OSM uses other reasons.
-        StatusForm::Current if text("/status/reason") == Some("in force") => {
+        StatusForm::Current if string_at("/status/reason") == Some("in force") => {
             retracted = json!({"currentStatus": "pending", "reason": UNINSTALLED_MESSAGE});
         }
         StatusForm::Class | StatusForm::Gateway | StatusForm::Current | StatusForm::NoStatus => {}
@@ -314,7 +319,7 @@ fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Valu
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
             condition["message"] = json!(claims.absent_part.condition_message());
-            condition["lastTransitionTime"] = claims.now.clone();
+            condition["lastTransitionTime"] = claims.transition_time.clone();
         }
     }
     Value::Array(conditions)
@@ -331,7 +336,7 @@ const OWN_CONDITIONS: &[&str] =
 const UNINSTALLED_MESSAGE: &str = "no control plane of the mesh is installed";
 /// The interval between checks for pods of control planes.
 const POD_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The maximum number of these checks: one minute.
+/// The maximum number of checks for pods of control planes: one minute in total.
 const MAX_POD_POLLS: u32 = 120;
 /// The maximum number of rejected calls that are reported in full.
 const MAX_REPORTED_ERRORS: usize = 10;
@@ -478,12 +483,12 @@ mod tests {
 
     #[test]
     fn several_rejections_are_reported_together() {
-        let mut failures = RejectedCalls::default();
+        let mut rejected_calls = RejectedCalls::default();
         for number in 0..12 {
             let rejected = ApiError::Rejected { code: 500, message: format!("no {number}") };
-            failures.add(InstallError::from_api_error("patch", "Gateway shop/a", rejected));
+            rejected_calls.add(InstallError::from_api_error("patch", "Gateway shop/a", rejected));
         }
-        let text = failures.into_result().unwrap_err().to_string();
+        let text = rejected_calls.into_result().unwrap_err().to_string();
         assert!(text.contains("no 0") && text.contains("no 9"), "{text}");
         assert!(text.ends_with("; and 2 more"), "{text}");
     }
@@ -508,7 +513,7 @@ mod tests {
             let object = dynamic_object(json!({"spec": spec, "status": status}));
             let claims = |now: &str| StatusClaims {
                 absent_part: AbsentPart::Mesh,
-                now: json!(now),
+                transition_time: json!(now),
                 classes: classes.clone(),
             };
             assert_eq!(retracted_status(form, &object, &claims("now")), expected, "{form:?}");

@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-/// Returns the schema of a text.
-pub(super) fn text(max_bytes: u32) -> Value {
-    json!({"type": "string", "maxLength": max_bytes})
+/// Returns the schema of a string of at most `max_characters`.
+pub(super) fn text(max_characters: u32) -> Value {
+    json!({"type": "string", "maxLength": max_characters})
 }
 
 /// Returns the schema of a DNS-1123 label: the name of a service, a namespace or a port.
@@ -13,7 +13,7 @@ pub(super) fn dns_label() -> Value {
     json!({"type": "string", "maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"})
 }
 
-/// Returns the schema of a DNS-1123 subdomain: any other name.
+/// Returns the schema of a DNS-1123 subdomain: a name of another kind of object.
 pub(super) fn dns_subdomain() -> Value {
     json!({"type": "string", "maxLength": 253, "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"})
 }
@@ -33,14 +33,17 @@ pub(super) fn enumeration(values: &[&str]) -> Value {
     json!({"type": "string", "enum": values})
 }
 
+/// Returns the schema of a boolean.
 pub(super) fn boolean() -> Value {
     json!({"type": "boolean"})
 }
 
+/// Returns the schema of an integer from `minimum` to `maximum`.
 pub(super) fn integer(minimum: u32, maximum: u32) -> Value {
     json!({"type": "integer", "format": "int64", "minimum": minimum, "maximum": maximum})
 }
 
+/// Returns the schema of a port number.
 pub(super) fn port() -> Value {
     integer(1, 65_535)
 }

@@ -52,13 +52,13 @@ fn the_hook_of_the_chart_may_remove_the_status_of_each_kind() {
                 && contains(rule, "verbs", verb)
         })
     };
-    let mut statuses = 0;
+    let mut status_count = 0;
     for rule in control_roles.iter().flat_map(|role| role["rules"].as_array().unwrap()) {
         for resource in rule["resources"].as_array().unwrap() {
             let Some(kind) = resource.as_str().unwrap().strip_suffix("/status") else { continue };
             for group in rule["apiGroups"].as_array().unwrap() {
                 let group = group.as_str().unwrap();
-                statuses += 1;
+                status_count += 1;
                 for verb in ["get", "list"] {
                     assert!(permits(role, group, kind, verb), "{verb} {kind}.{group}");
                 }
@@ -66,7 +66,7 @@ fn the_hook_of_the_chart_may_remove_the_status_of_each_kind() {
             }
         }
     }
-    assert!(statuses > 20, "{statuses}");
+    assert!(status_count > 20, "{status_count}");
     // No Service selects its pod, and it does not wait for itself.
     let job = hook.last().unwrap();
     assert_eq!(
@@ -343,17 +343,17 @@ fn the_webhook_is_called_only_for_pods_with_injection() {
 }
 
 #[test]
-fn the_webhook_is_removed_first_and_rules_only_with_everything() {
-    let running = object_names(&objects_to_remove(&test_options(), RemovalExtent::Components));
-    assert_eq!(running[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
-    assert_eq!(running[1], "Deployment leno-control");
-    assert!(running.contains(&"ConfigMap leno-roots".to_owned()));
+fn the_webhook_is_removed_first_and_kinds_only_with_everything() {
+    let components = object_names(&objects_to_remove(&test_options(), RemovalExtent::Components));
+    assert_eq!(components[0], "MutatingWebhookConfiguration sidecar-injector.leno.dev");
+    assert_eq!(components[1], "Deployment leno-control");
+    assert!(components.contains(&"ConfigMap leno-roots".to_owned()));
     let kept = ["CustomResourceDefinition", "Namespace", "Secret leno-authority"];
-    assert!(!running.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
+    assert!(!components.iter().any(|name| kept.iter().any(|kept| name.starts_with(kept))));
     let everything = object_names(&objects_to_remove(&test_options(), RemovalExtent::Everything));
     assert!(everything.contains(&"Secret leno-authority".to_owned()));
     let obsolete_kind = "CustomResourceDefinition workloads.leno.dev".to_owned();
-    assert!(everything.contains(&obsolete_kind) && !running.contains(&obsolete_kind));
+    assert!(everything.contains(&obsolete_kind) && !components.contains(&obsolete_kind));
     assert_eq!(everything.last().unwrap(), "Namespace leno-system");
 }
 
@@ -416,7 +416,7 @@ fn every_name_can_be_part_of_an_api_path() {
 
 #[test]
 fn the_network_policy_permits_only_expected_clients() {
-    let rules = |options: &InstallOptions| {
+    let ingress_rules = |options: &InstallOptions| {
         let manifests = installation_manifests(options);
         let policy = manifests.iter().find(|manifest| manifest["kind"] == "NetworkPolicy")?;
         assert_eq!(policy["metadata"]["namespace"], "leno-system");
@@ -431,41 +431,42 @@ fn the_network_policy_permits_only_expected_clients() {
         assert!(position("NetworkPolicy") < position("Deployment"));
         Some(spec["ingress"].clone())
     };
-    let by_default = rules(&test_options()).unwrap();
+    let default_rules = ingress_rules(&test_options()).unwrap();
     let ports: Vec<&Value> =
-        by_default.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
+        default_rules.as_array().unwrap().iter().map(|rule| &rule["ports"][0]["port"]).collect();
     // All ports of the Deployment, and no others.
     let container =
         manifest_of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0].clone();
-    let mut served: Vec<&Value> =
+    let mut container_ports: Vec<&Value> =
         container["ports"].as_array().unwrap().iter().map(|port| &port["containerPort"]).collect();
-    served.sort_by_key(|port| port.as_u64());
-    let mut permitted = ports.clone();
-    permitted.sort_by_key(|port| port.as_u64());
-    assert_eq!(permitted, served);
-    let from = |rules: &Value, port: u16| {
+    container_ports.sort_by_key(|port| port.as_u64());
+    let mut permitted_ports = ports.clone();
+    permitted_ports.sort_by_key(|port| port.as_u64());
+    assert_eq!(permitted_ports, container_ports);
+    let peers_of_port = |rules: &Value, port: u16| {
         let rule = rules.as_array().unwrap().iter().find(|rule| rule["ports"][0]["port"] == port);
         rule.unwrap()["from"].clone()
     };
-    assert_eq!(from(&by_default, 15_017), Value::Null, "an API server has any address");
+    assert_eq!(peers_of_port(&default_rules, 15_017), Value::Null, "an API server has any address");
     let mesh_selector =
         json!({"matchExpressions": [{"key": "leno.dev/meshed", "operator": "Exists"}]});
     assert_eq!(
-        from(&by_default, 15_010)[0],
+        peers_of_port(&default_rules, 15_010)[0],
         json!({"namespaceSelector": {}, "podSelector": mesh_selector})
     );
     assert_eq!(
-        from(&by_default, 15_010)[1],
+        peers_of_port(&default_rules, 15_010)[1],
         json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": "leno-control"}}})
     );
-    assert_eq!(from(&by_default, 15_020), json!([{"namespaceSelector": {}}]));
+    assert_eq!(peers_of_port(&default_rules, 15_020), json!([{"namespaceSelector": {}}]));
     let api_server =
         ["10.0.0.0/28", "192.0.2.1", "2001:db8::1"].map(|range| range.parse().unwrap()).into();
-    let restricted = rules(&InstallOptions { api_server, ..test_options() }).unwrap();
-    let block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
-    let expected = json!([block("10.0.0.0/28"), block("192.0.2.1/32"), block("2001:db8::1/128")]);
-    assert_eq!(from(&restricted, 15_017), expected);
-    assert!(rules(&InstallOptions { network_policies: false, ..test_options() }).is_none());
+    let restricted_rules = ingress_rules(&InstallOptions { api_server, ..test_options() }).unwrap();
+    let ip_block = |cidr: &str| json!({"ipBlock": {"cidr": cidr}});
+    let expected =
+        json!([ip_block("10.0.0.0/28"), ip_block("192.0.2.1/32"), ip_block("2001:db8::1/128")]);
+    assert_eq!(peers_of_port(&restricted_rules, 15_017), expected);
+    assert!(ingress_rules(&InstallOptions { network_policies: false, ..test_options() }).is_none());
 }
 
 #[test]
@@ -474,11 +475,11 @@ fn clients_of_the_webhook_are_verified_if_their_ca_is_configured() {
     assert!(!default.contains("webhook-client"), "{default}");
     let webhook_client_ca = Some("PEM".to_owned());
     let manifests = installation_manifests(&InstallOptions { webhook_client_ca, ..test_options() });
-    let map = manifests
+    let config_map = manifests
         .iter()
         .find(|manifest| manifest["metadata"]["name"] == "leno-webhook-clients")
         .unwrap();
-    assert_eq!(map["data"], json!({"ca.pem": "PEM"}));
+    assert_eq!(config_map["data"], json!({"ca.pem": "PEM"}));
     let pod = manifests.iter().find(|manifest| manifest["kind"] == "Deployment").unwrap();
     let pod = &pod["spec"]["template"]["spec"];
     let args = pod["containers"][0]["args"].as_array().unwrap();

@@ -145,7 +145,7 @@ fn every_unknown_field_survives_pruning_and_is_rejected() {
             let rejected = read_json(&object).err().unwrap_or_default();
             let is_unknown_field = |rejected: &RejectedDocument| {
                 rejected.problem == UNKNOWN_FIELD
-                    && rejected.at.field.as_deref() == Some(&field_path(&field_steps))
+                    && rejected.location.field.as_deref() == Some(&field_path(&field_steps))
             };
             if !rejected.iter().any(is_unknown_field) {
                 let problems: Vec<String> = rejected.iter().map(ToString::to_string).collect();

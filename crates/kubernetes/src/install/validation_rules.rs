@@ -1,7 +1,7 @@
-//! ValidatingAdmissionPolicies: meaningless rules of SMI, OSM and FSM that the API server itself rejects or
-//! warns about.
+//! ValidatingAdmissionPolicies, by which the API server itself rejects meaningless rules of SMI, OSM and FSM,
+//! or warns about them.
 //!
-//! They apply only in namespaces of the mesh.
+//! The policies apply only in namespaces of the mesh.
 //!
 //! Clusters before 1.30 lack such policies; there, as everywhere, the status of the object reports the errors.
 //! Rules that may have a meaning for another mesh in the cluster cause a warning, not a rejection.
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::admission::selector_requirement;
 use super::{cluster_metadata, kinds};
-use crate::words::MEMBERSHIPS;
+use crate::well_known::MEMBERSHIPS;
 
 /// A check of one kind of rule.
 struct RuleCheck {
     kind: &'static str,
     /// A CEL expression that is true for valid objects.
     expression: &'static str,
-    /// The field, the problem, and the solution.
+    /// The message for an object that fails the check: the field, the problem, and the solution.
     message: &'static str,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn policy_objects() -> Vec<Value> {
     .concat()
 }
 
-/// Returns true for kinds that clusters before 1.30 lack.
+/// Returns true for the kinds of admission policies, which clusters before 1.30 lack.
 pub(super) fn is_policy_kind(kind: &str) -> bool {
     kind == POLICY_KIND || kind == BINDING_KIND
 }
@@ -66,7 +66,7 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
             "failurePolicy": "Ignore",
             "matchConstraints": {"resourceRules": [
                 rule(&["access.smi-spec.io"], &["traffictargets"]),
-                rule(&[kinds::OSM, kinds::FSM], &["ingressbackends", "egresses"]),
+                rule(&[kinds::OSM_GROUP, kinds::FSM_GROUP], &["ingressbackends", "egresses"]),
             ]},
             "validations": checks.iter().map(validation).collect::<Vec<_>>(),
         },
@@ -77,9 +77,9 @@ fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
 /// labels". The bindings are disjoint, so that a namespace with two labels causes one warning only.
 fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
     ["", "-osm", "-fsm"].into_iter().enumerate().map(move |(index, suffix)| {
-        let (preceding, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
-        let mut namespaces = vec![selector_requirement(label, "Exists", &[])];
-        namespaces.extend(preceding.map(|label| selector_requirement(label, "DoesNotExist", &[])));
+        let (preceding_labels, label) = (MEMBERSHIPS.iter().take(index), MEMBERSHIPS[index]);
+        let mut namespace_requirements = vec![selector_requirement(label, "Exists", &[])];
+        namespace_requirements.extend(preceding_labels.map(|label| selector_requirement(label, "DoesNotExist", &[])));
         json!({
             "apiVersion": ADMISSION_VERSION,
             "kind": BINDING_KIND,
@@ -87,7 +87,7 @@ fn policy_bindings(name: &str, action: &str) -> impl Iterator<Item = Value> {
             "spec": {
                 "policyName": name,
                 "validationActions": [action],
-                "matchResources": {"namespaceSelector": {"matchExpressions": namespaces}},
+                "matchResources": {"namespaceSelector": {"matchExpressions": namespace_requirements}},
             },
         })
     })

@@ -17,7 +17,8 @@ pub(crate) fn service_addresses(service: &Service) -> BTreeSet<SocketAddr> {
     combine_addresses(addresses, ports.map(|port| port.port))
 }
 
-/// Returns the addresses of its endpoints, ready or not: allowing an API server that is starting is harmless.
+/// Returns the addresses of the API server's endpoints, ready or not: allowing an API server that is starting
+/// is harmless.
 pub(crate) fn endpoint_addresses(slice: &EndpointSlice) -> BTreeSet<SocketAddr> {
     let addresses = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let ports = slice.ports.iter().flatten().filter(|port| is_tcp(port.protocol.as_deref()));
@@ -34,7 +35,8 @@ fn combine_addresses<'a>(
     let ports: BTreeSet<u16> = ports.take(MAX_API_SERVER_PORTS).collect();
     let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
     let addresses = addresses.map(|address| address.to_canonical());
-    let usable_addresses = addresses.filter(|address| !AddressClass::is_own_or_special(*address));
+    let usable_addresses =
+        addresses.filter(|address| !AddressClass::is_loopback_or_special(*address));
     let usable_addresses: BTreeSet<IpAddr> =
         usable_addresses.take(MAX_API_SERVER_ADDRESSES).collect();
     let pairs =

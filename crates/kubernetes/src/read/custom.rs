@@ -1,4 +1,5 @@
-//! Custom resources, read by the same readers as documents in files.
+//! Reading of custom resources by the same readers as documents in files, and detection of fields that the API
+//! server has dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ pub(crate) struct CustomResource {
     pub(crate) outcome: Result<(Object, Vec<Warning>), Vec<RejectedDocument>>,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
-    /// The fields that mesh settings specify; empty for other kinds.
+    /// The fields that a MeshConfig specifies; empty for other kinds.
     pub(crate) specified_fields: BTreeSet<String>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) fn read_custom(
         _ => None,
     };
     let dropped = dropped_fields(kind, &object, full_spec.as_ref().unwrap_or(&spec));
-    // Only the fields that readers check: a cluster adds many that are not the author's.
+    // Only the metadata that readers check: the API server adds many fields that are not the author's.
     let created = creation_time(&object.metadata);
     let mut metadata = json!({"name": object.metadata.name});
     if let Some(namespace) = object.metadata.namespace {
@@ -66,11 +67,12 @@ pub(crate) fn read_custom(
 /// applied one.
 fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec<RejectedDocument> {
     // Our own kinds keep unknown fields, which the reader checks.
-    if kind.group == OUR_GROUP {
+    if kind.group == LENO_GROUP {
         return Vec::new();
     }
     let meta = &object.metadata;
-    let applied = meta.annotations.as_ref().and_then(|annotations| annotations.get(LAST_APPLIED));
+    let applied =
+        meta.annotations.as_ref().and_then(|annotations| annotations.get(LAST_APPLIED_ANNOTATION));
     let applied = applied.and_then(|text| serde_json::from_str::<Value>(text).ok());
     let Some(mut applied) = applied else { return Vec::new() };
     let version = applied.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -87,13 +89,13 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
     }
     let manifest =
         json!({"apiVersion": version, "kind": kind.kind, "metadata": metadata, "spec": spec});
-    let mut unknown = read_json(&manifest).err().unwrap_or_default();
-    unknown.retain(|rejected| rejected.problem == UNKNOWN_FIELD);
-    let corrected = corrected_fields(&manifest["spec"], live, &unknown);
+    let mut unknown_fields = read_json(&manifest).err().unwrap_or_default();
+    unknown_fields.retain(|rejected| rejected.problem == UNKNOWN_FIELD);
+    let corrected = corrected_fields(&manifest["spec"], live, &unknown_fields);
     let is_corrected = |rejected: &RejectedDocument| {
-        rejected.at.field.as_ref().is_some_and(|field| corrected.contains(field))
+        rejected.location.field.as_ref().is_some_and(|field| corrected.contains(field))
     };
-    unknown
+    unknown_fields
         .into_iter()
         .filter(|rejected| !is_corrected(rejected))
         .map(|rejected| RejectedDocument {
@@ -125,31 +127,34 @@ pub(crate) fn incomplete_grant(kind: ServedKind, object: &DynamicObject) -> Opti
 fn corrected_fields(
     applied: &Value,
     live: &Value,
-    unknown: &[RejectedDocument],
+    unknown_fields: &[RejectedDocument],
 ) -> BTreeSet<String> {
-    let field_and_hint =
-        |rejected: &RejectedDocument| Some((rejected.at.field.clone()?, rejected.hint.clone()));
-    let unknown = unknown.iter().filter_map(field_and_hint).collect();
-    let mut comparison = SpecComparison { unknown, corrected: BTreeSet::new() };
+    let field_and_hint = |rejected: &RejectedDocument| {
+        Some((rejected.location.field.clone()?, rejected.hint.clone()))
+    };
+    let unknown_field_hints = unknown_fields.iter().filter_map(field_and_hint).collect();
+    let mut comparison = SpecComparison { unknown_field_hints, corrected_paths: BTreeSet::new() };
     comparison.compare_fields(applied, Some(live), "spec");
-    comparison.corrected
+    comparison.corrected_paths
 }
 
 /// A comparison of an applied spec with the live one, which also contains defaults of the API server.
 struct SpecComparison {
     /// The unknown fields of the applied spec, each with its hint.
-    unknown: BTreeMap<String, String>,
-    corrected: BTreeSet<String>,
+    unknown_field_hints: BTreeMap<String, String>,
+    /// The paths of the unknown fields that another client has corrected.
+    corrected_paths: BTreeSet<String>,
 }
 
 impl SpecComparison {
+    /// Collects the corrected fields of an applied value at `path`; `live` is the live value there.
     fn compare_fields(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
         match applied {
             Value::Object(fields) => {
                 let live_value = live.and_then(Value::as_object);
                 for (key, value) in fields {
                     let field = append_field(path, key);
-                    if !self.unknown.contains_key(&field) {
+                    if !self.unknown_field_hints.contains_key(&field) {
                         self.compare_fields(
                             value,
                             live_value.and_then(|live_value| live_value.get(key)),
@@ -158,7 +163,7 @@ impl SpecComparison {
                     } else if live_value
                         .is_none_or(|live| self.is_corrected(fields, live, path, key.as_str()))
                     {
-                        self.corrected.insert(field);
+                        self.corrected_paths.insert(field);
                     }
                 }
             }
@@ -183,7 +188,7 @@ impl SpecComparison {
         key: &str,
     ) -> bool {
         let field = append_field(path, key);
-        let hint = self.unknown.get(&field).map(String::as_str).unwrap_or_default();
+        let hint = self.unknown_field_hints.get(&field).map(String::as_str).unwrap_or_default();
         let is_suggested = |(name, value): (&String, &Value)| {
             let is_new = !applied.contains_key(name) && hint.contains(&format!("`{name}`"));
             is_new
@@ -206,13 +211,14 @@ impl SpecComparison {
         applied.iter().all(|(key, value)| {
             let field = append_field(path, key);
             match live.get(key) {
-                _ if self.unknown.contains_key(&field) => true,
+                _ if self.unknown_field_hints.contains_key(&field) => true,
                 Some(live_value) => self.is_value_within(value, live_value, &field),
                 None => value.is_null(),
             }
         })
     }
 
+    /// Returns true if the live value equals the applied one, apart from unknown fields and defaults.
     fn is_value_within(&self, applied: &Value, live: &Value, path: &str) -> bool {
         match (applied, live) {
             (Value::Object(applied), Value::Object(live)) => {
@@ -241,9 +247,9 @@ fn append_field(path: &str, key: &str) -> String {
 }
 
 const GRANT_KIND: &str = "ReferenceGrant";
-const OUR_GROUP: &str = "leno.dev";
+const LENO_GROUP: &str = "leno.dev";
 /// The annotation in which `kubectl apply` keeps the manifest.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 #[cfg(test)]
 mod tests {
@@ -265,7 +271,7 @@ mod tests {
         let object = json!({
             "metadata": {
                 "name": "reads", "namespace": "shop",
-                "annotations": {LAST_APPLIED: manifest.to_string()},
+                "annotations": {LAST_APPLIED_ANNOTATION: manifest.to_string()},
             },
             "spec": {"matches": [live]},
         });
@@ -316,7 +322,10 @@ mod tests {
     #[test]
     fn a_field_counts_as_corrected_if_its_object_changed_or_has_the_suggested_field() {
         let unknown = |field: &str| RejectedDocument {
-            at: DocumentLocation { field: Some(field.to_owned()), ..DocumentLocation::default() },
+            location: DocumentLocation {
+                field: Some(field.to_owned()),
+                ..DocumentLocation::default()
+            },
             problem: UNKNOWN_FIELD.to_owned(),
             hint: "did you mean `path`?".to_owned(),
         };
@@ -367,7 +376,8 @@ mod tests {
             [(Some("nmae"), None, true), (Some("name"), Some("name"), false), (None, None, false)]
         {
             let mut object = grant(live);
-            object["metadata"]["annotations"] = json!({LAST_APPLIED: grant(applied).to_string()});
+            object["metadata"]["annotations"] =
+                json!({LAST_APPLIED_ANNOTATION: grant(applied).to_string()});
             let object: DynamicObject = serde_json::from_value(object).unwrap();
             assert_eq!(incomplete_grant(kind, &object).is_some(), is_incomplete, "{applied:?}");
         }

@@ -1,4 +1,4 @@
-//! Settings of OSM, osm-edge and FSM that apply to this mesh.
+//! The settings of OSM, osm-edge and FSM that apply to this mesh, and warnings about fields that do not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -83,7 +83,8 @@ pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
 ];
 
-/// The certificate of an ingress controller, and the equivalent. It applies in a cluster, as do the exclusion
+/// The field with the certificate request of an ingress controller, and its equivalent. The field applies in a
+/// cluster, as do the exclusion
 /// lists.
 pub const INGRESS_GATEWAY: (&str, &str) = (
     "spec.certificate.ingressGateway",
@@ -116,8 +117,8 @@ impl ForeignMeshSettings {
         }
         let mut reader = ForeignReader { object, warnings: Vec::new() };
         // The schema's default is false for both.
-        let is_permissive = reader.is_on("/spec/traffic/enablePermissiveTrafficPolicyMode");
-        let egress = reader.is_on("/spec/traffic/enableEgress");
+        let is_permissive = reader.is_enabled("/spec/traffic/enablePermissiveTrafficPolicyMode");
+        let egress = reader.is_enabled("/spec/traffic/enableEgress");
         let exclusions = Exclusions {
             outbound_ports: reader.read_ports("outboundPortExclusionList"),
             inbound_ports: reader.read_ports("inboundPortExclusionList"),
@@ -171,19 +172,19 @@ struct ForeignReader<'a> {
 }
 
 impl ForeignReader<'_> {
-    fn is_on(&self, pointer: &str) -> bool {
+    fn is_enabled(&self, pointer: &str) -> bool {
         self.object.data.pointer(pointer).and_then(Value::as_bool) == Some(true)
     }
 
     fn warn_unsupported(&mut self, field: &str, hint: &str) {
         self.warnings.push(Warning {
-            at: field_location(&self.object.metadata, "MeshConfig", field),
+            location: field_location(&self.object.metadata, "MeshConfig", field),
             problem: "is not supported by Leno".to_owned(),
             hint: hint.to_owned(),
         });
     }
 
-    /// Returns the valid elements of a list under `spec.traffic`, and warns about the others.
+    /// Returns the valid elements of a list under `spec.traffic`, and adds a warning for each other element.
     fn read_list<T: Ord>(
         &mut self,
         key: &str,
@@ -204,13 +205,13 @@ impl ForeignReader<'_> {
         elements_read
     }
 
-    /// Reads the certificate request. If a field is invalid, rejects it as a whole with a warning.
+    /// Reads the certificate request. If a field is invalid, the whole request is, and a warning is added.
     fn read_ingress_gateway(
         &mut self,
     ) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
         let request = self.object.data.pointer("/spec/certificate/ingressGateway");
         let request = request.filter(|request| enables_something(request))?;
-        let text = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
+        let string_at = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
         let names = request.get("subjectAltNames").and_then(Value::as_array);
         let names = names.map(Vec::as_slice).unwrap_or_default();
         let names: Option<Vec<Name>> =
@@ -220,7 +221,7 @@ impl ForeignReader<'_> {
             None => Some(LEAF_LIFETIME),
             Some(lifetime) => lifetime.as_str().and_then(parse_lifetime),
         };
-        let secret = text("/secret/namespace").zip(text("/secret/name"));
+        let secret = string_at("/secret/namespace").zip(string_at("/secret/name"));
         let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
         for (is_valid, field, hint) in [
             (
@@ -258,7 +259,7 @@ impl ForeignReader<'_> {
 
 /// Parses a duration in Go syntax, such as `1h30m`, within the allowed lifetimes of certificates.
 fn parse_lifetime(text: &str) -> Option<Duration> {
-    let (mut unparsed, mut total) = (text, Duration::ZERO);
+    let (mut unparsed, mut lifetime) = (text, Duration::ZERO);
     while !unparsed.is_empty() {
         let digit_count = unparsed.find(|c: char| !c.is_ascii_digit())?;
         let (amount, unit) = unparsed.split_at_checked(digit_count)?;
@@ -271,10 +272,10 @@ fn parse_lifetime(text: &str) -> Option<Duration> {
             "s" => Duration::from_secs(1),
             _ => return None,
         };
-        total = total.checked_add(unit.checked_mul(amount)?)?;
+        lifetime = lifetime.checked_add(unit.checked_mul(amount)?)?;
         unparsed = unparsed_rest;
     }
-    (MIN_INGRESS_LIFETIME..=MAX_LEAF_LIFETIME).contains(&total).then_some(total)
+    (MIN_INGRESS_LIFETIME..=MAX_LEAF_LIFETIME).contains(&lifetime).then_some(lifetime)
 }
 
 /// Returns true if a field of another mesh's settings enables something.
@@ -295,7 +296,7 @@ pub fn enables_something(value: &Value) -> bool {
 const MIN_INGRESS_LIFETIME: Duration = Duration::from_secs(600);
 /// The maximum number of names in one certificate.
 const MAX_INGRESS_NAMES: usize = 16;
-/// The names of those meshes' settings.
+/// The names of the settings objects of OSM, osm-edge and FSM.
 const SETTINGS_NAMES: [&str; 2] = ["osm-mesh-config", "fsm-mesh-config"];
 
 #[cfg(test)]
@@ -340,8 +341,11 @@ mod tests {
         assert_eq!(exclusions.outbound_ranges, BTreeSet::from(["192.0.2.0/24".parse().unwrap()]));
         assert_eq!(exclusions.included_ranges, BTreeSet::from(["10.0.0.0/8".parse().unwrap()]));
         assert_eq!(exclusions.interfaces, BTreeSet::from(["eth1".to_owned()]));
-        let fields: Vec<_> =
-            foreign.warnings.iter().map(|warning| warning.at.field.clone().unwrap()).collect();
+        let fields: Vec<_> = foreign
+            .warnings
+            .iter()
+            .map(|warning| warning.location.field.clone().unwrap())
+            .collect();
         assert_eq!(
             fields,
             [

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
 
 use super::field_location;
-use crate::words::{PREFIXES, SIDECAR_IMAGE};
+use crate::well_known::{PREFIXES, SIDECAR_IMAGE};
 
 /// Returns warnings about the `sidecar-image` annotations of other meshes on a pod or namespace.
 pub(super) fn foreign_image_warnings(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
@@ -14,7 +14,7 @@ pub(super) fn foreign_image_warnings(meta: &ObjectMeta, kind: &str) -> Vec<Warni
     let present_keys = foreign_keys
         .filter(|key| annotations.is_some_and(|annotations| annotations.contains_key(key)));
     let warnings = present_keys.map(|key| Warning {
-        at: field_location(meta, kind, &format!("metadata.annotations[{key:?}]")),
+        location: field_location(meta, kind, &format!("metadata.annotations[{key:?}]")),
         problem: "is ignored: it names an image of another mesh".to_owned(),
         hint: format!("remove it; an image of Leno is named by {SIDECAR_IMAGE}"),
     });

@@ -1,4 +1,5 @@
-//! Parts of shared kinds that concern the mesh. Other parts concern other readers, such as gateways.
+//! Reduction of routes and ReferenceGrants, which gateways use as well, to the parts for the mesh: parents and
+//! targets that are Services.
 
 use serde_json::Value;
 
@@ -24,11 +25,13 @@ fn retain_service_parents(spec: &mut Value) -> bool {
     retain_elements(spec, "parentRefs", is_service_parent)
 }
 
-/// Reduces a ReferenceGrant: grants also exist for Secrets of gateways, and for routes that are not supported.
+/// Reduces a ReferenceGrant to supported routes as sources and Services as targets; returns false if either is
+/// missing.
 fn retain_mesh_grants(spec: &mut Value) -> bool {
-    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    let string_field =
+        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
     let has_sources = retain_elements(spec, "from", |from| {
-        let (group, kind) = (text(from, "group"), text(from, "kind"));
+        let (group, kind) = (string_field(from, "group"), string_field(from, "kind"));
         match group.as_deref() {
             Some(GATEWAY) => {
                 let routes = ["HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute"];
@@ -39,7 +42,7 @@ fn retain_mesh_grants(spec: &mut Value) -> bool {
         }
     });
     let has_targets = retain_elements(spec, "to", |to| {
-        let (group, kind) = (text(to, "group"), text(to, "kind"));
+        let (group, kind) = (string_field(to, "group"), string_field(to, "kind"));
         matches!(group.as_deref(), None | Some("" | "core")) && kind.as_deref() == Some("Service")
     });
     has_sources && has_targets

@@ -1,4 +1,4 @@
-//! Namespace annotations that control admission of clients.
+//! Reading of a namespace's annotations: admission of clients, and settings of sidecars.
 
 use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
@@ -11,11 +11,11 @@ use super::unknown_annotations::unknown_annotations;
 /// The settings of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceReading {
-    /// Its admission of clients.
+    /// The annotations that control admission of clients.
     pub admission: AdmissionReading,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The settings that a floor may override.
+    /// The settings of sidecars that the mesh floor may override.
     pub sidecar_settings: SidecarSettings,
 }
 

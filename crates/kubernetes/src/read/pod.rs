@@ -19,7 +19,7 @@ use super::{
     AdmissionReading, MAX_QUOTED_CHARACTERS, field_location, is_tcp, matches_selector,
     named_protocol,
 };
-use crate::words::{
+use crate::well_known::{
     CONTROL, INIT_CONTAINER, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, SYSTEM_NAMESPACE, WEIGHT,
 };
 
@@ -34,7 +34,7 @@ pub struct MeshPod {
     pub node: Option<String>,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The settings that a floor may override.
+    /// The settings that the mesh floor may override.
     pub sidecar_settings: SidecarSettings,
 }
 
@@ -53,12 +53,12 @@ pub fn read_pod(pod: &Pod) -> Result<Option<MeshPod>, Box<RejectedDocument>> {
         Some(false) | None => SidecarSettings { images: BTreeSet::new(), ..sidecar_settings },
     };
     // Unmeshed pods cause no warnings.
-    let unmeshed = convert_pod(pod, spec).unwrap_or_default().map(|member| MeshPod {
-        workload: Workload { sidecar: false, ..member.workload },
+    let unmeshed = convert_pod(pod, spec).unwrap_or_default().map(|mesh_pod| MeshPod {
+        workload: Workload { sidecar: false, ..mesh_pod.workload },
         admission: AdmissionReading::NONE,
-        node: member.node,
+        node: mesh_pod.node,
         warnings: Vec::new(),
-        sidecar_settings: unmeshed_settings(member.sidecar_settings),
+        sidecar_settings: unmeshed_settings(mesh_pod.sidecar_settings),
     });
     Ok(unmeshed)
 }
@@ -96,7 +96,7 @@ fn convert_pod(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<Rejecte
     other_addresses.remove(&address);
     let rejection = |field: &str, problem: String, hint: &str| {
         Box::new(RejectedDocument {
-            at: field_location(meta, "Pod", field),
+            location: field_location(meta, "Pod", field),
             problem,
             hint: hint.to_owned(),
         })
@@ -159,7 +159,7 @@ fn read_weight(meta: &ObjectMeta) -> (Weight, Option<Warning>) {
     let quoted: String = annotation.chars().take(MAX_QUOTED_CHARACTERS).collect();
     let default = Weight::default();
     let warning = Warning {
-        at: field_location(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
+        location: field_location(meta, "Pod", &format!("metadata.annotations[{WEIGHT:?}]")),
         problem: format!("{quoted:?} is not a weight; {} is in force", default.as_u16()),
         hint: "use a number from 1 to 1000, or remove it".to_owned(),
     };
@@ -222,10 +222,10 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
         .filter(|container| ![PROXY_CONTAINER, INIT_CONTAINER].contains(&&*container.name));
     let mut ports: Vec<WorkloadPort> = Vec::new();
     for port in application_containers.flat_map(|container| container.ports.iter().flatten()) {
-        let Ok(number) = u16::try_from(port.container_port) else { continue };
-        if number == 0
+        let Ok(port_number) = u16::try_from(port.container_port) else { continue };
+        if port_number == 0
             || !is_tcp(port.protocol.as_deref())
-            || ports.iter().any(|declared| declared.port == number)
+            || ports.iter().any(|declared| declared.port == port_number)
         {
             continue;
         }
@@ -235,7 +235,7 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
         let name =
             name.filter(|name| !ports.iter().any(|declared| declared.name.as_ref() == Some(name)));
         let protocol = port_name.and_then(named_protocol).unwrap_or_default();
-        ports.push(WorkloadPort { name, port: number, protocol });
+        ports.push(WorkloadPort { name, port: port_number, protocol });
     }
     ports.sort_by_key(|port| port.port);
     ports

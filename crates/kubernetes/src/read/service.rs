@@ -3,15 +3,17 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Service as Served, ServicePort as ServedPort, ServiceSpec};
+use k8s_openapi::api::core::v1::{
+    Service as KubeService, ServicePort as KubeServicePort, ServiceSpec,
+};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::core::ObjectMeta;
 use leno_model::{IpFamilies, Name, Protocol, Service, ServiceName, ServicePort, TargetPort};
 use leno_registry::{RejectedDocument, Warning, app_protocol};
 
-use super::slice::{listed_port, listed_selector};
+use super::slice::{listed_port_name, listed_selector};
 use super::{field_location, is_tcp, named_protocol};
-use crate::words::GATEWAY_PART;
+use crate::well_known::GATEWAY_PART;
 
 /// The result of reading a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,8 +21,8 @@ pub enum ServiceReading {
     /// A service that clients in the mesh may call.
     WithSelector(Service, Vec<Warning>),
     /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it, and sidecars do
-    /// so while one of the addresses belongs to a pod with a sidecar. Its selector and its targets match the
-    /// workloads of [`read_endpoints`](super::read_endpoints).
+    /// so while one of the addresses belongs to a pod with a sidecar. The selector and the target ports match
+    /// the workloads of [`read_endpoints`](super::read_endpoints).
     Selectorless(Service, Vec<Warning>),
     /// Not a service of the mesh, with the reason.
     NotInMesh(&'static str),
@@ -30,7 +32,7 @@ pub enum ServiceReading {
 
 /// Converts a Service.
 #[must_use]
-pub fn read_service(service: &Served) -> ServiceReading {
+pub fn read_service(service: &KubeService) -> ServiceReading {
     let meta = &service.metadata;
     let Some(spec) = &service.spec else {
         return ServiceReading::NotInMesh("it has no spec");
@@ -55,7 +57,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
             Some((port, is_protocol_known)) => {
                 if !is_protocol_known {
                     warnings.push(Warning {
-                        at: field_location(
+                        location: field_location(
                             meta,
                             "Service",
                             &format!("spec.ports[{index}].appProtocol"),
@@ -68,7 +70,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
             }
             None => {
                 return ServiceReading::Rejected(RejectedDocument {
-                    at: field_location(meta, "Service", &format!("spec.ports[{index}]")),
+                    location: field_location(meta, "Service", &format!("spec.ports[{index}]")),
                     problem: "has an invalid number or name".to_owned(),
                     hint: "use a number from 1 to 65535 and names of lower-case letters, digits \
                              and `-`"
@@ -86,7 +88,7 @@ pub fn read_service(service: &Served) -> ServiceReading {
     };
     if is_selectorless {
         for port in &mut ports {
-            port.target = TargetPort::Name(listed_port(port.name.as_ref()));
+            port.target = TargetPort::Name(listed_port_name(port.name.as_ref()));
         }
     }
     let service = Service {
@@ -107,7 +109,7 @@ fn service_name(meta: &ObjectMeta) -> Result<ServiceName, Box<RejectedDocument>>
     let or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
     ServiceName::new(&or_empty(&meta.namespace), &or_empty(&meta.name)).map_err(|error| {
         Box::new(RejectedDocument {
-            at: field_location(meta, "Service", "metadata.name"),
+            location: field_location(meta, "Service", "metadata.name"),
             problem: error.to_string(),
             hint: "use another name".to_owned(),
         })
@@ -131,23 +133,24 @@ fn address_families(spec: &ServiceSpec) -> IpFamilies {
     }
 }
 
-/// Reads a port; the flag is true if its `appProtocol` is known.
-fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
-    let number = u16::try_from(port.port).ok().filter(|number| *number > 0)?;
+/// Reads a port; the flag is true if its `appProtocol` is known. Returns `None` if its number or name is
+/// invalid.
+fn read_port(port: &KubeServicePort) -> Option<(ServicePort, bool)> {
+    let port_number = u16::try_from(port.port).ok().filter(|port_number| *port_number > 0)?;
     let port_name = port.name.as_deref().filter(|text| !text.is_empty());
     let name = match port_name {
         Some(text) => Some(Name::new(text).ok()?),
         None => None,
     };
     let target = match &port.target_port {
-        None | Some(IntOrString::Int(0)) => TargetPort::Number(number),
+        None | Some(IntOrString::Int(0)) => TargetPort::Number(port_number),
         Some(IntOrString::Int(target)) => TargetPort::Number(u16::try_from(*target).ok()?),
         Some(IntOrString::String(target)) => match target.parse() {
             Ok(target) => TargetPort::Number(target),
             Err(_) => TargetPort::Name(Name::new(target).ok()?),
         },
     };
-    let (protocol, is_known) = match port.app_protocol.as_deref() {
+    let (protocol, is_protocol_known) = match port.app_protocol.as_deref() {
         // Other values may belong to other controllers; opaque TCP carries every protocol.
         Some(protocol_name) => match app_protocol(protocol_name) {
             Some(protocol) => (Some(protocol), true),
@@ -155,26 +158,26 @@ fn read_port(port: &ServedPort) -> Option<(ServicePort, bool)> {
         },
         None => (port_name.and_then(named_protocol), true),
     };
-    Some((ServicePort { name, port: number, target, protocol }, is_known))
+    Some((ServicePort { name, port: port_number, target, protocol }, is_protocol_known))
 }
 
 /// Returns warnings about features of a Service that the mesh does not support.
 fn unsupported_warnings(meta: &ObjectMeta, spec: &ServiceSpec) -> Vec<Warning> {
-    let warn = |field: &str, problem: &str, hint: &str| Warning {
-        at: field_location(meta, "Service", field),
+    let build_warning = |field: &str, problem: &str, hint: &str| Warning {
+        location: field_location(meta, "Service", field),
         problem: problem.to_owned(),
         hint: hint.to_owned(),
     };
     let mut warnings = Vec::new();
     if spec.session_affinity.as_deref().is_some_and(|affinity| affinity != "None") {
-        warnings.push(warn(
+        warnings.push(build_warning(
             "spec.sessionAffinity",
             "is ignored for clients in the mesh",
             "use a LoadBalancing with a key",
         ));
     }
     if spec.internal_traffic_policy.as_deref() == Some("Local") {
-        warnings.push(warn(
+        warnings.push(build_warning(
             "spec.internalTrafficPolicy",
             "is ignored for clients in the mesh, which use all endpoints",
             "use Cluster",

@@ -1,11 +1,11 @@
-//! Sidecar settings of pods and namespaces that the floor of a mesh may override.
+//! The sidecar settings of pods and namespaces that the mesh floor may override.
 
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::words::{
+use crate::well_known::{
     INIT_CONTAINER, INJECTION, MEMBERSHIPS, PREFIXES, PROXY_CONTAINER, SIDECAR_IMAGE, is_disabled,
     is_enabled, is_exclusion,
 };
@@ -15,9 +15,9 @@ use crate::words::{
 pub struct SidecarSettings {
     /// The annotations that exclude traffic from redirection.
     pub(crate) exclusions: Vec<String>,
-    /// The label or annotation by which a pod opts out of injection.
+    /// The key of the label or annotation by which a pod opts out of injection; `None` if it does not.
     pub(crate) opt_out: Option<String>,
-    /// The image from an annotation.
+    /// The image that an annotation requests, if any.
     pub(crate) requested_image: Option<String>,
     /// True if a pod has a sidecar container.
     pub(crate) has_sidecar: bool,
@@ -50,8 +50,8 @@ impl SidecarSettings {
     /// Reads the settings of a namespace.
     pub(super) fn from_namespace(meta: &ObjectMeta) -> Self {
         let (labels, annotations) = (meta.labels.as_ref(), meta.annotations.as_ref());
-        let monitored = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
-        let is_monitored = monitored
+        let monitor_labels = MEMBERSHIPS.iter().filter(|label| **label != INJECTION);
+        let is_monitored = monitor_labels
             .into_iter()
             .any(|label| labels.is_some_and(|labels| labels.contains_key(*label)));
         let injection =
@@ -78,7 +78,7 @@ impl SidecarSettings {
         Self { exclusions: exclusions.collect(), requested_image, ..Self::default() }
     }
 
-    /// Returns true if a floor may override one of the settings.
+    /// Returns true if the mesh floor may override one of the settings.
     pub(crate) fn may_be_overridden(&self) -> bool {
         !self.exclusions.is_empty() || self.opt_out.is_some() || self.requested_image.is_some()
     }

@@ -11,8 +11,8 @@ use leno_model::{
 
 use super::is_tcp;
 
-/// Converts the addresses of a slice into unmeshed workloads. Returns an empty list if the slice has no
-/// service.
+/// Converts the first address of each endpoint into an unmeshed workload. Returns an empty list if the slice
+/// has no service.
 #[must_use]
 pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
@@ -37,7 +37,7 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
         let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
         // Canonical form, because conflicts with addresses of pods are found by comparison.
         let Some(address) = address.map(|address| address.to_canonical()) else { continue };
-        if AddressClass::is_own_or_special(address) {
+        if AddressClass::is_loopback_or_special(address) {
             tracing::warn!(slice = slice_name, namespace, %address, "EndpointSlice address matches no workload");
             continue;
         }
@@ -65,22 +65,24 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
 }
 
 fn read_port(port: &EndpointPort) -> Option<WorkloadPort> {
-    let number =
-        port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number > 0)?;
+    let port_number = port
+        .port
+        .and_then(|port_number| u16::try_from(port_number).ok())
+        .filter(|port_number| *port_number > 0)?;
     if !is_tcp(port.protocol.as_deref()) {
         return None;
     }
-    let name = port.name.as_deref().filter(|text| !text.is_empty());
+    let name = port.name.as_deref().filter(|name| !name.is_empty());
     let name = match name {
-        Some(text) => Some(Name::new(text).ok()?),
+        Some(name) => Some(Name::new(name).ok()?),
         None => None,
     };
-    let name = Some(listed_port(name.as_ref()));
-    Some(WorkloadPort { name, port: number, protocol: Protocol::Detect })
+    let name = Some(listed_port_name(name.as_ref()));
+    Some(WorkloadPort { name, port: port_number, protocol: Protocol::Detect })
 }
 
-/// Returns the selector of the endpoints that are listed for a service. No object of the cluster can have such
-/// a label.
+/// Returns the selector of the endpoints that are listed for a service. No object of the cluster can have this
+/// label: its key contains spaces.
 pub(super) fn listed_selector(service: &str) -> BTreeMap<String, String> {
     BTreeMap::from([(format!("{LISTED_FOR_PREFIX}{service}"), String::new())])
 }
@@ -92,7 +94,7 @@ pub(crate) fn listed_service(key: &str) -> Option<&str> {
 
 /// Returns the name of a port in slices, both for services and endpoints. An unnamed port is the only one of
 /// its service.
-pub(super) fn listed_port(name: Option<&Name>) -> Name {
+pub(super) fn listed_port_name(name: Option<&Name>) -> Name {
     name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
 }
 

@@ -4,16 +4,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;
 
 use super::field_location;
-use crate::words;
+use crate::well_known;
 
 /// Returns the warnings for unknown labels and annotations of a pod or namespace.
 pub(super) fn unknown_annotations(meta: &ObjectMeta, kind: &str) -> Vec<Warning> {
-    let warnings_of = |map: &str, keys: Vec<&String>| -> Vec<Warning> {
-        let warnings = words::unknown_annotations(keys.into_iter()).map(|(key, hint)| Warning {
-            at: field_location(meta, kind, &format!("metadata.{map}[{key:?}]")),
-            problem: "is not supported".to_owned(),
-            hint,
-        });
+    let warnings_of = |map_field: &str, keys: Vec<&String>| -> Vec<Warning> {
+        let warnings =
+            well_known::unknown_annotations(keys.into_iter()).map(|(key, hint)| Warning {
+                location: field_location(meta, kind, &format!("metadata.{map_field}[{key:?}]")),
+                problem: "is not supported".to_owned(),
+                hint,
+            });
         warnings.collect()
     };
     let labels = meta.labels.iter().flat_map(|labels| labels.keys()).collect();

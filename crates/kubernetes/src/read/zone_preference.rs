@@ -1,6 +1,6 @@
-//! Zone preference of services (topology-aware routing).
+//! Zone preferences of Services (topology-aware routing), and the tag rules that implement them in sidecars.
 
-use k8s_openapi::api::core::v1::Service as Served;
+use k8s_openapi::api::core::v1::Service as KubeService;
 use leno_model::{
     CallerMatch, CallerRule, FieldTest, Name, RuleOrigin, ServiceName, TagDialect, TagRoute,
     TagRouteName, TagRules, TagScope, TagSet, TagSplit, TagTarget, TagValue, ValueTest, WeightUnit,
@@ -12,18 +12,20 @@ use super::field_location;
 /// The zone preference of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZonePreference {
-    /// Endpoints in the zone of the client are preferred as long as it has any.
+    /// Endpoints in the client's zone are preferred as long as the zone has any.
     Zone,
-    /// Endpoints in the zone of the client are preferred as long as it has its share of all endpoints.
+    /// Endpoints in the client's zone are preferred as long as the zone has its share of all endpoints.
     Balanced,
 }
 
 /// Returns the zone preference of a service, and a warning about an unsupported one.
-pub(crate) fn read_zone_preference(service: &Served) -> (Option<ZonePreference>, Option<Warning>) {
+pub(crate) fn read_zone_preference(
+    service: &KubeService,
+) -> (Option<ZonePreference>, Option<Warning>) {
     let spec = service.spec.as_ref();
     let distribution = spec.and_then(|spec| spec.traffic_distribution.as_deref());
-    let warn = |field: &str, problem: &str, hint: &str| Warning {
-        at: field_location(&service.metadata, "Service", field),
+    let build_warning = |field: &str, problem: &str, hint: &str| Warning {
+        location: field_location(&service.metadata, "Service", field),
         problem: problem.to_owned(),
         hint: hint.to_owned(),
     };
@@ -31,11 +33,11 @@ pub(crate) fn read_zone_preference(service: &Served) -> (Option<ZonePreference>,
         Some("PreferClose" | "PreferSameZone") => return (Some(ZonePreference::Zone), None),
         Some("PreferSameNode") => {
             let problem = "is treated as PreferSameZone for clients in the mesh";
-            let warning = warn(DISTRIBUTION_FIELD, problem, "use PreferSameZone");
+            let warning = build_warning(DISTRIBUTION_FIELD, problem, "use PreferSameZone");
             return (Some(ZonePreference::Zone), Some(warning));
         }
         Some(_) => {
-            let warning = warn(
+            let warning = build_warning(
                 DISTRIBUTION_FIELD,
                 "is unknown and ignored",
                 "use PreferSameZone, or remove it",
@@ -100,7 +102,7 @@ const DISTRIBUTION_FIELD: &str = "spec.trafficDistribution";
 /// The annotation with the mode of topology-aware routing, and its former name.
 const MODE_ANNOTATIONS: [&str; 2] =
     ["service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"];
-/// The minimum share of the endpoints in a preferred zone: a zone with a smaller one would be overloaded.
+/// The minimum share of the endpoints in a preferred zone: a zone with a smaller share would be overloaded.
 const MIN_SHARE_PERCENT: u32 = 20;
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Watch events of one kind.
+//! Watch events of the API server, and conversion of each object for the mesh, gateways and statuses. The
+//! object store applies the events.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service as ServedService};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Secret, Service as KubeService};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt as _;
 use kube::core::{ApiResource, DynamicObject, PartialObjectMeta};
@@ -13,7 +14,7 @@ use leno_model::{Service, Workload};
 use leno_registry::{RejectedDocument, ServedKind, Warning};
 
 use super::status_record::StatusRecord;
-use crate::gateway::{self, ClusterFact, GATEWAY_KINDS};
+use crate::gateway::{self, GATEWAY_KINDS, GatewayInput};
 use crate::read::{
     AdmissionReading, CustomResource, FOREIGN_CONFIGS, ForeignMeshSettings, MeshPod,
     NamespaceReading, ServiceReading, ZONE_LABEL, ZonePreference, endpoint_addresses,
@@ -21,7 +22,7 @@ use crate::read::{
     read_service, read_zone_preference, service_addresses,
 };
 
-/// A watch event of one kind.
+/// A watch event of one kind, with the object already converted.
 pub(crate) enum WatchEvent {
     /// A list begins: all objects follow, then [`WatchEvent::ListComplete`].
     ListStarted,
@@ -31,10 +32,10 @@ pub(crate) enum WatchEvent {
     Deleted(ObjectId),
     /// The list is complete: objects that were not received since [`WatchEvent::ListStarted`] are deleted.
     ListComplete,
-    /// All existing Secrets of this set have been received.
-    Covered(Arc<BTreeSet<ObjectId>>),
-    /// The server does not have the kind.
-    Absent,
+    /// All existing Secrets of this set, to which gateways refer, have been received.
+    SecretsReceived(Arc<BTreeSet<ObjectId>>),
+    /// The server does not serve the kind.
+    KindNotServed,
     /// The server forbids reading the kind, with this message.
     Forbidden(String),
     /// The server is currently unavailable.
@@ -55,7 +56,7 @@ pub(crate) struct ConvertedObject {
     /// The object for the mesh; `None` if it does not concern the mesh.
     pub(crate) item: Option<MeshItem>,
     /// The object for gateways, if it concerns them.
-    pub(crate) fact: Option<ClusterFact>,
+    pub(crate) gateway_input: Option<GatewayInput>,
     /// The data for the status of the object, if the kind has one that is written.
     pub(crate) record: Option<StatusRecord>,
 }
@@ -95,23 +96,23 @@ impl ObjectId {
 impl ConvertedObject {
     pub(crate) fn from_pod(pod: Pod) -> Self {
         let item = read_pod(&pod).transpose().map(MeshItem::Pod);
-        let fact = Some(pod_addresses(&pod))
+        let gateway_input = Some(pod_addresses(&pod))
             .filter(|addresses| !addresses.is_empty())
-            .map(ClusterFact::Pod);
+            .map(GatewayInput::Pod);
         let needs_record = match &item {
-            Some(MeshItem::Pod(Ok(member))) => {
-                member.admission != AdmissionReading::NONE
-                    || !member.warnings.is_empty()
-                    || member.sidecar_settings.may_be_overridden()
+            Some(MeshItem::Pod(Ok(mesh_pod))) => {
+                mesh_pod.admission != AdmissionReading::NONE
+                    || !mesh_pod.warnings.is_empty()
+                    || mesh_pod.sidecar_settings.may_be_overridden()
             }
             Some(MeshItem::Pod(Err(_))) => true,
             _ => false,
         };
         let record = needs_record.then(|| StatusRecord::from_builtin(&pod));
-        Self { id: ObjectId::from_object(&pod), item, fact, record }
+        Self { id: ObjectId::from_object(&pod), item, gateway_input, record }
     }
 
-    pub(crate) fn from_service(served: ServedService) -> Self {
+    pub(crate) fn from_service(served: KubeService) -> Self {
         let item = match read_service(&served) {
             ServiceReading::WithSelector(service, mut warnings) => {
                 let (zone_preference, warning) = read_zone_preference(&served);
@@ -134,49 +135,50 @@ impl ConvertedObject {
             _ => false,
         };
         let record = needs_record.then(|| StatusRecord::from_builtin(&served));
-        Self { id: ObjectId::from_object(&served), item, fact: None, record }
+        Self { id: ObjectId::from_object(&served), item, gateway_input: None, record }
     }
 
-    /// Converts a node; only its zone is kept.
+    /// Converts a node into its zone.
     pub(crate) fn from_node(node: PartialObjectMeta<Node>) -> Self {
         let zone = node.metadata.labels.as_ref().and_then(|labels| labels.get(ZONE_LABEL).cloned());
         let item = Some(MeshItem::Node(zone));
-        Self { id: ObjectId::from_object(&node), item, fact: None, record: None }
+        Self { id: ObjectId::from_object(&node), item, gateway_input: None, record: None }
     }
 
     /// Converts the Service of the API server.
-    pub(crate) fn from_api_server_service(service: ServedService) -> Self {
+    pub(crate) fn from_api_server_service(service: KubeService) -> Self {
         let item = Some(MeshItem::ApiServer(service_addresses(&service)));
-        Self { id: ObjectId::from_object(&service), item, fact: None, record: None }
+        Self { id: ObjectId::from_object(&service), item, gateway_input: None, record: None }
     }
 
     /// Converts the endpoints of the API server.
     pub(crate) fn from_api_server_endpoints(slice: EndpointSlice) -> Self {
         let item = Some(MeshItem::ApiServer(endpoint_addresses(&slice)));
-        Self { id: ObjectId::from_object(&slice), item, fact: None, record: None }
+        Self { id: ObjectId::from_object(&slice), item, gateway_input: None, record: None }
     }
 
     pub(crate) fn from_slice(slice: EndpointSlice) -> Self {
         let item = Some(MeshItem::Endpoints(read_endpoints(&slice)));
-        Self { id: ObjectId::from_object(&slice), item, fact: None, record: None }
+        Self { id: ObjectId::from_object(&slice), item, gateway_input: None, record: None }
     }
 
     /// Converts a Secret if a gateway refers to it; other Secrets are ignored.
     pub(crate) fn from_secret(secret: Secret, referenced_secrets: &BTreeSet<ObjectId>) -> Self {
         let id = ObjectId::from_object(&secret);
-        let fact = referenced_secrets.contains(&id).then(|| gateway::read_certificate(&secret));
-        Self { id, item: None, fact, record: None }
+        let gateway_input =
+            referenced_secrets.contains(&id).then(|| gateway::read_certificate(&secret));
+        Self { id, item: None, gateway_input, record: None }
     }
 
     pub(crate) fn from_deployment(deployment: Deployment) -> Self {
-        let fact = Some(gateway::read_deployment(&deployment));
-        Self { id: ObjectId::from_object(&deployment), item: None, fact, record: None }
+        let gateway_input = Some(gateway::read_deployment(&deployment));
+        Self { id: ObjectId::from_object(&deployment), item: None, gateway_input, record: None }
     }
 
     /// Converts the Service of a gateway.
-    pub(crate) fn from_gateway_service(service: ServedService) -> Self {
-        let fact = Some(gateway::read_service(&service));
-        Self { id: ObjectId::from_object(&service), item: None, fact, record: None }
+    pub(crate) fn from_gateway_service(service: KubeService) -> Self {
+        let gateway_input = Some(gateway::read_service(&service));
+        Self { id: ObjectId::from_object(&service), item: None, gateway_input, record: None }
     }
 
     pub(crate) fn from_namespace(object: Namespace) -> Self {
@@ -187,8 +189,9 @@ impl ConvertedObject {
         let record = needs_record.then(|| StatusRecord::from_builtin(&object));
         let has_settings = needs_record || reading.sidecar_settings.has_injection;
         let item = has_settings.then_some(MeshItem::Namespace(reading));
-        let fact = Some(ClusterFact::Namespace(object.metadata.labels.clone().unwrap_or_default()));
-        Self { id: ObjectId::from_object(&object), item, fact, record }
+        let gateway_input =
+            Some(GatewayInput::Namespace(object.metadata.labels.clone().unwrap_or_default()));
+        Self { id: ObjectId::from_object(&object), item, gateway_input, record }
     }
 
     pub(crate) fn from_custom(
@@ -199,8 +202,8 @@ impl ConvertedObject {
         let (id, record) =
             (ObjectId::from_object(&object), StatusRecord::from_custom(kind, resource, &object));
         let rejected_grant = incomplete_grant(kind, &object).map(MeshItem::Custom);
-        let fact = gateway::read_fact(kind, &resource.api_version, &object);
-        let fact = fact.filter(|_| rejected_grant.is_none());
+        let gateway_input = gateway::read_gateway_input(kind, &resource.api_version, &object);
+        let gateway_input = gateway_input.filter(|_| rejected_grant.is_none());
         let item = if rejected_grant.is_some() {
             rejected_grant
         } else if GATEWAY_KINDS.contains(&kind) {
@@ -211,8 +214,8 @@ impl ConvertedObject {
             read_custom(kind, &resource.api_version, object).map(MeshItem::Custom)
         };
         // No record for objects that do not concern the mesh and have no status by this mesh.
-        let is_relevant = item.is_some() || fact.is_some();
+        let is_relevant = item.is_some() || gateway_input.is_some();
         let record = record.filter(|record| is_relevant || record.has_own_entry());
-        Self { id, item, fact, record }
+        Self { id, item, gateway_input, record }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of new sidecars, for a command that reads them once and does not watch the cluster.
+//! The settings of new sidecars, for commands that read them once and do not watch the cluster.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::read::FOREIGN_CONFIGS;
 ///
 /// # Errors
 /// When the API server does not respond, or forbids listing a kind that it has.
-pub async fn sidecar_settings(
+pub async fn read_sidecar_settings(
     client: &Client,
     namespaces: BTreeSet<Name>,
 ) -> Result<(Exclusions, Floor), ApiError> {
@@ -56,7 +56,7 @@ mod tests {
         let server = Server::start_server().await;
         let namespaces = || BTreeSet::from([Name::new("fsm-system").unwrap()]);
         let no_settings = (Exclusions::default(), Floor::default());
-        assert_eq!(sidecar_settings(&server.client, namespaces()).await.unwrap(), no_settings);
+        assert_eq!(read_sidecar_settings(&server.client, namespaces()).await.unwrap(), no_settings);
         let config = |namespace: &str, year: &str, port: u16| {
             json!({
                 "apiVersion": "config.flomesh.io/v1alpha3", "kind": "MeshConfig",
@@ -88,11 +88,14 @@ mod tests {
         let configs = json!([config("a", "2023", 25), config("fsm-system", "2024", 26)]);
         insert_object("/apis/config.flomesh.io/v1alpha3/meshconfigs", list(configs));
         // Another namespace has no effect, even if its object is older.
-        let (exclusions, _) = sidecar_settings(&server.client, namespaces()).await.unwrap();
+        let (exclusions, _) = read_sidecar_settings(&server.client, namespaces()).await.unwrap();
         assert_eq!(exclusions.outbound_ports, [26].into());
-        assert_eq!(sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(), no_settings);
+        assert_eq!(
+            read_sidecar_settings(&server.client, BTreeSet::new()).await.unwrap(),
+            no_settings
+        );
         server.store.lock().unwrap().forbidden = Some(("GET", "meshconfigs"));
-        let forbidden = sidecar_settings(&server.client, namespaces()).await;
+        let forbidden = read_sidecar_settings(&server.client, namespaces()).await;
         assert_eq!(forbidden.unwrap_err().status_code(), Some(403));
     }
 }

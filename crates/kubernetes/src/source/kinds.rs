@@ -17,10 +17,10 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::arrivals::PAGE_SIZE;
+use super::definitions::PAGE_SIZE;
 use super::event::{ConvertedObject, ObjectId, WatchEvent};
 use crate::api::{ApiError, ObjectApi, list_api_resources};
-use crate::words::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
+use crate::well_known::{API_SERVER, API_SERVER_NAMESPACE, GATEWAY_PART};
 
 /// A watched kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(crate) struct KindWatch {
     pub(crate) watched: WatchedKind,
     /// The index of the kind in events.
     pub(crate) kind_index: usize,
-    /// The number of changes of definitions.
+    /// The number of changes of CustomResourceDefinitions so far.
     pub(crate) definition_changes: watch::Receiver<u64>,
     /// The Secrets that gateways refer to.
     pub(crate) referenced_secrets: watch::Receiver<Arc<BTreeSet<ObjectId>>>,
@@ -101,24 +101,24 @@ pub(crate) struct KindWatch {
 /// The Secrets that a watch covers.
 pub(crate) struct CoveredSecrets {
     referenced_secrets: Arc<BTreeSet<ObjectId>>,
-    /// True when all of them have been listed.
-    listed: watch::Sender<bool>,
+    /// Receives true when all of these Secrets have been listed.
+    listed_sender: watch::Sender<bool>,
 }
 
-/// The receiver is dropped.
+/// The error that the receiver of the events was dropped.
 struct ReceiverDropped;
 
 /// The reason that a watch ended.
 enum WatchEnd {
     /// The server lacks the kind, or this version of it.
-    Absent,
+    KindNotServed,
     ReceiverDropped,
 }
 
 /// The result of discovery for a kind.
 pub(crate) enum DiscoveredKind {
     Served(Box<(ObjectApi<DynamicObject>, ApiResource)>),
-    Absent,
+    NotServed,
 }
 
 impl KindWatch {
@@ -192,14 +192,14 @@ impl KindWatch {
             let mut secret_references = self.referenced_secrets.clone();
             let referenced_secrets = Arc::clone(&secret_references.borrow_and_update());
             if referenced_secrets.is_empty() {
-                self.send_event(WatchEvent::Covered(referenced_secrets)).await?;
+                self.send_event(WatchEvent::SecretsReceived(referenced_secrets)).await?;
                 secret_references.changed().await.map_err(|_| ReceiverDropped)?;
                 continue;
             }
-            let (listed, is_listed) = watch::channel(false);
+            let (listed_sender, is_listed) = watch::channel(false);
             self.covered_secrets = Some(CoveredSecrets {
                 referenced_secrets: Arc::clone(&referenced_secrets),
-                listed,
+                listed_sender,
             });
             let api: ObjectApi<Secret> = ObjectApi::for_all_namespaces(self.client.clone());
             let config = Config::default().fields("type=kubernetes.io/tls").page_size(PAGE_SIZE);
@@ -207,7 +207,7 @@ impl KindWatch {
             tokio::select! {
                 end = self.watch_objects(api, config, convert) => match end {
                     WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
-                    WatchEnd::Absent => sleep(MIN_RETRY_DELAY).await,
+                    WatchEnd::KindNotServed => sleep(MIN_RETRY_DELAY).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
                 changed = wait_for_other_secrets(&mut secret_references, &referenced_secrets, is_listed) => changed?,
@@ -227,12 +227,12 @@ impl KindWatch {
                         move |object| ConvertedObject::from_custom(kind, &resource, object);
                     match self.watch_objects(api, config, convert).await {
                         WatchEnd::ReceiverDropped => return Err(ReceiverDropped),
-                        WatchEnd::Absent => sleep(MIN_RETRY_DELAY).await,
+                        WatchEnd::KindNotServed => sleep(MIN_RETRY_DELAY).await,
                     }
                     retry_delay = MIN_RETRY_DELAY;
                 }
-                Ok(DiscoveredKind::Absent) => {
-                    self.send_event(WatchEvent::Absent).await?;
+                Ok(DiscoveredKind::NotServed) => {
+                    self.send_event(WatchEvent::KindNotServed).await?;
                     self.wait_for_definition(kind).await;
                     retry_delay = MIN_RETRY_DELAY;
                 }
@@ -289,12 +289,14 @@ impl KindWatch {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
         K::DynamicType: Clone,
     {
-        while let WatchEnd::Absent = self.watch_objects(api.clone(), config.clone(), &convert).await
+        while let WatchEnd::KindNotServed =
+            self.watch_objects(api.clone(), config.clone(), &convert).await
         {
             sleep(MIN_RETRY_DELAY).await;
         }
     }
 
+    /// Watches objects until the kind is not served any more, or the receiver of the events is dropped.
     async fn watch_objects<K>(
         &self,
         api: ObjectApi<K>,
@@ -313,21 +315,22 @@ impl KindWatch {
                 }
                 Ok(Event::InitDone) => match &self.covered_secrets {
                     Some(covered_secrets) => {
-                        let covered_event =
-                            WatchEvent::Covered(Arc::clone(&covered_secrets.referenced_secrets));
+                        let covered_event = WatchEvent::SecretsReceived(Arc::clone(
+                            &covered_secrets.referenced_secrets,
+                        ));
                         for event in [WatchEvent::ListComplete, covered_event] {
                             if self.send_event(event).await.is_err() {
                                 return WatchEnd::ReceiverDropped;
                             }
                         }
-                        covered_secrets.listed.send_replace(true);
+                        covered_secrets.listed_sender.send_replace(true);
                         continue;
                     }
                     None => WatchEvent::ListComplete,
                 },
                 Ok(Event::Delete(object)) => WatchEvent::Deleted(ObjectId::from_object(&object)),
                 Err(error) => match error.status_code() {
-                    Some(404) => return WatchEnd::Absent,
+                    Some(404) => return WatchEnd::KindNotServed,
                     // The resource version has expired: the client lists again.
                     Some(410) => continue,
                     Some(403) => WatchEvent::Forbidden(error.to_string()),
@@ -360,22 +363,22 @@ async fn wait_for_other_secrets(
         .map_err(|_| ReceiverDropped)
 }
 
-/// Finds the preferred version of a kind on the server.
+/// Finds the first version of a kind, in order of preference, that the server serves.
 pub(crate) async fn find_version(
     client: &Client,
     kind: ServedKind,
 ) -> Result<DiscoveredKind, ApiError> {
     for api_version in kind.api_versions {
-        let list = match list_api_resources(client, api_version).await {
-            Ok(list) => list,
+        let resource_list = match list_api_resources(client, api_version).await {
+            Ok(resource_list) => resource_list,
             Err(error) if error.status_code() == Some(404) => continue,
             Err(error) => return Err(error),
         };
-        let served = list
+        let served_resource = resource_list
             .resources
             .into_iter()
             .find(|resource| resource.kind == kind.kind && !resource.name.contains('/'));
-        if let Some(resource) = served {
+        if let Some(resource) = served_resource {
             let version = api_version.rsplit('/').next().unwrap_or_default();
             let resource = ApiResource {
                 group: kind.group.to_owned(),
@@ -388,7 +391,7 @@ pub(crate) async fn find_version(
             return Ok(DiscoveredKind::Served(Box::new((api, resource))));
         }
     }
-    Ok(DiscoveredKind::Absent)
+    Ok(DiscoveredKind::NotServed)
 }
 
 /// Returns the selector of the object of the API server: its Service and its slice have the same name.

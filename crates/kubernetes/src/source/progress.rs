@@ -1,4 +1,4 @@
-//! Kinds that have not been listed yet.
+//! Progress of the first listing of all watched kinds, which readiness reports.
 
 use std::fmt;
 

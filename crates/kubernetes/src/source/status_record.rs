@@ -1,4 +1,4 @@
-//! Data of a custom resource for its status.
+//! The data of an object that its status and events need, which the object store retains.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::read::is_service_parent;
 use crate::status::{StatusForm, StatusTarget, is_own_entry};
 
-/// Data of a custom resource for its status.
+/// The data of an object for its status and events.
 pub(crate) struct StatusRecord {
     pub(crate) form: StatusForm,
     pub(crate) resource: Arc<ApiResource>,

@@ -1,4 +1,4 @@
-//! Store of all objects, with the changes that have not been published yet. Pure: no server, no clock.
+//! The store of all objects, and the changes that are not published yet. No I/O: the source applies watch events.
 
 mod boundary;
 mod conflicts;
@@ -28,7 +28,7 @@ use leno_model::{
 use leno_registry::{DocumentLocation, RegistryUpdate, RejectedDocument, Warning};
 
 use self::external_principals::ExternalPrincipals;
-use self::floor::Floors;
+use self::floor::OverridableSettings;
 use self::gateway_state::GatewayState;
 use self::mesh_config::MeshSettings;
 use self::objects_in_force::ObjectsInForce;
@@ -56,7 +56,7 @@ pub(crate) struct ObjectStore {
     /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
     read_namespaces: BTreeSet<Name>,
     settings: MeshSettings,
-    floors: Floors,
+    overridable_settings: OverridableSettings,
     external_principals: ExternalPrincipals,
     zone_preferences: ZonePreferences,
     custom_resources: ObjectsInForce,
@@ -64,7 +64,7 @@ pub(crate) struct ObjectStore {
     routed_services: RoutedServices,
     /// The services that routes name, including those of routes that name only one service.
     attached_services: RoutedServices,
-    /// Those of `attached_services` that have pods, but none with a sidecar.
+    /// The services in `attached_services` that have pods, but no pod with a sidecar.
     unmeshed_services: BTreeSet<ServiceName>,
     /// The services with pods that are sources of an ingress policy.
     ingress_sources: BTreeSet<ServiceName>,
@@ -72,9 +72,9 @@ pub(crate) struct ObjectStore {
     joined_services: BTreeSet<ServiceName>,
     /// The rejections and warnings of each object.
     diagnostics: BTreeMap<ObjectOrigin, (Vec<RejectedDocument>, Vec<Warning>)>,
-    /// Statuses that the API server rejects.
+    /// Warnings about statuses that the API server rejects.
     unwritten_statuses: Arc<Vec<Warning>>,
-    /// The data of custom resources for their statuses.
+    /// The data of objects for their statuses and events.
     records: BTreeMap<ObjectOrigin, StatusRecord>,
     /// True if statuses may have changed.
     statuses_stale: bool,
@@ -86,7 +86,7 @@ pub(crate) struct ObjectStore {
     published_diagnostics: Option<(Vec<RejectedDocument>, Vec<Warning>)>,
 }
 
-/// An object, with the index of its kind.
+/// The identity of an object: the index of its kind, and its namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ObjectOrigin {
     pub(crate) kind: usize,
@@ -96,11 +96,11 @@ pub(crate) struct ObjectOrigin {
 /// The state of a kind.
 struct KindState {
     watched: WatchedKind,
-    /// True if it has been listed once, or cannot be.
-    is_settled: bool,
+    /// True if the kind has been listed, or cannot be.
+    is_synced: bool,
     /// The number of the current list.
     listing: u64,
-    /// The error of the server if it forbids reading the kind.
+    /// The error of the API server if it forbids reading the kind.
     forbidden: Option<String>,
 }
 
@@ -108,7 +108,7 @@ impl ObjectStore {
     pub(crate) fn new(kinds: Vec<WatchedKind>) -> Self {
         let gateways = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
         let kind_state =
-            |watched| KindState { watched, is_settled: false, listing: 0, forbidden: None };
+            |watched| KindState { watched, is_synced: false, listing: 0, forbidden: None };
         Self {
             kinds: kinds.into_iter().map(kind_state).collect(),
             listings: BTreeMap::new(),
@@ -119,7 +119,7 @@ impl ObjectStore {
             namespaces: BTreeMap::new(),
             read_namespaces: BTreeSet::new(),
             settings: MeshSettings::default(),
-            floors: Floors::default(),
+            overridable_settings: OverridableSettings::default(),
             external_principals: ExternalPrincipals::default(),
             zone_preferences: ZonePreferences::default(),
             custom_resources: ObjectsInForce::default(),
@@ -145,7 +145,7 @@ impl ObjectStore {
 
     /// Returns the kinds that have not been listed yet.
     pub(crate) fn progress(&self) -> ListProgress {
-        let unlisted = self.kinds.iter().filter(|kind_state| !kind_state.is_settled);
+        let unlisted = self.kinds.iter().filter(|kind_state| !kind_state.is_synced);
         let (forbidden, unlisted): (Vec<_>, Vec<_>) =
             unlisted.partition(|kind_state| kind_state.forbidden.is_some());
         // The first update waits for Secrets, so that it does not publish gateways without certificates.
@@ -174,26 +174,28 @@ impl ObjectStore {
                 self.apply_object(kind, listing, *object);
             }
             WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind, id }),
-            WatchEvent::Covered(ids) => {
-                kind_state.is_settled = true;
+            WatchEvent::SecretsReceived(ids) => {
+                kind_state.is_synced = true;
                 if ids.is_empty() {
                     self.remove_unlisted(kind, |_| true);
                 }
-                self.gateways.iter_mut().for_each(|state| state.set_covered(Arc::clone(&ids)));
+                self.gateways
+                    .iter_mut()
+                    .for_each(|state| state.set_received_secrets(Arc::clone(&ids)));
             }
             WatchEvent::ListComplete => {
-                kind_state.is_settled = true;
+                kind_state.is_synced = true;
                 let listing = kind_state.listing;
                 self.remove_unlisted(kind, |last_listing| last_listing < listing);
             }
-            WatchEvent::Absent => {
-                kind_state.is_settled = true;
+            WatchEvent::KindNotServed => {
+                kind_state.is_synced = true;
                 kind_state.forbidden = None;
                 self.remove_unlisted(kind, |_| true);
             }
             WatchEvent::Forbidden(reason) => {
                 // Unknown objects are not the same as no objects.
-                kind_state.is_settled |= !kind_state.watched.decides_access();
+                kind_state.is_synced |= !kind_state.watched.decides_access();
                 kind_state.forbidden = Some(reason);
                 if kind_state.watched == WatchedKind::Secrets {
                     self.gateways.iter_mut().for_each(GatewayState::mark_secrets_forbidden);
@@ -207,12 +209,12 @@ impl ObjectStore {
         }
     }
 
-    /// Returns the changes to publish; `None` before every kind has been listed.
+    /// Returns the changes to publish; `None` if there are none, or before every kind has been listed.
     pub(crate) fn flush(&mut self) -> Option<RegistryUpdate> {
-        if !self.is_settled() || (!self.has_published() && self.waits_for_secrets()) {
+        if !self.is_synced() || (!self.has_published() && self.waits_for_secrets()) {
             return None;
         }
-        let (mut removals, mut upserts) = (Vec::new(), Vec::new());
+        let (mut changes, mut upserts) = (Vec::new(), Vec::new());
         for key in std::mem::take(&mut self.dirty) {
             match self.current_object(&key) {
                 Some(object) if self.published_objects.get(&key) != Some(&object) => {
@@ -220,24 +222,24 @@ impl ObjectStore {
                     upserts.push(Change::Upsert(object));
                 }
                 None if self.published_objects.remove(&key).is_some() => {
-                    removals.push(Change::Remove(key))
+                    changes.push(Change::Remove(key))
                 }
                 Some(_) | None => {}
             }
         }
-        removals.append(&mut upserts);
+        changes.append(&mut upserts);
         let (rejected, warnings) = self.all_diagnostics();
         let diagnostics = Some((rejected.clone(), warnings.clone()));
-        if removals.is_empty() && self.published_diagnostics == diagnostics {
+        if changes.is_empty() && self.published_diagnostics == diagnostics {
             return None;
         }
         self.published_diagnostics = diagnostics;
-        let objects = self.published_objects.len();
+        let object_count = self.published_objects.len();
         Some(RegistryUpdate {
-            changes: removals,
+            changes,
             rejected,
             warnings,
-            objects,
+            object_count,
             locations: Vec::new(),
             first_event_at: None,
         })
@@ -249,8 +251,8 @@ impl ObjectStore {
     }
 
     /// Returns true if every kind has been listed.
-    fn is_settled(&self) -> bool {
-        self.kinds.iter().all(|kind_state| kind_state.is_settled)
+    fn is_synced(&self) -> bool {
+        self.kinds.iter().all(|kind_state| kind_state.is_synced)
     }
 
     /// Returns true while gateways refer to Secrets that have not been listed.
@@ -265,7 +267,7 @@ impl ObjectStore {
             self.remove_item(&origin);
             self.mark_namespace_read(&origin, listing);
         }
-        self.apply_fact(&origin, listing, object.fact);
+        self.apply_gateway_input(&origin, listing, object.gateway_input);
         match object.record {
             Some(record) => {
                 self.statuses_stale = true;
@@ -293,14 +295,14 @@ impl ObjectStore {
 
     fn apply_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
         let MeshPod { mut workload, admission, node, warnings, sidecar_settings } = match pod {
-            Ok(member) => member,
+            Ok(mesh_pod) => mesh_pod,
             Err(invalid) => return self.add_diagnostics(origin, vec![*invalid], Vec::new()),
         };
         self.add_diagnostics(origin, Vec::new(), warnings);
-        let existing = self.workloads.get(&workload.name);
+        let existing_pod = self.workloads.get(&workload.name);
         // A pod that replaces one of the same name has no previous state.
         let is_same = |existing: &&Workload| existing.sidecar && existing.uid == workload.uid;
-        let previous_admission = existing.filter(is_same).map(|existing| existing.admission);
+        let previous_admission = existing_pod.filter(is_same).map(|existing| existing.admission);
         let (admission, rejected) = admission.resolve_with(previous_admission);
         workload.admission = admission;
         self.add_diagnostics(origin, rejected, Vec::new());
@@ -309,13 +311,13 @@ impl ObjectStore {
         self.dirty.insert(ObjectKey::Workload(workload.name.clone()));
         self.selectorless.apply_pod(self.workloads.get(&workload.name), Some(&workload));
         workload.labels.extend(self.selectorless.service_labels(&workload));
-        let before = self.workloads.insert(workload.name.clone(), workload.clone());
+        let old_workload = self.workloads.insert(workload.name.clone(), workload.clone());
         self.join_pod_services(&workload);
         self.join_selectorless_services(&workload);
-        self.mark_listed_endpoints(before.as_ref(), Some(&workload));
-        self.mark_ingress_policies(before.as_ref(), Some(&workload));
-        self.mark_enforcement(before.as_ref(), Some(&workload));
-        self.mark_unmeshed_services(before.as_ref(), Some(&workload));
+        self.mark_listed_endpoints(old_workload.as_ref(), Some(&workload));
+        self.mark_ingress_policies(old_workload.as_ref(), Some(&workload));
+        self.mark_enforcement(old_workload.as_ref(), Some(&workload));
+        self.mark_unmeshed_services(old_workload.as_ref(), Some(&workload));
     }
 
     fn apply_service(
@@ -328,15 +330,15 @@ impl ObjectStore {
                 self.add_diagnostics(origin, Vec::new(), warnings);
                 let key = service.name.clone();
                 self.set_zone_preference(&key, zone_preference);
-                let listed = self.selectorless.remove_service(&key);
-                let before = self.services.insert(service).or(listed);
-                self.mark_service(&key, before.as_ref());
+                let selectorless_service = self.selectorless.remove_service(&key);
+                let old_service = self.services.insert(service).or(selectorless_service);
+                self.mark_service(&key, old_service.as_ref());
             }
             Err(rejected) => self.add_diagnostics(origin, vec![rejected], Vec::new()),
         }
     }
 
-    /// Notes that a namespace without our annotations was read: an invalid annotation that is added later is
+    /// Marks a namespace without Leno's annotations as read: an invalid annotation that is added later is
     /// ignored.
     fn mark_namespace_read(&mut self, origin: &ObjectOrigin, listing: u64) {
         let kind = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
@@ -399,22 +401,23 @@ impl ObjectStore {
 
     /// Removes objects that are not in a complete list.
     fn remove_unlisted(&mut self, kind: usize, is_gone: impl Fn(u64) -> bool) {
-        let start =
+        let range_start =
             ObjectOrigin { kind, id: ObjectId { namespace: String::new(), name: String::new() } };
-        let of_kind = self.listings.range(start..).take_while(|(origin, _)| origin.kind == kind);
+        let listings =
+            self.listings.range(range_start..).take_while(|(origin, _)| origin.kind == kind);
         let unlisted =
-            of_kind.filter(|(_, listing)| is_gone(**listing)).map(|(origin, _)| origin.clone());
+            listings.filter(|(_, listing)| is_gone(**listing)).map(|(origin, _)| origin.clone());
         for origin in unlisted.collect::<Vec<_>>() {
             self.remove_object(&origin);
         }
     }
 
     fn remove_object(&mut self, origin: &ObjectOrigin) {
-        self.remove_fact(origin);
+        self.remove_gateway_input(origin);
         self.remove_item(origin);
     }
 
-    /// Removes an object, except its facts for gateways.
+    /// Removes an object, except its input for gateways.
     fn remove_item(&mut self, origin: &ObjectOrigin) {
         if self.listings.remove(origin).is_none() {
             return;
@@ -426,23 +429,23 @@ impl ObjectStore {
         match kind_state.watched {
             WatchedKind::Pods => {
                 if let Ok(name) = WorkloadName::new(namespace, name) {
-                    let before = self.workloads.remove(&name);
-                    self.selectorless.apply_pod(before.as_ref(), None);
-                    self.mark_listed_endpoints(before.as_ref(), None);
+                    let old_version = self.workloads.remove(&name);
+                    self.selectorless.apply_pod(old_version.as_ref(), None);
+                    self.mark_listed_endpoints(old_version.as_ref(), None);
                     self.remove_pod_settings(&name);
                     self.set_node(&name, None);
-                    self.mark_ingress_policies(before.as_ref(), None);
-                    self.mark_enforcement(before.as_ref(), None);
-                    self.mark_unmeshed_services(before.as_ref(), None);
+                    self.mark_ingress_policies(old_version.as_ref(), None);
+                    self.mark_enforcement(old_version.as_ref(), None);
+                    self.mark_unmeshed_services(old_version.as_ref(), None);
                     self.dirty.insert(ObjectKey::Workload(name));
                 }
             }
             WatchedKind::Services => {
                 if let Ok(name) = ServiceName::new(namespace, name) {
-                    let listed = self.selectorless.remove_service(&name);
-                    let before = self.services.remove(&name).or(listed);
+                    let selectorless_service = self.selectorless.remove_service(&name);
+                    let old_version = self.services.remove(&name).or(selectorless_service);
                     self.set_zone_preference(&name, None);
-                    self.mark_service(&name, before.as_ref());
+                    self.mark_service(&name, old_version.as_ref());
                 }
             }
             WatchedKind::Nodes => self.apply_node(name, None),
@@ -470,21 +473,21 @@ impl ObjectStore {
     }
 
     /// Marks a changed service, and the workloads in its namespace because their ports may have changed.
-    fn mark_service(&mut self, name: &ServiceName, before: Option<&Service>) {
+    fn mark_service(&mut self, name: &ServiceName, old_service: Option<&Service>) {
         self.dirty.insert(ObjectKey::Service(name.clone()));
         self.statuses_stale = true;
         self.update_unmeshed_service(name);
         self.gateways.iter_mut().for_each(GatewayState::mark_changed);
-        let current = self.known_service(name).cloned();
-        let current = current.as_ref();
-        let is_unchanged = before.zip(current).is_some_and(|(before, current)| {
-            before.selector == current.selector
-                && before.ports == current.ports
-                && before.addresses.is_empty() == current.addresses.is_empty()
+        let new_service = self.known_service(name).cloned();
+        let new_service = new_service.as_ref();
+        let is_unchanged = old_service.zip(new_service).is_some_and(|(old, new)| {
+            old.selector == new.selector
+                && old.ports == new.ports
+                && old.addresses.is_empty() == new.addresses.is_empty()
         });
         if !is_unchanged {
             self.update_joined_service(name);
-            self.mark_selected_workloads(name, &[before, current]);
+            self.mark_selected_workloads(name, &[old_service, new_service]);
         }
     }
 
@@ -494,20 +497,20 @@ impl ObjectStore {
             let mut services = versions.iter().flatten();
             services.any(|service| matches_selector(&service.selector, &workload.labels))
         };
-        let first = WorkloadName { namespace: name.namespace.clone(), name: smallest_name() };
+        let range_start = WorkloadName { namespace: name.namespace.clone(), name: smallest_name() };
         let is_in_namespace =
             |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
         // The range of a namespace ends at the next one.
-        let pods = self.workloads.range(first.clone()..).take_while(is_in_namespace);
-        let listed = self.selectorless.workloads_from(first).take_while(is_in_namespace);
-        let affected = pods
-            .chain(listed)
+        let pods = self.workloads.range(range_start.clone()..).take_while(is_in_namespace);
+        let endpoints = self.selectorless.workloads_from(range_start).take_while(is_in_namespace);
+        let affected_workloads = pods
+            .chain(endpoints)
             .filter(|(_, workload)| is_selected(workload))
             .map(|(workload, _)| ObjectKey::Workload(workload.clone()));
-        self.dirty.extend(affected);
+        self.dirty.extend(affected_workloads);
     }
 
-    /// Returns the current version of an object.
+    /// Returns the current version of an object; `None` if the mesh does not have it.
     fn current_object(&self, key: &ObjectKey) -> Option<Object> {
         match key {
             ObjectKey::Workload(name) => {
@@ -568,14 +571,14 @@ impl ObjectStore {
         for kind_state in &self.kinds {
             let Some(reason) = &kind_state.forbidden else { continue };
             let kind = kind_state.watched.kind_name();
-            let at =
+            let location =
                 DocumentLocation { kind: Some(kind.to_owned()), ..DocumentLocation::default() };
             let problem = format!("the API server denies read access ({reason})");
             let hint = "allow the control plane's ServiceAccount to list and watch it".to_owned();
             // Without the MeshConfig the policies in force are unknown.
             match kind {
-                "MeshConfig" => rejected.push(RejectedDocument { at, problem, hint }),
-                _ => warnings.push(Warning { at, problem, hint }),
+                "MeshConfig" => rejected.push(RejectedDocument { location, problem, hint }),
+                _ => warnings.push(Warning { location, problem, hint }),
             }
         }
         rejected.sort();

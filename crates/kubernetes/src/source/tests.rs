@@ -33,33 +33,34 @@ async fn an_object_is_reported_as_programmed_only_after_its_update_was_sent() {
             unlisted: vec!["Hedging"],
             forbidden: Vec::new(),
         }),
-        statuses: watch::Sender::default(),
+        desired_statuses: watch::Sender::default(),
         desired_gateways: watch::Sender::default(),
         external_principals: watch::Sender::default(),
         exclusions: watch::Sender::default(),
         floor: watch::Sender::default(),
-        secrets: watch::Sender::default(),
+        referenced_secrets: watch::Sender::default(),
     };
-    let (mut progress, mut statuses) = (outputs.progress.subscribe(), outputs.statuses.subscribe());
-    let outcomes = watch::Sender::default();
+    let (mut progress, mut statuses) =
+        (outputs.progress.subscribe(), outputs.desired_statuses.subscribe());
+    let outcome_sender = watch::Sender::default();
     let event_loop = EventLoop {
         store: ObjectStore::new(vec![WatchedKind::Custom(kind)]),
         options: SourceOptions { quiet_period: Duration::ZERO, ..SourceOptions::default() },
         outputs,
         events,
-        outcomes: outcomes.subscribe(),
+        certificate_outcomes: outcome_sender.subscribe(),
         unwritten_statuses: watch::Sender::default().subscribe(),
         last_failure: None,
     };
-    let (updates, mut queue) = mpsc::channel(1);
-    let permit = updates.clone().reserve_owned().await.unwrap();
+    let (update_sender, mut update_receiver) = mpsc::channel(1);
+    let permit = update_sender.clone().reserve_owned().await.unwrap();
     let mut tasks = JoinSet::new();
-    tasks.spawn(event_loop.run(updates));
+    tasks.spawn(event_loop.run(update_sender));
     // All kinds are listed, and the queue of the control plane is full.
     progress.wait_for(ListProgress::is_synced).await.unwrap();
     assert!(!statuses.has_changed().unwrap(), "reported before the update was sent");
     drop(permit);
-    queue.recv().await.unwrap();
+    update_receiver.recv().await.unwrap();
     let published = statuses.wait_for(|statuses| !statuses.is_empty()).await.unwrap().clone();
     assert_eq!(published[0].target.name, "h");
 }

@@ -1,4 +1,4 @@
-//! Desired status of one object, and the patch that applies it. Pure.
+//! The desired status of one object, and the patch that applies it, without I/O.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use leno_registry::ServedKind;
 use serde_json::{Map, Value, json};
 
 use crate::gateway::{GatewayAddress, GatewayStatus, RouteParentStatus, supported_features};
-use crate::words::GATEWAY_CONTROLLER;
+use crate::well_known::GATEWAY_CONTROLLER;
 
 /// The desired status and events of one object.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ pub struct DesiredStatus {
     pub(crate) missing_reference: Option<String>,
 }
 
-/// The identity of the object.
+/// The identity of an object with a status or events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct StatusTarget {
     pub(crate) kind: &'static str,
@@ -79,14 +79,20 @@ impl StatusCondition {
     }
 }
 
-/// The form of a kind's status.
+/// The form of a kind's status: the fields that control planes write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StatusForm {
+    /// `status.parents`, for routes.
     Parents,
+    /// `status.conditions`, for the kinds of Leno.
     Conditions,
+    /// Conditions, addresses and listeners, for Gateways.
     Gateway,
+    /// Conditions and supported features, for GatewayClasses.
     Class,
+    /// `status.currentStatus` and `status.reason`, for policies of OSM and FSM.
     Current,
+    /// No status: the kind has none, or control planes do not write it.
     NoStatus,
 }
 
@@ -104,27 +110,27 @@ impl StatusForm {
 
     /// Extracts the part of a status that is read and written.
     pub(crate) fn extract_current(self, status: Option<&Value>) -> Value {
-        let part = |key: &str| status.and_then(|status| status.get(key)).cloned();
+        let status_field = |key: &str| status.and_then(|status| status.get(key)).cloned();
         match self {
-            Self::Parents => part("parents").unwrap_or(Value::Null),
-            Self::Conditions => part("conditions").unwrap_or(Value::Null),
+            Self::Parents => status_field("parents").unwrap_or(Value::Null),
+            Self::Conditions => status_field("conditions").unwrap_or(Value::Null),
             Self::Gateway => json!({
-                "conditions": part("conditions"),
-                "addresses": part("addresses"),
-                "listeners": part("listeners"),
+                "conditions": status_field("conditions"),
+                "addresses": status_field("addresses"),
+                "listeners": status_field("listeners"),
             }),
             Self::Class => json!({
-                "conditions": part("conditions"),
-                "supportedFeatures": part("supportedFeatures"),
+                "conditions": status_field("conditions"),
+                "supportedFeatures": status_field("supportedFeatures"),
             }),
-            Self::Current => json!([part("currentStatus"), part("reason")]),
+            Self::Current => json!([status_field("currentStatus"), status_field("reason")]),
             Self::NoStatus => Value::Null,
         }
     }
 }
 
 impl DesiredStatus {
-    /// Returns the status to write, if it differs from the current one. An unchanged condition keeps its
+    /// Returns the status to write; `None` if it equals the current one. An unchanged condition keeps its
     /// transition time.
     pub(crate) fn changed_status(&self, now: &Value) -> Option<Value> {
         match &self.content {
@@ -170,8 +176,9 @@ impl DesiredStatus {
     }
 
     fn gateway_status(&self, content: &GatewayStatus, now: &Value) -> Value {
-        let part = |key: &str| self.current_status.get(key).unwrap_or(&Value::Null);
-        let current_listeners = part("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
+        let status_field = |key: &str| self.current_status.get(key).unwrap_or(&Value::Null);
+        let current_listeners =
+            status_field("listeners").as_array().map(Vec::as_slice).unwrap_or_default();
         let listeners = content.listeners.iter().map(|listener| {
             let is_same_listener = |listener_status: &&Value| listener_status.get("name").is_some_and(|name| *name == listener.name);
             let current_conditions = current_listeners.iter().find(is_same_listener).and_then(|listener_status| listener_status.get("conditions"));
@@ -186,7 +193,7 @@ impl DesiredStatus {
         let address =
             |address: &GatewayAddress| json!({"type": address.kind, "value": address.value});
         json!({
-            "conditions": merge_conditions(&content.conditions, content.generation, part("conditions"), now),
+            "conditions": merge_conditions(&content.conditions, content.generation, status_field("conditions"), now),
             "addresses": content.addresses.iter().map(address).collect::<Vec<_>>(),
             "listeners": listeners.collect::<Vec<_>>(),
         })
@@ -253,7 +260,7 @@ impl fmt::Display for StatusTarget {
     }
 }
 
-/// Merges our conditions into the current ones. Conditions of other types stay unchanged.
+/// Merges Leno's conditions into the current ones. Conditions of other types stay unchanged.
 fn merge_conditions(
     own_conditions: &[StatusCondition],
     generation: i64,
@@ -293,7 +300,7 @@ fn merge_conditions(
     Value::Array(entries)
 }
 
-/// Returns true if one of our controllers wrote an entry of `status.parents`.
+/// Returns true if one of Leno's controllers wrote an entry of `status.parents`.
 pub(crate) fn is_own_entry(entry: &Value) -> bool {
     let name = entry.get("controllerName");
     name.is_some_and(|name| name == CONTROLLER || name == GATEWAY_CONTROLLER)
@@ -474,8 +481,8 @@ mod tests {
         ] {
             let status = desired_with_status(current_status, StatusContent::Current(outcome))
                 .changed_status(&Value::Null);
-            let found = status.map(|patch| json!([patch["currentStatus"], patch["reason"]]));
-            assert_eq!(found, expected);
+            let written = status.map(|patch| json!([patch["currentStatus"], patch["reason"]]));
+            assert_eq!(written, expected);
         }
     }
 }

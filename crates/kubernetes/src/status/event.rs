@@ -1,9 +1,9 @@
-//! Warning events of objects.
+//! Warning Events about Kubernetes objects: creation, and renewal while their cause exists.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::api::events::v1::{Event as ApiEvent, EventSeries};
+use k8s_openapi::api::events::v1::{Event as KubeEvent, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -12,17 +12,17 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::api::{ApiError, NamespaceName, ObjectApi, ObjectName};
-use crate::words::CONTROL;
+use crate::well_known::CONTROL;
 
 /// A warning event that exists as long as its cause: the API server deletes an event after an hour unless its
 /// count is increased.
 pub(crate) struct WarningEvent {
     note: String,
-    event: ApiEvent,
+    event: KubeEvent,
     /// The number of occurrences, as last written.
     count: i32,
     /// The time of the last write.
-    last_written: Instant,
+    last_write: Instant,
 }
 
 impl WarningEvent {
@@ -38,7 +38,7 @@ impl WarningEvent {
         let event = warning_event(instance, object, reason, "Read", note);
         let name = object.name.as_deref().unwrap_or_default();
         match create_or_count(client, &event).await {
-            Ok(count) => Some(Self { note: note.to_owned(), event, count, last_written: now }),
+            Ok(count) => Some(Self { note: note.to_owned(), event, count, last_write: now }),
             Err(error) => {
                 tracing::debug!(kind = object.kind, name, %error, "cannot write an event");
                 None
@@ -51,14 +51,15 @@ impl WarningEvent {
         self.note == note
     }
 
-    /// Increases the count if it is due. Returns false if the event does not exist any more.
+    /// Increases the count if the last write is 20 minutes ago. Returns false if the event does not exist any
+    /// more.
     pub(crate) async fn renew_count(&mut self, client: &Client, now: Instant) -> bool {
-        if now.duration_since(self.last_written) < RENEWAL_INTERVAL {
+        if now.duration_since(self.last_write) < RENEWAL_INTERVAL {
             return true;
         }
         let count = self.count.saturating_add(1);
         match write_count(client, &self.event, count).await {
-            Ok(()) => (self.last_written, self.count) = (now, count),
+            Ok(()) => (self.last_write, self.count) = (now, count),
             Err(error) if error.status_code() == Some(404) => return false,
             // The renewal is retried after the next check.
             Err(error) => {
@@ -93,10 +94,10 @@ fn warning_event(
     reason: &str,
     action: &str,
     note: &str,
-) -> ApiEvent {
+) -> KubeEvent {
     let timestamp = Timestamp::now();
     let namespace = object.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    ApiEvent {
+    KubeEvent {
         metadata: ObjectMeta {
             name: Some(event_name(object, reason, note)),
             namespace: Some(namespace),
@@ -110,12 +111,12 @@ fn warning_event(
         event_time: Some(MicroTime(timestamp)),
         reporting_controller: Some(CONTROL.to_owned()),
         reporting_instance: Some(truncate_characters(instance, MAX_INSTANCE_CHARACTERS)),
-        ..ApiEvent::default()
+        ..KubeEvent::default()
     }
 }
 
 /// Creates an event, or increases the count of an existing one. Returns the new count.
-async fn create_or_count(client: &Client, event: &ApiEvent) -> Result<i32, ApiError> {
+async fn create_or_count(client: &Client, event: &KubeEvent) -> Result<i32, ApiError> {
     let api = event_api(client, event)?;
     match api.create(&PostParams::default(), event).await {
         Ok(_) => return Ok(1),
@@ -125,20 +126,20 @@ async fn create_or_count(client: &Client, event: &ApiEvent) -> Result<i32, ApiEr
     // The response to an empty patch contains the event: control planes lack permission to read events.
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     let empty_patch = Patch::Merge(json!({}));
-    let existing = api.patch(&name, &PatchParams::default(), &empty_patch).await?;
-    let count = existing.series.map_or(1, |series| series.count).saturating_add(1);
+    let existing_event = api.patch(&name, &PatchParams::default(), &empty_patch).await?;
+    let count = existing_event.series.map_or(1, |series| series.count).saturating_add(1);
     write_count(client, event, count).await?;
     Ok(count)
 }
 
-async fn write_count(client: &Client, event: &ApiEvent, count: i32) -> Result<(), ApiError> {
+async fn write_count(client: &Client, event: &KubeEvent, count: i32) -> Result<(), ApiError> {
     let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
     let patch = Patch::Merge(json!({"series": series}));
     let name = ObjectName::new(event.metadata.name.as_deref().unwrap_or_default())?;
     event_api(client, event)?.patch(&name, &PatchParams::default(), &patch).await.map(drop)
 }
 
-fn event_api(client: &Client, event: &ApiEvent) -> Result<ObjectApi<ApiEvent>, ApiError> {
+fn event_api(client: &Client, event: &KubeEvent) -> Result<ObjectApi<KubeEvent>, ApiError> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
     Ok(ObjectApi::for_namespace(client.clone(), &NamespaceName::new(namespace)?))
 }

@@ -19,25 +19,25 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::ElectionIdentity;
 use crate::api::{ApiError, ObjectApi};
-use crate::words::{CONTROL, CONTROL_NAME};
+use crate::well_known::{CONTROL, CONTROL_NAME};
 
-/// Acquires and renews the Lease, and reports in `leading` whether this control plane holds it. When `stop`
-/// becomes true, releases the Lease and returns. The other control planes watch the Lease, so one of them
-/// acquires it immediately.
+/// Acquires and renews the Lease, and reports in `is_leader` whether this control plane holds it. When
+/// `shutdown` becomes true, releases the Lease and returns. The other control planes watch the Lease, so one of
+/// them acquires it immediately.
 pub async fn hold_lease(
     client: Client,
     identity: ElectionIdentity,
-    leading: watch::Sender<bool>,
-    stop: watch::Receiver<bool>,
+    is_leader: watch::Sender<bool>,
+    shutdown: watch::Receiver<bool>,
 ) {
-    Box::pin(run_election(client, identity, leading, stop, POLL_INTERVAL)).await;
+    Box::pin(run_election(client, identity, is_leader, shutdown, POLL_INTERVAL)).await;
 }
 
 async fn run_election(
     client: Client,
     identity: ElectionIdentity,
-    leading: watch::Sender<bool>,
-    mut stop: watch::Receiver<bool>,
+    is_leader: watch::Sender<bool>,
+    mut shutdown: watch::Receiver<bool>,
     poll_interval: Duration,
 ) {
     let api: ObjectApi<Lease> = ObjectApi::for_namespace(client, &identity.namespace);
@@ -45,7 +45,7 @@ async fn run_election(
         name: identity.name,
         observed_version: None,
         renewal_time: None,
-        facts: identity.facts,
+        facts: identity.sidecar_facts,
     };
     let mut poll_delay = Duration::ZERO;
     // Open while another control plane holds the Lease.
@@ -54,7 +54,7 @@ async fn run_election(
         tokio::select! {
             () = sleep(poll_delay) => {}
             () = wait_until_released(&mut events) => {}
-            Ok(_) = stop.wait_for(|stop| *stop) => break,
+            Ok(_) = shutdown.wait_for(|shutdown| *shutdown) => break,
         }
         // A leader that cannot renew in time must have stopped writing before another one may start.
         let result = timeout(RENEWAL_INTERVAL, candidate.try_acquire(&api)).await;
@@ -74,7 +74,7 @@ async fn run_election(
         } else if events.is_none() {
             events = Some(Box::pin(api.clone().watch(lease_selector())));
         }
-        if leading.send_replace(is_holder) != is_holder {
+        if is_leader.send_replace(is_holder) != is_holder {
             let name = candidate.name.as_str();
             match is_holder {
                 true => tracing::info!(name, "this control plane now writes the status of objects"),
@@ -86,7 +86,7 @@ async fn run_election(
         }
     }
     // Stop writing statuses before another leader starts.
-    leading.send_replace(false);
+    is_leader.send_replace(false);
     match timeout(RELEASE_TIMEOUT, candidate.release(&api)).await {
         Ok(Ok(true)) => tracing::info!(name = candidate.name, "released the lease"),
         Ok(Ok(false)) => {}
@@ -97,7 +97,7 @@ async fn run_election(
 
 type LeaseEvents = Pin<Box<dyn Stream<Item = Result<Event<Lease>, ApiError>> + Send>>;
 
-/// Waits until the Lease has no holder; forever if there is no watch. A failed watch is reopened with
+/// Waits until the Lease has no holder; never returns without a watch. A failed watch is reopened with
 /// exponential backoff, while polling continues.
 async fn wait_until_released(events: &mut Option<LeaseEvents>) {
     let Some(stream) = events else { return std::future::pending().await };
@@ -132,7 +132,7 @@ struct LeaseCandidate {
     observed_version: Option<(String, Instant)>,
     /// The time of the last renewal.
     renewal_time: Option<Instant>,
-    /// The facts about sidecars, of which the annotation has the connections.
+    /// The reports of sidecars. The holder writes their connections into an annotation of the Lease.
     facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
@@ -212,6 +212,8 @@ impl LeaseCandidate {
         lease
     }
 
+    /// Updates the renewal time after a write. Returns true if this control plane holds the Lease, and false
+    /// after a conflict with another writer.
     fn record_outcome(
         &mut self,
         outcome: Result<(), ApiError>,
@@ -236,33 +238,33 @@ impl LeaseCandidate {
 fn annotate_connections(metadata: &mut ObjectMeta, connections: Option<&SidecarConnections>) {
     let annotations = metadata.annotations.get_or_insert_default();
     let Some(SidecarConnections { peers, disconnected, count }) = connections else {
-        annotations.remove(CONNECTIONS);
+        annotations.remove(CONNECTIONS_ANNOTATION);
         return;
     };
     let names: Vec<String> = disconnected.iter().map(ToString::to_string).collect();
     let value = json!({"peers": peers, "disconnected": names, "count": count});
-    annotations.insert(CONNECTIONS.to_owned(), value.to_string());
+    annotations.insert(CONNECTIONS_ANNOTATION.to_owned(), value.to_string());
 }
 
-/// Returns the connections of sidecars from the annotation of the Lease.
+/// Returns the connections of sidecars from the annotation of the Lease; `None` if it is missing or invalid.
 pub(crate) fn annotated_connections(metadata: &ObjectMeta) -> Option<SidecarConnections> {
-    let text = metadata.annotations.as_ref()?.get(CONNECTIONS)?;
-    let parsed: Value = serde_json::from_str(text).ok()?;
-    let number = |key: &str| parsed[key].as_u64().and_then(|number| usize::try_from(number).ok());
-    let name = |value: &Value| {
+    let annotation = metadata.annotations.as_ref()?.get(CONNECTIONS_ANNOTATION)?;
+    let parsed: Value = serde_json::from_str(annotation).ok()?;
+    let read_count = |key: &str| parsed[key].as_u64().and_then(|count| usize::try_from(count).ok());
+    let read_name = |value: &Value| {
         let (namespace, name) = value.as_str()?.split_once('/')?;
         WorkloadName::new(namespace, name).ok()
     };
-    let names = parsed["disconnected"].as_array()?.iter().take(MAX_DISCONNECTED);
+    let disconnected_names = parsed["disconnected"].as_array()?.iter().take(MAX_DISCONNECTED);
     Some(SidecarConnections {
-        peers: number("peers")?,
-        disconnected: names.map(name).collect::<Option<_>>()?,
-        count: number("count")?,
+        peers: read_count("peers")?,
+        disconnected: disconnected_names.map(read_name).collect::<Option<_>>()?,
+        count: read_count("count")?,
     })
 }
 
 /// The annotation of the Lease with the connections of sidecars, as reported by its holder.
-const CONNECTIONS: &str = "leno.dev/sidecar-connections";
+const CONNECTIONS_ANNOTATION: &str = "leno.dev/sidecar-connections";
 /// The duration of the Lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 /// The interval between renewals.
@@ -305,7 +307,7 @@ mod tests {
         for invalid in
             ["", "[]", r#"{"peers": 1}"#, r#"{"peers": 1, "count": 1, "disconnected": ["x"]}"#]
         {
-            let annotations = [(CONNECTIONS.to_owned(), invalid.to_owned())].into();
+            let annotations = [(CONNECTIONS_ANNOTATION.to_owned(), invalid.to_owned())].into();
             let metadata = ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() };
             assert_eq!(annotated_connections(&metadata), None, "{invalid}");
         }
@@ -353,9 +355,9 @@ mod tests {
             let identity = ElectionIdentity {
                 namespace: NamespaceName::new("leno-system").unwrap(),
                 name: name.to_owned(),
-                facts: watch::Sender::default().subscribe(),
+                sidecar_facts: watch::Sender::default().subscribe(),
             };
-            let (leader_sender, leading) = watch::channel(false);
+            let (leader_sender, first_leading) = watch::channel(false);
             let (stop, stopped) = watch::channel(false);
             (
                 tokio::task::spawn_local(run_election(
@@ -366,20 +368,20 @@ mod tests {
                     // Longer than the test: only the watch can report the change.
                     Duration::from_secs(3600),
                 )),
-                leading,
+                first_leading,
                 stop,
             )
         };
         tokio::task::LocalSet::new()
             .run_until(async {
-                let (first, mut leading, stop) = candidate("a");
-                leading.wait_for(|leader_sender| *leader_sender).await.unwrap();
-                let (_second, mut next, _stop) = candidate("b");
+                let (first, mut first_leading, stop) = candidate("a");
+                first_leading.wait_for(|is_leader| *is_leader).await.unwrap();
+                let (_second, mut second_leading, _stop) = candidate("b");
                 server.wait_for_watch("leases").await;
                 stop.send_replace(true);
                 first.await.unwrap();
-                assert!(leading.borrow_and_update().eq(&false));
-                next.wait_for(|leader_sender| *leader_sender).await.unwrap();
+                assert!(first_leading.borrow_and_update().eq(&false));
+                second_leading.wait_for(|is_leader| *is_leader).await.unwrap();
             })
             .await;
         let store = server.store.lock().unwrap();

@@ -40,13 +40,13 @@ fn rejected_route() -> DesiredStatus {
 async fn a_status_that_cannot_be_written_is_retried_and_reported_once() {
     let server = Server::start_server().await;
     server.store.lock().unwrap().forbidden = Some(("PATCH", "/status"));
-    let (unwritten, reported) = watch::channel(Arc::default());
+    let (unwritten_statuses, reported) = watch::channel(Arc::default());
     let client = server.client.clone();
     let mut writer = StatusWriter {
         client,
         name: "one".to_owned(),
         written_statuses: HashMap::new(),
-        unwritten,
+        unwritten_statuses,
     };
     let desired = rejected_route();
     let patches = |server: &Server| {

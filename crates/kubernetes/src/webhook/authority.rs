@@ -1,4 +1,4 @@
-//! Certificate authority of the webhook, dedicated to its certificates; pure.
+//! Certificate authority of the webhook, which issues only the webhook's own certificates. No I/O.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use time::OffsetDateTime;
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct WebhookAuthority {
     pub(super) key: String,
-    /// The certificate of this authority, followed by that of the previous one, which may still be in use. As
-    /// PEM.
+    /// The certificate of this authority as PEM, followed by the certificate of the previous authority, which
+    /// may still be in use.
     pub(super) certificates: String,
 }
 
@@ -84,12 +84,12 @@ impl WebhookAuthority {
         Ok(UNIX_EPOCH + Duration::from_secs(seconds))
     }
 
-    /// Creates a TLS configuration with a new certificate for these names. With `clients`, other clients are
-    /// rejected.
+    /// Creates a TLS configuration with a new certificate for these DNS names. With a `client_verifier`,
+    /// clients that it does not accept are rejected.
     pub(super) fn server_config(
         &self,
-        names: Vec<String>,
-        clients: Option<Arc<dyn ClientCertVerifier>>,
+        dns_names: Vec<String>,
+        client_verifier: Option<Arc<dyn ClientCertVerifier>>,
         now: SystemTime,
     ) -> Result<ServerConfig, WebhookAuthorityError> {
         let authority_key =
@@ -99,16 +99,16 @@ impl WebhookAuthority {
             .map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut parameters = certificate_parameters("leno webhook", now, SERVING_LIFETIME)?;
-        parameters.subject_alt_names = CertificateParams::new(names)?.subject_alt_names;
+        parameters.subject_alt_names = CertificateParams::new(dns_names)?.subject_alt_names;
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         parameters.use_authority_key_identifier_extension = true;
         let certificate = parameters.signed_by(&key, &issuer)?;
-        let clients = clients.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
+        let client_verifier = client_verifier.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
-            .with_client_cert_verifier(clients)
+            .with_client_cert_verifier(client_verifier)
             .with_single_cert(vec![certificate.der().clone()], key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
@@ -128,7 +128,7 @@ fn certificate_parameters(
     Ok(parameters)
 }
 
-/// Returns the first certificate of several.
+/// Returns the first certificate of a PEM text; `None` without a certificate.
 fn first_block(pem: &str) -> Option<&str> {
     let block_end = pem.find(END_CERTIFICATE)? + END_CERTIFICATE.len();
     Some(pem.get(..block_end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))

@@ -59,7 +59,7 @@ pub fn trust_state(configuration: Option<&MutatingWebhookConfiguration>) -> Trus
     }
 }
 
-/// Returns the webhooks with another CA bundle or none.
+/// Returns the names of the webhooks that have another CA bundle, or no CA bundle.
 fn outdated_webhooks(
     configuration: &MutatingWebhookConfiguration,
     certificates: &str,

@@ -1,5 +1,5 @@
-//! Maintenance of the webhook's certificates: those of the listener and of the authority, and the CA bundle of
-//! the API server.
+//! Renewal of the webhook's certificates: the listener's certificate, the certificate authority, and the CA
+//! bundle by which the API server verifies the webhook.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -20,17 +20,17 @@ use super::bundle;
 use super::clients::ClientAuthorities;
 use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::words::CONTROL;
+use crate::well_known::CONTROL;
 
 /// Checks the certificates periodically, and retries after errors. Never returns.
 pub(super) async fn renew_certificates(
     client: Client,
     namespace: NamespaceName,
-    serving: watch::Sender<Option<Arc<ServerConfig>>>,
+    tls_config_sender: watch::Sender<Option<Arc<ServerConfig>>>,
     mut client_authorities: Option<ClientAuthorities>,
 ) -> Infallible {
     let secrets: ObjectApi<Secret> = ObjectApi::for_namespace(client.clone(), &namespace);
-    let names = vec![
+    let dns_names = vec![
         format!("{CONTROL}.{namespace}.svc"),
         format!("{CONTROL}.{namespace}.svc.cluster.local"),
     ];
@@ -42,19 +42,19 @@ pub(super) async fn renew_certificates(
             let authority = open_authority(&secrets, now).await?;
             // Publish the CA bundle first, so that the listener does not present a certificate that the API
             // server does not trust yet.
-            let trust = bundle::publish_bundle(&client, &authority.certificates).await;
+            let trust_result = bundle::publish_bundle(&client, &authority.certificates).await;
             let is_current = current_authority.as_ref().is_some_and(|(authority_in_use, since)| {
                 let age = now.duration_since(*since).unwrap_or_default();
                 *authority_in_use == authority && age < SERVING_LIFETIME / 3
             });
             if !is_current {
                 let verifier = client_authorities.as_ref().map(ClientAuthorities::verifier);
-                let config = authority.server_config(names.clone(), verifier, now)?;
-                serving.send_replace(Some(Arc::new(config)));
+                let config = authority.server_config(dns_names.clone(), verifier, now)?;
+                tls_config_sender.send_replace(Some(Arc::new(config)));
                 tracing::info!("the webhook has a new certificate");
                 current_authority = Some((authority, now));
             }
-            trust.map_err(KeysError::from)
+            trust_result.map_err(KeysError::from)
         };
         match attempt.await {
             Ok(bundle::TrustState::Trusted) => pause = MAX_PAUSE,
@@ -72,9 +72,9 @@ pub(super) async fn renew_certificates(
             let now = SystemTime::now();
             let config = current_authority
                 .as_ref()
-                .map(|(keys, _)| keys.server_config(names.clone(), verifier, now));
+                .map(|(authority, _)| authority.server_config(dns_names.clone(), verifier, now));
             match config {
-                Some(Ok(config)) => drop(serving.send_replace(Some(Arc::new(config)))),
+                Some(Ok(config)) => drop(tls_config_sender.send_replace(Some(Arc::new(config)))),
                 Some(Err(_)) | None => current_authority = None,
             }
         }
@@ -90,6 +90,7 @@ enum WakeReason {
     ClientsChanged,
 }
 
+/// Waits until the pause is over or the client CA certificates have changed.
 async fn wait_for_next(
     pause: Duration,
     client_authorities: Option<&mut ClientAuthorities>,
@@ -111,19 +112,19 @@ async fn wait_for_next(
     }
 }
 
-/// Returns the authority in the Secret. The first control plane creates it.
+/// Returns the authority in the Secret. Creates it if there is none, and replaces one that expires soon.
 async fn open_authority(
     secrets: &ObjectApi<Secret>,
     now: SystemTime,
 ) -> Result<WebhookAuthority, KeysError> {
     for _ in 0..MAX_ATTEMPTS {
-        let existing = secrets.get_opt(&WEBHOOK_NAME).await?;
-        let authority = existing.as_ref().map(read_authority).transpose()?;
+        let existing_secret = secrets.get_opt(&WEBHOOK_NAME).await?;
+        let authority = existing_secret.as_ref().map(read_authority).transpose()?;
         if let Some(authority) = authority.as_ref().filter(|authority| authority.is_fresh(now)) {
             return Ok(authority.clone());
         }
         let replacement = WebhookAuthority::generate(authority.as_ref(), now)?;
-        let mut secret = existing.unwrap_or_default();
+        let mut secret = existing_secret.unwrap_or_default();
         secret.metadata.name = Some(WEBHOOK_SECRET.to_owned());
         let labels = secret.metadata.labels.get_or_insert_default();
         labels.insert("app.kubernetes.io/part-of".to_owned(), "leno".to_owned());
@@ -135,12 +136,12 @@ async fn open_authority(
             ),
         ]));
         let parameters = PostParams::default();
-        let written = match authority {
+        let write_result = match authority {
             None => secrets.create(&parameters, &secret).await,
             // The request names the version that was read: of two concurrent replacements one fails.
             Some(_) => secrets.replace(&WEBHOOK_NAME, &parameters, &secret).await,
         };
-        match written {
+        match write_result {
             Ok(_) => return Ok(replacement),
             // Another control plane was faster: use its authority.
             Err(error) if error.status_code() == Some(CONFLICT) => {}
@@ -151,18 +152,18 @@ async fn open_authority(
 }
 
 fn read_authority(secret: &Secret) -> Result<WebhookAuthority, WebhookAuthorityError> {
-    let text = |key: &str| {
+    let read_entry = |key: &str| {
         let bytes = secret.data.as_ref()?.get(key)?;
         String::from_utf8(bytes.0.clone()).ok()
     };
-    let key = text(KEY_ENTRY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
-    let certificates = text(CERTIFICATES_ENTRY);
+    let key = read_entry(KEY_ENTRY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
+    let certificates = read_entry(CERTIFICATES_ENTRY);
     let certificates =
         certificates.ok_or(WebhookAuthorityError::Unreadable("there is no certificate"))?;
     Ok(WebhookAuthority { key, certificates })
 }
 
-/// The reason that there are currently no keys.
+/// The reason that the certificates could not be renewed.
 #[derive(Debug, thiserror::Error)]
 enum KeysError {
     #[error(transparent)]

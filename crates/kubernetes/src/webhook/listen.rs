@@ -28,28 +28,29 @@ use tokio_rustls::server::TlsStream;
 
 use super::review::AdmissionRequest;
 use crate::api::{ObjectApi, ObjectName};
-use crate::inject::{InjectionSettings, NamespaceFacts};
+use crate::inject::{InjectionSettings, NamespaceMetadata};
 
 /// The state shared by all connections.
 pub(super) struct WebhookState {
     pub(super) client: Client,
     pub(super) settings: watch::Receiver<InjectionSettings>,
-    /// Reviews in progress: their connections are not closed in favor of others.
-    pub(super) reviews: ConcurrencyLimit,
+    /// The limit of concurrent reviews. A connection with a review in progress is not closed in favor of
+    /// others.
+    pub(super) review_limit: ConcurrencyLimit,
 }
 
 /// Serves connections until `accept_end` is set. Then completes the reviews in progress, and those that arrive
 /// within the time for a last request. After `shutdown` is set, responses have `Connection: close`.
-pub(super) async fn serve_all(
+pub(super) async fn serve_connections(
     listener: TcpListener,
     client: Client,
-    configs: watch::Receiver<Option<Arc<ServerConfig>>>,
+    tls_configs: watch::Receiver<Option<Arc<ServerConfig>>>,
     settings: watch::Receiver<InjectionSettings>,
     shutdown: StopSignal,
     mut accept_end: StopSignal,
 ) {
-    let reviews = ConcurrencyLimit::new(MAX_REVIEWS, MAX_REVIEWS_PER_SOURCE);
-    let state = Arc::new(WebhookState { client, settings, reviews });
+    let review_limit = ConcurrencyLimit::new(MAX_REVIEWS, MAX_REVIEWS_PER_SOURCE);
+    let state = Arc::new(WebhookState { client, settings, review_limit });
     let admission =
         ConnectionAdmission::new(HalfOpenLimits::new(MAX_WAITING_CONNECTIONS, MAX_CONNECTIONS));
     let mut listener = Listener::new("webhook", listener);
@@ -61,33 +62,35 @@ pub(super) async fn serve_all(
             connection = listener.next_until(accept_end.wait_requested()), if has_capacity => connection,
         };
         let Some((stream, peer)) = connection else { break };
-        let Some(config) = configs.borrow().clone() else { continue };
+        let Some(tls_config) = tls_configs.borrow().clone() else { continue };
         let source = ConnectionSource::from(peer);
         let half_open = admission.admit(source);
         let state = Arc::clone(&state);
         let (shutdown, accept_end) = (shutdown.clone(), accept_end.clone());
-        connections
-            .spawn(serve_one(stream, half_open, source, config, state, shutdown, accept_end));
+        connections.spawn(serve_webhook_connection(
+            stream, half_open, source, tls_config, state, shutdown, accept_end,
+        ));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-/// Serves one connection. It counts as half-open while no request is in progress; the longest waiting one is
+/// Serves one connection. A connection counts as half-open while no request is in progress; the longest waiting
+/// connection is
 /// closed in favor of others.
-async fn serve_one(
+async fn serve_webhook_connection(
     stream: TcpStream,
     half_open: HalfOpen,
     source: ConnectionSource,
-    config: Arc<ServerConfig>,
+    tls_config: Arc<ServerConfig>,
     state: Arc<WebhookState>,
     shutdown: StopSignal,
     accept_end: StopSignal,
 ) {
     let mut shutdown_deadline = accept_end.clone();
     let handshake = tokio::select! {
-        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &half_open, config)) => handshake,
-        () = shutdown_deadline.last_call() => return,
+        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &half_open, tls_config)) => handshake,
+        () = shutdown_deadline.wait_for_last_request() => return,
     };
     let stream = match handshake {
         Ok(Ok(stream)) => stream,
@@ -122,10 +125,10 @@ async fn serve_one(
 async fn accept_tls(
     stream: TcpStream,
     half_open: &HalfOpen,
-    config: Arc<ServerConfig>,
+    tls_config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let hello = read_hello(half_open, stream).await.map_err(|(error, _)| error)?;
-    complete_handshake(half_open, hello, config).await
+    let client_hello = read_hello(half_open, stream).await.map_err(|(error, _)| error)?;
+    complete_handshake(half_open, client_hello, tls_config).await
 }
 
 impl WebhookState {
@@ -168,7 +171,7 @@ impl WebhookState {
         body: &[u8],
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
-        let Some(_permit) = self.reviews.acquire(source) else {
+        let Some(_permit) = self.review_limit.acquire(source) else {
             return text_response(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many reviews are in progress",
@@ -202,9 +205,9 @@ impl WebhookState {
                 );
             }
         };
-        let facts = NamespaceFacts::from(namespace);
+        let namespace_metadata = NamespaceMetadata::from(namespace);
         let settings = self.settings.borrow().clone();
-        review.inject_pod(&facts, &settings)
+        review.inject_pod(&namespace_metadata, &settings)
     }
 }
 
@@ -247,7 +250,7 @@ const MAX_REVIEWS: usize = MAX_CONNECTIONS / 2;
 const MAX_REVIEWS_PER_SOURCE: usize = MAX_CONNECTIONS / 4;
 /// The maximum time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum time between requests, longer than the 90 s after which the API server closes idle connections:
+/// The maximum time between requests. It exceeds the 90 s after which the API server closes idle connections:
 /// if both sides may close at the same time, requests are lost.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// The maximum time to read the namespace of a pod.

@@ -1,4 +1,4 @@
-//! `AdmissionReview` and its response; pure.
+//! Parsing of `AdmissionReview` requests, and their responses: the JSON of the webhook, without I/O.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::api::NamespaceName;
 use crate::inject::{
-    InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceFacts, inject_sidecar,
+    InjectionOutcome, InjectionSettings, InjectionTrigger, NamespaceMetadata, inject_sidecar,
     injection_patch,
 };
 
@@ -30,20 +30,21 @@ pub(super) struct AdmissionRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum InvalidReview {
     #[error("the body is not an AdmissionReview of admission.k8s.io/v1")]
-    Form,
+    NotAReview,
     #[error("request.namespace is not the name of a namespace: it has to be a DNS-1123 label")]
     Namespace,
 }
 
 impl AdmissionRequest {
     pub(super) fn parse(body: &[u8], source: ConnectionSource) -> Result<Self, InvalidReview> {
-        let mut review: Value = serde_json::from_slice(body).map_err(|_| InvalidReview::Form)?;
+        let mut review: Value =
+            serde_json::from_slice(body).map_err(|_| InvalidReview::NotAReview)?;
         if review["kind"] != "AdmissionReview" || review["apiVersion"] != ADMISSION_VERSION {
-            return Err(InvalidReview::Form);
+            return Err(InvalidReview::NotAReview);
         }
         let mut request = review["request"].take();
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let uid = text(&request["uid"]).ok_or(InvalidReview::Form)?;
+        let owned_string = |value: &Value| value.as_str().map(str::to_owned);
+        let uid = owned_string(&request["uid"]).ok_or(InvalidReview::NotAReview)?;
         let is_pod = request["kind"]["kind"] == "Pod" && request["kind"]["group"] == "";
         let object = match is_pod && request["operation"] == "CREATE" {
             true => request["object"].take(),
@@ -59,24 +60,24 @@ impl AdmissionRequest {
     }
 
     /// Returns true if the request creates a pod.
-    pub(super) fn is_about_pod(&self) -> bool {
+    pub(super) fn creates_pod(&self) -> bool {
         self.object.is_object()
     }
 
     /// Returns the namespace of the pod, if the request creates one.
     pub(super) fn namespace_of_pod(&self) -> Option<&NamespaceName> {
-        self.namespace.as_ref().filter(|_| self.is_about_pod())
+        self.namespace.as_ref().filter(|_| self.creates_pod())
     }
 
     /// Allows the pod, with a sidecar if it should have one.
     pub(super) fn inject_pod(
         &self,
-        namespace: &NamespaceFacts,
+        namespace: &NamespaceMetadata,
         settings: &InjectionSettings,
     ) -> Value {
         match inject_sidecar(&self.object, InjectionTrigger::Namespace(namespace), settings) {
             Ok(InjectionOutcome::Injected { pod, warnings }) => {
-                if let Some(line) = self.log_line() {
+                if let Some(line) = self.permit_log_line() {
                     let suppressed = line.suppressed;
                     tracing::info!(
                         namespace = namespace.name,
@@ -128,7 +129,7 @@ impl AdmissionRequest {
     pub(super) fn reject_with_message(&self, code: u16, message: &str, reason: &str) -> Value {
         let pod = self.name();
         let namespace = self.namespace.as_deref().unwrap_or_default();
-        if let Some(line) = self.log_line() {
+        if let Some(line) = self.permit_log_line() {
             let (reason, suppressed) = (truncate_bytes(reason, MAX_REASON_BYTES), line.suppressed);
             tracing::warn!(namespace, pod, reason, suppressed, "pod rejected");
         }
@@ -137,9 +138,9 @@ impl AdmissionRequest {
         wrap_response(json!({"uid": self.uid, "allowed": false, "status": status}))
     }
 
-    /// Returns a log line within the rate limit of the source, if any. Any pod of the cluster may send reviews,
-    /// with any namespace in them.
-    fn log_line(&self) -> Option<PermittedLine> {
+    /// Returns a permit to log one line; `None` beyond the log rate limit of the source. Any pod of the cluster
+    /// may send reviews, with any namespace in them.
+    fn permit_log_line(&self) -> Option<PermittedLine> {
         LOG_LIMITS.permit_line(self.source, Instant::now())
     }
 
@@ -213,10 +214,11 @@ mod tests {
 
     fn response_to(review: &Value, label: &str) -> Value {
         let labels = BTreeMap::from([("leno.dev/injection".to_owned(), label.to_owned())]);
-        let facts = NamespaceFacts { name: "shop".to_owned(), labels, ..NamespaceFacts::default() };
+        let namespace =
+            NamespaceMetadata { name: "shop".to_owned(), labels, ..NamespaceMetadata::default() };
         let review = parse_body(&review.to_string()).unwrap();
         match review.namespace_of_pod() {
-            Some(_) => review.inject_pod(&facts, &test_settings()),
+            Some(_) => review.inject_pod(&namespace, &test_settings()),
             None => review.allow_unchanged(),
         }
     }
@@ -231,7 +233,9 @@ mod tests {
             let mut review = pod_review("CREATE", &json!({}));
             review["request"]["namespace"] = json!(namespace);
             let source = ConnectionSource::from(IpAddr::from([192, 0, 2, last]));
-            AdmissionRequest::parse(review.to_string().as_bytes(), source).unwrap().log_line()
+            AdmissionRequest::parse(review.to_string().as_bytes(), source)
+                .unwrap()
+                .permit_log_line()
         };
         let lines = (0..500).filter(|number| line(1, &format!("ns-{number}")).is_some()).count();
         assert!((1..100).contains(&lines), "{lines} lines");
@@ -275,7 +279,7 @@ mod tests {
         for body in
             ["", "{}", r#"{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1beta1"}"#]
         {
-            assert_eq!(parse_body(body).unwrap_err(), InvalidReview::Form, "{body}");
+            assert_eq!(parse_body(body).unwrap_err(), InvalidReview::NotAReview, "{body}");
         }
     }
 

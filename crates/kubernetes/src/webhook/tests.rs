@@ -36,7 +36,7 @@ mod crowd;
 struct ApiServerState {
     secret: Mutex<Option<Value>>,
     bundle: watch::Sender<String>,
-    /// The requests about namespaces, with the rest of their path.
+    /// The requests about namespaces, each as method and URI.
     namespaces: Mutex<Vec<String>>,
     /// A request about the namespace `slow` has arrived.
     slow_arrived: Notify,
@@ -54,7 +54,7 @@ impl ApiServerState {
 const MARKER: &str = "LS0tLS1CRUdJTiBQUklWQVRF";
 
 /// Starts an API server; returns its state and a client.
-async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<ApiServerState>, Client) {
+async fn start_api_server(tasks: &mut JoinSet<()>) -> (Arc<ApiServerState>, Client) {
     let api_state = Arc::new(ApiServerState {
         secret: Mutex::new(None),
         bundle: watch::Sender::default(),
@@ -64,12 +64,12 @@ async fn api_server(tasks: &mut JoinSet<()>) -> (Arc<ApiServerState>, Client) {
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let serving = Arc::clone(&api_state);
+    let server_state = Arc::clone(&api_state);
     tasks.spawn(async move {
         let mut connections = JoinSet::new();
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let api_state = Arc::clone(&serving);
+            let api_state = Arc::clone(&server_state);
             connections.spawn(async move {
                 let service = service_fn(move |request| {
                     let api_state = Arc::clone(&api_state);
@@ -164,7 +164,8 @@ impl ApiServerState {
     }
 }
 
-/// Sends a request like an API server that trusts `bundle`.
+/// Sends a request like an API server that trusts `bundle`. Returns the status and the body of the response;
+/// a body that is not JSON is null.
 async fn send_review(
     address: SocketAddr,
     bundle: &str,
@@ -175,7 +176,8 @@ async fn send_review(
     (status, serde_json::from_slice(&response).unwrap_or(Value::Null))
 }
 
-/// The same, with an optional client certificate.
+/// Sends a request like an API server that trusts `bundle` and has an optional client certificate. Returns the
+/// status and the body of the response.
 async fn send_request(
     address: SocketAddr,
     bundle: &str,
@@ -277,7 +279,7 @@ struct WebhookFixture {
 impl WebhookFixture {
     async fn start(clients: Option<ClientAuthorities>) -> Self {
         let mut tasks = JoinSet::new();
-        let (api_state, client) = api_server(&mut tasks).await;
+        let (api_state, client) = start_api_server(&mut tasks).await;
         let (stop, stopped) = watch::channel(false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -307,8 +309,8 @@ fn pod_review(namespace: &Value, object: &Value) -> Value {
     }})
 }
 
-/// Serves all clients.
-async fn serve_on(
+/// Serves the webhook to clients with and without certificates.
+async fn serve_all_clients(
     client: Client,
     listener: TcpListener,
     settings: watch::Receiver<InjectionSettings>,
@@ -333,14 +335,14 @@ fn test_settings() -> watch::Receiver<InjectionSettings> {
 #[tokio::test]
 async fn every_replica_is_trusted_and_responds() {
     let mut tasks = JoinSet::new();
-    let (api_state, client) = api_server(&mut tasks).await;
+    let (api_state, client) = start_api_server(&mut tasks).await;
     let (stop, stopped) = watch::channel(false);
     let mut webhooks = JoinSet::new();
     let mut addresses = Vec::new();
     for _ in 0..2 {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         addresses.push(listener.local_addr().unwrap());
-        webhooks.spawn(serve_on(
+        webhooks.spawn(serve_all_clients(
             client.clone(),
             listener,
             test_settings(),
@@ -380,7 +382,7 @@ async fn a_pod_is_rejected_while_its_namespace_cannot_be_read() {
     assert_eq!(response["response"]["status"]["code"], 503, "{response}");
 }
 
-/// Returns when the address does not accept connections.
+/// Returns once the address accepts no more connections.
 async fn wait_until_closed(address: SocketAddr) {
     while TcpStream::connect(address).await.is_ok() {}
 }
@@ -423,7 +425,7 @@ async fn a_connection_without_a_request_at_the_stop_may_still_send_one() {
 }
 
 #[tokio::test]
-async fn silent_clients_delay_the_stop_only_briefly() {
+async fn idle_connections_delay_the_shutdown_only_briefly() {
     let mut served = WebhookFixture::start(None).await;
     let _silent = TcpStream::connect(served.address).await.unwrap();
     let _idle = connect_tls(served.address, &served.bundle, None).await.unwrap();
@@ -433,7 +435,7 @@ async fn silent_clients_delay_the_stop_only_briefly() {
 }
 
 /// Texts that would change the path or the query of a request.
-const HOSTILE: &[&str] = &[
+const HOSTILE_TEXTS: &[&str] = &[
     "",
     "leno-system/secrets/leno-authority",
     "leno-system/secrets",
@@ -461,7 +463,7 @@ const HOSTILE: &[&str] = &[
 async fn a_namespace_that_is_not_a_label_is_rejected_without_an_api_request() {
     let served = WebhookFixture::start(None).await;
     let long = "a".repeat(64);
-    for namespace in HOSTILE.iter().copied().chain([long.as_str()]) {
+    for namespace in HOSTILE_TEXTS.iter().copied().chain([long.as_str()]) {
         let (status, response) =
             served.send_review(&pod_review(&json!(namespace), &json!({"spec": {}}))).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{namespace:?}: {response}");
@@ -475,7 +477,7 @@ async fn a_namespace_that_is_not_a_label_is_rejected_without_an_api_request() {
 #[tokio::test]
 async fn no_other_text_of_a_review_is_part_of_an_api_path() {
     let served = WebhookFixture::start(None).await;
-    for text in HOSTILE {
+    for text in HOSTILE_TEXTS {
         let pod = json!({
             "metadata": {
                 "name": text, "generateName": text, "namespace": text,
@@ -549,13 +551,13 @@ async fn clients_without_a_certificate_of_the_authority_are_not_served() {
 #[tokio::test]
 async fn reviews_beyond_the_limit_of_a_source_are_rejected() {
     let mut tasks = JoinSet::new();
-    let (_, client) = api_server(&mut tasks).await;
-    let reviews = ConcurrencyLimit::new(2, 1);
-    let state = listen::WebhookState { client, settings: test_settings(), reviews };
+    let (_, client) = start_api_server(&mut tasks).await;
+    let review_limit = ConcurrencyLimit::new(2, 1);
+    let state = listen::WebhookState { client, settings: test_settings(), review_limit };
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app"}]}});
     let review = pod_review(&json!("shop"), &pod).to_string();
     let source = |last: u8| ConnectionSource::from(IpAddr::from([10, 0, 0, last]));
-    let in_progress = state.reviews.acquire(source(1)).unwrap();
+    let in_progress = state.review_limit.acquire(source(1)).unwrap();
     for (last, expected) in [(1, StatusCode::SERVICE_UNAVAILABLE), (2, StatusCode::OK)] {
         let response = state.review_response(review.as_bytes(), source(last)).await;
         assert_eq!(response.status(), expected, "{last}");
@@ -566,14 +568,14 @@ async fn reviews_beyond_the_limit_of_a_source_are_rejected() {
 }
 
 #[tokio::test]
-async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
+async fn pods_are_reviewed_despite_ten_times_as_many_idle_connections() {
     let mut tasks = JoinSet::new();
-    let (api_state, client) = api_server(&mut tasks).await;
+    let (api_state, client) = start_api_server(&mut tasks).await;
     let (_stop, stopped) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tasks.spawn(async move {
-        drop(serve_on(client, listener, test_settings(), stopped, Duration::ZERO).await);
+        drop(serve_all_clients(client, listener, test_settings(), stopped, Duration::ZERO).await);
     });
     let mut bundles = api_state.bundle.subscribe();
     let bundle = bundles.wait_for(|bundle| !bundle.is_empty()).await.unwrap().clone();
@@ -583,8 +585,8 @@ async fn pods_are_reviewed_past_ten_times_as_many_silent_clients() {
     }});
     for sent in [&Sent::REQUESTS[..], &Sent::HANDSHAKES].concat() {
         // The limit of one source.
-        let number = 10 * listen::MAX_WAITING_CONNECTIONS / 2;
-        expect_served(address, number, sent, b"h2", async || {
+        let connection_count = 10 * listen::MAX_WAITING_CONNECTIONS / 2;
+        expect_served(address, connection_count, sent, b"h2", async || {
             let (status, _) = send_review(address, &bundle, MUTATE_PATH, &review).await;
             assert_eq!(status, StatusCode::OK);
         })

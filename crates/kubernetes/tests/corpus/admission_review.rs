@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leno_kubernetes::api::NamespaceName;
-use leno_kubernetes::inject::{InjectionSettings, NamespaceFacts};
+use leno_kubernetes::inject::{InjectionSettings, NamespaceMetadata};
 use leno_kubernetes::webhook::admission_response;
 use leno_model::TrustDomain;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Checks that a body is not a review, or has a response with its uid. A patch applies to the pod, keeps all of
 /// its containers, and produces a pod that needs no second patch.
 pub(crate) fn check_review(bytes: &[u8]) {
-    let (namespace, settings) = (namespace_facts(), test_settings());
+    let (namespace, settings) = (namespace_metadata(), test_settings());
     let Some(review) = admission_response(bytes, &namespace, &settings) else { return };
     let mut request: Value = serde_json::from_slice(bytes).expect("a review is JSON");
     let response = &review["response"];
@@ -40,7 +40,7 @@ pub(crate) fn check_review(bytes: &[u8]) {
 
 /// Returns true if the pod of a review gets a sidecar.
 pub(crate) fn is_patched(bytes: &[u8]) -> bool {
-    let response = admission_response(bytes, &namespace_facts(), &test_settings());
+    let response = admission_response(bytes, &namespace_metadata(), &test_settings());
     response.is_some_and(|review| review["response"]["patch"].is_string())
 }
 
@@ -51,9 +51,9 @@ fn container_names(pod: &Value) -> Vec<Value> {
     containers.map(|container| container["name"].clone()).collect()
 }
 
-fn namespace_facts() -> NamespaceFacts {
+fn namespace_metadata() -> NamespaceMetadata {
     let labels = BTreeMap::from([("leno.dev/injection".to_owned(), "enabled".to_owned())]);
-    NamespaceFacts { name: "shop".to_owned(), labels, annotations: BTreeMap::new() }
+    NamespaceMetadata { name: "shop".to_owned(), labels, annotations: BTreeMap::new() }
 }
 
 fn test_settings() -> InjectionSettings {

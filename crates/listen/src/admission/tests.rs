@@ -1,4 +1,4 @@
-//! Half-open connections as tasks: what evicts them, and what wakes them.
+//! Eviction and turns of half-open connections that run as tasks.
 
 use std::future::pending;
 use std::net::IpAddr;
@@ -22,17 +22,17 @@ fn loopback_address() -> IpAddr {
 #[tokio::test]
 async fn a_connection_with_a_silent_peer_is_evicted_for_the_next_one_of_its_source() {
     let admission = test_admission(2);
-    let mut silent = JoinSet::new();
+    let mut silent_connections = JoinSet::new();
     let mut results = Vec::new();
     for _ in 0..20 {
         let half_open = admission.admit(loopback_address());
-        silent.spawn(async move { half_open.await_peer(pending::<()>()).await });
+        silent_connections.spawn(async move { half_open.await_peer(pending::<()>()).await });
         yield_now().await;
         let half_open = admission.admit(loopback_address());
         results.push(half_open.await_peer(yield_now()).await);
     }
     for _ in 0..19 {
-        assert_eq!(silent.join_next().await.unwrap().unwrap(), Err(Evicted));
+        assert_eq!(silent_connections.join_next().await.unwrap().unwrap(), Err(Evicted));
     }
     // A peer that sends at once does not count as silent, although its connection waits for a moment.
     assert!(results.iter().all(Result::is_ok), "{results:?}");

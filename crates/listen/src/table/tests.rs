@@ -1,4 +1,4 @@
-//! Cases for the table, and its invariants after many random steps.
+//! Evictions and turns of the table in examples, and its invariants after many random steps.
 
 use std::net::IpAddr;
 
@@ -110,26 +110,33 @@ impl HalfOpenTable {
     /// Checks the invariants.
     fn check_invariants(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
-        assert_eq!(self.waiting, in_state(HalfOpenState::Waiting));
-        assert!(self.waiting <= self.limits.waiting);
-        assert_eq!(self.running, in_state(HalfOpenState::Running));
-        assert!(self.running <= self.limits.turns);
-        assert_eq!(self.half_open, self.entries.len() - in_state(HalfOpenState::Evicted));
-        let queued = in_state(HalfOpenState::Queued);
+        assert_eq!(self.waiting_count, in_state(HalfOpenState::Waiting));
+        assert!(self.waiting_count <= self.limits.waiting);
+        assert_eq!(self.running_count, in_state(HalfOpenState::Running));
+        assert!(self.running_count <= self.limits.turns);
+        assert_eq!(self.half_open_count, self.entries.len() - in_state(HalfOpenState::Evicted));
+        let queued_count = in_state(HalfOpenState::Queued);
         assert!(
-            queued == 0 || self.running == self.limits.turns,
+            queued_count == 0 || self.running_count == self.limits.turns,
             "a turn is free while connections are queued"
         );
-        assert_eq!(self.by_count.len(), self.shares.len());
-        let counted: usize = self.shares.values().map(|share| share.queued.len()).sum();
-        assert_eq!(counted, queued);
+        assert_eq!(self.sources_by_half_open.len(), self.sources.len());
+        let counted: usize =
+            self.sources.values().map(|source_entry| source_entry.queued_connections.len()).sum();
+        assert_eq!(counted, queued_count);
         assert_eq!(
-            self.rotation.len(),
-            self.shares.values().filter(|share| !share.queued.is_empty()).count()
+            self.turn_order.len(),
+            self.sources
+                .values()
+                .filter(|source_entry| !source_entry.queued_connections.is_empty())
+                .count()
         );
-        for (source, share) in &self.shares {
-            assert!(share.count > 0 && share.waiting.len() <= self.limits.waiting_per_source);
-            assert!(self.by_count.contains(&(share.count, *source)));
+        for (source, source_entry) in &self.sources {
+            assert!(
+                source_entry.half_open_count > 0
+                    && source_entry.waiting.len() <= self.limits.waiting_per_source
+            );
+            assert!(self.sources_by_half_open.contains(&(source_entry.half_open_count, *source)));
         }
     }
 }
@@ -154,7 +161,7 @@ proptest! {
                     });
                     let evicted = table.start_waiting(id);
                     // A source with no other half-open connection does not have the most.
-                    if is_alone && table.shares.len() < LIMITS.waiting {
+                    if is_alone && table.sources.len() < LIMITS.waiting {
                         prop_assert_ne!(evicted, Some(id));
                     }
                 }
@@ -178,7 +185,7 @@ proptest! {
             table.remove(id);
             table.check_invariants();
         }
-        prop_assert!(table.entries.is_empty() && table.shares.is_empty());
-        prop_assert!(table.by_waiting.is_empty() && table.by_count.is_empty());
+        prop_assert!(table.entries.is_empty() && table.sources.is_empty());
+        prop_assert!(table.sources_by_waiting.is_empty() && table.sources_by_half_open.is_empty());
     }
 }

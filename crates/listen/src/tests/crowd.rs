@@ -1,4 +1,5 @@
-//! For tests of servers: many clients that send a part of a handshake and then nothing.
+//! Test support for servers: a crowd of clients, each of which sends a part of a handshake or request and then
+//! stays silent. The server must still serve a well-behaved client within a second.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,57 +14,58 @@ use tokio::time::{Instant, interval};
 /// The bytes that a client sends before it goes silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Nothing at all.
-    Nothing,
+    /// No bytes.
+    NoBytes,
     /// The first byte of a TLS record.
-    Byte,
+    FirstByte,
     /// Half a ClientHello.
-    Half,
+    HalfHello,
     /// A whole ClientHello, and no response to the server's messages.
-    Whole,
+    WholeHello,
     /// A ClientHello, one byte after another, that takes longer than the test.
-    Trickle,
+    SlowHello,
     /// A part of the head of a plaintext request.
-    Head,
+    PartialHead,
     /// A part of the plaintext preface of HTTP/2.
-    Preface,
+    PartialPreface,
 }
 
 impl Sent {
     /// All kinds of clients that start a handshake.
-    pub(crate) const HANDSHAKES: [Self; 4] = [Self::Byte, Self::Half, Self::Whole, Self::Trickle];
+    pub(crate) const HANDSHAKES: [Self; 4] =
+        [Self::FirstByte, Self::HalfHello, Self::WholeHello, Self::SlowHello];
     /// All kinds of plaintext clients that do not send a whole request.
-    pub(crate) const REQUESTS: [Self; 3] = [Self::Nothing, Self::Head, Self::Preface];
+    pub(crate) const REQUESTS: [Self; 3] = [Self::NoBytes, Self::PartialHead, Self::PartialPreface];
 }
 
 /// Clients that are connected until this is dropped.
 pub(crate) struct Crowd {
     _clients: Vec<TcpStream>,
-    _trickling: JoinSet<()>,
+    _slow_clients: JoinSet<()>,
 }
 
 impl Crowd {
-    /// Connects `number` clients that offer this protocol (ALPN).
-    pub(crate) async fn at(
+    /// Connects `client_count` clients that offer this protocol (ALPN).
+    pub(crate) async fn connect(
         address: SocketAddr,
-        number: usize,
+        client_count: usize,
         sent: Sent,
         protocol: &[u8],
     ) -> Self {
         let hello = client_hello(protocol);
-        let (mut clients, mut trickling) = (Vec::new(), JoinSet::new());
-        for _ in 0..number {
+        let (mut clients, mut slow_clients) = (Vec::new(), JoinSet::new());
+        for _ in 0..client_count {
             let mut client = TcpStream::connect(address).await.unwrap();
             let bytes = match sent {
-                Sent::Nothing => &[],
-                Sent::Byte => &hello[..1],
-                Sent::Half => &hello[..hello.len() / 2],
-                Sent::Whole => &hello[..],
-                Sent::Head => &b"GET / HTTP/1.1\r\n"[..],
-                Sent::Preface => &b"PRI * HTTP/2.0"[..],
-                Sent::Trickle => {
+                Sent::NoBytes => &[],
+                Sent::FirstByte => &hello[..1],
+                Sent::HalfHello => &hello[..hello.len() / 2],
+                Sent::WholeHello => &hello[..],
+                Sent::PartialHead => &b"GET / HTTP/1.1\r\n"[..],
+                Sent::PartialPreface => &b"PRI * HTTP/2.0"[..],
+                Sent::SlowHello => {
                     let hello = hello.clone();
-                    trickling.spawn(async move {
+                    slow_clients.spawn(async move {
                         let mut pace = interval(Duration::from_millis(50));
                         for byte in hello {
                             pace.tick().await;
@@ -79,7 +81,7 @@ impl Crowd {
             drop(client.write_all(bytes).await);
             clients.push(client);
         }
-        Self { _clients: clients, _trickling: trickling }
+        Self { _clients: clients, _slow_clients: slow_clients }
     }
 }
 
@@ -92,25 +94,25 @@ fn client_hello(protocol: &[u8]) -> Vec<u8> {
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
     config.alpn_protocols = vec![protocol.to_vec()];
-    let name = "a.com".try_into().unwrap();
-    let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+    let server_name = "a.com".try_into().unwrap();
+    let mut client = ClientConnection::new(Arc::new(config), server_name).unwrap();
     let mut bytes = Vec::new();
     client.write_tls(&mut bytes).unwrap();
     bytes
 }
 
-/// Expects that a client is served within a second, although a crowd is connected. Tries three times, since
-/// a stalled machine is not a failure of the server.
+/// Expects that `run_client` completes within a second, although a crowd is connected. Tries three times,
+/// because a stalled machine is not a failure of the server.
 pub(crate) async fn expect_served(
     address: SocketAddr,
-    number: usize,
+    client_count: usize,
     sent: Sent,
     protocol: &[u8],
     mut run_client: impl AsyncFnMut(),
 ) {
     let mut durations = Vec::new();
     for _ in 0..3 {
-        let crowd = Crowd::at(address, number, sent, protocol).await;
+        let crowd = Crowd::connect(address, client_count, sent, protocol).await;
         let start = Instant::now();
         run_client().await;
         durations.push(start.elapsed());
@@ -119,5 +121,5 @@ pub(crate) async fn expect_served(
             return;
         }
     }
-    panic!("behind {number} silent clients ({sent:?}) a client waited {durations:?}");
+    panic!("behind {client_count} silent clients ({sent:?}) a client waited {durations:?}");
 }

@@ -15,7 +15,7 @@ use crate::error_kind::ErrorKind;
 /// rejections do.
 pub(super) struct Http1Exchange<'a, S> {
     stream: &'a mut S,
-    unsent: &'a [u8],
+    unsent_bytes: &'a [u8],
     /// True if the server reads no more of the request; it may still respond.
     write_failed: bool,
     response_reader: &'a mut ResponseReader,
@@ -28,7 +28,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
         response_reader: &'a mut ResponseReader,
     ) -> Self {
         response_reader.start_response(request.request_kind);
-        Self { stream, unsent: &request.bytes, write_failed: false, response_reader }
+        Self { stream, unsent_bytes: &request.bytes, write_failed: false, response_reader }
     }
 
     /// Writes as much as possible, and reads until the response is complete.
@@ -37,11 +37,11 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
         context: &mut Context<'_>,
         thread_context: &ThreadContext<E>,
     ) -> Poll<Result<ReceivedResponse, ErrorKind>> {
-        while !self.unsent.is_empty() && !self.write_failed {
-            match Pin::new(&mut *self.stream).poll_write(context, self.unsent) {
+        while !self.unsent_bytes.is_empty() && !self.write_failed {
+            match Pin::new(&mut *self.stream).poll_write(context, self.unsent_bytes) {
                 Poll::Ready(Ok(written)) if written > 0 => {
                     thread_context.byte_counters.count_sent(written);
-                    self.unsent = self.unsent.get(written..).unwrap_or_default();
+                    self.unsent_bytes = self.unsent_bytes.get(written..).unwrap_or_default();
                 }
                 Poll::Ready(_) => self.write_failed = true,
                 Poll::Pending => break,
@@ -49,19 +49,22 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
         }
         let read_buffers = &mut *thread_context.read_buffers.borrow_mut();
         loop {
-            let read = ready!(self.poll_read(context, read_buffers));
-            let received = match read {
+            let read_result = ready!(self.poll_read(context, read_buffers));
+            let response = match read_result {
                 Ok(0) => Some(self.response_reader.finish_at_close()?),
-                Ok(read) => {
-                    thread_context.byte_counters.count_received(read);
-                    self.response_reader
-                        .parse_bytes(&mut read_buffers.head, &read_buffers.buffer[..read])?
+                Ok(read_bytes) => {
+                    thread_context.byte_counters.count_received(read_bytes);
+                    self.response_reader.parse_bytes(
+                        &mut read_buffers.response_head,
+                        &read_buffers.read_buffer[..read_bytes],
+                    )?
                 }
                 Err(error) => return Poll::Ready(Err(ErrorKind::from_transfer_error(&error))),
             };
-            if let Some(received) = received {
-                let reusable = received.reusable && self.unsent.is_empty();
-                return Poll::Ready(Ok(ReceivedResponse { reusable, ..received }));
+            if let Some(response) = response {
+                let can_reuse_connection =
+                    response.can_reuse_connection && self.unsent_bytes.is_empty();
+                return Poll::Ready(Ok(ReceivedResponse { can_reuse_connection, ..response }));
             }
         }
     }
@@ -71,7 +74,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Http1Exchange<'a, S> {
         context: &mut Context<'_>,
         read_buffers: &mut ReadBuffers,
     ) -> Poll<io::Result<usize>> {
-        let mut buffer = ReadBuf::new(&mut read_buffers.buffer);
+        let mut buffer = ReadBuf::new(&mut read_buffers.read_buffer);
         ready!(Pin::new(&mut *self.stream).poll_read(context, &mut buffer))?;
         Poll::Ready(Ok(buffer.filled().len()))
     }

@@ -19,13 +19,13 @@ impl SerializedRequest {
         let mut bytes = render_head(target, reuse).into_bytes();
         let head_bytes = bytes.len();
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
-        let mut parsed = RequestHead::default();
-        match parsed.parse(&bytes).map_err(malformed)? {
-            Parsed::Complete(length) if length == head_bytes => {}
+        let mut request_head = RequestHead::default();
+        match request_head.parse(&bytes).map_err(malformed)? {
+            Parsed::Complete(parsed_bytes) if parsed_bytes == head_bytes => {}
             // A line end within a name or value would split the message in two.
             Parsed::Complete(_) | Parsed::Partial => return Err(malformed(Malformed::LineEnd)),
         }
-        if target.method == "CONNECT" || parsed.upgrade {
+        if target.method == "CONNECT" || request_head.upgrade {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });
         }
         bytes.extend_from_slice(&target.body);
@@ -39,19 +39,20 @@ fn render_head(target: &LoadTarget, reuse: ConnectionReuse) -> String {
         TargetForm::Origin => String::new(),
         TargetForm::Absolute => format!("http://{host}"),
     };
-    let mut head = format!("{method} {scheme_and_authority}{path} HTTP/1.1\r\nhost: {host}\r\n");
+    let mut request_head =
+        format!("{method} {scheme_and_authority}{path} HTTP/1.1\r\nhost: {host}\r\n");
     for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        request_head.push_str(&format!("{name}: {value}\r\n"));
     }
     // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
     if !body.is_empty() || matches!(method.as_str(), "POST" | "PUT" | "PATCH") {
-        head.push_str(&format!("content-length: {}\r\n", body.len()));
+        request_head.push_str(&format!("content-length: {}\r\n", body.len()));
     }
     if reuse == ConnectionReuse::Fresh {
-        head.push_str("connection: close\r\n");
+        request_head.push_str("connection: close\r\n");
     }
-    head.push_str("\r\n");
-    head
+    request_head.push_str("\r\n");
+    request_head
 }
 
 #[cfg(test)]
@@ -64,23 +65,23 @@ mod tests {
 
     #[test]
     fn requests_are_serialized_as_specified() {
-        let post = LoadTarget {
+        let post_target = LoadTarget {
             method: "POST".to_owned(),
             headers: vec![("X-A".to_owned(), "b".to_owned())],
             body: b"{}".to_vec(),
             ..sample_target()
         };
-        let absolute = LoadTarget { form: TargetForm::Absolute, ..sample_target() };
-        let fresh =
+        let absolute_target = LoadTarget { form: TargetForm::Absolute, ..sample_target() };
+        let fresh_request =
             "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nconnection: close\r\n\r\n";
         for (target, expected) in [
             (sample_target(), "GET /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n"),
             (
-                absolute,
+                absolute_target,
                 "GET http://ratings:9080/ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\n\r\n",
             ),
             (
-                post,
+                post_target,
                 "POST /ratings/1?x=2 HTTP/1.1\r\nhost: ratings:9080\r\nX-A: b\r\n\
                  content-length: 2\r\n\r\n{}",
             ),
@@ -89,7 +90,7 @@ mod tests {
             assert_eq!(String::from_utf8(request.bytes).unwrap(), expected);
         }
         let request = SerializedRequest::new(&sample_target(), ConnectionReuse::Fresh).unwrap();
-        assert_eq!(String::from_utf8(request.bytes).unwrap(), fresh);
+        assert_eq!(String::from_utf8(request.bytes).unwrap(), fresh_request);
     }
 
     #[test]

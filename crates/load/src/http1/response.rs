@@ -9,7 +9,7 @@ use crate::error_kind::ErrorKind;
 pub(super) struct ReceivedResponse {
     pub(super) status: u16,
     /// True if the connection can be reused.
-    pub(super) reusable: bool,
+    pub(super) can_reuse_connection: bool,
 }
 
 /// A response in progress.
@@ -18,10 +18,10 @@ pub(super) struct ResponseReader {
     request_kind: RequestKind,
     /// The number of preceding interim responses.
     interim_count: u32,
-    received: Option<ReceivedResponse>,
-    body: Option<BodyDecoder>,
+    received_response: Option<ReceivedResponse>,
+    body_decoder: Option<BodyDecoder>,
     /// Bytes that could not be parsed yet. Bounded, since the parsers bound heads and framing.
-    unparsed: Vec<u8>,
+    unparsed_bytes: Vec<u8>,
 }
 
 impl ResponseReader {
@@ -29,9 +29,9 @@ impl ResponseReader {
     pub(super) fn start_response(&mut self, request_kind: RequestKind) {
         self.request_kind = request_kind;
         self.interim_count = 0;
-        self.received = None;
-        self.body = None;
-        self.unparsed.clear();
+        self.received_response = None;
+        self.body_decoder = None;
+        self.unparsed_bytes.clear();
     }
 
     /// Parses received bytes; returns the response when it is complete.
@@ -43,21 +43,21 @@ impl ResponseReader {
         head: &mut ResponseHead,
         bytes: &[u8],
     ) -> Result<Option<ReceivedResponse>, ErrorKind> {
-        if self.unparsed.is_empty() {
-            let consumed = self.consume_bytes(head, bytes)?;
-            self.unparsed.extend_from_slice(bytes.get(consumed..).unwrap_or_default());
+        if self.unparsed_bytes.is_empty() {
+            let consumed_bytes = self.consume_bytes(head, bytes)?;
+            self.unparsed_bytes.extend_from_slice(bytes.get(consumed_bytes..).unwrap_or_default());
         } else {
-            let mut joined = std::mem::take(&mut self.unparsed);
-            joined.extend_from_slice(bytes);
-            let consumed = self.consume_bytes(head, &joined)?;
-            joined.drain(..consumed);
-            self.unparsed = joined;
+            let mut joined_bytes = std::mem::take(&mut self.unparsed_bytes);
+            joined_bytes.extend_from_slice(bytes);
+            let consumed_bytes = self.consume_bytes(head, &joined_bytes)?;
+            joined_bytes.drain(..consumed_bytes);
+            self.unparsed_bytes = joined_bytes;
         }
-        let complete = self.body.as_ref().is_some_and(BodyDecoder::is_complete);
-        match self.received.filter(|_| complete) {
+        let is_complete = self.body_decoder.as_ref().is_some_and(BodyDecoder::is_complete);
+        match self.received_response.filter(|_| is_complete) {
             // Unsolicited bytes: they are not the next response.
-            Some(_) if !self.unparsed.is_empty() => Err(ErrorKind::Malformed),
-            received => Ok(received),
+            Some(_) if !self.unparsed_bytes.is_empty() => Err(ErrorKind::Malformed),
+            received_response => Ok(received_response),
         }
     }
 
@@ -66,34 +66,40 @@ impl ResponseReader {
     /// # Errors
     /// [`ErrorKind::Closed`] unless the close delimits the response.
     pub(super) fn finish_at_close(&mut self) -> Result<ReceivedResponse, ErrorKind> {
-        let (Some(received), Some(body)) = (self.received, &mut self.body) else {
+        let (Some(received_response), Some(body_decoder)) =
+            (self.received_response, &mut self.body_decoder)
+        else {
             return Err(ErrorKind::Closed);
         };
-        body.end_of_input().map_err(|_| ErrorKind::Closed)?;
-        Ok(received)
+        body_decoder.end_of_input().map_err(|_| ErrorKind::Closed)?;
+        Ok(received_response)
     }
 
     /// Parses as much as possible; returns the number of bytes consumed.
     fn consume_bytes(&mut self, head: &mut ResponseHead, bytes: &[u8]) -> Result<usize, ErrorKind> {
-        let mut consumed = 0;
-        while self.received.is_none() {
-            let rest = bytes.get(consumed..).unwrap_or_default();
-            match head.parse(rest, self.request_kind).map_err(|_| ErrorKind::Malformed)? {
-                Parsed::Partial => return Ok(consumed),
-                Parsed::Complete(length) => consumed += length,
+        let mut consumed_bytes = 0;
+        while self.received_response.is_none() {
+            let remaining_bytes = bytes.get(consumed_bytes..).unwrap_or_default();
+            match head
+                .parse(remaining_bytes, self.request_kind)
+                .map_err(|_| ErrorKind::Malformed)?
+            {
+                Parsed::Partial => return Ok(consumed_bytes),
+                Parsed::Complete(head_bytes) => consumed_bytes += head_bytes,
             }
             self.record_head(head)?;
         }
-        let body = self.body.as_mut().expect("a response that was received has a body");
-        while !body.is_complete() {
-            let rest = bytes.get(consumed..).unwrap_or_default();
-            let piece = body.decode(rest).map_err(|_| ErrorKind::Malformed)?;
-            consumed += piece.consumed;
+        let body_decoder =
+            self.body_decoder.as_mut().expect("a response that was received has a body");
+        while !body_decoder.is_complete() {
+            let remaining_bytes = bytes.get(consumed_bytes..).unwrap_or_default();
+            let piece = body_decoder.decode(remaining_bytes).map_err(|_| ErrorKind::Malformed)?;
+            consumed_bytes += piece.consumed;
             if piece.consumed == 0 {
                 break;
             }
         }
-        Ok(consumed)
+        Ok(consumed_bytes)
     }
 
     fn record_head(&mut self, head: &ResponseHead) -> Result<(), ErrorKind> {
@@ -108,8 +114,9 @@ impl ResponseReader {
             // No upgrade was requested.
             return Err(ErrorKind::Malformed);
         }
-        self.received = Some(ReceivedResponse { status: head.status, reusable: head.keep_alive });
-        self.body = Some(BodyDecoder::new(head.body));
+        self.received_response =
+            Some(ReceivedResponse { status: head.status, can_reuse_connection: head.keep_alive });
+        self.body_decoder = Some(BodyDecoder::new(head.body));
         Ok(())
     }
 }

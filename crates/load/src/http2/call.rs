@@ -18,33 +18,34 @@ impl Http2Request {
         sender: SendRequest<Bytes>,
     ) -> Result<ResponseStatus, ErrorKind> {
         let mut sender = sender.ready().await.map_err(|error| classify_error(&error))?;
-        let (response, mut upload) = sender
+        let (response, mut request_stream) = sender
             .send_request(self.head.clone(), self.body.is_empty())
             .map_err(|error| classify_error(&error))?;
         if !self.body.is_empty() {
             // The server may reject the rest and respond.
-            drop(upload.send_data(self.body.clone(), true));
+            drop(request_stream.send_data(self.body.clone(), true));
         }
-        let (head, mut body) = response.await.map_err(|error| classify_error(&error))?.into_parts();
-        let status = head.status.as_u16();
-        let mut message = GrpcMessage::default();
-        while let Some(bytes) = body.data().await {
+        let (response_head, mut response_body) =
+            response.await.map_err(|error| classify_error(&error))?.into_parts();
+        let status = response_head.status.as_u16();
+        let mut grpc_message = GrpcMessage::default();
+        while let Some(bytes) = response_body.data().await {
             let bytes = bytes.map_err(|error| classify_error(&error))?;
-            message.record_bytes(&bytes);
-            drop(body.flow_control().release_capacity(bytes.len()));
+            grpc_message.record_bytes(&bytes);
+            drop(response_body.flow_control().release_capacity(bytes.len()));
         }
-        let grpc = match self.kind {
-            ResponseKind::Grpc if head.status.is_success() => {
-                Some(grpc_status(&mut body, &head.headers, &message).await?)
-            }
+        let grpc_status = match self.response_kind {
+            ResponseKind::Grpc if response_head.status.is_success() => Some(
+                read_grpc_status(&mut response_body, &response_head.headers, &grpc_message).await?,
+            ),
             ResponseKind::Grpc | ResponseKind::Plain => None,
         };
-        Ok(ResponseStatus { status, grpc })
+        Ok(ResponseStatus { status, grpc: grpc_status })
     }
 }
 
 /// Returns the status of a call: from the trailers, or from the head of a trailers-only response.
-async fn grpc_status(
+async fn read_grpc_status(
     body: &mut RecvStream,
     head: &HeaderMap,
     message: &GrpcMessage,
@@ -63,22 +64,24 @@ async fn grpc_status(
 #[derive(Debug, Default)]
 struct GrpcMessage {
     prefix: [u8; GRPC_PREFIX_BYTES],
-    bytes: u64,
+    received_bytes: u64,
 }
 
 impl GrpcMessage {
     fn record_bytes(&mut self, bytes: &[u8]) {
-        let at = usize::try_from(self.bytes).unwrap_or(GRPC_PREFIX_BYTES).min(GRPC_PREFIX_BYTES);
-        for (slot, byte) in self.prefix[at..].iter_mut().zip(bytes) {
+        let prefix_bytes = usize::try_from(self.received_bytes)
+            .unwrap_or(GRPC_PREFIX_BYTES)
+            .min(GRPC_PREFIX_BYTES);
+        for (slot, byte) in self.prefix[prefix_bytes..].iter_mut().zip(bytes) {
             *slot = *byte;
         }
-        self.bytes += bytes.len() as u64;
+        self.received_bytes += bytes.len() as u64;
     }
 
     /// True if exactly one complete message was received.
     fn is_complete(&self) -> bool {
         let [_, length @ ..] = self.prefix;
-        self.bytes == GRPC_PREFIX_BYTES as u64 + u64::from(u32::from_be_bytes(length))
+        self.received_bytes == GRPC_PREFIX_BYTES as u64 + u64::from(u32::from_be_bytes(length))
     }
 }
 
@@ -86,8 +89,13 @@ impl GrpcMessage {
 pub(super) fn classify_error(error: &h2::Error) -> ErrorKind {
     if let Some(error) = error.get_io() {
         // `h2` reports the end of a connection as a broken pipe without an OS error.
-        let ended = error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
-        return if ended { ErrorKind::Closed } else { ErrorKind::from_transfer_error(error) };
+        let is_end_of_connection =
+            error.kind() == io::ErrorKind::BrokenPipe && error.raw_os_error().is_none();
+        return if is_end_of_connection {
+            ErrorKind::Closed
+        } else {
+            ErrorKind::from_transfer_error(error)
+        };
     }
     match (error.is_remote(), error.is_library()) {
         (true, _) if error.is_go_away() => ErrorKind::Closed,

@@ -1,4 +1,4 @@
-//! A connection with byte counters.
+//! A stream wrapper that counts the bytes of HTTP/2 connections.
 
 use std::io;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::environment::ByteCounters;
 
-/// A connection with byte counters.
+/// A stream that counts its received and sent bytes.
 #[derive(Debug)]
 pub(super) struct MeteredStream<S> {
     stream: S,
@@ -28,9 +28,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
+        let filled_before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.byte_counters.count_received(buffer.filled().len().saturating_sub(before));
+        self.byte_counters.count_received(buffer.filled().len().saturating_sub(filled_before));
         Poll::Ready(Ok(()))
     }
 }
@@ -41,9 +41,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.byte_counters.count_sent(written);
-        Poll::Ready(Ok(written))
+        let written_bytes = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.byte_counters.count_sent(written_bytes);
+        Poll::Ready(Ok(written_bytes))
     }
 
     fn poll_write_vectored(
@@ -51,9 +51,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
-        self.byte_counters.count_sent(written);
-        Poll::Ready(Ok(written))
+        let written_bytes =
+            ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
+        self.byte_counters.count_sent(written_bytes);
+        Poll::Ready(Ok(written_bytes))
     }
 
     fn is_write_vectored(&self) -> bool {

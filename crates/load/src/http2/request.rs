@@ -12,7 +12,7 @@ pub(super) struct Http2Request {
     pub(super) head: http::Request<()>,
     /// The body; for gRPC, the framed message.
     pub(super) body: Bytes,
-    pub(super) kind: ResponseKind,
+    pub(super) response_kind: ResponseKind,
 }
 
 /// The response semantics.
@@ -25,12 +25,15 @@ pub(super) enum ResponseKind {
 
 impl Http2Request {
     pub(super) fn new(target: &LoadTarget, protocol: LoadProtocol) -> Result<Self, InvalidPlan> {
-        let invalid = |part| InvalidPlan::Http2Request { name: target.name.clone(), part };
-        let kind = match protocol {
+        let invalid = |invalid_part| InvalidPlan::Http2Request {
+            name: target.name.clone(),
+            part: invalid_part,
+        };
+        let response_kind = match protocol {
             LoadProtocol::Grpc { .. } => ResponseKind::Grpc,
             LoadProtocol::Http1 | LoadProtocol::Http2 { .. } => ResponseKind::Plain,
         };
-        let method = match kind {
+        let method = match response_kind {
             ResponseKind::Plain => target.method.parse().map_err(|_| invalid("method"))?,
             ResponseKind::Grpc => Method::POST,
         };
@@ -42,7 +45,7 @@ impl Http2Request {
             .authority(target.host.as_str())
             .path_and_query(target.path.as_str());
         let uri = uri.build().map_err(|_| invalid("host or path"))?;
-        let body = match kind {
+        let body = match response_kind {
             ResponseKind::Plain => Bytes::from(target.body.clone()),
             ResponseKind::Grpc => {
                 frame_message(&target.body).ok_or_else(|| invalid("message: it is too long"))?
@@ -50,35 +53,39 @@ impl Http2Request {
         };
         let mut head = http::Request::new(());
         *head.headers_mut() =
-            request_headers(target, kind, &method).ok_or_else(|| invalid("headers"))?;
+            request_headers(target, response_kind, &method).ok_or_else(|| invalid("headers"))?;
         *head.method_mut() = method;
         *head.uri_mut() = uri;
-        Ok(Self { head, body, kind })
+        Ok(Self { head, body, response_kind })
     }
 }
 
 /// Returns the headers of a request; `None` if one of them cannot be sent.
-fn request_headers(target: &LoadTarget, kind: ResponseKind, method: &Method) -> Option<HeaderMap> {
-    let mut fields = HeaderMap::new();
+fn request_headers(
+    target: &LoadTarget,
+    response_kind: ResponseKind,
+    method: &Method,
+) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
     for (name, value) in &target.headers {
         let name: HeaderName = name.parse().ok()?;
         if name == HOST || name == CONTENT_LENGTH || CONNECTION_FIELDS.contains(&name.as_str()) {
             return None;
         }
-        fields.append(name, HeaderValue::from_str(value).ok()?);
+        headers.append(name, HeaderValue::from_str(value).ok()?);
     }
-    match kind {
+    match response_kind {
         ResponseKind::Grpc => {
-            fields.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
-            fields.insert(TE, HeaderValue::from_static("trailers"));
+            headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/grpc"));
+            headers.insert(TE, HeaderValue::from_static("trailers"));
         }
         // RFC 9110 section 8.6: methods that define a meaning for content send the length even without content.
         ResponseKind::Plain if !target.body.is_empty() || always_sends_length(method) => {
-            fields.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(target.body.len()));
         }
         ResponseKind::Plain => {}
     }
-    Some(fields)
+    Some(headers)
 }
 
 fn always_sends_length(method: &Method) -> bool {
@@ -88,11 +95,11 @@ fn always_sends_length(method: &Method) -> bool {
 /// Frames a gRPC message: the flag "uncompressed", then its length.
 fn frame_message(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
-    let mut frame = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());
-    frame.push(0);
-    frame.extend_from_slice(&length.to_be_bytes());
-    frame.extend_from_slice(message);
-    Some(Bytes::from(frame))
+    let mut framed_message = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());
+    framed_message.push(0);
+    framed_message.extend_from_slice(&length.to_be_bytes());
+    framed_message.extend_from_slice(message);
+    Some(Bytes::from(framed_message))
 }
 
 /// The prefix of a gRPC message: a flag and a length.
@@ -116,26 +123,27 @@ mod tests {
     #[test]
     fn requests_are_prepared_as_specified() {
         let header = ("x-a".to_owned(), "b".to_owned());
-        let post = LoadTarget {
+        let post_target = LoadTarget {
             method: "POST".to_owned(),
             headers: vec![header],
             body: b"{}".to_vec(),
             ..sample_target()
         };
-        let plain = Http2Request::new(&post, HTTP2).unwrap();
-        assert_eq!(plain.head.uri(), "http://ratings:9080/ratings/1?x=2");
-        assert_eq!(plain.head.method(), "POST");
-        assert_eq!(plain.head.headers()["x-a"], "b");
-        assert_eq!(plain.head.headers()["content-length"], "2");
-        assert_eq!(&plain.body[..], b"{}");
+        let plain_request = Http2Request::new(&post_target, HTTP2).unwrap();
+        assert_eq!(plain_request.head.uri(), "http://ratings:9080/ratings/1?x=2");
+        assert_eq!(plain_request.head.method(), "POST");
+        assert_eq!(plain_request.head.headers()["x-a"], "b");
+        assert_eq!(plain_request.head.headers()["content-length"], "2");
+        assert_eq!(&plain_request.body[..], b"{}");
 
-        let call =
-            Http2Request::new(&LoadTarget { method: "GET".to_owned(), ..post }, GRPC).unwrap();
-        assert_eq!(call.head.method(), "POST");
-        assert_eq!(call.head.headers()["content-type"], "application/grpc");
-        assert_eq!(call.head.headers()["te"], "trailers");
-        assert!(!call.head.headers().contains_key("content-length"));
-        assert_eq!(&call.body[..], b"\0\0\0\0\x02{}");
+        let grpc_request =
+            Http2Request::new(&LoadTarget { method: "GET".to_owned(), ..post_target }, GRPC)
+                .unwrap();
+        assert_eq!(grpc_request.head.method(), "POST");
+        assert_eq!(grpc_request.head.headers()["content-type"], "application/grpc");
+        assert_eq!(grpc_request.head.headers()["te"], "trailers");
+        assert!(!grpc_request.head.headers().contains_key("content-length"));
+        assert_eq!(&grpc_request.body[..], b"\0\0\0\0\x02{}");
     }
 
     #[test]

@@ -53,12 +53,12 @@ fn fresh_connections_carry_one_request_each() {
 fn a_connection_closed_by_goaway_is_replaced_without_an_error() {
     run(async {
         let server = Http2Server::start(ServerAction::RespondAndGoAway).await;
-        // Slow enough to notice it before the next request.
+        // The rate is low enough that the client notices the GOAWAY before the next request.
         let load_model = LoadModel::Open { rate: 20, connections: 1 };
         let plan = LoadPlan { load_model, duration: ms(400), ..http2_plan(server.target()) };
         let report = drive_plan(plan).await;
         assert_eq!(total_report(&report).success_count(), 8, "{report:?}");
-        // On a busy machine the client may notice it later.
+        // On a busy machine the client may notice the GOAWAY later.
         assert!(server.connections.get() > 1);
     });
 }
@@ -181,11 +181,11 @@ impl Http2Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections: Rc<Cell<usize>> = Rc::default();
-        let count = Rc::clone(&connections);
+        let connection_count = Rc::clone(&connections);
         spawn_local(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                count.set(count.get() + 1);
+                connection_count.set(connection_count.get() + 1);
                 spawn_local(serve_connection(stream, action));
             }
         });
@@ -230,7 +230,7 @@ async fn respond_with(
         body.flow_control().release_capacity(bytes.len()).unwrap();
     }
     let head = |status: u16| Response::builder().status(status).body(()).unwrap();
-    let value = HeaderValue::from_static;
+    let header_value = HeaderValue::from_static;
     match action {
         ServerAction::Respond | ServerAction::RespondAndGoAway => {
             let mut stream = sender.send_response(head(200), false).unwrap();
@@ -242,12 +242,13 @@ async fn respond_with(
             if !message.is_empty() {
                 stream.send_data(Bytes::from_static(message.as_bytes()), false).unwrap();
             }
-            let trailers = status.map(|status| ("grpc-status".parse().unwrap(), value(status)));
+            let trailers =
+                status.map(|status| ("grpc-status".parse().unwrap(), header_value(status)));
             stream.send_trailers(HeaderMap::from_iter(trailers)).unwrap();
         }
         ServerAction::CallWithoutBody { status } => {
             let mut head = head(200);
-            head.headers_mut().insert("grpc-status", value(status));
+            head.headers_mut().insert("grpc-status", header_value(status));
             sender.send_response(head, true).unwrap();
         }
         ServerAction::Reset => sender.send_reset(Reason::INTERNAL_ERROR),

@@ -65,7 +65,7 @@ async fn serve_connection(
     respond: Rc<impl Fn(usize) -> ScriptedResponse>,
 ) {
     stream.set_nodelay(true).unwrap();
-    let mut received = Vec::new();
+    let mut request_bytes = Vec::new();
     loop {
         let index = requests.borrow().len();
         if respond(index).resets {
@@ -74,15 +74,17 @@ async fn serve_connection(
             return;
         }
         let head = loop {
-            if let Some(end) = received.windows(4).position(|end| end == b"\r\n\r\n") {
-                break String::from_utf8_lossy(&received[..end + 4]).into_owned();
+            if let Some(head_end) =
+                request_bytes.windows(4).position(|window| window == b"\r\n\r\n")
+            {
+                break String::from_utf8_lossy(&request_bytes[..head_end + 4]).into_owned();
             }
-            match stream.read_buf(&mut received).await {
+            match stream.read_buf(&mut request_bytes).await {
                 Ok(0) | Err(_) => return,
                 Ok(_) => {}
             }
         };
-        received.clear();
+        request_bytes.clear();
         let index = requests.borrow().len();
         requests.borrow_mut().push(head);
         let response = respond(index);

@@ -39,7 +39,7 @@ async fn every_request_due_during_a_stall_includes_its_waiting_time() {
 async fn a_single_connection_also_delays_the_queue_behind_the_stall() {
     let target = run(LoadModel::Open { rate: 100, connections: 1 }).await.sum_targets();
     assert_eq!((target.request_count(), target.success_count()), (1000, 1000));
-    // After the stall it catches up at 1000 per second, while more become due.
+    // After the stall the connection catches up at 1000 requests per second, while more requests become due.
     let slow = target.latency.count_from(ms(5));
     assert!((100..125).contains(&slow), "{slow}");
 }
@@ -60,13 +60,13 @@ async fn run(load_model: LoadModel) -> LoadReport {
         ThreadTask { plan, share: ThreadShare::WHOLE, stop: StopHandle::default(), progress };
     let now = Instant::now();
     let second = Duration::from_secs(1);
-    task.run_task(StalledServer { stalled: now + second * 4..now + second * 5 }).await.unwrap()
+    task.run_task(StalledServer { stall_period: now + second * 4..now + second * 5 }).await.unwrap()
 }
 
 /// An in-memory environment with one server.
 struct StalledServer {
-    /// The time in which it does not respond.
-    stalled: Range<Instant>,
+    /// The period in which the server does not respond.
+    stall_period: Range<Instant>,
 }
 
 impl Environment for StalledServer {
@@ -74,7 +74,7 @@ impl Environment for StalledServer {
 
     async fn connect(&self, _: SocketAddr) -> io::Result<DuplexStream> {
         let (client_end, server_end) = duplex(4096);
-        spawn_local(serve_with_stall(server_end, self.stalled.clone()));
+        spawn_local(serve_with_stall(server_end, self.stall_period.clone()));
         Ok(client_end)
     }
 
@@ -83,12 +83,12 @@ impl Environment for StalledServer {
     }
 }
 
-async fn serve_with_stall(mut stream: DuplexStream, stalled: Range<Instant>) {
-    let mut received = [0; 4096];
-    while stream.read(&mut received).await.is_ok_and(|read| read > 0) {
+async fn serve_with_stall(mut stream: DuplexStream, stall_period: Range<Instant>) {
+    let mut request_bytes = [0; 4096];
+    while stream.read(&mut request_bytes).await.is_ok_and(|read| read > 0) {
         sleep(SERVICE).await;
-        if stalled.contains(&Instant::now()) {
-            sleep_until(stalled.end).await;
+        if stall_period.contains(&Instant::now()) {
+            sleep_until(stall_period.end).await;
         }
         let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
         if stream.write_all(response).await.is_err() {

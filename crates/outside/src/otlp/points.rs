@@ -17,16 +17,16 @@ use crate::resource_identity::{AttributeValue, ResourceIdentity};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeRange {
     /// The start of the range: the start of the process.
-    pub started: SystemTime,
+    pub start: SystemTime,
     /// The end of the range: the time at which the values are read.
-    pub now: SystemTime,
+    pub end: SystemTime,
 }
 
 impl TimeRange {
     /// Creates a range that ends now. It never starts after its end, even if the clock was set back.
     #[must_use]
-    pub fn from_start(started: SystemTime) -> Self {
-        Self { started, now: SystemTime::now().max(started) }
+    pub fn from_start(start: SystemTime) -> Self {
+        Self { start, end: SystemTime::now().max(start) }
     }
 }
 
@@ -34,17 +34,23 @@ impl TimeRange {
 #[derive(Debug)]
 pub struct MetricRequests {
     resource: OtlpResource,
-    start: u64,
-    now: u64,
+    start_time_unix_nano: u64,
+    time_unix_nano: u64,
+    /// The size at which a request is full, in bytes.
     max_bytes: usize,
-    completed: Vec<(Vec<u8>, u64)>,
+    /// The encoded requests, each with the number of its points.
+    completed_requests: Vec<(Vec<u8>, u64)>,
     /// The metrics of the current request.
     metrics: Vec<OtlpMetric>,
+    /// The number of points in the current request.
     point_count: u64,
-    bytes: usize,
-    /// The current metric.
-    family: Option<&'static MetricFamily>,
+    /// The approximate size of the current request in bytes.
+    request_bytes: usize,
+    /// The current metric; `None` before the first one.
+    current_family: Option<&'static MetricFamily>,
+    /// The points of the current metric, unless it is a histogram.
     number_points: Vec<NumberPoint>,
+    /// The points of the current metric if it is a histogram.
     histogram_points: Vec<HistogramPoint>,
 }
 
@@ -62,14 +68,14 @@ impl MetricRequests {
     ) -> Self {
         Self {
             resource: OtlpResource::from_source(identity),
-            start: unix_nanoseconds(range.started),
-            now: unix_nanoseconds(range.now),
+            start_time_unix_nano: unix_nanoseconds(range.start),
+            time_unix_nano: unix_nanoseconds(range.end),
             max_bytes,
-            completed: Vec::new(),
+            completed_requests: Vec::new(),
             metrics: Vec::new(),
             point_count: 0,
-            bytes: 0,
-            family: None,
+            request_bytes: 0,
+            current_family: None,
             number_points: Vec::new(),
             histogram_points: Vec::new(),
         }
@@ -80,22 +86,22 @@ impl MetricRequests {
     pub fn into_requests(mut self) -> Vec<(Vec<u8>, u64)> {
         self.close_metric();
         self.close_request();
-        self.completed
+        self.completed_requests
     }
 
     /// Counts an added point and its bytes. If the request is full, further points of the metric are added to
     /// the next one.
     fn account_point(&mut self, bytes: usize) {
         self.point_count += 1;
-        self.bytes += bytes + ELEMENT_BYTES;
-        if self.bytes >= self.max_bytes {
+        self.request_bytes += bytes + ELEMENT_BYTES;
+        if self.request_bytes >= self.max_bytes {
             self.close_metric();
             self.close_request();
         }
     }
 
     fn close_metric(&mut self) {
-        let Some(family) = self.family else { return };
+        let Some(family) = self.current_family else { return };
         let number_points = std::mem::take(&mut self.number_points);
         let histogram_points = std::mem::take(&mut self.histogram_points);
         if number_points.is_empty() && histogram_points.is_empty() {
@@ -107,7 +113,7 @@ impl MetricRequests {
                 temporality: CUMULATIVE,
                 is_monotonic: true,
             }),
-            // No metric of Leno is a summary.
+            // Leno has no summary metrics.
             MetricKind::Gauge | MetricKind::Summary => {
                 MetricData::Gauge(Gauge { points: number_points })
             }
@@ -129,31 +135,32 @@ impl MetricRequests {
             return;
         }
         let metrics = std::mem::take(&mut self.metrics);
-        let metrics = ScopeMetrics { scope: Some(InstrumentationScope::own_scope()), metrics };
+        let scope_metrics =
+            ScopeMetrics { scope: Some(InstrumentationScope::own_scope()), metrics };
         let resource = Some(self.resource.clone());
-        let metrics = ResourceMetrics { resource, scope_metrics: vec![metrics] };
-        let request = ExportMetricsRequest { resource_metrics: vec![metrics] };
-        self.completed.push((request.encode_to_vec(), self.point_count));
-        (self.point_count, self.bytes) = (0, 0);
+        let resource_metrics = ResourceMetrics { resource, scope_metrics: vec![scope_metrics] };
+        let request = ExportMetricsRequest { resource_metrics: vec![resource_metrics] };
+        self.completed_requests.push((request.encode_to_vec(), self.point_count));
+        (self.point_count, self.request_bytes) = (0, 0);
     }
 }
 
 impl MetricVisitor for MetricRequests {
     fn begin_metric(&mut self, metric: &'static MetricFamily) {
         self.close_metric();
-        self.family = Some(metric);
-        self.bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
+        self.current_family = Some(metric);
+        self.request_bytes += metric.name.len() + metric.help.len() + 4 * ELEMENT_BYTES;
     }
 
     fn record_number(&mut self, labels: &[(&'static str, &str)], number: MetricValue) {
         let value = match number {
-            MetricValue::Whole(number) => number_point::PointValue::Whole(to_i64(number)),
-            MetricValue::Seconds(seconds) => number_point::PointValue::Fraction(seconds),
+            MetricValue::Whole(number) => number_point::PointValue::Int(to_i64(number)),
+            MetricValue::Seconds(seconds) => number_point::PointValue::Double(seconds),
         };
-        let is_gauge = self.family.is_some_and(|family| family.kind == MetricKind::Gauge);
+        let is_gauge = self.current_family.is_some_and(|family| family.kind == MetricKind::Gauge);
         let point = NumberPoint {
-            start_time_unix_nano: if is_gauge { 0 } else { self.start },
-            time_unix_nano: self.now,
+            start_time_unix_nano: if is_gauge { 0 } else { self.start_time_unix_nano },
+            time_unix_nano: self.time_unix_nano,
             value: Some(value),
             attributes: label_attributes(labels),
         };
@@ -168,8 +175,8 @@ impl MetricVisitor for MetricRequests {
         durations: &DurationBuckets<'_>,
     ) {
         let mut point = HistogramPoint {
-            start_time_unix_nano: self.start,
-            time_unix_nano: self.now,
+            start_time_unix_nano: self.start_time_unix_nano,
+            time_unix_nano: self.time_unix_nano,
             sum: Some(durations.sum().as_secs_f64()),
             attributes: label_attributes(labels),
             ..HistogramPoint::default()
@@ -298,9 +305,9 @@ pub(crate) mod number_point {
     #[derive(Clone, Copy, PartialEq, prost::Oneof)]
     pub(crate) enum PointValue {
         #[prost(double, tag = "4")]
-        Fraction(f64),
+        Double(f64),
         #[prost(sfixed64, tag = "6")]
-        Whole(i64),
+        Int(i64),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
     ResourceIdentity, TimeRange, push_metrics,
 };
 
-fn source() -> ResourceIdentity {
+fn test_identity() -> ResourceIdentity {
     ResourceIdentity {
         service: "ratings".to_owned(),
         namespace: "bookinfo".to_owned(),
@@ -36,7 +36,7 @@ fn source() -> ResourceIdentity {
 }
 
 /// Returns telemetry with metrics of every kind.
-fn busy_telemetry(series: u16) -> Arc<Telemetry> {
+fn sample_telemetry(series: u16) -> Arc<Telemetry> {
     let telemetry = Telemetry::new();
     let shard = telemetry.new_shard();
     for port in 0..series {
@@ -68,24 +68,24 @@ fn busy_telemetry(series: u16) -> Arc<Telemetry> {
     shard.count_match(shard.rule_number(&rule));
     shard.count_rejected("too-many");
     shard.add(Count::Retries, 3);
-    shard.raise(Gauge::LinksUpstream, 2);
+    shard.increment(Gauge::LinksUpstream, 2);
     telemetry.set_level(Level::ControlConnected, 1);
     telemetry
 }
 
 /// Encodes all metrics.
 fn encode_metrics(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
-    encode_in(telemetry, MetricRequests::new(&source(), test_times()))
+    encode_into(telemetry, MetricRequests::new(&test_identity(), test_times()))
 }
 
-fn encode_in(telemetry: &Telemetry, mut requests: MetricRequests) -> Vec<(Vec<u8>, u64)> {
+fn encode_into(telemetry: &Telemetry, mut requests: MetricRequests) -> Vec<(Vec<u8>, u64)> {
     telemetry.read(&mut requests);
     requests.into_requests()
 }
 
 fn test_times() -> TimeRange {
-    let now = UNIX_EPOCH + Duration::from_secs(1000);
-    TimeRange { started: UNIX_EPOCH + Duration::from_secs(900), now }
+    let end = UNIX_EPOCH + Duration::from_secs(1000);
+    TimeRange { start: UNIX_EPOCH + Duration::from_secs(900), end }
 }
 
 fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<OtlpMetric> {
@@ -93,7 +93,7 @@ fn decode_metrics(requests: &[(Vec<u8>, u64)]) -> Vec<OtlpMetric> {
     for (bytes, _) in requests {
         let request = points::ExportMetricsRequest::decode(&**bytes).unwrap();
         let [resource_metrics] = &request.resource_metrics[..] else { panic!("one resource") };
-        assert_eq!(resource_metrics.resource, Some(OtlpResource::from_source(&source())));
+        assert_eq!(resource_metrics.resource, Some(OtlpResource::from_source(&test_identity())));
         let [scope_metrics] = &resource_metrics.scope_metrics[..] else { panic!("one scope") };
         metrics.extend(scope_metrics.metrics.iter().cloned());
     }
@@ -115,10 +115,10 @@ fn format_labels(attributes: &[KeyValue], limit: Option<String>) -> String {
 }
 
 /// Formats exported metrics as lines of the page.
-fn as_lines(metrics: &[OtlpMetric]) -> BTreeSet<String> {
+fn format_lines(metrics: &[OtlpMetric]) -> BTreeSet<String> {
     let mut lines = BTreeSet::new();
     for OtlpMetric { name, data, .. } in metrics {
-        let (numbers, histograms) = match data.clone().unwrap() {
+        let (number_points, histogram_points) = match data.clone().unwrap() {
             MetricData::Gauge(gauge) => (gauge.points, Vec::new()),
             MetricData::Sum(sum) => {
                 assert!(sum.is_monotonic && sum.temporality == 2, "{name}");
@@ -126,22 +126,22 @@ fn as_lines(metrics: &[OtlpMetric]) -> BTreeSet<String> {
             }
             MetricData::Histogram(histogram) => (Vec::new(), histogram.points),
         };
-        for point in numbers {
+        for point in number_points {
             let value = match point.value.unwrap() {
-                number_point::PointValue::Fraction(value) => value.to_string(),
-                number_point::PointValue::Whole(value) => value.to_string(),
+                number_point::PointValue::Double(value) => value.to_string(),
+                number_point::PointValue::Int(value) => value.to_string(),
             };
             lines.insert(format!("{name}{} {value}", format_labels(&point.attributes, None)));
         }
-        for point in histograms {
+        for point in histogram_points {
             let limits = point.explicit_bounds.iter().map(ToString::to_string);
-            let mut below = 0;
+            let mut cumulative_count = 0;
             for (limit, count) in limits.chain(["+Inf".to_owned()]).zip(&point.bucket_counts) {
-                below += count;
+                cumulative_count += count;
                 let labels = format_labels(&point.attributes, Some(limit));
-                lines.insert(format!("{name}_bucket{labels} {below}"));
+                lines.insert(format!("{name}_bucket{labels} {cumulative_count}"));
             }
-            assert_eq!(below, point.count);
+            assert_eq!(cumulative_count, point.count);
             let labels = format_labels(&point.attributes, None);
             lines.insert(format!("{name}_sum{labels} {}", point.sum.unwrap()));
             lines.insert(format!("{name}_count{labels} {}", point.count));
@@ -169,11 +169,11 @@ fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
 
 #[test]
 fn a_push_equals_the_metrics_page() {
-    let telemetry = busy_telemetry(2);
+    let telemetry = sample_telemetry(2);
     let requests = encode_metrics(&telemetry);
     let metrics = decode_metrics(&requests);
     let is_stable = |line: &String| !line.starts_with("process_");
-    let exported: BTreeSet<_> = as_lines(&metrics).into_iter().filter(is_stable).collect();
+    let exported: BTreeSet<_> = format_lines(&metrics).into_iter().filter(is_stable).collect();
     assert_eq!(exported, stable_page(&telemetry));
     let units = metrics.iter().map(|metric| (metric.name.as_str(), metric.unit.as_str()));
     let units: std::collections::BTreeMap<_, _> = units.collect();
@@ -189,7 +189,7 @@ fn a_push_equals_the_metrics_page() {
 
 #[test]
 fn points_have_their_times_and_exemplars() {
-    let metrics = decode_metrics(&encode_metrics(&busy_telemetry(1)));
+    let metrics = decode_metrics(&encode_metrics(&sample_telemetry(1)));
     let data_of =
         |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().data.clone();
     let Some(MetricData::Sum(sum)) = data_of("leno_retries_total") else { panic!("a sum") };
@@ -213,30 +213,32 @@ fn points_have_their_times_and_exemplars() {
 
 #[test]
 fn large_exports_are_split_without_loss() {
-    let telemetry = busy_telemetry(280);
-    let whole = encode_metrics(&telemetry);
-    assert_eq!(whole.len(), 1);
-    let parts = encode_in(&telemetry, MetricRequests::with_limit(&source(), test_times(), 20_000));
-    assert!(parts.len() > 20, "{}", parts.len());
-    for (bytes, _) in &parts {
+    let telemetry = sample_telemetry(280);
+    let single_request = encode_metrics(&telemetry);
+    assert_eq!(single_request.len(), 1);
+    let split_requests =
+        encode_into(&telemetry, MetricRequests::with_limit(&test_identity(), test_times(), 20_000));
+    assert!(split_requests.len() > 20, "{}", split_requests.len());
+    for (bytes, _) in &split_requests {
         // The last point, the resource, and the names of metrics are in addition to the limit.
         assert!(bytes.len() < 25_000, "{}", bytes.len());
     }
-    let points = |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
-    assert_eq!(points(&parts), points(&whole));
+    let point_count =
+        |requests: &[(Vec<u8>, u64)]| requests.iter().map(|(_, count)| count).sum::<u64>();
+    assert_eq!(point_count(&split_requests), point_count(&single_request));
     let is_stable = |line: &String| !line.starts_with("process_");
-    let lines = |requests| {
-        as_lines(&decode_metrics(requests)).into_iter().filter(is_stable).collect::<Vec<_>>()
+    let stable_lines = |requests| {
+        format_lines(&decode_metrics(requests)).into_iter().filter(is_stable).collect::<Vec<_>>()
     };
-    assert_eq!(lines(&parts), lines(&whole));
+    assert_eq!(stable_lines(&split_requests), stable_lines(&single_request));
 }
 
 /// A source of metrics.
 struct TestMetrics(Arc<Telemetry>);
 
 impl MetricSource for TestMetrics {
-    fn source(&self) -> ResourceIdentity {
-        source()
+    fn identity(&self) -> ResourceIdentity {
+        test_identity()
     }
 
     async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
@@ -295,7 +297,7 @@ async fn push_once(
     push_metrics(
         &exporter,
         &mut export_status,
-        TestMetrics(busy_telemetry(1)),
+        TestMetrics(sample_telemetry(1)),
         settings,
         UNIX_EPOCH,
         u64::MAX,
@@ -327,7 +329,7 @@ fn the_export_ends_when_the_source_of_metrics_ends() {
         push_metrics(
             &exporter,
             &mut export_status,
-            TestMetrics(busy_telemetry(1)),
+            TestMetrics(sample_telemetry(1)),
             settings,
             UNIX_EPOCH,
             u64::MAX,
@@ -351,15 +353,15 @@ fn points_rejected_by_the_collector_are_counted() {
 #[test]
 fn the_retry_delay_of_a_collector_is_respected() {
     run(async {
-        // Longer than the maximum retry delay: no retry.
+        // The requested delay is longer than the maximum retry delay: the request is not sent again.
         let (exported, rejected, requests) =
             push_once(vec![response_with(503, Some("3600"), Vec::new())]).await;
         assert!(exported == 0 && rejected > 50 && requests.len() == 1, "{}", requests.len());
-        // A short delay: retried.
+        // The requested delay is short: the request is sent again.
         let (exported, rejected, requests) =
             push_once(vec![response_with(429, Some("0"), Vec::new())]).await;
         assert!(exported > 50 && rejected == 0 && requests.len() == 2, "{}", requests.len());
-        // No retry for permanent errors.
+        // A permanent error: the request is not sent again.
         let (exported, rejected, requests) =
             push_once(vec![response_with(400, None, b"no".to_vec())]).await;
         assert!(exported == 0 && rejected > 50 && requests.len() == 1, "{}", requests.len());

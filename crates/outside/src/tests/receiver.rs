@@ -1,4 +1,4 @@
-//! OTLP/HTTP collector with configurable responses.
+//! An OTLP/HTTP collector for tests, with configurable responses. It records the requests that it receives.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -27,16 +27,16 @@ impl Receiver {
         let address = listener.local_addr().unwrap();
         let requests = Rc::<RefCell<Vec<ReceivedRequest>>>::default();
         let responses = Rc::new(RefCell::new(VecDeque::from(responses)));
-        let received = requests.clone();
+        let shared_requests = requests.clone();
         tokio::task::spawn_local(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (requests, responses) = (received.clone(), responses.clone());
+                let (requests, responses) = (shared_requests.clone(), responses.clone());
                 let service = hyper::service::service_fn(move |request: Request<_>| {
                     handle_request(request, requests.clone(), responses.clone())
                 });
-                let serving = hyper::server::conn::http1::Builder::new();
-                let serving = serving.serve_connection(TokioIo::new(tcp), service);
-                tokio::task::spawn_local(async move { drop(serving.await) });
+                let connection = hyper::server::conn::http1::Builder::new();
+                let connection = connection.serve_connection(TokioIo::new(tcp), service);
+                tokio::task::spawn_local(async move { drop(connection.await) });
             }
         });
         Self { address, requests }

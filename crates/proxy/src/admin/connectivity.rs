@@ -1,4 +1,5 @@
-//! The admin page `/connectivity`: connects from this proxy to the endpoints of a service.
+//! The admin page `/connectivity`: connects from this proxy to the endpoints of a service, and reports the
+//! results.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use super::Admin;
 use crate::tls::{ALPN_LINK, AlpnOffer, TlsConfigs};
 use crate::upstream::connect::{TlsContext, connect_tcp, open_tls_to};
 
-/// Connects to each endpoint of the service named in a query and reports the results. Queries run one at a
-/// time.
+/// Connects to the endpoints of the service that the query string names, at most [`MAX_ENDPOINTS`], and reports
+/// the results. Queries run one at a time.
 ///
 /// # Errors
 /// A message for the client: the query names no service, or the proxy is stopping.
@@ -38,7 +39,7 @@ pub(super) async fn check_service_endpoints(
             }
             Err(reason) => (Some(reason.label()), Vec::new()),
         };
-    let omitted = endpoints.len().saturating_sub(MAX_ENDPOINTS);
+    let omitted_count = endpoints.len().saturating_sub(MAX_ENDPOINTS);
     let mut results = check_endpoints(admin, endpoints).await;
     results.sort_by(|first, second| first.0.cmp(&second.0));
     let results: Vec<Value> = results.into_iter().map(|(_, result)| result).collect();
@@ -46,22 +47,22 @@ pub(super) async fn check_service_endpoints(
         "service": service.to_string(),
         "reason": discovery_failure,
         "endpoints": results,
-        "omitted": omitted,
+        "omitted": omitted_count,
     }))
 }
 
-/// Checks all endpoints concurrently, each with its own timeout. Returns a sort key and the result of each.
+/// Checks endpoints concurrently, each with its own timeout. Returns each result with a sort key.
 async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Vec<(String, Value)> {
-    let mut checks = JoinSet::new();
+    let mut check_tasks = JoinSet::new();
     for endpoint in endpoints.into_iter().take(MAX_ENDPOINTS) {
         let admin = admin.clone();
-        checks.spawn_local(async move {
-            let Admin { config, config_store, shard, .. } = &*admin;
+        check_tasks.spawn_local(async move {
+            let Admin { config, config_store, metrics, .. } = &*admin;
             // Uses its own TLS configurations: a resumed session would not verify the current certificates.
             let tls = TlsConfigs::default();
             let started = Instant::now();
             let outcome =
-                check_endpoint(&endpoint, &TlsContext { config, config_store, tls: &tls, shard })
+                check_endpoint(&endpoint, &TlsContext { config, config_store, tls: &tls, metrics })
                     .await;
             let result = json!({
                 "workload": endpoint.id.workload.to_string(),
@@ -74,14 +75,14 @@ async fn check_endpoints(admin: &Rc<Admin>, endpoints: Vec<Arc<Endpoint>>) -> Ve
         });
     }
     let mut results = Vec::new();
-    while let Some(finished) = checks.join_next().await {
-        results.extend(finished.ok());
+    while let Some(task_result) = check_tasks.join_next().await {
+        results.extend(task_result.ok());
     }
     results
 }
 
-/// Connects, with mutual TLS if the endpoint has a sidecar, and waits for its first byte: only that byte proves
-/// that the server accepts our certificate.
+/// Connects to an endpoint, with mutual TLS if it has a sidecar. Then waits for the first byte of the link,
+/// because only this byte proves that the sidecar accepts the certificate of this proxy.
 async fn check_endpoint(endpoint: &Endpoint, tls_context: &TlsContext<'_>) -> Result<(), Reason> {
     let check = async {
         if endpoint.account.is_none() {
@@ -120,10 +121,10 @@ mod tests {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
             let worker = &mesh.client.worker;
-            let (config, config_store, shard) =
-                (&*worker.config, &*worker.config_store, &*worker.shard);
+            let (config, config_store, metrics) =
+                (&*worker.config, &*worker.config_store, &*worker.metrics);
             let tls = TlsConfigs::default();
-            let tls_context = TlsContext { config, config_store, tls: &tls, shard };
+            let tls_context = TlsContext { config, config_store, tls: &tls, metrics };
             assert_eq!(check_endpoint(&mesh.server_endpoint(), &tls_context).await, Ok(()));
             let misidentified = meshed_endpoint("ratings-1", mesh.inbound, "details");
             assert_eq!(

@@ -29,8 +29,8 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
         return Some("opening the outbound listeners");
     };
     let is_open = |name: String| open_listeners.open.contains_key(&name);
-    let redirects = matches!(admin.config.interception, Interception::Redirect { .. });
-    if redirects && open_listeners.closed.keys().any(|name| name.starts_with("redirected-")) {
+    let is_redirected = matches!(admin.config.interception, Interception::Redirect { .. });
+    if is_redirected && open_listeners.closed.keys().any(|name| name.starts_with("redirected-")) {
         return Some("opening the listeners for redirected connections");
     }
     let gateway = || config.compiled.snapshot.config.gateway.clone();
@@ -42,9 +42,9 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
             // others.
             let mut ports = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
             if gateway.ports.is_empty() || ports.any(is_open) {
-                admin.was_open.set(true);
+                admin.were_ports_open.set(true);
             }
-            (!admin.was_open.get()).then_some("opening the ports of the gateway")
+            (!admin.were_ports_open.get()).then_some("opening the ports of the gateway")
         }
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn current_config(admin: &Admin) -> Value {
         "ports": ports,
         "access": render_access(&workload_config.access),
         "dry_run": workload_config.inbound.is_dry_run,
-        "access_rules": workload_config.inbound.rules.iter().map(access_rule).collect::<Vec<_>>(),
+        "access_rules": workload_config.inbound.rules.iter().map(render_rule).collect::<Vec<_>>(),
         "open_listeners": admin.open_listeners.current_states().map(|states| states.open.clone()),
         "closed_listeners": admin.open_listeners.current_states().map(|states| states.closed.clone()),
         "conditions": active_conditions(admin),
@@ -92,13 +92,13 @@ fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
         AddressEntry::Service(name) => format!("service {name}"),
         AddressEntry::Workload { workload, .. } => format!("workload {workload}"),
     };
-    let addresses = snapshot.addresses.iter();
-    addresses.map(|(address, entry)| (address.to_string(), describe(entry))).collect()
+    let entries = snapshot.addresses.iter();
+    entries.map(|(address, entry)| (address.to_string(), describe(entry))).collect()
 }
 
 /// Returns the number of open connections, and lists at most [`MAX_LISTED_CONNECTIONS`] of them.
 pub(super) fn open_connections(admin: &Admin) -> Value {
-    let (open, listed) = admin.connections.snapshot(MAX_LISTED_CONNECTIONS);
+    let (open_count, listed) = admin.connections.snapshot(MAX_LISTED_CONNECTIONS);
     let listed: Vec<_> = listed
         .iter()
         .map(|connection| {
@@ -108,14 +108,14 @@ pub(super) fn open_connections(admin: &Admin) -> Value {
                 "peer": connection.peer,
                 "identity": connection.identity,
                 "target": connection.target,
-                "age_s": connection.since.elapsed().as_secs(),
+                "age_s": connection.opened_at.elapsed().as_secs(),
             })
         })
         .collect();
-    json!({ "open": open, "connections": listed })
+    json!({ "open": open_count, "connections": listed })
 }
 
-/// Returns the counts of every request series, for tables.
+/// Returns the counts, latency quantiles and bytes of every request series. `leno` renders them as tables.
 pub(super) fn request_counts(admin: &Admin) -> Value {
     let milliseconds = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
     let series: Vec<_> = admin
@@ -149,20 +149,20 @@ pub(super) fn request_counts(admin: &Admin) -> Value {
 /// Returns the endpoints that outlier detection has ejected.
 pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
     let ejected: Vec<_> = admin
-        .ejected
+        .ejected_endpoints
         .snapshot()
         .into_iter()
-        .map(|(threads, entry)| {
-            let id = &entry.endpoint.id;
+        .map(|(thread_count, record)| {
+            let id = &record.endpoint.id;
             json!({
                 "service": id.service.to_string(),
                 "port": id.port,
                 "workload": id.workload.to_string(),
-                "address": entry.endpoint.address,
-                "policy": entry.policy.to_string(),
-                "cause": entry.cause.as_str(),
-                "age_s": entry.since.elapsed().as_secs(),
-                "threads": threads,
+                "address": record.endpoint.address,
+                "policy": record.policy.to_string(),
+                "cause": record.cause.as_str(),
+                "age_s": record.since.elapsed().as_secs(),
+                "threads": thread_count,
             })
         })
         .collect();
@@ -173,7 +173,7 @@ pub(super) fn ejected_endpoints(admin: &Admin) -> Value {
 pub(super) fn open_circuits(admin: &Admin) -> Value {
     let now = Instant::now();
     let circuits =
-        admin.config_store.conditions.open_circuits().into_iter().map(|(threads, circuit)| {
+        admin.config_store.conditions.open_circuits().into_iter().map(|(thread_count, circuit)| {
             json!({
                 "service": circuit.subject.service.to_string(),
                 "port": circuit.subject.port,
@@ -183,13 +183,14 @@ pub(super) fn open_circuits(admin: &Admin) -> Value {
                 "age_s": now.saturating_duration_since(circuit.since).as_secs(),
                 "open_duration_ms": u64::try_from(circuit.open_for.as_millis()).unwrap_or(u64::MAX),
                 "status": circuit.status,
-                "threads": threads,
+                "threads": thread_count,
                 "total_threads": admin.config.cores.max(1),
             })
         });
     json!({ "circuits": circuits.collect::<Vec<_>>() })
 }
 
+/// Returns the conditions that break traffic at this proxy.
 fn active_conditions(admin: &Admin) -> Value {
     let conditions = admin.config_store.conditions.active_conditions(Instant::now());
     let conditions = conditions.into_iter().map(|condition| {
@@ -202,9 +203,9 @@ fn active_conditions(admin: &Admin) -> Value {
     conditions.collect()
 }
 
-/// Returns the state of the application's ports, if a supervisor reports it.
+/// Returns the state of each application port; empty if no supervisor reports them.
 fn application_ports(admin: &Admin) -> Value {
-    let states = admin.config_store.application.states();
+    let states = admin.config_store.application_ports.states();
     let describe = |state: &PortState| match state {
         PortState::Open => "open".to_owned(),
         PortState::Starting => "starting".to_owned(),
@@ -215,14 +216,14 @@ fn application_ports(admin: &Admin) -> Value {
     json!(ports.collect::<BTreeMap<_, _>>())
 }
 
-fn access_rule(rule: &PolicyRule) -> Value {
+fn render_rule(rule: &PolicyRule) -> Value {
     json!({
         "policy": rule.policy.to_string(),
         "rule": rule.name,
         "action": rule.action.as_str(),
         "from": rule.peers.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "requests": rule.requests.len(),
-        "ports": port_set(&rule.ports),
+        "ports": render_ports(&rule.ports),
     })
 }
 
@@ -236,14 +237,14 @@ fn render_access(access: &Access) -> Value {
                     "policy": rule.policy.to_string(),
                     "sources": rule.sources.iter().map(ToString::to_string).collect::<Vec<_>>(),
                     "http_matches": rule.http.len(),
-                    "tcp_ports": port_set(&rule.tcp),
+                    "tcp_ports": render_ports(&rule.tcp),
                 })
             })
             .collect(),
     }
 }
 
-fn port_set(ports: &PortSet) -> Value {
+fn render_ports(ports: &PortSet) -> Value {
     match ports {
         PortSet::All => json!("all"),
         PortSet::Only(ports) => json!(ports),
@@ -285,6 +286,7 @@ fn active_taps(admin: &Admin) -> Vec<Value> {
     taps.map(|tap| json!({ "id": tap.id, "service": tap.service.to_string() })).collect()
 }
 
+/// Returns the tracing settings; null if tracing is off.
 fn tracing_settings(admin: &Admin) -> Value {
     let settings = admin.config_store.observability.active_settings();
     let Some(tracing) = settings.as_ref().and_then(|settings| settings.tracing_settings()) else {
@@ -311,6 +313,7 @@ fn access_log(admin: &Admin) -> Value {
     })
 }
 
+/// Returns the settings of the metrics push; null if metrics are not pushed.
 fn metrics_push(admin: &Admin) -> Value {
     let Some(push) = admin.config_store.observability.subscribe_metrics().borrow().clone() else {
         return Value::Null;
@@ -319,19 +322,20 @@ fn metrics_push(admin: &Admin) -> Value {
     json!({ "collector": push.collector.to_string(), "interval": interval })
 }
 
+/// Returns the certificate's identity and validity in Unix seconds; null before the first certificate.
 fn certificate_details(admin: &Admin) -> Value {
     let Some(credential) = admin.config_store.credential() else {
         return Value::Null;
     };
-    let seconds = |time: SystemTime| {
+    let unix_seconds = |time: SystemTime| {
         time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
     };
     json!({
         "id": credential.id().to_string(),
-        "not_before": seconds(credential.not_before()),
-        "not_after": seconds(credential.not_after()),
+        "not_before": unix_seconds(credential.not_before()),
+        "not_after": unix_seconds(credential.not_after()),
     })
 }
 
-/// The maximum number of connections that are listed; the count is always exact.
+/// The maximum number of connections that are listed; the count of open connections is always exact.
 const MAX_LISTED_CONNECTIONS: usize = 1000;

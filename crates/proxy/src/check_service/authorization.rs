@@ -1,4 +1,5 @@
-//! Client of external authorization services: `envoy.service.auth.v3.Authorization/Check`.
+//! Messages of external authorization services (`envoy.service.auth.v3.Authorization/Check`): builds requests
+//! and decodes responses to decisions.
 
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,26 +21,26 @@ use super::protobuf::{
 use crate::http::buffered_body::BufferedExcerpt;
 use crate::http::request::Request;
 
-/// The decision of the service.
+/// The decision of an external authorization service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AuthorizationResult {
-    /// The request is allowed, with these changes of the request and response headers.
+    /// The request is allowed, with these edits of the request and response headers.
     Allowed { request: HeaderEdits, response: HeaderEdits },
-    /// The client receives this response.
+    /// The request is denied, and the client receives this response.
     Denied(FixedResponse),
 }
 
-/// The two ends of a request, as reported to the service.
+/// The client and server of a request, as reported to the check service.
 pub(crate) struct ConnectionPeers<'a> {
     /// The source address of the connection.
     pub(crate) from: SocketAddr,
-    /// The authenticated identity of the client.
+    /// The authenticated identity of the client; `None` without mutual TLS.
     pub(crate) client: Option<&'a SpiffeId>,
     /// The address of the application.
     pub(crate) to: SocketAddr,
     /// The identity of this workload.
     pub(crate) server: &'a SpiffeId,
-    /// The service that metrics attribute the port to.
+    /// The service of the port, as in metrics; `None` if the port belongs to no service.
     pub(crate) service: Option<&'a ServiceName>,
 }
 
@@ -73,15 +74,15 @@ pub(crate) fn build_request(
         None => view.path.to_owned(),
     };
     let first_value = |name: &str| view.fields.first_value(name).map(|value| value.into_owned());
-    let mut headers = reported_headers(rule, request, view, edits, &path);
-    let body_bytes =
+    let mut headers = select_headers(rule, request, view, edits, &path);
+    let body_len =
         excerpt.as_ref().filter(|excerpt| !excerpt.is_partial).map(|excerpt| excerpt.bytes.len());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
         headers.push(Pair { key: PARTIAL_BODY_HEADER.to_owned(), value });
     }
     let declared_length = first_value("content-length").and_then(|length| length.parse().ok());
-    let body_bytes = body_bytes.and_then(|bytes| i64::try_from(bytes).ok());
+    let body_len = body_len.and_then(|len| i64::try_from(len).ok());
     let packs_as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
     let (body, raw_body) = match excerpt {
         Some(excerpt) if packs_as_bytes => (String::new(), excerpt.bytes),
@@ -94,8 +95,8 @@ pub(crate) fn build_request(
         headers,
         path,
         host: view.authority.to_owned(),
-        scheme: SCHEME.to_owned(),
-        size: declared_length.or(body_bytes).unwrap_or(-1),
+        scheme: APPLICATION_SCHEME.to_owned(),
+        size: declared_length.or(body_len).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
         body,
         raw_body,
@@ -116,8 +117,8 @@ pub(crate) fn build_request(
     CheckRequest { attributes: Some(attributes) }.encode_to_vec()
 }
 
-/// Converts an excerpt to text for the field `body`, since protobuf strings must be UTF-8. A character that the
-/// end of the excerpt truncates is left out if all bytes before it are valid.
+/// Converts an excerpt to text for the field `body`, since protobuf strings must be UTF-8. A last character
+/// that the excerpt truncates is omitted if all bytes before it are valid.
 fn excerpt_text(excerpt: &BufferedExcerpt) -> String {
     let bytes = match std::str::from_utf8(&excerpt.bytes) {
         Err(error) if excerpt.is_partial && error.error_len().is_none() => {
@@ -130,7 +131,7 @@ fn excerpt_text(excerpt: &BufferedExcerpt) -> String {
 
 /// Returns the headers that the rule selects, each once, in lower case. The values of repeated headers are
 /// joined.
-fn reported_headers(
+fn select_headers(
     rule: &CompiledAuthorization,
     request: &Request<'_>,
     view: &RequestView<'_>,
@@ -141,18 +142,18 @@ fn reported_headers(
         None => true,
         Some(names) => names.iter().any(|reported| reported == name),
     };
-    let pseudo = [
+    let pseudo_headers = [
         (":authority", view.authority),
         (":method", view.method),
         (":path", path),
-        (":scheme", SCHEME),
+        (":scheme", APPLICATION_SCHEME),
     ];
-    let mut reported: Vec<Pair> = Vec::new();
-    for (key, value) in pseudo {
+    let mut reported_headers: Vec<Pair> = Vec::new();
+    for (key, value) in pseudo_headers {
         // A list of names selects headers, not pseudo-headers; other attributes of the check request contain
         // their values.
         if rule.rule.headers.is_none() {
-            reported.push(Pair { key: key.to_owned(), value: value.to_owned() });
+            reported_headers.push(Pair { key: key.to_owned(), value: value.to_owned() });
         }
     }
     for field in &request.head.fields {
@@ -169,19 +170,23 @@ fn reported_headers(
         {
             continue;
         }
-        match reported.iter_mut().find(|existing| existing.key == name) {
+        match reported_headers.iter_mut().find(|existing| existing.key == name) {
             Some(existing) => existing.value.extend([",", &value]),
-            None => reported.push(Pair { key: name, value: value.into_owned() }),
+            None => reported_headers.push(Pair { key: name, value: value.into_owned() }),
         }
     }
-    let added = edits.set.iter().filter(|header| is_reported(&header.name));
-    reported
-        .extend(added.map(|header| Pair { key: header.name.clone(), value: header.value.clone() }));
-    reported
+    let added_headers = edits.set.iter().filter(|header| is_reported(&header.name));
+    reported_headers.extend(
+        added_headers.map(|header| Pair { key: header.name.clone(), value: header.value.clone() }),
+    );
+    reported_headers
 }
 
-/// Decodes a response of the service to its decision. `view`: the request, whose headers the decision may
-/// change.
+/// Decodes a response of the service. `view`: the request; the decision may change its headers.
+///
+/// # Errors
+/// [`CheckError::Grpc`] if the service reported an error, or [`CheckError::Unusable`] if the response cannot be
+/// decoded or applied.
 pub(crate) fn parse_decision(
     message: Bytes,
     view: &RequestView<'_>,
@@ -200,6 +205,7 @@ pub(crate) fn parse_decision(
     }
 }
 
+/// Converts the header options of an allow decision to edits.
 fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult, CheckError> {
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
         return Err(unusable_response("it changes the query string, which is not supported"));
@@ -210,17 +216,18 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult
             .map(move |option| header_change(option, default))
             .collect::<Result<Vec<_>, _>>()
     };
-    // The defaults of Envoy for an unspecified append action.
+    // If a header specifies no append action, the defaults are those of Envoy.
     let request = changes(ok.headers, HeaderAction::Replace)?;
     let response = changes(ok.response_headers_to_add, HeaderAction::Append)?;
-    let remove: Vec<String> =
+    let removed_names: Vec<String> =
         ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
     Ok(AuthorizationResult::Allowed {
-        request: request_edits(&request, &remove, view.fields).map_err(unusable_response)?,
+        request: request_edits(&request, &removed_names, view.fields).map_err(unusable_response)?,
         response: response_edits(&response).map_err(unusable_response)?,
     })
 }
 
+/// Converts a denial to the client's response, with the status 403 by default.
 fn denied_response(denied: Denied) -> FixedResponse {
     let status = denied.status.map(|status| status.code).unwrap_or_default();
     let status =
@@ -232,9 +239,9 @@ fn denied_response(denied: Denied) -> FixedResponse {
         else {
             continue;
         };
-        if HeaderEdits::is_name(&name)
+        if HeaderEdits::is_valid_name(&name)
             && HeaderEdits::may_edit(&name)
-            && HeaderEdits::is_value(&value)
+            && HeaderEdits::is_valid_value(&value)
         {
             headers.push(Header { name, value });
         }
@@ -276,7 +283,7 @@ pub(crate) const METHOD: &str = "/envoy.service.auth.v3.Authorization/Check";
 /// The header that indicates whether the body is partial.
 const PARTIAL_BODY_HEADER: &str = "x-envoy-auth-partial-body";
 /// The scheme used towards the application.
-const SCHEME: &str = "http";
+const APPLICATION_SCHEME: &str = "http";
 
 #[cfg(test)]
 mod tests;

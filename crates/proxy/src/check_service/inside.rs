@@ -1,4 +1,5 @@
-//! Calls of check services inside the mesh: over a link, like any client of the service.
+//! Requests to check services inside the mesh. They use links to the service's sidecars, like other clients of
+//! the service.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,8 +13,8 @@ use leno_wire::link::StreamKind;
 
 use super::outside::MAX_ATTEMPTS;
 use super::{CheckCall, CheckError};
-use crate::error::lost_reason;
-use crate::http::body::send_data;
+use crate::error::stream_error_reason;
+use crate::http::body::send_link_data;
 use crate::http::grpc::{GrpcCall, message};
 use crate::http::route::permitted_endpoints;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
@@ -40,6 +41,7 @@ pub(super) async fn send_check(
     }
 }
 
+/// Sends a check request to one endpoint, and records the outcome for the outlier detection of its service.
 async fn send_once(
     worker: &Rc<Worker>,
     service: &ServiceName,
@@ -65,7 +67,7 @@ async fn send_once(
     };
     let host = format!("{}.{}:{port_number}", service.name, service.namespace);
     let _load_guard = upstream.start_request();
-    let outcome = match upstream.acquire(worker, None, ConnectWait::Whole).await {
+    let outcome = match upstream.acquire(worker, None, ConnectWait::Full).await {
         Ok(Checkout::Link(link)) => exchange_messages(worker, &link, &host, call).await,
         // Only endpoints with a sidecar were selected.
         Ok(Checkout::Http1(_) | Checkout::Http2(_)) => Err(CheckError::Mesh(Reason::Unsupported)),
@@ -92,6 +94,7 @@ async fn send_once(
     outcome
 }
 
+/// Sends the request over a link, and returns the message of the response.
 async fn exchange_messages(
     worker: &Worker,
     link: &LinkHandle,
@@ -100,7 +103,7 @@ async fn exchange_messages(
 ) -> Result<Bytes, CheckError> {
     let max_wait = worker.config.limits.connect_timeout;
     let uncongested = link.wait_uncongested(max_wait).await;
-    uncongested.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    uncongested.ok_or(Reason::ConnectTimeout)?.map_err(stream_error_reason)?;
     let head = format!(
         "POST {} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/grpc\r\nte: trailers\r\n\
          grpc-timeout: {}\r\n\r\n",
@@ -111,18 +114,19 @@ async fn exchange_messages(
         head_buffer.extend_from_slice(head.as_bytes())
     });
     let stream = stream.map_err(|_| Reason::UpstreamRefused)?;
-    let result = send_data(&stream, call.message.clone(), true, max_wait).await;
+    let result = send_link_data(&stream, call.message.clone(), true, max_wait).await;
     result.map_err(|_| Reason::UpstreamReset)?;
     read_response(&stream).await
 }
 
-/// Reads the response to its end. A rejection by the endpoint's sidecar is an error.
+/// Reads the response to its end, and returns its gRPC message. A rejection by the endpoint's sidecar is an
+/// error.
 pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckError> {
     let grpc_status = Cell::new(None);
     let call = GrpcCall(&grpc_status);
     let mut message_bytes = BytesMut::new();
     loop {
-        match stream.next().await.map_err(lost_reason)? {
+        match stream.next().await.map_err(stream_error_reason)? {
             Incoming::Head { interim: true, .. } => {}
             Incoming::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
@@ -130,11 +134,11 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
                     Ok(Parsed::Complete(_)) => {}
                     Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
                 }
-                let received = ReceivedHead { bytes, rejected };
-                if let Some(reason) = received.rejection_reason(&head) {
+                let received_head = ReceivedHead { bytes, rejected };
+                if let Some(reason) = received_head.rejection_reason(&head) {
                     return Err(CheckError::Mesh(reason));
                 }
-                let bytes = received.bytes;
+                let bytes = received_head.bytes;
                 if head.status != 200 {
                     return Err(CheckError::Status(head.status));
                 }
@@ -156,7 +160,7 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
         }
     }
     match grpc_status.get() {
-        Some(GrpcStatus::Ok) => Ok(message::single_message(message_bytes.freeze())?),
+        Some(GrpcStatus::Ok) => Ok(message::parse_single_message(message_bytes.freeze())?),
         Some(status) => Err(CheckError::Grpc(status.code().to_string())),
         None => Err(CheckError::Protocol("it has no grpc-status".to_owned())),
     }

@@ -1,4 +1,5 @@
-//! Client of rate limit services: `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`.
+//! Messages of rate limit services (`envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`): builds
+//! requests and decodes responses to decisions.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use super::protobuf::{
     RateLimitResponse,
 };
 
-/// The decision of the service.
+/// The decision of a rate limit service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RateLimitResult {
-    /// The request is within the limits and continues, with these changes of the request and response headers.
+    /// The request is within the limits and continues, with these edits of the request and response headers.
     WithinLimit { request: HeaderEdits, response: HeaderEdits },
     /// The request is over a limit. `wait` is the time until the limit resets, if known.
     OverLimit { response: FixedResponse, wait: Option<Duration> },
@@ -47,8 +48,10 @@ pub(crate) fn build_request(
     request.encode_to_vec()
 }
 
-/// Decodes a response of the service to its decision. `view`: the request, whose headers the decision may
-/// change.
+/// Decodes a response of the service. `view`: the request; the decision may change its headers.
+///
+/// # Errors
+/// [`CheckError::Unusable`] if the response cannot be decoded or applied.
 pub(crate) fn parse_decision(
     message: Bytes,
     limit: &CompiledGlobalLimit,
@@ -62,7 +65,7 @@ pub(crate) fn parse_decision(
         raw_body,
     } = RateLimitResponse::decode(message).map_err(unusable_response)?;
     let limit_headers =
-        if limit.rule.rate_limit_headers { limit_headers(&statuses) } else { Vec::new() };
+        if limit.rule.rate_limit_headers { rate_limit_headers(&statuses) } else { Vec::new() };
     match overall_code {
         OK => {
             let mut headers_to_add = header_changes(response_headers_to_add)?;
@@ -89,10 +92,10 @@ pub(crate) fn parse_decision(
                 body: rule_response.body.or(body),
                 headers,
             };
-            let exceeded = statuses.iter().filter(|status| status.code == OVER_LIMIT);
+            let exceeded_statuses = statuses.iter().filter(|status| status.code == OVER_LIMIT);
             Ok(RateLimitResult::OverLimit {
                 response,
-                wait: exceeded.filter_map(time_until_reset).max(),
+                wait: exceeded_statuses.filter_map(time_until_reset).max(),
             })
         }
         code => Err(unusable_response(format!("overall_code {code} is unknown"))),
@@ -114,16 +117,16 @@ fn header_change(header: HeaderValue) -> Result<HeaderChange, CheckError> {
 
 /// Returns the limit with the fewest remaining requests, in the three headers of
 /// `draft-polli-ratelimit-headers-03`, as Envoy writes them.
-fn limit_headers(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
-    let limited =
+fn rate_limit_headers(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
+    let limited_statuses =
         statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
     let Some((lowest_status, limit)) =
-        limited.clone().min_by_key(|(status, _)| status.limit_remaining)
+        limited_statuses.clone().min_by_key(|(status, _)| status.limit_remaining)
     else {
         return Vec::new();
     };
     let mut quotas = limit.requests_per_unit.to_string();
-    for (_, limit) in limited {
+    for (_, limit) in limited_statuses {
         let Some(window) = unit_seconds(limit.unit) else { continue };
         quotas.push_str(&format!(", {};w={window}", limit.requests_per_unit));
         let is_quotable = |byte: u8| byte.is_ascii_graphic() && !b"\"\\".contains(&byte);
@@ -131,11 +134,11 @@ fn limit_headers(statuses: &[DescriptorStatus]) -> Vec<HeaderChange> {
             quotas.push_str(&format!(";name=\"{}\"", limit.name));
         }
     }
-    let reset = time_until_reset(lowest_status).unwrap_or_default().as_secs();
+    let reset_seconds = time_until_reset(lowest_status).unwrap_or_default().as_secs();
     [
         ("x-ratelimit-limit", quotas),
         ("x-ratelimit-remaining", lowest_status.limit_remaining.to_string()),
-        ("x-ratelimit-reset", reset.to_string()),
+        ("x-ratelimit-reset", reset_seconds.to_string()),
     ]
     .map(|(name, value)| HeaderChange {
         name: name.to_owned(),

@@ -22,7 +22,7 @@ use crate::worker::Worker;
 pub(super) struct CheckServiceConnections {
     pool: Http2Pool,
     /// True while a task opens another connection.
-    is_opening: Cell<bool>,
+    is_connecting: Cell<bool>,
     /// The error of the last connection attempt.
     last_error: RefCell<Option<CheckError>>,
     /// Wakes the requests that wait for the end of a connection attempt.
@@ -31,7 +31,7 @@ pub(super) struct CheckServiceConnections {
     consecutive_timeouts: Cell<u32>,
 }
 
-/// The failure of one attempt.
+/// The failure of one attempt to call a check service.
 enum FailedCall {
     /// The server did not process the request (RFC 9113 §6.8 and §8.7), which may be sent again. `is_reset` is
     /// true if the server reset the stream.
@@ -47,8 +47,8 @@ impl From<CheckError> for FailedCall {
 }
 
 impl CheckServiceConnections {
-    /// Sends a check request, and repeats it if the server did not process it. As long as the server processes
-    /// other requests, only the timeout limits the number of attempts.
+    /// Sends a check request, and repeats it if the server did not process it. At most [`MAX_ATTEMPTS`]
+    /// attempts are made, without those after which the server processed other requests.
     pub(super) async fn send_check(
         self: &Rc<Self>,
         worker: &Rc<Worker>,
@@ -126,14 +126,16 @@ impl CheckServiceConnections {
         let trailers = body.trailers().await.map_err(protocol_error)?.unwrap_or_default();
         match read_grpc_status(&trailers).or_else(|| read_grpc_status(&head.headers)).as_deref() {
             Some("0") => {
-                Ok(message::single_message(message_bytes.freeze()).map_err(CheckError::from)?)
+                Ok(message::parse_single_message(message_bytes.freeze())
+                    .map_err(CheckError::from)?)
             }
             Some(status) => Err(CheckError::Grpc(status.to_owned()).into()),
             None => Err(CheckError::Protocol("it has no grpc-status".to_owned()).into()),
         }
     }
 
-    /// Records that a request timed out. After several consecutive timeouts the connections may be broken.
+    /// Records that a request timed out. After [`MAX_CONSECUTIVE_TIMEOUTS`] the connections may be broken,
+    /// so later requests use new ones.
     pub(super) fn record_timeout(&self) {
         let consecutive_timeouts = self.consecutive_timeouts.get().saturating_add(1);
         self.consecutive_timeouts.set(consecutive_timeouts);
@@ -159,7 +161,7 @@ impl CheckServiceConnections {
             let attempt_ended = self.attempt_ended.notified();
             tokio::pin!(attempt_ended);
             attempt_ended.as_mut().enable();
-            if !self.is_opening.replace(true) {
+            if !self.is_connecting.replace(true) {
                 // The task ends within the connect timeout, with or without a connection.
                 tokio::task::spawn_local(
                     self.clone().open_connection(worker.clone(), server.clone()),
@@ -191,11 +193,12 @@ impl CheckServiceConnections {
             Err(error) => Some(error),
         };
         self.last_error.replace(error);
-        self.is_opening.set(false);
+        self.is_connecting.set(false);
         self.attempt_ended.notify_waiters();
     }
 }
 
+/// Connects to a check service, over TLS if its address requires it.
 async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>, CheckError> {
     // The server is named by a rule of a namespace; it must not be a cloud metadata service.
     let is_permitted = |address| AddressClass::from_address(address) != AddressClass::Special;
@@ -207,7 +210,7 @@ async fn connect(worker: &Worker, server: &Server) -> Result<SendRequest<Bytes>,
             Scheme::Http => ByteStream::Plain(tcp),
             Scheme::Https => {
                 let tls_session =
-                    worker.check_services.sessions.open_session(server, b"h2", tcp).await;
+                    worker.check_services.tls_sessions.open_session(server, b"h2", tcp).await;
                 let tls_session =
                     tls_session.map_err(|error| CheckError::Unreachable(error.to_string()))?;
                 ByteStream::Client(Box::new(tls_session))
@@ -234,10 +237,9 @@ fn protocol_error(error: impl std::fmt::Display) -> CheckError {
     CheckError::Protocol(error.to_string())
 }
 
-/// The maximum number of attempts of one request that a server does not process while it processes no other
-/// request either.
+/// The maximum number of attempts to send a request to a server that processes neither this request nor others.
 pub(super) const MAX_ATTEMPTS: u32 = 3;
-/// The number of consecutive timeouts after which another connection is opened.
+/// The number of consecutive timeouts after which requests use new connections.
 const MAX_CONSECUTIVE_TIMEOUTS: u32 = 8;
-/// The maximum number of characters of a gRPC status that is reported; valid ones have at most two digits.
+/// The maximum number of characters of a gRPC status that is reported; valid statuses have at most two digits.
 const MAX_STATUS_CHARACTERS: usize = 8;

@@ -1,4 +1,4 @@
-//! Subset of the messages of Envoy's authorization and rate limit services.
+//! Protobuf messages of Envoy's external authorization and rate limit services.
 //!
 //! Covers `envoy.service.auth.v3`, `envoy.service.ratelimit.v3` and their dependencies. Unused fields are
 //! omitted, and ignored in received messages.
@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-/// `google.protobuf.Timestamp`, and `Duration` which has the same fields.
+/// `google.protobuf.Timestamp` and `google.protobuf.Duration`, which have the same fields.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Time {
     #[prost(int64, tag = "1")]
@@ -29,7 +29,7 @@ pub(super) struct Number {
     pub(super) value: u64,
 }
 
-/// A key and a value: an entry of a map, or of a descriptor.
+/// A key and a value: an entry of a protobuf map or of a rate limit descriptor.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Pair {
     #[prost(string, tag = "1")]
@@ -152,7 +152,7 @@ pub(super) struct CheckResponse {
     pub(super) denied: Option<Denied>,
     #[prost(message, optional, tag = "3")]
     pub(super) ok: Option<Okay>,
-    /// The response if the service itself failed.
+    /// The response if the check service itself failed.
     #[prost(message, optional, tag = "5")]
     pub(super) error: Option<Denied>,
 }

@@ -56,12 +56,12 @@ impl RecordingService {
                 tokio::task::spawn_local(async move {
                     let mut connection = h2::server::handshake(tcp).await.unwrap();
                     // Streams without a response stay open.
-                    let mut unanswered = Vec::new();
+                    let mut open_streams = Vec::new();
                     while let Some(Ok((request, mut respond))) = connection.accept().await {
                         let (requests, response) = (requests.clone(), response.clone());
                         let (head, mut body) = request.into_parts();
-                        let (report_sender, reported) = tokio::sync::oneshot::channel();
-                        unanswered.push(reported);
+                        let (stream_sender, stream_receiver) = tokio::sync::oneshot::channel();
+                        open_streams.push(stream_receiver);
                         tokio::task::spawn_local(async move {
                             let mut message = Vec::new();
                             while let Some(chunk) = body.data().await {
@@ -69,13 +69,13 @@ impl RecordingService {
                                 body.flow_control().release_capacity(chunk.len()).unwrap();
                                 message.extend_from_slice(&chunk);
                             }
-                            let question = &message[5..];
+                            let check_message = &message[5..];
                             let path = head.uri.path().to_owned();
                             requests
                                 .borrow_mut()
-                                .push(ReceivedCheck { path, message: question.into() });
-                            let Some(response) = response(question) else {
-                                return drop(report_sender.send((respond, body)));
+                                .push(ReceivedCheck { path, message: check_message.into() });
+                            let Some(response) = response(check_message) else {
+                                return drop(stream_sender.send((respond, body)));
                             };
                             let head = http::Response::builder()
                                 .header("content-type", "application/grpc")
@@ -134,23 +134,23 @@ fn header_option(key: &str, value: &str) -> HeaderValueOption {
 }
 
 fn allow_response() -> Vec<u8> {
-    let ok = Okay {
+    let allow_message = Okay {
         headers: vec![header_option("x-user", "ann")],
         headers_to_remove: vec!["cookie".to_owned()],
         response_headers_to_add: vec![header_option("x-decided", "yes")],
         ..Okay::default()
     };
-    CheckResponse { ok: Some(ok), ..CheckResponse::default() }.encode_to_vec()
+    CheckResponse { ok: Some(allow_message), ..CheckResponse::default() }.encode_to_vec()
 }
 
 fn deny_response() -> Vec<u8> {
-    let denied = Denied {
+    let deny_message = Denied {
         status: Some(Status { code: 401 }),
         headers: vec![header_option("www-authenticate", "Basic")],
         body: "who are you?".to_owned(),
     };
     let status = Some(Status { code: 7 });
-    CheckResponse { status, denied: Some(denied), ..CheckResponse::default() }.encode_to_vec()
+    CheckResponse { status, denied: Some(deny_message), ..CheckResponse::default() }.encode_to_vec()
 }
 
 fn server_count(mesh: &Mesh, count: Count) -> u64 {
@@ -158,9 +158,9 @@ fn server_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 /// Denies requests without `x-key`.
-fn decide_by_key(question: &[u8]) -> Option<Vec<u8>> {
-    let question = CheckRequest::decode(question).unwrap();
-    let http = question.attributes.unwrap().request.unwrap().http.unwrap();
+fn decide_by_key(check_message: &[u8]) -> Option<Vec<u8>> {
+    let check_request = CheckRequest::decode(check_message).unwrap();
+    let http = check_request.attributes.unwrap().request.unwrap().http.unwrap();
     let has_key = http.headers.iter().any(|header| header.key == "x-key");
     Some(if has_key { allow_response() } else { deny_response() })
 }
@@ -237,9 +237,9 @@ fn only_matching_requests_are_checked_with_the_selected_headers() {
         assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.status, 200);
         assert!(recorder.received_checks.borrow().is_empty());
         for path in ["/admin", "/%61dmin", "/x/../admin/users"] {
-            let bare = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+            let bare_request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
             assert_eq!(
-                client.send_request(&bare).await.verdict(),
+                client.send_request(&bare_request).await.verdict(),
                 (401, Some("denied-by-service"))
             );
         }
@@ -258,25 +258,31 @@ fn the_failure_mode_decides_without_a_response_of_the_service() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let silent = RecordingService::respond_with(|_| None).await;
-        let garbled = RecordingService::respond_with(|_| Some(vec![0xff; 9])).await;
-        let soon = Duration::from_millis(50);
-        for (check_service, becomes, status) in [
+        let silent_service = RecordingService::respond_with(|_| None).await;
+        let invalid_service = RecordingService::respond_with(|_| Some(vec![0xff; 9])).await;
+        let short_timeout = Duration::from_millis(50);
+        for (check_service, expected_mode, status) in [
             (check_service_at(closed_port(), FailureMode::Deny), FailureMode::Deny, 403),
             (check_service_at(closed_port(), FailureMode::Allow), FailureMode::Allow, 200),
             (
-                CheckService { timeout: soon, ..silent.check_service(FailureMode::Deny) },
+                CheckService {
+                    timeout: short_timeout,
+                    ..silent_service.check_service(FailureMode::Deny)
+                },
                 FailureMode::Deny,
                 403,
             ),
             (
-                CheckService { timeout: soon, ..silent.check_service(FailureMode::Allow) },
+                CheckService {
+                    timeout: short_timeout,
+                    ..silent_service.check_service(FailureMode::Allow)
+                },
                 FailureMode::Allow,
                 200,
             ),
-            (garbled.check_service(FailureMode::Deny), FailureMode::Deny, 403),
+            (invalid_service.check_service(FailureMode::Deny), FailureMode::Deny, 403),
             // The response may have been a denial.
-            (garbled.check_service(FailureMode::Allow), FailureMode::Deny, 403),
+            (invalid_service.check_service(FailureMode::Allow), FailureMode::Deny, 403),
         ] {
             let counts_before =
                 [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
@@ -288,10 +294,10 @@ fn the_failure_mode_decides_without_a_response_of_the_service() {
             assert_eq!(response.verdict(), (status, reason));
             let counts_after = [Count::AuthorizationFailed, Count::AuthorizationFailureModeAllowed]
                 .map(|count| server_count(&mesh, count));
-            let skipped = u64::from(becomes == FailureMode::Allow);
+            let expected_allowed = u64::from(expected_mode == FailureMode::Allow);
             assert_eq!(
                 [counts_after[0] - counts_before[0], counts_after[1] - counts_before[1]],
-                [1 - skipped, skipped]
+                [1 - expected_allowed, expected_allowed]
             );
         }
         // The first request waits for a response that never comes, and holds no concurrency permit meanwhile;
@@ -301,13 +307,13 @@ fn the_failure_mode_decides_without_a_response_of_the_service() {
                 path: PathMatch::Prefix("/slow".to_owned()),
                 ..RequestMatch::default()
             }],
-            ..authorization_rule(silent.check_service(FailureMode::Deny))
+            ..authorization_rule(silent_service.check_service(FailureMode::Deny))
         };
         mesh.set_checks(vec![port_check(rule)], vec![concurrency_limit("x", 1)]);
-        let request_count = silent.received_checks.borrow().len();
+        let request_count = silent_service.received_checks.borrow().len();
         let mut waiting_client = Client::connect(mesh.listener).await;
         waiting_client.send_bytes("GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        wait_until(|| silent.received_checks.borrow().len() > request_count).await;
+        wait_until(|| silent_service.received_checks.borrow().len() > request_count).await;
         assert_eq!(
             Client::connect(mesh.listener).await.send_request(REQUEST_WITHOUT_KEY).await.status,
             200
@@ -353,9 +359,13 @@ fn a_service_of_the_mesh_is_called_over_links() {
         let (_sidecar, endpoint) =
             mesh.start_server_with("authz-1", recorder.address, &setup).await;
         let services = vec![service_config(Protocol::Grpc, &[endpoint])];
-        let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service =
-            CheckService { at, timeout: CHECK_TIMEOUT, failure_mode: FailureMode::Deny };
+        let check_service_address =
+            CheckServiceAddress::Service { service: test_service(), port: PORT };
+        let check_service = CheckService {
+            at: check_service_address,
+            timeout: CHECK_TIMEOUT,
+            failure_mode: FailureMode::Deny,
+        };
         mesh.set_checks_with_services(
             vec![port_check(authorization_rule(check_service.clone()))],
             Vec::new(),
@@ -385,7 +395,7 @@ fn port_limits(check_service: CheckService) -> PortLimits {
     let descriptor = Descriptor { requests: Vec::new(), entries: vec![entry], hits_addend: 2 };
     let response = FixedResponse { body: Some("slowly".to_owned()), ..FixedResponse::default() };
     let domain = "shop".to_owned();
-    let global = GlobalLimit {
+    let global_limit = GlobalLimit {
         check_service,
         domain,
         descriptors: vec![descriptor],
@@ -395,7 +405,7 @@ fn port_limits(check_service: CheckService) -> PortLimits {
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "bookinfo", "all").unwrap();
     PortLimits {
         policy,
-        limits: RateLimits { global: Some(Box::new(global)), ..RateLimits::default() },
+        limits: RateLimits { global: Some(Box::new(global_limit)), ..RateLimits::default() },
     }
 }
 
@@ -429,9 +439,12 @@ fn a_rate_limit_service_limits_requests() {
         }
         let ReceivedCheck { path, message } = recorder.received_checks.borrow()[0].clone();
         assert_eq!(path, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
-        let question = RateLimitRequest::decode(&*message).unwrap();
-        assert_eq!((question.domain.as_str(), question.hits_addend), ("shop", 2));
-        let entry = &question.descriptors[0].entries[0];
+        let rate_limit_request = RateLimitRequest::decode(&*message).unwrap();
+        assert_eq!(
+            (rate_limit_request.domain.as_str(), rate_limit_request.hits_addend),
+            ("shop", 2)
+        );
+        let entry = &rate_limit_request.descriptors[0].entries[0];
         assert_eq!((&*entry.key, &*entry.value), ("client", "bookinfo/productpage"));
         assert_eq!(server_count(&mesh, Count::GlobalLimitAllowed), 2);
         assert_eq!(server_count(&mesh, Count::GlobalLimitDenied), 1);
@@ -458,8 +471,11 @@ fn a_response_over_the_size_limit_is_an_error() {
         let mesh = Mesh::permissive(app.address).await;
         let recorder = RecordingService::respond_with(|_| {
             let body = "a".repeat(message::MAX_RESPONSE_BYTES);
-            let denied = Denied { body, ..Denied::default() };
-            Some(CheckResponse { denied: Some(denied), ..CheckResponse::default() }.encode_to_vec())
+            let deny_message = Denied { body, ..Denied::default() };
+            Some(
+                CheckResponse { denied: Some(deny_message), ..CheckResponse::default() }
+                    .encode_to_vec(),
+            )
         })
         .await;
         mesh.set_checks(

@@ -1,4 +1,5 @@
-//! The protocol of a connection: declared, or detected by its first bytes.
+//! Determines the protocol of a connection, declared by the configuration or detected from the first bytes, and
+//! adds the connection to the list on the admin endpoint.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -10,14 +11,14 @@ use leno_wire::sniff::DetectedProtocol;
 use tokio::time::timeout;
 
 use crate::connections::{ConnectionListing, OpenConnection};
-use crate::drain::{Phase, last_call};
+use crate::drain::{Phase, last_request_timeout};
 use crate::first_bytes::sniff_connection;
 use crate::io::Io;
 use crate::session::{ListenerKind, Session};
 use crate::worker::Worker;
 
-/// Determines the protocol of a connection to a service with the given declaration. Returns `None` if the
-/// client stays silent for `max_wait`, or if the proxy drains.
+/// Determines the protocol of a connection to a service that declares the protocol `declared`. Returns `None`
+/// if the client sends no byte within `max_wait`, or if the proxy drains.
 pub(crate) async fn detect_protocol(
     worker: &Worker,
     declared: Protocol,
@@ -38,7 +39,7 @@ pub(crate) async fn detect_protocol(
             }
         }
         Protocol::Http | Protocol::Http2 | Protocol::Grpc => {
-            let sniffed = loop {
+            let sniffed_protocol = loop {
                 if early_bytes.is_empty() {
                     let mut phase = worker.phase.clone();
                     let readable_within =
@@ -48,20 +49,20 @@ pub(crate) async fn detect_protocol(
                         readable = readable_within(max_wait) => readable.ok()?.ok()?,
                         // A connection that is new when the drain begins may have a first request as well.
                         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                            let max_wait = last_call(limits).min(max_wait);
+                            let max_wait = last_request_timeout(limits).min(max_wait);
                             Box::pin(readable_within(max_wait)).await.ok()?.ok()?;
                         }
                     }
                 }
                 match timeout(limits.head_timeout, sniff_connection(io, early_bytes)).await {
-                    Ok(sniffed) => break sniffed,
+                    Ok(sniffed_protocol) => break sniffed_protocol,
                     // A spurious wakeup: no byte has arrived.
                     Err(_) if early_bytes.is_empty() => {}
-                    // The reader of the head reports a client that stops halfway.
+                    // The head reader reports a client that sends only a part of the head.
                     Err(_) => break DetectedProtocol::Incomplete,
                 }
             };
-            Some(match (declared, sniffed) {
+            Some(match (declared, sniffed_protocol) {
                 // The application's own TLS, opaque to both sidecars.
                 (_, DetectedProtocol::Tls) => ConnectionProtocol::Opaque,
                 // Both versions are accepted, independent of the declaration: the sidecar of the application
@@ -101,7 +102,7 @@ pub(super) async fn declared_protocol(
     compiled_service.ports.get(&port).map_or(Protocol::Detect, |port| port.protocol)
 }
 
-/// Returns the protocol at a port of a workload that is addressed directly.
+/// Returns the declared protocol of a workload port that is addressed directly; `Detect` if it is not known.
 pub(super) async fn protocol_at(worker: &Worker, address: SocketAddr) -> Protocol {
     let max_wait = worker.config.limits.discovery_timeout;
     match worker.config_store.address_entry(address.ip(), max_wait).await.as_deref() {
@@ -112,7 +113,8 @@ pub(super) async fn protocol_at(worker: &Worker, address: SocketAddr) -> Protoco
     }
 }
 
-/// Returns the protocol of the target in the current configuration.
+/// Returns the declared protocol of the target in the current configuration; `None` for a listener without a
+/// single target, and for an unknown target.
 pub(super) fn current_protocol(worker: &Worker, listener_kind: &ListenerKind) -> Option<Protocol> {
     match listener_kind {
         ListenerKind::Outbound { service, port } | ListenerKind::Service { service, port } => {
@@ -138,6 +140,6 @@ pub(crate) fn list_session(
         peer: session.peer,
         identity: session.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
         target,
-        since: Instant::now(),
+        opened_at: Instant::now(),
     })
 }

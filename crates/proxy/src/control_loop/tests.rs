@@ -44,7 +44,7 @@ impl Fixture {
         );
         let state = StateDir::open(&path).unwrap();
         let started = Instant::now();
-        let (config_store, _) = ConfigStore::new(state.stored_names(), started);
+        let (config_store, _) = ConfigStore::new(state.stored_virtual_addresses(), started);
         let telemetry = Telemetry::new();
         let admin = ([127, 0, 0, 1], 0).into();
         let control_client =
@@ -102,13 +102,13 @@ impl Fixture {
                 awaited: false,
             })
         };
-        let outside = Arc::new(AddressEntry::External);
-        let nowhere: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
+        let external_entry = Arc::new(AddressEntry::External);
+        let empty_record: Arc<DnsRecord> = Arc::new(std::iter::empty().collect());
         let snapshot = Snapshot {
             config: Arc::new(proxy_config("web", Access::AllowAll)),
             services: known.iter().map(|name| (name.clone(), service_config(name))).collect(),
-            addresses: addresses.iter().map(|address| (*address, outside.clone())).collect(),
-            names: names.iter().map(|name| (name.clone(), nowhere.clone())).collect(),
+            addresses: addresses.iter().map(|address| (*address, external_entry.clone())).collect(),
+            names: names.iter().map(|name| (name.clone(), empty_record.clone())).collect(),
         };
         let snapshot = Arc::new(snapshot);
         let update = ConfigUpdate { snapshot, absent, change: ChangeId(1) };

@@ -1,16 +1,16 @@
-//! Rate limit of control plane queries for new names. No IO.
+//! The rate limit of control plane queries for new names, without IO.
 
 use std::time::Duration;
 
 use leno_model::ServiceName;
 use tokio::time::Instant;
 
-/// A token bucket of control plane queries. Most names that are queried under the cluster's domain do not
-/// exist, and result from the search list.
+/// A token bucket for control plane queries. Most new names under the cluster domain do not exist, but result
+/// from the application's search list.
 pub(super) struct QueryBudget {
     tokens: u32,
     refilled_at: Instant,
-    /// The last permitted name: the queries for both IP versions count once.
+    /// The last permitted name: queries for both IP versions of a name count once.
     last_name: Option<ServiceName>,
 }
 
@@ -19,7 +19,7 @@ impl QueryBudget {
         Self { tokens: MAX_TOKENS, refilled_at: now, last_name: None }
     }
 
-    /// True if a query for a new name is permitted now.
+    /// Takes a token for a query of a new name. Returns false if no token is left.
     pub(super) fn try_withdraw(&mut self, name: &ServiceName, now: Instant) -> bool {
         if self.last_name.as_ref() == Some(name) {
             return true;

@@ -1,5 +1,4 @@
-//! Parsing of DNS queries and building of responses, without IO: recognizes queries for the addresses of a
-//! service.
+//! Parsing of DNS queries for service addresses and building of responses, without IO.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -42,8 +41,9 @@ impl FromStr for ClusterDomain {
 }
 
 impl ClusterDomain {
-    /// Returns the domain under which a `resolv.conf` looks for services: its search list contains `svc.DOMAIN`
-    /// and `NAMESPACE.svc.DOMAIN`. Both are required, since a namespace may have the name `svc`.
+    /// Returns the DOMAIN of a `resolv.conf` whose search list contains both `svc.DOMAIN` and
+    /// `NAMESPACE.svc.DOMAIN`; `None` if no domain has both entries. One entry is not enough, since a namespace
+    /// may have the name `svc`.
     #[must_use]
     pub fn from_resolv_conf(text: &str) -> Option<Self> {
         let search_list = |line: &str| {
@@ -54,13 +54,13 @@ impl ClusterDomain {
                 .map(Iterator::collect::<Vec<_>>)
         };
         // According to resolv.conf(5), the last list counts.
-        let words = text.lines().filter_map(search_list).next_back()?;
+        let search_domains = text.lines().filter_map(search_list).next_back()?;
         let has_namespace = |services: &str| {
-            words
+            search_domains
                 .iter()
                 .any(|word| word.split_once('.').is_some_and(|(_, domain)| domain == services))
         };
-        let mut candidates = words.iter().filter(|word| has_namespace(word));
+        let mut candidates = search_domains.iter().filter(|word| has_namespace(word));
         candidates.find_map(|word| word.strip_prefix("svc.")?.parse().ok())
     }
 }
@@ -98,7 +98,7 @@ pub(super) struct ServiceQuery {
     zone: Name,
 }
 
-/// Parses a query. Queries that are not fully understood are forwarded.
+/// Parses a packet. Queries that are not fully understood count as [`ParsedQuery::OutsideMesh`].
 pub(super) fn parse_query(packet: &[u8], domain: &ClusterDomain) -> ParsedQuery {
     let [_, _, flags, _, _, _, _, _, _, _, _, _, ..] = packet else {
         return ParsedQuery::Invalid;
@@ -131,7 +131,7 @@ fn parse_service_query(query: Message, domain: &ClusterDomain) -> Option<Service
     Some(ServiceQuery { service, query, question, zone })
 }
 
-/// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to.
+/// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to; `None` for any other name.
 fn parse_service_name(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
     let mut labels = name.iter();
     let (name, namespace) = (label_text(labels.next()?)?, label_text(labels.next()?)?);
@@ -143,12 +143,14 @@ fn parse_service_name(name: &Name, domain: &ClusterDomain) -> Option<ServiceName
     has_service_suffix.then(|| ServiceName::new(&namespace, &name).ok()).flatten()
 }
 
+/// Returns a label in lower case; `None` if it is not UTF-8.
 fn label_text(label: &[u8]) -> Option<String> {
     std::str::from_utf8(label).ok().map(str::to_ascii_lowercase)
 }
 
 impl ServiceQuery {
-    /// Returns the response: the addresses of the requested IP version, or an empty answer.
+    /// Builds the response: the addresses of the requested IP version, or an empty answer with an SOA record.
+    /// Over UDP, a response that is too long is truncated. Returns `None` if the response cannot be encoded.
     pub(super) fn build_response(
         &self,
         record: &DnsRecord,
@@ -192,6 +194,7 @@ impl ServiceQuery {
         }
     }
 
+    /// Returns the record of an address; `None` if it does not have the requested IP version.
     fn address_record(&self, address: IpAddr) -> Option<Record> {
         let data = match (self.question.query_type(), address) {
             (RecordType::A, IpAddr::V4(address)) => RData::A(A(address)),
@@ -221,7 +224,7 @@ pub(super) fn server_failure(packet: &[u8]) -> Option<Vec<u8>> {
     response.to_vec().ok()
 }
 
-/// Returns an empty response to a query, with the flags and EDNS options that it needs.
+/// Returns a response to a query without records, with the flags and EDNS options of the query.
 fn empty_response(query: &Message) -> Message {
     let mut response = Message::response(query.metadata.id, query.metadata.op_code);
     response.metadata.recursion_available = true;
@@ -235,17 +238,17 @@ fn empty_response(query: &Message) -> Message {
     response
 }
 
-/// The TTL of records, in seconds.
+/// The TTL of positive and negative responses, in seconds.
 const TTL_SECONDS: u32 = 5;
-/// The UDP response size that every client accepts (RFC 1035 §2.3.4).
+/// The UDP response size in bytes that every client accepts (RFC 1035 §2.3.4).
 const MIN_PACKET_BYTES: u16 = 512;
-/// The UDP response size that is not fragmented.
+/// The maximum UDP response size in bytes, which networks do not fragment.
 const MAX_PACKET_BYTES: u16 = 1232;
 /// The bit of the third header byte that distinguishes responses from queries (RFC 1035 §4.1.1).
 const RESPONSE_BIT: u8 = 0x80;
-/// The maximum length of a label (RFC 1035 §2.3.4).
+/// The maximum length of a label in bytes (RFC 1035 §2.3.4).
 const MAX_LABEL_BYTES: usize = 63;
-/// The maximum length of a domain that leaves room for service names.
+/// The maximum length of a domain in bytes, which leaves room for service names.
 const MAX_DOMAIN_BYTES: usize = 120;
 
 #[cfg(test)]

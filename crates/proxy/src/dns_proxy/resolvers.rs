@@ -1,4 +1,5 @@
-//! Forwarding of DNS queries to the name servers of a `resolv.conf`, one after another.
+//! Forwarding of DNS queries for names outside the mesh to the name servers of a `resolv.conf`, one after
+//! another.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,38 +16,45 @@ use super::DnsTransport;
 /// The name servers to which queries are forwarded.
 pub(super) struct Resolvers {
     /// The path of the `resolv.conf`.
-    file: PathBuf,
+    config_file: PathBuf,
     /// The port of all servers.
     port: u16,
     /// Returns true for name servers that are skipped.
     is_skipped: fn(IpAddr) -> bool,
     /// The last server that responded, tried first so that unresponsive servers do not delay each query.
-    last_responsive: Cell<Option<SocketAddr>>,
+    last_responsive_server: Cell<Option<SocketAddr>>,
     /// The name servers, and the time at which they were read.
-    servers: RefCell<Option<(Instant, Vec<SocketAddr>)>>,
+    cached_servers: RefCell<Option<(Instant, Vec<SocketAddr>)>>,
     /// The receive buffer; responses are copied from it at their actual size.
     receive_buffer: RefCell<Box<[u8]>>,
 }
 
 impl Resolvers {
-    /// Creates resolvers for the name servers that a file lists. The file is read at the first query, and again
-    /// when [`READ_INTERVAL`] has passed.
-    pub(super) fn new(file: PathBuf, port: u16, is_skipped: fn(IpAddr) -> bool) -> Self {
+    /// Creates resolvers for the name servers that `config_file` lists. The file is read at the first query,
+    /// and again after each [`READ_INTERVAL`].
+    pub(super) fn new(config_file: PathBuf, port: u16, is_skipped: fn(IpAddr) -> bool) -> Self {
         let receive_buffer = RefCell::new(vec![0; MAX_MESSAGE_BYTES].into_boxed_slice());
-        let (last_responsive, servers) = (Cell::new(None), RefCell::default());
-        Self { file, port, is_skipped, last_responsive, servers, receive_buffer }
+        let (last_responsive_server, cached_servers) = (Cell::new(None), RefCell::default());
+        Self {
+            config_file,
+            port,
+            is_skipped,
+            last_responsive_server,
+            cached_servers,
+            receive_buffer,
+        }
     }
 
-    /// Forwards a query unchanged, and returns the response unchanged; `None` if no server responds in time. An
-    /// error response is returned only if no other server has a better one.
+    /// Forwards a query unchanged, and returns the response unchanged. An error response is returned only if no
+    /// other server has a better response. Returns `None` if no server responds in time.
     pub(super) async fn forward_query(
         &self,
         query: &[u8],
         transport: DnsTransport,
     ) -> Option<Vec<u8>> {
-        let mut servers = self.servers();
-        let last_responsive = self.last_responsive.get();
-        servers.sort_by_key(|server| Some(*server) != last_responsive);
+        let mut servers = self.current_servers();
+        let last_responsive_server = self.last_responsive_server.get();
+        servers.sort_by_key(|server| Some(*server) != last_responsive_server);
         let deadline = Instant::now() + MAX_TOTAL_WAIT;
         let mut error_response = None;
         for (server, remaining_servers) in servers.iter().copied().zip((1..=servers.len()).rev()) {
@@ -65,7 +73,7 @@ impl Resolvers {
                     error_response.get_or_insert(response);
                 }
                 Ok(Ok(response)) => {
-                    self.last_responsive.set(Some(server));
+                    self.last_responsive_server.set(Some(server));
                     return Some(response);
                 }
                 Ok(Err(error)) => tracing::debug!(%server, %error, "query to a name server failed"),
@@ -76,24 +84,24 @@ impl Resolvers {
     }
 
     /// Returns the name servers in the file, read at most once every [`READ_INTERVAL`].
-    fn servers(&self) -> Vec<SocketAddr> {
-        if let Some((read_at, servers)) = &*self.servers.borrow()
+    fn current_servers(&self) -> Vec<SocketAddr> {
+        if let Some((read_at, servers)) = &*self.cached_servers.borrow()
             && read_at.elapsed() < READ_INTERVAL
         {
             return servers.clone();
         }
-        let servers = match std::fs::read_to_string(&self.file) {
+        let servers = match std::fs::read_to_string(&self.config_file) {
             Ok(text) => {
                 let servers = parse_name_servers(&text, self.is_skipped).into_iter();
                 servers.map(|server| SocketAddr::new(server, self.port)).collect()
             }
             Err(error) => {
-                let file = self.file.display();
+                let file = self.config_file.display();
                 tracing::warn!(%file, %error, "no upstream resolver configured");
                 Vec::new()
             }
         };
-        self.servers.replace(Some((Instant::now(), servers.clone())));
+        self.cached_servers.replace(Some((Instant::now(), servers.clone())));
         servers
     }
 
@@ -103,7 +111,7 @@ impl Resolvers {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        // A random port for each query, unknown to attackers.
+        // Each query uses a random port, which attackers do not know.
         let socket = UdpSocket::bind((local_address, 0)).await?;
         socket.connect(server).await?;
         socket.send(query).await?;
@@ -162,12 +170,12 @@ pub(crate) fn is_response_to(query: &[u8], response: &[u8]) -> bool {
 /// Returns the question section of a message; `None` if it is truncated.
 fn question_section(message: &[u8]) -> Option<&[u8]> {
     let count = u16::from_be_bytes([*message.get(4)?, *message.get(5)?]);
-    let mut end = HEADER_BYTES;
+    let mut section_end = HEADER_BYTES;
     for _ in 0..count {
         loop {
-            let length = *message.get(end)?;
+            let length = *message.get(section_end)?;
             // The end of a name, a compression pointer, or a label (RFC 1035 §4.1.4).
-            end += match length {
+            section_end += match length {
                 0 => 1,
                 COMPRESSION_POINTER.. => 2,
                 _ => usize::from(length) + 1,
@@ -176,12 +184,12 @@ fn question_section(message: &[u8]) -> Option<&[u8]> {
                 break;
             }
         }
-        end += TYPE_AND_CLASS_BYTES;
+        section_end += TYPE_AND_CLASS_BYTES;
     }
-    message.get(HEADER_BYTES..end)
+    message.get(HEADER_BYTES..section_end)
 }
 
-/// Returns the response code (RFC 1035 §4.1.1).
+/// Returns the response code (RFC 1035 §4.1.1); `None` if the message is too short.
 fn response_code(response: &[u8]) -> Option<u8> {
     response.get(3).map(|flags| flags & 0x0f)
 }
@@ -191,8 +199,8 @@ fn is_error_to_retry(response: &[u8]) -> bool {
     matches!(response_code(response), Some(2 | 4 | 5))
 }
 
-/// Returns the name servers that the text of a `resolv.conf` lists, without skipped ones: at most three, as in
-/// resolv.conf(5). Unlike there, a file without name servers has no default.
+/// Returns the name servers of a `resolv.conf` that are not skipped: at most three, as in resolv.conf(5).
+/// Unlike in resolv.conf(5), a file without name servers has no default.
 pub(super) fn parse_name_servers(text: &str, is_skipped: fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let servers = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -206,16 +214,16 @@ pub(super) fn parse_name_servers(text: &str, is_skipped: fn(IpAddr) -> bool) -> 
 const MAX_NAME_SERVERS: usize = 3;
 /// The maximum time to wait for one server.
 const MAX_SERVER_WAIT: Duration = Duration::from_secs(2);
-/// The maximum time to wait for all servers: clients repeat a query after 5 s. Each server gets its share of
-/// the remaining time.
+/// The maximum time to wait for all servers, since clients repeat a query after 5 s. The remaining time is
+/// divided among the remaining servers.
 const MAX_TOTAL_WAIT: Duration = Duration::from_millis(4500);
 /// The interval at which the file is read.
 const READ_INTERVAL: Duration = Duration::from_secs(5);
 /// The maximum size of a message in bytes.
 const MAX_MESSAGE_BYTES: usize = 65_535;
-/// The size of the header (RFC 1035 §4.1.1).
+/// The size of the header in bytes (RFC 1035 §4.1.1).
 const HEADER_BYTES: usize = 12;
-/// The size of the type and class of a question (RFC 1035 §4.1.2).
+/// The size of the type and class of a question in bytes (RFC 1035 §4.1.2).
 const TYPE_AND_CLASS_BYTES: usize = 4;
 /// The lowest first byte of a compression pointer (RFC 1035 §4.1.4); lower ones are label lengths.
 const COMPRESSION_POINTER: u8 = 0xc0;

@@ -38,7 +38,7 @@ impl DnsFixture {
         );
         let state = StateDir::open(&path).unwrap();
         let (config_store, requested_services) =
-            ConfigStore::new(state.stored_names(), std::time::Instant::now());
+            ConfigStore::new(state.stored_virtual_addresses(), std::time::Instant::now());
         let telemetry = Telemetry::new();
         let admin = ([127, 0, 0, 1], 0).into();
         let control_client = Rc::new(ControlClient::new(
@@ -49,7 +49,7 @@ impl DnsFixture {
             admin,
             0,
         ));
-        control_client.connected.set(true);
+        control_client.is_connected.set(true);
         let resolvers = Resolvers::new(file, port, |_| false);
         let handler = DnsQueryHandler::new(control_client, ClusterDomain::default(), resolvers);
         (Self { handler: Rc::new(handler), telemetry, scratch }, requested_services)
@@ -163,8 +163,8 @@ fn a_name_is_requested_once_and_its_record_awaited() {
             DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
         fixture.set_records(&[]);
         let responses = async {
-            let want = requested_services.recv().await;
-            assert_eq!(want, Some(ResourceRequest::Name("shop/web".parse().unwrap())));
+            let resource_request = requested_services.recv().await;
+            assert_eq!(resource_request, Some(ResourceRequest::Name("shop/web".parse().unwrap())));
             fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
         };
         let (reply, ()) = tokio::join!(fixture.send_query(WEB, DnsTransport::Udp), responses);
@@ -197,7 +197,7 @@ fn queries_do_not_wait_for_an_unresponsive_control_plane() {
         );
         // Without a control plane, known records may be outdated.
         fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
-        fixture.handler.control_client.connected.set(false);
+        fixture.handler.control_client.is_connected.set(false);
         let reply = fixture.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
         assert_eq!(fixture.query_counts(), [0, 3, 0]);
@@ -213,9 +213,9 @@ fn the_next_name_server_is_queried_after_a_failure() {
             DnsFixture::new("nameserver 127.0.0.3\nnameserver 127.0.0.1\n", port);
         let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
-        let nobody = "nameserver 127.0.0.3\n";
-        std::fs::write(fixture.scratch.path().join("resolv.conf"), nobody).unwrap();
-        let (fixture, _requested_services) = DnsFixture::new(nobody, port);
+        let silent_name_server = "nameserver 127.0.0.3\n";
+        std::fs::write(fixture.scratch.path().join("resolv.conf"), silent_name_server).unwrap();
+        let (fixture, _requested_services) = DnsFixture::new(silent_name_server, port);
         for transport in [DnsTransport::Udp, DnsTransport::Tcp] {
             let reply = fixture.send_query("example.com.", transport).await.unwrap();
             assert_eq!(
@@ -245,8 +245,8 @@ async fn start_denying_server(address: &str, port: u16) {
 fn an_error_response_is_returned_if_no_server_has_a_better_one() {
     run(async {
         let port = name_server().await;
-        let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
-        let (fixture, _requested_services) = DnsFixture::new(both, port);
+        let two_name_servers = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
+        let (fixture, _requested_services) = DnsFixture::new(two_name_servers, port);
         let send = async || {
             fixture
                 .send_query("example.com.", DnsTransport::Udp)
@@ -268,8 +268,8 @@ fn the_last_responsive_server_is_queried_first() {
         let (silent, _tcp) = bind_sockets().await;
         let port = silent.local_addr().unwrap().port();
         start_denying_server("127.0.0.4", port).await;
-        let both = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
-        let (fixture, _requested_services) = DnsFixture::new(both, port);
+        let two_name_servers = "nameserver 127.0.0.1\nnameserver 127.0.0.4\n";
+        let (fixture, _requested_services) = DnsFixture::new(two_name_servers, port);
         for waits in [true, false] {
             let start_time = Instant::now();
             let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();
@@ -316,12 +316,15 @@ fn requests_for_new_names_are_limited() {
             let name = format!("example.s{index}.svc.cluster.local.");
             assert!(fixture.send_query(&name, DnsTransport::Udp).await.is_some());
         }
-        let earned = start_time.elapsed().as_millis() / 100 + 1;
+        let refilled_tokens = start_time.elapsed().as_millis() / 100 + 1;
         let mut query_count = 0;
         while requested_services.try_recv().is_ok() {
             query_count += 1;
         }
-        assert!(query_count <= u128::from(query_budget::MAX_TOKENS) + earned, "{query_count}");
+        assert!(
+            query_count <= u128::from(query_budget::MAX_TOKENS) + refilled_tokens,
+            "{query_count}"
+        );
         assert_eq!(fixture.query_counts(), [0, count.into(), 0]);
     });
 }
@@ -366,12 +369,14 @@ fn the_server_accepts_udp_and_tcp_and_ignores_malformed_queries() {
         let (fixture, _requested_services) =
             DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
         fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into()])]);
-        let free = bind_sockets().await.0.local_addr().unwrap();
-        tokio::task::spawn_local(fixture.handler.clone().serve_udp(free));
-        tokio::task::spawn_local(fixture.handler.clone().serve_tcp(free, connection_slots()));
+        let free_address = bind_sockets().await.0.local_addr().unwrap();
+        tokio::task::spawn_local(fixture.handler.clone().serve_udp(free_address));
+        tokio::task::spawn_local(
+            fixture.handler.clone().serve_tcp(free_address, connection_slots()),
+        );
         tokio::task::yield_now().await;
         let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        client.connect(free).await.unwrap();
+        client.connect(free_address).await.unwrap();
         let mut packet_back = [0; 512];
         let too_long = [query_packet(WEB), vec![0; MAX_QUERY_BYTES]].concat();
         for nonsense in [&b""[..], b"hello", &refused_response(&query_packet(WEB)), &too_long] {
@@ -380,7 +385,7 @@ fn the_server_accepts_udp_and_tcp_and_ignores_malformed_queries() {
         client.send(&query_packet(WEB)).await.unwrap();
         let length = client.recv(&mut packet_back).await.unwrap();
         assert_eq!(Message::from_vec(&packet_back[..length]).unwrap().answers.len(), 1);
-        let mut tcp = TcpStream::connect(free).await.unwrap();
+        let mut tcp = TcpStream::connect(free_address).await.unwrap();
         for _ in 0..2 {
             tcp.write_all(&resolvers::frame_message(&query_packet(WEB))).await.unwrap();
             let length = tcp.read_u16().await.unwrap();

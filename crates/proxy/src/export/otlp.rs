@@ -1,4 +1,4 @@
-//! OTLP 1 export requests for spans and log records.
+//! Encoding of spans and access log entries as OTLP 1 export requests.
 
 pub(super) mod records;
 pub(super) mod spans;

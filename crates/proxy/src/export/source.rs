@@ -1,4 +1,5 @@
-//! The resource of exported telemetry, and the span attributes that both formats share.
+//! The resource identity of exported telemetry, and the span names and attributes that the OTLP and Zipkin
+//! formats share.
 
 use std::net::SocketAddr;
 
@@ -9,8 +10,8 @@ use leno_telemetry::GrpcStatus;
 use crate::config_store::ConfigSnapshot;
 use crate::request_trace::TraceEntry;
 
-/// Returns the resource of this sidecar's telemetry: its workload, with its first service, or with its account
-/// if it has no service.
+/// Returns the resource of this sidecar's telemetry. The service name is that of the workload's first service,
+/// or its account if it has no service.
 pub(super) fn resource_identity(
     workload: &WorkloadName,
     config: Option<&ConfigSnapshot>,
@@ -44,21 +45,26 @@ pub(super) fn peer_address(trace_entry: &TraceEntry) -> Option<SocketAddr> {
     if is_inbound(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
 }
 
-/// Returns the attributes of a span, named by OpenTelemetry's semantic conventions if defined there. Empty
-/// texts are left out. Headers, bodies and the query are never included.
+/// Returns the attributes of a span, with the names of the OpenTelemetry semantic conventions if they define
+/// one. Empty texts are omitted. Headers, bodies and the query are never included.
 pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, AttributeValue)> {
     let text = |text: &str| (!text.is_empty()).then(|| AttributeValue::Text(text.to_owned()));
-    let number =
-        |number: u64| Some(AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX)));
+    let number = |number: u64| Some(AttributeValue::Int(i64::try_from(number).unwrap_or(i64::MAX)));
     let optional_text = |value: Option<String>| value.map(AttributeValue::Text);
     let labels = &trace_entry.labels;
-    let is_standard = is_standard_method(&trace_entry.method);
+    let has_standard_method = is_standard_method(&trace_entry.method);
     let host = trace_entry.authority.rsplit('@').next().unwrap_or_default();
     let status = Some(trace_entry.outcome.status).filter(|status| *status != 0);
     let grpc = trace_entry.outcome.grpc;
     [
-        ("http.request.method", text(if is_standard { &trace_entry.method } else { "_OTHER" })),
-        ("http.request.method_original", text(&trace_entry.method).filter(|_| !is_standard)),
+        (
+            "http.request.method",
+            text(if has_standard_method { &trace_entry.method } else { "_OTHER" }),
+        ),
+        (
+            "http.request.method_original",
+            text(&trace_entry.method).filter(|_| !has_standard_method),
+        ),
         ("url.path", text(trace_entry.path.split(['?', '#']).next().unwrap_or_default())),
         ("server.address", text(host)),
         ("http.response.status_code", status.and_then(|status| number(status.into()))),
@@ -93,20 +99,20 @@ pub(crate) fn span_attributes(trace_entry: &TraceEntry) -> Vec<(&'static str, At
     .collect()
 }
 
-/// True if the trace is sampled. A span of an unsampled trace is exported because it failed; other spans of its
-/// trace are missing.
+/// True if the trace is sampled. A span of an unsampled trace is exported only because its request failed; the
+/// other spans of the trace are missing.
 fn is_sampled(trace_entry: &TraceEntry) -> bool {
     trace_entry.span.is_some_and(|span| span.is_sampled)
 }
 
-/// Returns the error of a failed request: its reason, or the status.
+/// Returns the error of a failed request: its reason, its gRPC status or its HTTP status. `None` after success.
 pub(super) fn span_error(trace_entry: &TraceEntry) -> Option<String> {
     let outcome = &trace_entry.outcome;
     if !outcome.is_failure() {
         return None;
     }
-    let grpc = outcome.grpc.filter(|grpc| grpc.is_failure()).map(GrpcStatus::label);
-    let error = outcome.reason.or(grpc).map(str::to_owned);
+    let grpc_status = outcome.grpc.filter(|grpc| grpc.is_failure()).map(GrpcStatus::label);
+    let error = outcome.reason.or(grpc_status).map(str::to_owned);
     Some(error.unwrap_or_else(|| outcome.status.to_string()))
 }
 

@@ -1,4 +1,4 @@
-//! Export of spans to the collector of the tracing settings, in batches.
+//! Export of spans in batches to the collector that the tracing settings name.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use leno_outside::ExportRequest;
 use tokio::sync::mpsc;
 
 use super::otlp::spans;
-use super::{BATCH_DELAY, MAX_BATCH, TelemetryExporter, collect_batch, zipkin};
+use super::{BATCH_DELAY, MAX_BATCH_ENTRIES, TelemetryExporter, collect_batch, zipkin};
 use crate::request_trace::TraceEntry;
 
 /// Exports spans until all data threads have ended and the queue is empty.
@@ -18,7 +18,7 @@ pub(crate) async fn export_spans(
 ) {
     let mut batch = Vec::new();
     let mut export_status = exporter.span_export_status();
-    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
+    while entries.recv_many(&mut batch, MAX_BATCH_ENTRIES).await > 0 {
         collect_batch(&mut entries, &mut batch, BATCH_DELAY).await;
         let settings = exporter.config_store.observability.active_settings();
         match settings.as_ref().and_then(|settings| settings.tracing_settings()) {
@@ -36,7 +36,7 @@ pub(crate) async fn export_spans(
     }
 }
 
-/// Encodes the spans in the format of the collector.
+/// Encodes the spans of a batch in the format of the collector.
 fn encode_request(
     exporter: &TelemetryExporter,
     collector: &Collector,
@@ -62,7 +62,7 @@ pub(crate) async fn encode_all(mut entries: mpsc::Receiver<Arc<TraceEntry>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
     let source = super::source::resource_identity(&workload, None);
     let mut batch = Vec::new();
-    while entries.recv_many(&mut batch, MAX_BATCH).await > 0 {
+    while entries.recv_many(&mut batch, MAX_BATCH_ENTRIES).await > 0 {
         std::hint::black_box(spans::encode_request(&source, &batch));
         batch.clear();
     }

@@ -147,13 +147,14 @@ fn otlp_receives_the_same_span() {
 
 #[test]
 fn unknown_methods_are_not_part_of_span_names() {
-    let mut invented = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
-    invented.method = "BREW-1234".to_owned();
-    assert_eq!(source::span_name(&invented), "HTTP bookinfo/ratings");
-    let attributes = source::span_attributes(&invented);
-    let of = |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
-    assert_eq!(of("http.request.method"), Some(&AttributeValue::Text("_OTHER".to_owned())));
-    assert!(of("http.request.method_original").is_some());
+    let mut invented_method_entry = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
+    invented_method_entry.method = "BREW-1234".to_owned();
+    assert_eq!(source::span_name(&invented_method_entry), "HTTP bookinfo/ratings");
+    let attributes = source::span_attributes(&invented_method_entry);
+    let attribute =
+        |name| attributes.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+    assert_eq!(attribute("http.request.method"), Some(&AttributeValue::Text("_OTHER".to_owned())));
+    assert!(attribute("http.request.method_original").is_some());
 }
 
 #[test]

@@ -10,20 +10,22 @@ use serde_json::{Map, Value as Json, json};
 use super::source::{is_inbound, peer_address, span_attributes, span_error, span_name};
 use crate::request_trace::TraceEntry;
 
-/// Encodes the spans of a batch as the body of a request to the collector.
+/// Encodes the spans of a batch as the body of one request to the collector. Entries without a span are
+/// skipped.
 pub(super) fn encode_spans(source: &ResourceIdentity, batch: &[Arc<TraceEntry>]) -> Vec<u8> {
     let spans: Vec<Json> =
-        batch.iter().filter_map(|trace_entry| zipkin_span(source, trace_entry)).collect();
+        batch.iter().filter_map(|trace_entry| build_span(source, trace_entry)).collect();
     Json::from(spans).to_string().into_bytes()
 }
 
-fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Json> {
+/// Builds the Zipkin span of an entry; `None` if the entry has no span.
+fn build_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Json> {
     let context = trace_entry.span?;
     let started = trace_entry.started_at().duration_since(UNIX_EPOCH).unwrap_or_default();
     let tags = span_attributes(trace_entry).into_iter().map(|(name, value)| match value {
         AttributeValue::Text(text) => (name.to_owned(), text.into()),
-        AttributeValue::Number(number) => (name.to_owned(), number.to_string().into()),
-        AttributeValue::Fraction(fraction) => (name.to_owned(), fraction.to_string().into()),
+        AttributeValue::Int(number) => (name.to_owned(), number.to_string().into()),
+        AttributeValue::Double(fraction) => (name.to_owned(), fraction.to_string().into()),
     });
     let mut tags: Map<String, Json> = tags.collect();
     tags.insert("leno.workload".to_owned(), source.instance.clone().into());
@@ -46,12 +48,13 @@ fn zipkin_span(source: &ResourceIdentity, trace_entry: &TraceEntry) -> Option<Js
         span["parentId"] = parent.to_string().into();
     }
     if let Some(peer) = peer_address(trace_entry) {
-        span["remoteEndpoint"] = zipkin_endpoint(peer, peer_name(trace_entry));
+        span["remoteEndpoint"] = build_endpoint(peer, peer_name(trace_entry));
     }
     Some(span)
 }
 
-/// Returns the name of the peer: its account, or the requested service.
+/// Returns the name of the peer as `NAME.NAMESPACE`: the client's account for inbound requests, the requested
+/// service for outbound ones. Empty if unknown.
 fn peer_name(trace_entry: &TraceEntry) -> String {
     let name = if is_inbound(trace_entry) {
         &trace_entry.labels.peer
@@ -65,7 +68,7 @@ fn peer_name(trace_entry: &TraceEntry) -> String {
     }
 }
 
-fn zipkin_endpoint(address: SocketAddr, name: String) -> Json {
+fn build_endpoint(address: SocketAddr, name: String) -> Json {
     let version = if address.is_ipv4() { "ipv4" } else { "ipv6" };
     let mut endpoint = json!({ version: address.ip().to_string(), "port": address.port() });
     if !name.is_empty() {

@@ -1,4 +1,5 @@
-//! Body sources and sinks, and the pump between them.
+//! Message bodies: sources and sinks over HTTP/1.1, HTTP/2 and links, and [`forward_body`], which moves a
+//! body from a source to a sink. An exchange uses it for the bodies of the request and of the response.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -17,7 +18,7 @@ use super::grpc::GrpcCall;
 use super::message::{MessageReader, MessageWriter, ReadError};
 use super::replay::{ReplayBuffer, ReplaySource};
 use crate::http2::stream::{OutgoingBody, ReceivedBody};
-use crate::link::{Incoming, LinkStream, StreamLoss};
+use crate::link::{Incoming, LinkStream, StreamError};
 use crate::max_wait::poll_within;
 use crate::record::ExchangeRecord;
 
@@ -40,11 +41,11 @@ pub(crate) enum BodySource<'a> {
 /// The destination of a body.
 pub(crate) enum BodySink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
-    Http1 { writer: &'a mut MessageWriter, chunked: bool },
+    Http1 { writer: &'a mut MessageWriter, is_chunked: bool },
     /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
     /// stalled.
     Link { stream: &'a LinkStream, max_wait: Duration },
-    /// An HTTP/2 stream. `max_wait`: as for a link.
+    /// An HTTP/2 stream. `max_wait`: the same limit as for a link.
     Http2 { stream: OutgoingBody, max_wait: Duration },
 }
 
@@ -135,7 +136,7 @@ impl<'a> BodySource<'a> {
         *self = Self::Replay(Box::new(ReplaySource::new(source, buffer)));
     }
 
-    /// Prepends a buffered prefix.
+    /// Prepends a prefix of the body that was buffered before.
     pub(crate) fn prepend(&mut self, prefix: BufferedPrefix) {
         let source = std::mem::replace(self, Self::Empty);
         *self = Self::Prefixed(Box::new(prefix.into_source(source)));
@@ -150,7 +151,7 @@ impl<'a> BodySource<'a> {
         }
     }
 
-    /// Starts again at the first byte, if it is buffered.
+    /// Starts again at the first byte, if the body is buffered.
     pub(crate) fn rewind(&mut self) {
         if let Self::Replay(replay) = self {
             replay.restart();
@@ -164,7 +165,7 @@ impl<'a> BodySource<'a> {
         }
     }
 
-    /// Returns the next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end of the body.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -247,14 +248,14 @@ fn poll_link(
             // final HTTP head.
             Ok(Incoming::Head { end, .. }) => *has_ended = end,
             Err(
-                StreamLoss::Broken
-                | StreamLoss::Denied
-                | StreamLoss::Refused
-                | StreamLoss::Unreachable,
+                StreamError::Broken
+                | StreamError::Denied
+                | StreamError::Refused
+                | StreamError::Unreachable,
             ) => {
                 return Poll::Ready(Err(ReadError::Ended));
             }
-            Err(StreamLoss::Http2(code)) => return Poll::Ready(Err(ReadError::Reset(code))),
+            Err(StreamError::Http2(code)) => return Poll::Ready(Err(ReadError::Reset(code))),
         }
     }
     Poll::Ready(Ok(None))
@@ -278,13 +279,13 @@ fn check_length(
     next_piece: Option<BodyPiece>,
 ) -> Result<Option<BodyPiece>, ReadError> {
     if let Some(remaining) = remaining {
-        let arrived = match &next_piece {
+        let arrived_bytes = match &next_piece {
             Some(BodyPiece::Data(data)) => data.len() as u64,
             Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
             None if *remaining > 0 => return Err(ReadError::LengthMismatch),
             None => 0,
         };
-        *remaining = remaining.checked_sub(arrived).ok_or(ReadError::LengthMismatch)?;
+        *remaining = remaining.checked_sub(arrived_bytes).ok_or(ReadError::LengthMismatch)?;
     }
     Ok(next_piece)
 }
@@ -293,30 +294,30 @@ impl BodySink<'_> {
     /// Writes a piece; waits while the sink is full. `is_last`: no other piece follows.
     pub(crate) async fn push(&mut self, piece: BodyPiece, is_last: bool) -> Result<(), PumpError> {
         match (self, piece) {
-            (Self::Http1 { writer, chunked }, BodyPiece::Data(data)) => {
+            (Self::Http1 { writer, is_chunked }, BodyPiece::Data(data)) => {
                 let output = writer.output_buffer();
-                if *chunked {
+                if *is_chunked {
                     write_chunk_size(data.len(), output);
                 }
                 output.extend_from_slice(&data);
-                if *chunked {
+                if *is_chunked {
                     output.extend_from_slice(CHUNK_END);
                 }
                 if writer.is_full() { flush(writer).await } else { Ok(()) }
             }
-            (Self::Http1 { writer, chunked }, BodyPiece::Trailers(trailers)) => {
-                if *chunked {
+            (Self::Http1 { writer, is_chunked }, BodyPiece::Trailers(trailers)) => {
+                if *is_chunked {
                     writer.output_buffer().extend_from_slice(TRAILERS_FOLLOW);
                     writer.output_buffer().extend_from_slice(&trailers);
-                    *chunked = false;
+                    *is_chunked = false;
                 }
                 Ok(())
             }
             (Self::Link { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_data(stream, data, is_last, *max_wait).await
+                send_link_data(stream, data, is_last, *max_wait).await
             }
             (Self::Http2 { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_http2(stream, data, is_last, *max_wait).await
+                send_http2_data(stream, data, is_last, *max_wait).await
             }
             (Self::Http2 { stream, .. }, BodyPiece::Trailers(trailers)) => {
                 stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
@@ -335,21 +336,21 @@ impl BodySink<'_> {
         }
     }
 
-    /// Marks the body complete; `end_is_sent`: its last piece has already done so.
+    /// Marks the body complete. `end_is_sent`: the end was already sent with the last piece.
     pub(super) async fn finish_body(&mut self, end_is_sent: bool) -> Result<(), PumpError> {
         match self {
-            Self::Http1 { writer, chunked } => {
-                if *chunked {
+            Self::Http1 { writer, is_chunked } => {
+                if *is_chunked {
                     writer.output_buffer().extend_from_slice(LAST_CHUNK);
                 }
                 flush(writer).await
             }
             Self::Link { .. } | Self::Http2 { .. } if end_is_sent => Ok(()),
             Self::Http2 { stream, max_wait } => {
-                send_http2(stream, Bytes::new(), true, *max_wait).await
+                send_http2_data(stream, Bytes::new(), true, *max_wait).await
             }
             Self::Link { stream, max_wait } => {
-                send_data(stream, Bytes::new(), true, *max_wait).await
+                send_link_data(stream, Bytes::new(), true, *max_wait).await
             }
         }
     }
@@ -374,23 +375,25 @@ async fn flush(writer: &mut MessageWriter) -> Result<(), PumpError> {
 }
 
 /// Sends all of `data` on a stream of a link.
-pub(crate) async fn send_data(
+pub(crate) async fn send_link_data(
     stream: &LinkStream,
     data: Bytes,
-    end: bool,
+    end_stream: bool,
     max_wait: Duration,
 ) -> Result<(), PumpError> {
-    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end_stream).map_err(drop))
+        .await
 }
 
 /// Sends all of `data` on an HTTP/2 stream.
-pub(super) async fn send_http2(
+pub(super) async fn send_http2_data(
     stream: &OutgoingBody,
     data: Bytes,
-    end: bool,
+    end_stream: bool,
     max_wait: Duration,
 ) -> Result<(), PumpError> {
-    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end).map_err(drop)).await
+    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end_stream).map_err(drop))
+        .await
 }
 
 /// Sends all of `data`, as long as the peer grants credit within the timeout.
@@ -415,12 +418,13 @@ pub(crate) struct BodyRecorder<'a> {
     pub(crate) bytes: &'a Cell<u64>,
     /// The gRPC call to which the body responds.
     pub(crate) call: Option<GrpcCall<'a>>,
-    /// Returns the permitted fields of a trailer section; `None` as a filter permits all trailers.
+    /// Returns the permitted fields of a trailer section, or `None` if no field is permitted. Without a
+    /// filter all trailers are permitted.
     pub(crate) trailer_filter: Option<&'a dyn Fn(Bytes) -> Option<Bytes>>,
 }
 
 impl<'a> BodyRecorder<'a> {
-    /// Counts the body of a request.
+    /// Returns a recorder for the body of a request.
     pub(crate) const fn for_request(
         bytes: &'a Cell<u64>,
         trailer_filter: &'a dyn Fn(Bytes) -> Option<Bytes>,
@@ -428,7 +432,7 @@ impl<'a> BodyRecorder<'a> {
         Self { bytes, call: None, trailer_filter: Some(trailer_filter) }
     }
 
-    /// Counts the body of a response, or one direction of a connection.
+    /// Returns a recorder for the body of a response, or for one direction of a connection.
     pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<GrpcCall<'a>>) -> Self {
         Self { bytes, call, trailer_filter: None }
     }
@@ -459,15 +463,15 @@ pub(crate) async fn forward_body(
     recorder: &BodyRecorder<'_>,
 ) -> Result<(), PumpError> {
     loop {
-        let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-        let next_piece = match available {
+        let available_piece = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+        let next_piece = match available_piece {
             Poll::Ready(next_piece) => next_piece,
             Poll::Pending => {
                 sink.flush().await?;
                 if let PauseLimit::CountedStream(record) = pause_limit {
                     record.count_stream();
                 }
-                pause_limit.next(source).await
+                pause_limit.read_piece(source).await
             }
         };
         let Some(mut piece) = next_piece.map_err(PumpError::Source)? else {
@@ -494,19 +498,19 @@ pub(crate) async fn forward_body(
 
 impl PauseLimit<'_> {
     /// Returns the next piece of the source within this limit.
-    async fn next(self, source: &mut BodySource<'_>) -> Result<Option<BodyPiece>, ReadError> {
+    async fn read_piece(self, source: &mut BodySource<'_>) -> Result<Option<BodyPiece>, ReadError> {
         if let Self::BeforeResponse { limit, response_started } = self
             && !response_started.get()
         {
             match poll_within(limit, |cx| source.poll_next(cx)).await {
-                Some(next) => return next,
+                Some(next_piece) => return next_piece,
                 None if response_started.get() => {}
                 None => return Err(ReadError::Stalled),
             }
         }
         if let Self::Limited(limit) = self {
-            let next = poll_within(limit, |cx| source.poll_next(cx)).await;
-            return next.unwrap_or(Err(ReadError::Stalled));
+            let next_piece = poll_within(limit, |cx| source.poll_next(cx)).await;
+            return next_piece.unwrap_or(Err(ReadError::Stalled));
         }
         poll_fn(|cx| source.poll_next(cx)).await
     }

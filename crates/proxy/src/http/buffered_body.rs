@@ -78,8 +78,8 @@ impl BufferedPrefix {
     ) -> Result<(), BufferingError> {
         let (BufferTarget::Prefix(max_bytes) | BufferTarget::WholeBody(max_bytes)) = target;
         while !self.is_whole && self.byte_count <= max_bytes {
-            let available = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
-            let next_piece = match available {
+            let available_piece = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
+            let next_piece = match available_piece {
                 Poll::Ready(next_piece) => next_piece,
                 Poll::Pending
                     if self.byte_count == max_bytes
@@ -124,11 +124,11 @@ impl BufferedPrefix {
                 self.blocks.push(BytesMut::with_capacity(data.len().min(BLOCK_BYTES)));
                 continue;
             }
-            let (fitting, remaining) = data.split_at(room.min(data.len()));
+            let (fitting_data, remaining_data) = data.split_at(room.min(data.len()));
             if let Some(block) = self.blocks.last_mut() {
-                block.extend_from_slice(fitting);
+                block.extend_from_slice(fitting_data);
             }
-            data = remaining;
+            data = remaining_data;
         }
     }
 
@@ -136,8 +136,8 @@ impl BufferedPrefix {
     pub(crate) fn excerpt(&self, max_bytes: usize) -> BufferedExcerpt {
         let mut bytes = Vec::with_capacity(self.byte_count.min(max_bytes));
         for block in &self.blocks {
-            let (part, _) = block.split_at(block.len().min(max_bytes - bytes.len()));
-            bytes.extend_from_slice(part);
+            let (excerpt_part, _) = block.split_at(block.len().min(max_bytes - bytes.len()));
+            bytes.extend_from_slice(excerpt_part);
         }
         let is_partial = !self.is_whole || self.byte_count > max_bytes;
         BufferedExcerpt { bytes: bytes.into(), is_partial }
@@ -145,8 +145,8 @@ impl BufferedPrefix {
 
     /// Returns the body that consists of this prefix and the rest of `source`.
     pub(crate) fn into_source(self, source: BodySource<'_>) -> PrefixedSource<'_> {
-        let data = self.blocks.into_iter().map(|block| BodyPiece::Data(block.freeze()));
-        let pieces = data.chain(self.trailers.map(BodyPiece::Trailers)).collect();
+        let data_pieces = self.blocks.into_iter().map(|block| BodyPiece::Data(block.freeze()));
+        let pieces = data_pieces.chain(self.trailers.map(BodyPiece::Trailers)).collect();
         PrefixedSource { pieces, reservation: self.reservation, source }
     }
 }
@@ -180,7 +180,7 @@ impl PrefixedSource<'_> {
     }
 }
 
-/// The maximum size of a block, equal to that of a read; buffered data is forwarded in pieces of this size.
+/// The maximum size of a block, equal to the size of a read; buffered data is forwarded in pieces of this size.
 const BLOCK_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

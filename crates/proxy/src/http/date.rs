@@ -9,20 +9,21 @@ use time::OffsetDateTime;
 /// A time in the format of `Date` (RFC 9110 §5.6.7).
 pub(crate) type DateText = [u8; DATE_BYTES];
 
-/// Returns the `Date` for a final response that has none (RFC 9110 §6.6.1).
+/// Returns the `Date` to add to a final response (RFC 9110 §6.6.1); `None` if it has one, and for interim
+/// responses.
 pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText> {
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }
 
 /// Returns the current time in the format of `Date`.
 pub(crate) fn current_date() -> DateText {
-    let second = since_epoch().as_secs();
-    LATEST.with(|latest| match latest.get() {
-        (stamped_second, stamp) if stamped_second == second => stamp,
+    let unix_second = since_epoch().as_secs();
+    LATEST_DATE.with(|latest_date| match latest_date.get() {
+        (date_second, date) if date_second == unix_second => date,
         _ => {
-            let stamp = format_date(second);
-            latest.set((second, stamp));
-            stamp
+            let date = format_date(unix_second);
+            latest_date.set((unix_second, date));
+            date
         }
     })
 }
@@ -33,16 +34,16 @@ pub(crate) fn since_epoch() -> Duration {
 }
 
 /// Formats a number of seconds since the Unix epoch.
-fn format_date(second: u64) -> DateText {
-    let seconds = i64::try_from(second).unwrap_or_default();
-    let time = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let day = usize::from(time.weekday().number_days_from_monday()) * 3;
-    let month = usize::from(u8::from(time.month()) - 1) * 3;
+fn format_date(unix_second: u64) -> DateText {
+    let timestamp = i64::try_from(unix_second).unwrap_or_default();
+    let time = OffsetDateTime::from_unix_timestamp(timestamp).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let day_offset = usize::from(time.weekday().number_days_from_monday()) * 3;
+    let month_offset = usize::from(u8::from(time.month()) - 1) * 3;
     let date = format!(
         "{}, {:02} {} {:04} {:02}:{:02}:{:02} GMT",
-        DAYS.get(day..day + 3).unwrap_or_default(),
+        DAY_NAMES.get(day_offset..day_offset + 3).unwrap_or_default(),
         time.day(),
-        MONTHS.get(month..month + 3).unwrap_or_default(),
+        MONTH_NAMES.get(month_offset..month_offset + 3).unwrap_or_default(),
         time.year(),
         time.hour(),
         time.minute(),
@@ -53,15 +54,15 @@ fn format_date(second: u64) -> DateText {
 
 thread_local! {
     /// The last formatted date of this thread, and its second since the Unix epoch.
-    static LATEST: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; DATE_BYTES])) };
+    static LATEST_DATE: Cell<(u64, DateText)> = const { Cell::new((u64::MAX, [0; DATE_BYTES])) };
 }
 
 /// The length of a `Date` value.
 const DATE_BYTES: usize = 29;
 /// The names of the days, three bytes each, from Monday.
-const DAYS: &str = "MonTueWedThuFriSatSun";
+const DAY_NAMES: &str = "MonTueWedThuFriSatSun";
 /// The names of the months, three bytes each.
-const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+const MONTH_NAMES: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
 
 #[cfg(test)]
 mod tests {

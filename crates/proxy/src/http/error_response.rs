@@ -1,4 +1,5 @@
-//! Error responses: status, `leno-reason` header and text of a failure, by the table in `Reason`.
+//! Error responses in the client's protocol: HTTP status or gRPC status, `leno-reason` header and text of a
+//! failure. The table of [`Reason`] determines them.
 
 use std::borrow::Cow;
 
@@ -11,16 +12,16 @@ use super::respond::Responder;
 use crate::error::Failure;
 use crate::session::{ListenerKind, Session};
 
-/// Sends an error response. External clients receive the reason without names. `bodiless`: the client reads no
-/// body. `is_grpc_call`: the client expects `grpc-status`. `edits`: the CORS headers. Returns false if no
-/// response is possible and the client must be disconnected.
+/// Sends an error response. External clients receive the reason without names of policies and workloads.
+/// `is_bodiless`: the client reads no body. `is_grpc_call`: the client expects `grpc-status`. Returns false
+/// if no response is possible and the client must be disconnected.
 pub(crate) async fn send_error(
     failure: &Failure,
     session: &Session,
     responder: &mut Responder<'_>,
-    bodiless: bool,
+    is_bodiless: bool,
     is_grpc_call: bool,
-    edits: Option<&FieldEdits>,
+    cors_edits: Option<&FieldEdits>,
 ) -> bool {
     let status = failure.status();
     if status == 0 {
@@ -47,30 +48,30 @@ pub(crate) async fn send_error(
             stream.reset_for(ResetCode::Unreachable, failure.reason);
             true
         }
-        // The attempt failed half-way: only the client's sidecar can decide about a retry.
+        // The attempt failed after it began: only the client's sidecar can decide about a retry.
         Responder::Link { stream, .. } if failure.reason.retry() == RetryCondition::IfUnsent => {
             stream.reset(failure.reset.unwrap_or(ResetCode::Failed));
             true
         }
         responder if expects_grpc(responder, is_grpc_call) => {
-            let code = failure.grpc_status().code().to_string();
+            let grpc_code = failure.grpc_status().code().to_string();
             // Applications log this message; `leno explain` accepts its reason.
-            let message = format!("{label}: {}", failure_caption(failure, session, responder));
+            let grpc_message = format!("{label}: {}", failure_caption(failure, session, responder));
             let fields = [
                 (REASON_FIELD, &*reason_value),
                 ("content-type", "application/grpc"),
-                (GRPC_STATUS, &*code),
-                ("grpc-message", &*message),
+                (GRPC_STATUS_FIELD, &*grpc_code),
+                ("grpc-message", &*grpc_message),
             ];
             let fields = merge_policy_fields(failure, &fields);
-            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let (status, is_rejection) = (200, true);
+            let fields = borrow_fields(&fields);
+            let (status, fields, edits) = (200, &*fields, cors_edits);
             let response = GeneratedResponse {
                 status,
-                fields: &fields,
+                fields,
                 text: "",
                 edits,
-                is_rejection,
+                is_rejection: true,
                 to_sidecar,
             };
             response.send(responder, true).await
@@ -84,17 +85,17 @@ pub(crate) async fn send_error(
             let fields =
                 [(REASON_FIELD, &*reason_value), ("content-type", "text/plain; charset=utf-8")];
             let fields = merge_policy_fields(failure, &fields);
-            let fields: Vec<(&str, &str)> = fields.iter().map(|(n, v)| (&**n, &**v)).collect();
-            let (fields, text, is_rejection) = (&*fields, &*text, true);
+            let fields = borrow_fields(&fields);
+            let (fields, text, edits) = (&*fields, &*text, cors_edits);
             let response =
-                GeneratedResponse { status, fields, text, edits, is_rejection, to_sidecar };
-            response.send(responder, bodiless).await
+                GeneratedResponse { status, fields, text, edits, is_rejection: true, to_sidecar };
+            response.send(responder, is_bodiless).await
         }
     }
 }
 
-/// True for a response in gRPC format: trailers-only, with the status among them. Clients map a bare HTTP
-/// status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
+/// True if the client expects a response in gRPC format: trailers only, with the gRPC status. Clients map a
+/// bare HTTP status to a code and lose the reason (grpc/doc/http-grpc-status-mapping.md).
 fn expects_grpc(responder: &Responder<'_>, is_grpc_call: bool) -> bool {
     match responder {
         Responder::Http2 { grpc, .. } => *grpc,
@@ -103,13 +104,13 @@ fn expects_grpc(responder: &Responder<'_>, is_grpc_call: bool) -> bool {
     }
 }
 
-/// Merges the fields of an error response with those of the policy. Those of the policy take precedence, except
-/// for fields that are necessary to interpret the response.
+/// Merges the fields of an error response with the fields that the policy configures. The policy's fields take
+/// precedence, except for fields that are necessary to interpret the response.
 fn merge_policy_fields<'a>(
     failure: &'a Failure,
     fields: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, Cow<'a, str>)> {
-    let is_grpc_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS);
+    let is_grpc_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS_FIELD);
     let is_reserved = |name: &str| match name {
         REASON_FIELD | "date" => true,
         "content-type" => is_grpc_call,
@@ -122,20 +123,26 @@ fn merge_policy_fields<'a>(
     let retry_after =
         failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
     let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
-    let is_replaced = |name: &str| policy_fields.iter().any(|(replaced, _)| *replaced == name);
+    let is_replaced =
+        |name: &str| policy_fields.iter().any(|(policy_name, _)| *policy_name == name);
     let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
     let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
     fields.into_iter().chain(policy_fields).collect()
 }
 
-/// Returns the sentence about the failure.
+/// Borrows the values of fields.
+fn borrow_fields<'a>(fields: &'a [(&'a str, Cow<'_, str>)]) -> Vec<(&'a str, &'a str)> {
+    fields.iter().map(|(name, value)| (*name, &**value)).collect()
+}
+
+/// Returns the sentence that describes the failure.
 fn failure_caption(
     failure: &Failure,
     session: &Session,
     responder: &Responder<'_>,
 ) -> &'static str {
     match responder {
-        // The only HTTP/2 response on that port.
+        // The HTTP proxy port sends no other HTTP/2 responses.
         Responder::Http2 { .. } if session.listener_kind == ListenerKind::HttpProxy => {
             HTTP2_AT_HTTP_PROXY
         }
@@ -166,5 +173,5 @@ fn side_name(side: FailureSide) -> &'static str {
 /// The sentence for clients that use HTTP/2 on the HTTP proxy port.
 const HTTP2_AT_HTTP_PROXY: &str =
     "The HTTP proxy supports HTTP/1.1 only, and the client sent HTTP/2 with prior knowledge.";
-/// The field with the status of a call.
-const GRPC_STATUS: &str = "grpc-status";
+/// The field with the gRPC status of a call.
+const GRPC_STATUS_FIELD: &str = "grpc-status";

@@ -49,7 +49,7 @@ use crate::upstream::pick::{pick_endpoint, session_endpoint};
 use crate::upstream::priorities::Priorities;
 use crate::upstream::{AttemptTarget, TimedAttempt, Upstream};
 
-/// Headers that are added to a request; those of a trace context need no allocation.
+/// Headers that are added to a request. The headers of a trace context fit without an allocation.
 pub(crate) type AddedHeaders<'a> = SmallVec<[(&'a str, &'a [u8]); MAX_FIELDS]>;
 
 /// A response field: name and value.
@@ -75,18 +75,18 @@ pub(crate) struct Exchange<'a, 'io> {
     body_buffer: Option<Rc<ReplayBuffer>>,
     /// The observer notified when the response starts.
     pub(crate) observer: Option<ResponseObserver>,
-    /// The response header changes with CORS, including those of the rule.
-    pub(crate) cross_origin: Option<FieldEdits>,
+    /// The response header changes for CORS, combined with those of the rule; `None` without CORS.
+    pub(crate) cors_edits: Option<FieldEdits>,
     /// The latency measurement of the current attempt, at an endpoint.
     pub(crate) timed_attempt: Option<TimedAttempt>,
     /// The outcome guard of the current attempt, at an endpoint with a circuit breaker or outlier detection.
     pub(crate) outcome_guard: Option<OutcomeGuard>,
     /// The slot of this request in a limit on concurrent retries.
     pub(crate) retry_slot: RetrySlot,
-    /// Headers that are added for the application or the next hop: those of a lane, or about an external
-    /// client.
+    /// Headers that are added for the application or the next hop: headers of a lane, or headers about an
+    /// external client.
     pub(crate) extra_headers: Vec<(String, String)>,
-    /// With session persistence: the response field that identifies the endpoint.
+    /// The response field that identifies the endpoint; `None` without session persistence.
     pub(crate) affinity_field: Option<Box<ResponseField>>,
 }
 
@@ -112,7 +112,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             retry_buffer: None,
             body_buffer: None,
             observer: None,
-            cross_origin: None,
+            cors_edits: None,
             timed_attempt: None,
             outcome_guard: None,
             retry_slot: RetrySlot::default(),
@@ -146,9 +146,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
             // A part of the response has been sent: only a broken connection shows the client that it is
             // incomplete.
             self.record.grpc.set(None);
-            return Err(self.progress.reset.get().unwrap_or(ResetCode::Failed));
+            return Err(self.progress.reset_code.get().unwrap_or(ResetCode::Failed));
         }
-        failure.reset = self.progress.reset.get();
+        failure.reset = self.progress.reset_code.get();
         self.record.head.status.set(failure.status());
         // gRPC is not supported over HTTP/1.1.
         let is_grpc_call =
@@ -157,17 +157,17 @@ impl<'a, 'io> Exchange<'a, 'io> {
             self.record.grpc.set(Some(failure.grpc_status()));
         }
         if !self.body.is_complete() || self.session.worker.is_leaving() {
-            self.responder.close_after();
+            self.responder.close_after_exchange();
         }
-        let bodiless = self.request.method() == "HEAD";
-        let edits = self.failure_edits();
+        let is_bodiless = self.request.method() == "HEAD";
+        let cors_edits = self.failure_edits();
         let is_sent = error_response::send_error(
             &failure,
             self.session,
             self.responder,
-            bodiless,
+            is_bodiless,
             is_grpc_call,
-            edits.as_ref(),
+            cors_edits.as_ref(),
         )
         .await;
         if is_sent { Ok(()) } else { Err(ResetCode::Failed) }
@@ -193,7 +193,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             resolved_route.actions.as_ref().and_then(|actions| actions.cors.as_ref())
             && let Some(preflight) = self.evaluate_cors(cors, &request_target, &resolved_route)
         {
-            return self.send_empty(200, &preflight, None).await;
+            return self.send_without_body(200, &preflight, None).await;
         }
         if let Destination::Redirected(redirection) = &resolved_route.destination {
             return self.send_redirect(redirection, resolved_route.actions.as_deref()).await;
@@ -202,7 +202,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             if let Some(target) =
                 actions.rewritten_target(request_target.path, request_target.query)
             {
-                request_target.origin = Some(Cow::Owned(target));
+                request_target.origin_form = Some(Cow::Owned(target));
             }
             self.actions = Some(actions.clone());
         }
@@ -211,11 +211,11 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let attempt_timeout = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
         let attempt_timeout = attempt_timeout.map(AttemptLimit::time_limit);
         let upgrade_timeout = resolved_route.timeout.into_iter().chain(attempt_timeout).min();
-        self.upgrade_timeout = upgrade_timeout.filter(|_| self.request.upgrade);
-        let mirrors = self.prepare_mirrors(&resolved_route);
+        self.upgrade_timeout = upgrade_timeout.filter(|_| self.request.is_upgrade);
+        let pending_mirrors = self.prepare_mirrors(&resolved_route);
         let outcome = self.send_within_timeout(&request_target, &resolved_route).await;
-        if let Some(mirrors) = mirrors {
-            mirrors.send_all(self.buffered_body_pieces());
+        if let Some(pending_mirrors) = pending_mirrors {
+            pending_mirrors.send_all(self.buffered_body_pieces());
         }
         outcome
     }
@@ -226,7 +226,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
-        match resolved_route.timeout.filter(|_| !self.request.upgrade) {
+        match resolved_route.timeout.filter(|_| !self.request.is_upgrade) {
             None => self.send_attempts(request_target, resolved_route).await,
             Some(limit) => {
                 let outcome = {
@@ -285,7 +285,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         self.acquire_permit(port, view, resolved_route)
     }
 
-    /// Returns the port on which the request arrived, if any limit applies to it.
+    /// Returns the port on which the request arrived; `None` if no limit applies to it.
     fn limited_port(&self, resolved_route: &ResolvedRoute) -> Option<u16> {
         match &self.session.listener_kind {
             ListenerKind::Inbound { port } => {
@@ -312,7 +312,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         )?)
     }
 
-    /// Acquires a concurrency permit of the application; returns the tokens if there is none.
+    /// Acquires a concurrency permit of the application. If none is free, returns the rate limit tokens and
+    /// fails.
     #[inline(never)]
     fn acquire_permit(
         &mut self,
@@ -321,7 +322,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let (worker, limits) = (&self.session.worker, &resolved_route.config.compiled.limits);
-        let is_whole = self.body.is_empty() && !self.request.upgrade;
+        let is_whole = self.body.is_empty() && !self.request.is_upgrade;
         let slot = limits.acquire_slot(port, is_whole, worker.config_store.age());
         let slot = slot.inspect_err(|_| limits.return_tokens(port, view, self.caller_account()))?;
         let to_observer = |slot| {
@@ -334,7 +335,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         Ok(())
     }
 
-    /// Returns the verified account of the peer, if it has one.
+    /// Returns the verified account of the peer; `None` for a client without one.
     fn caller_account(&self) -> Option<&ServiceAccount> {
         self.session.identity.as_ref().map(|identity| &identity.account)
     }
@@ -358,7 +359,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
             let lane_headers = lanes
                 .headers_for_request(*port, &view, &mut || self.session.worker.random_number());
             if let Some((origin, slot)) = lane_headers.rule {
-                rule_matches::count_tags(&self.session.worker.shard, origin, slot);
+                rule_matches::count_tags(&self.session.worker.metrics, origin, slot);
             }
             let missing_headers = lane_headers.missing_headers(&view);
             self.extra_headers =
@@ -371,69 +372,70 @@ impl<'a, 'io> Exchange<'a, 'io> {
         self.record.trace.as_ref().and_then(|trace| trace.span.as_ref())
     }
 
-    /// Returns the headers that are added to the request, `context` among them.
+    /// Returns the headers that are added to the request, `trace_headers` among them.
     pub(crate) fn added_headers<'b>(
         &'b self,
-        context: Option<&'b PropagatedHeaders>,
+        trace_headers: Option<&'b PropagatedHeaders>,
     ) -> AddedHeaders<'b> {
-        if self.extra_headers.is_empty() && context.is_none() && !self.session.detected_http2 {
+        if self.extra_headers.is_empty() && trace_headers.is_none() && !self.session.detected_http2
+        {
             return AddedHeaders::new();
         }
         let extra_headers =
             self.extra_headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         let mut added_headers: AddedHeaders<'b> = extra_headers.collect();
-        for field in context.into_iter().flat_map(PropagatedHeaders::fields) {
+        for field in trace_headers.into_iter().flat_map(PropagatedHeaders::fields) {
             added_headers.push(field);
         }
-        if self.session.detected_http2 && !self.session.is_inbound() && !self.request.upgrade {
+        if self.session.detected_http2 && !self.session.is_inbound() && !self.request.is_upgrade {
             added_headers.extend(H2C_UPGRADE_HEADERS);
         }
         added_headers
     }
 
-    /// Sends the request, and to another endpoint if the first attempt fails in a way that permits it.
+    /// Sends the request, and sends it again, to another endpoint if possible, while attempts fail in a way
+    /// that permits a retry.
     async fn send_attempts(
         &mut self,
-        request_target: &ParsedTarget<'_>,
-        resolved_route: &ResolvedRoute,
+        target: &ParsedTarget<'_>,
+        route: &ResolvedRoute,
     ) -> Result<(), Failure> {
-        let policy = resolved_route.fault_or_hedge_policy.as_ref();
-        if let Some(policy) = policy.filter(|policy| policy.faults.is_some()) {
-            self.inject_fault(request_target, resolved_route, policy).await?;
+        let fault_policy =
+            route.fault_or_hedge_policy.as_ref().filter(|policy| policy.faults.is_some());
+        if let Some(fault_policy) = fault_policy {
+            self.inject_fault(target, route, fault_policy).await?;
         }
         let actions = self.actions.clone();
         let retry_rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let limit = actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let limit =
-            limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.response_started));
+        let attempt_limit = self.attempt_limit();
         if let Some(retry_rule) = retry_rule {
             self.prepare_retry(retry_rule);
         }
-        let mut previous = None;
+        let mut previous_endpoint = None;
         loop {
             let outcome = {
                 // Dropped before the backoff: other requests run meanwhile.
-                let _attempt_scope = limit.map(|_| cancel::AttemptScope);
-                match self.hedge_rule(request_target, resolved_route) {
+                let _attempt_scope = attempt_limit.map(|_| cancel::AttemptScope);
+                match self.hedge_rule(target, route) {
                     None => {
                         let attempt =
-                            pin!(self.send_attempt(request_target, resolved_route, &mut previous));
-                        match limit {
+                            pin!(self.send_attempt(target, route, &mut previous_endpoint));
+                        match attempt_limit {
                             None => attempt.await,
-                            Some((limit, started)) => within_limit(limit, started, attempt).await,
+                            Some((limit, started)) => limit_attempt(limit, started, attempt).await,
                         }
                     }
                     // Boxed to keep the future small for other requests.
                     Some(hedge_rule) => {
                         let attempts = Box::pin(self.send_hedged(
-                            request_target,
-                            resolved_route,
+                            target,
+                            route,
                             hedge_rule,
-                            &mut previous,
+                            &mut previous_endpoint,
                         ));
-                        let outcome = match limit {
+                        let outcome = match attempt_limit {
                             None => attempts.await,
-                            Some((limit, started)) => within_limit(limit, started, attempts).await,
+                            Some((limit, started)) => limit_attempt(limit, started, attempts).await,
                         };
                         self.record_hedge(Hedge::Lost);
                         outcome
@@ -446,22 +448,21 @@ impl<'a, 'io> Exchange<'a, 'io> {
             }
             let is_retried = match retry_rule {
                 None => {
-                    self.may_repeat_attempt(reason, resolved_route)
-                        && may_retry(reason, &self.failed_attempt(request_target, resolved_route))
-                        && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
+                    self.may_repeat_attempt(reason, route)
+                        && may_retry(reason, &self.failed_attempt(target, route))
+                        && self.retry_slot.try_acquire(route.cluster.as_deref())
                 }
                 Some(retry_rule) => {
-                    self.wait_for_policy_retry(retry_rule, reason, request_target, resolved_route)
-                        .await
+                    self.wait_for_policy_retry(retry_rule, reason, target, route).await
                 }
             };
             if !is_retried {
-                let failure = match &resolved_route.cluster {
+                let failure = match &route.cluster {
                     Some(cluster) => cluster.failure_for(reason),
                     None => reason.into(),
                 };
                 // Boxed to keep the future small for other requests.
-                return match self.detect_outdated(reason, request_target, resolved_route) {
+                return match self.detect_outdated(reason, target, route) {
                     Some(outdated) => Box::pin(self.reroute_request(failure, outdated)).await,
                     None => Err(failure),
                 };
@@ -470,11 +471,18 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Picks the target of the next attempt: not `avoid` if there is another endpoint.
+    /// Returns the time limit of each attempt, and the flag that is true once the response has started; `None`
+    /// without a limit, and for an upgrade.
+    fn attempt_limit(&self) -> Option<(AttemptLimit, &'a Cell<bool>)> {
+        let attempt_limit = self.actions.as_ref()?.attempt_limit?;
+        (!self.request.is_upgrade).then_some((attempt_limit, self.response_started))
+    }
+
+    /// Picks the target of the next attempt: `avoided_endpoint` only if there is no other endpoint.
     fn pick_destination(
         &self,
         resolved_route: &ResolvedRoute,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> Result<AttemptTarget, Reason> {
         match &resolved_route.destination {
             Destination::Application(application) => {
@@ -484,7 +492,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 let cluster = resolved_route.cluster.as_deref();
                 let session_upstream =
                     resolved_route.session_affinity.as_ref().and_then(|session_affinity| {
-                        self.session_endpoint(session_affinity, priorities, cluster, avoid)
+                        self.session_endpoint(
+                            session_affinity,
+                            priorities,
+                            cluster,
+                            avoided_endpoint,
+                        )
                     });
                 let upstream = match session_upstream {
                     Some(session_upstream) => session_upstream,
@@ -493,7 +506,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                         priorities,
                         cluster,
                         resolved_route.hash_selection.as_ref(),
-                        avoid,
+                        avoided_endpoint,
                     )?,
                 };
                 Ok(AttemptTarget::Upstream(upstream))
@@ -502,18 +515,24 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// With session persistence: returns the endpoint of the session, if it may be used.
+    /// Returns the upstream of the session's endpoint; `None` if the session has none, or if it may not be
+    /// used.
     #[inline(never)]
     fn session_endpoint(
         &self,
         session_affinity: &SessionAffinity,
         priorities: &Priorities,
         cluster: Option<&UpstreamCluster>,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> Option<Rc<Upstream>> {
         let worker = &self.session.worker;
-        let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
-        session_endpoint(worker, session_affinity.find_endpoint(endpoints)?, cluster, avoid)
+        let endpoints = priorities.serving_endpoints(worker, cluster, avoided_endpoint);
+        session_endpoint(
+            worker,
+            session_affinity.find_endpoint(endpoints)?,
+            cluster,
+            avoided_endpoint,
+        )
     }
 
     /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
@@ -527,7 +546,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// With session persistence: returns the response field for a response of this endpoint.
+    /// Returns the response field that binds the session to this endpoint; `None` for the application.
     fn affinity_response_field(
         &self,
         session_affinity: &SessionAffinity,
@@ -543,13 +562,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
 }
 
 /// Headers that inform the sidecar of an application without a declared protocol that the client uses HTTP/2.
-/// Both fields are hop-by-hop, and have the same meaning as from a client that offers an upgrade to HTTP/2 (RFC
-/// 7540 §3.2).
+/// Both fields are hop-by-hop, as in an offer to upgrade to HTTP/2 (RFC 7540 §3.2).
 const H2C_UPGRADE_HEADERS: [(&str, &[u8]); 2] = [("connection", b"upgrade"), ("upgrade", b"h2c")];
 
 /// Runs an attempt within the per-attempt timeout of its rule. `response_started`: true if part of the response
 /// has reached the client. The caller holds a [`cancel::AttemptScope`].
-async fn within_limit(
+async fn limit_attempt(
     limit: AttemptLimit,
     response_started: &Cell<bool>,
     attempt: impl Future<Output = Result<(), Reason>>,

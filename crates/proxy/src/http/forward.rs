@@ -1,9 +1,10 @@
-//! One attempt: sends the request and receives the response, with both bodies streaming concurrently.
+//! Forwards one attempt of a request: sends the request on a connection and forwards the response to the
+//! client, with both bodies streaming concurrently.
 
 mod http2_request;
 mod interim;
+mod request_body_state;
 mod response_path;
-mod sending;
 mod tunnel;
 mod unprocessed;
 
@@ -24,16 +25,16 @@ use tokio::time::sleep;
 
 use self::interim::InterimBudget;
 pub(super) use self::interim::{Http2ResponseHead, MissingResponse, PendingResponse};
-use self::sending::RequestBodyState;
+use self::request_body_state::RequestBodyState;
 use super::body::{BodyRecorder, BodySink, BodySource, PauseLimit, forward_body};
 use super::exchange::{Exchange, ResponseField, ResponseObserver};
 use super::grpc::GrpcCall;
 use super::message::MessageReader;
 use super::request::{ParsedTarget, Request};
 use super::respond::Responder;
-use super::retry::{ResponseFilter, WithheldResponse};
+use super::retry::{ResponseFilter, RetryLimits, WithheldResponse};
 use super::trailers;
-use crate::error::{lost_reason, upstream_reason};
+use crate::error::{stream_error_reason, upstream_reason};
 use crate::http2::client::Http2Checkout;
 use crate::http2::connect;
 use crate::http2::head;
@@ -42,7 +43,7 @@ use crate::io::Io;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead, rejection_over_http1};
 use crate::record::ExchangeRecord;
 use crate::session::Session;
-use crate::tcp::http2_tunnel;
+use crate::tcp::open_http2_tunnel;
 use crate::upstream::cluster::OutcomeGuard;
 use crate::upstream::pool::ConnectionSharing;
 use crate::upstream::{AttemptTarget, Checkout, Http1Upstream, TimedAttempt};
@@ -51,18 +52,18 @@ use crate::worker::Worker;
 /// The progress of an exchange, which determines if it may be retried.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeProgress {
-    /// A part of the request may have reached an upstream.
+    /// True if a part of the request may have reached an upstream.
     pub(crate) request_sent: bool,
-    /// A part of the request's body has been consumed.
+    /// True if a part of the request's body has been consumed.
     pub(crate) body_taken: bool,
-    /// The connection was reused, and may have been closing when the request was sent.
+    /// True if the connection was reused, and may have been closing when the request was sent.
     pub(crate) on_reused_connection: bool,
-    /// Set if a response is withheld from the client because the request is retried.
+    /// The response that is withheld from the client because the request is retried; `None` otherwise.
     pub(crate) withheld_response: Cell<Option<WithheldResponse>>,
-    /// The connection to the upstream is reserved for this client.
+    /// True if the connection to the upstream is reserved for this client.
     pub(crate) is_pinned: bool,
-    /// The HTTP/2 code with which the upstream reset its stream.
-    pub(crate) reset: Cell<Option<ResetCode>>,
+    /// The HTTP/2 code with which the upstream reset its stream; `None` if it did not.
+    pub(crate) reset_code: Cell<Option<ResetCode>>,
 }
 
 /// Sends the request on a connection, and its response back to the client.
@@ -73,18 +74,20 @@ pub(crate) async fn forward_request(
     checkout: Checkout,
 ) -> Result<(), Reason> {
     let checkout = match checkout {
-        Checkout::Http2(checkout) if exchange.request.upgrade && !checkout.supports_upgrades() => {
+        Checkout::Http2(checkout)
+            if exchange.request.is_upgrade && !checkout.supports_upgrades() =>
+        {
             drop(checkout);
             let (worker, timed_attempt) =
                 (&exchange.session.worker, exchange.timed_attempt.as_ref());
-            attempt_target.checkout_http1(worker, timed_attempt, exchange.exclusive_wait()).await?
+            attempt_target.acquire_http1(worker, timed_attempt, exchange.exclusive_wait()).await?
         }
         checkout => checkout,
     };
     match checkout {
         // Boxed to keep the future small for other requests.
         Checkout::Link(link) if exchange.session.detected_http2 && !link.reads_http2_mark() => {
-            let mut checkout = Box::pin(http2_tunnel(&link, &exchange.session.worker)).await?;
+            let mut checkout = Box::pin(open_http2_tunnel(&link, &exchange.session.worker)).await?;
             forward_over_http2(exchange, request_target, attempt_target, &mut checkout).await
         }
         Checkout::Link(link) => forward_over_link(exchange, request_target, &link).await,
@@ -105,8 +108,8 @@ pub(crate) async fn forward_request(
             }
         }
         Checkout::Http1(mut connection) => {
-            exchange.progress.on_reused_connection = connection.reused;
-            if connection.reused && retry::is_idempotent(request_target.method) {
+            exchange.progress.on_reused_connection = connection.is_reused;
+            if connection.is_reused && retry::is_idempotent(request_target.method) {
                 exchange.buffer_until_response();
             }
             let is_clean = forward_over_http1(exchange, request_target, &mut connection).await?;
@@ -131,11 +134,11 @@ async fn forward_over_link(
     let limits = &exchange.session.worker.config.limits;
     let max_wait = limits.body_stall_timeout;
     let wait_result = link.wait_uncongested(limits.connect_timeout).await;
-    wait_result.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
-    let bodiless = exchange.body.is_empty();
+    wait_result.ok_or(Reason::ConnectTimeout)?.map_err(stream_error_reason)?;
+    let is_bodiless = exchange.body.is_empty();
     let open_result = {
-        let context = exchange.span().map(PropagatedHeaders::from_span);
-        let added_headers = exchange.added_headers(context.as_ref());
+        let trace_headers = exchange.span().map(PropagatedHeaders::from_span);
+        let added_headers = exchange.added_headers(trace_headers.as_ref());
         let edits = request_edits(
             exchange,
             request_target,
@@ -144,7 +147,7 @@ async fn forward_over_link(
             &added_headers,
         );
         let request = exchange.request;
-        link.open_stream(StreamKind::Http, bodiless, |out| {
+        link.open_stream(StreamKind::Http, is_bodiless, |out| {
             write_request(&request.bytes, request.head, &edits, out);
         })
     };
@@ -154,8 +157,10 @@ async fn forward_over_link(
     })?;
     exchange.progress.request_sent = true;
     let sink = BodySink::Link { stream: &stream, max_wait };
-    let sending = RequestBodyState::before_body(exchange);
-    run_directions(exchange, sink, sending, ResponseSource::Link(&stream)).await.map(|_| ())
+    let request_body_state = RequestBodyState::before_body(exchange);
+    run_directions(exchange, sink, request_body_state, ResponseSource::Link(&stream))
+        .await
+        .map(|_| ())
 }
 
 /// Forwards the response to a request that was sent completely.
@@ -186,9 +191,9 @@ async fn forward_over_http2(
     let outgoing = OutgoingBody::new(stream);
     let request_stream = RequestStream::new(&outgoing);
     let sink = BodySink::Http2 { stream: outgoing, max_wait };
-    let sending = RequestBodyState::before_body(exchange);
+    let request_body_state = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http2(Box::new(PendingResponse::new(response)));
-    let outcome = run_directions(exchange, sink, sending, upstream).await;
+    let outcome = run_directions(exchange, sink, request_body_state, upstream).await;
     request_stream.complete();
     outcome.map(|_| checkout.record_processed())
 }
@@ -208,8 +213,8 @@ async fn forward_over_http1(
     let sharing = connection.sharing(exchange.progress.is_pinned);
     let Http1Upstream { reader, writer, .. } = connection;
     {
-        let context = exchange.span().map(PropagatedHeaders::from_span);
-        let added_headers = exchange.added_headers(context.as_ref());
+        let trace_headers = exchange.span().map(PropagatedHeaders::from_span);
+        let added_headers = exchange.added_headers(trace_headers.as_ref());
         let edits = request_edits(
             exchange,
             request_target,
@@ -220,39 +225,40 @@ async fn forward_over_http1(
         write_request(&request.bytes, request.head, &edits, writer.output_buffer());
     }
     exchange.progress.request_sent = true;
-    if exchange.body.is_empty() || request.upgrade {
+    if exchange.body.is_empty() || request.is_upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
-    let sink = BodySink::Http1 { writer, chunked: framing == Framing::Chunked };
-    let sending = RequestBodyState::before_body(exchange);
+    let sink = BodySink::Http1 { writer, is_chunked: framing == Framing::Chunked };
+    let request_body_state = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http1(reader, sharing);
-    run_directions(exchange, sink, sending, upstream).await
+    run_directions(exchange, sink, request_body_state, upstream).await
 }
 
-/// Returns the edits of the request's head: by rules on the way to endpoints, by check services and tokens at
-/// the application.
+/// Returns the edits of the request's head. Rules determine them for a request to an endpoint; check services
+/// and token claims determine them for a request to the application.
 pub(crate) fn request_edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     request_target: &'a ParsedTarget<'_>,
-    rule: Option<&'a CompiledActions>,
+    actions: Option<&'a CompiledActions>,
     framing: Framing,
     added_headers: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
-    let host = rule.and_then(|rule| rule.rewritten_host()).or(exchange.session.host.as_deref());
+    let host =
+        actions.and_then(|actions| actions.rewritten_host()).or(exchange.session.host.as_deref());
     RequestEdits {
-        target: request_target.origin.as_deref().map(str::as_bytes),
+        target: request_target.origin_form.as_deref().map(str::as_bytes),
         // RFC 9112 §3.2.2: the authority of an absolute target replaces `Host`.
-        host: match (host, &request_target.origin) {
+        host: match (host, &request_target.origin_form) {
             (Some(host), _) => Some(host.as_bytes()),
             (None, Some(_)) => Some(request_target.authority.as_bytes()),
             (None, None) => None,
         },
         framing,
         add: added_headers,
-        lines: rule.map_or("", |rule| &rule.request.lines),
-        remove: rule.map_or(&[], |rule| &rule.request.remove),
+        lines: actions.map_or("", |actions| &actions.request.lines),
+        remove: actions.map_or(&[], |actions| &actions.request.remove),
         replace: exchange.span().map_or(&[], TraceSpan::replaced_headers),
-        connection: match exchange.request.upgrade {
+        connection: match exchange.request.is_upgrade {
             true => ConnectionHeader::Upgrade,
             false => ConnectionHeader::KeepAlive,
         },
@@ -292,104 +298,101 @@ fn is_grpc_call(request: &Request<'_>, responder: &Responder<'_>, sink: &BodySin
     }
 }
 
-/// Fails once the client has closed its connection (`io`); never resolves otherwise.
-fn poll_client<T>(io: Option<&Io>, cx: &mut Context<'_>) -> Poll<Result<T, Reason>> {
+/// Resolves to an error once the client has closed its connection; never resolves otherwise.
+fn poll_client_gone<T>(io: Option<&Io>, cx: &mut Context<'_>) -> Poll<Result<T, Reason>> {
     let gone = io.filter(|io| io.poll_gone(cx).is_ready());
     gone.map_or(Poll::Pending, |_| Poll::Ready(Err(Reason::DownstreamClosed)))
 }
 
-/// Runs both directions concurrently. Once the response is complete, the exchange is over, even if the
-/// request's body was not sent to its end. Returns true if the upstream connection is clean.
+/// Forwards the request's body and the response concurrently. Once the response is complete, the exchange is
+/// over, even if the request's body was not sent to its end. Returns true if the upstream connection may
+/// serve another request.
 async fn run_directions(
     exchange: &mut Exchange<'_, '_>,
     mut sink: BodySink<'_>,
-    state: RequestBodyState,
+    initial_state: RequestBodyState,
     upstream: ResponseSource<'_>,
 ) -> Result<bool, Reason> {
     let mut timer = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
     let Exchange {
-        session, request, body, responder, record, progress, actions, cross_origin, ..
+        session, request, body, responder, record, progress, actions, cors_edits, ..
     } = exchange;
-    let (observer, buffer) = (exchange.observer.as_ref(), exchange.retry_buffer.as_deref());
+    let (observer, retry_buffer) = (exchange.observer.as_ref(), exchange.retry_buffer.as_deref());
     let (timed_attempt, outcome_guard) =
         (exchange.timed_attempt.as_ref(), exchange.outcome_guard.as_ref());
-    let ExchangeProgress { body_taken, withheld_response: withheld, reset, .. } = progress;
-    let (has_body, budget) = (!body.is_empty(), (record.subject.service.as_ref(), record.retries));
+    let ExchangeProgress { body_taken, withheld_response: withheld, reset_code, .. } = progress;
     let (record, rules, worker) = (&*record, actions.as_deref(), &session.worker);
-    let retry_slot = (outcome_guard.map(OutcomeGuard::upstream_cluster), &exchange.retry_slot);
+    let retry_limits = RetryLimits::new(record, outcome_guard, &exchange.retry_slot);
     let response_filter =
-        ResponseFilter::for_attempt(rules, worker, request, budget, buffer, withheld, retry_slot);
+        ResponseFilter::for_attempt(rules, worker, request, retry_buffer, withheld, retry_limits);
     let (started, is_grpc_call) =
         (exchange.response_started, is_grpc_call(request, responder, &sink));
-    let (upgrade, sending, io) = (request.upgrade, Cell::new(state), responder.client_connection());
-    let mut send = pin!(async {
+    let (is_upgrade, has_body) = (request.is_upgrade, !body.is_empty());
+    let (body_state, io) = (Cell::new(initial_state), responder.client_connection());
+    let mut send_body = pin!(async {
         *body_taken = has_body;
-        let permitted = |section| trailers::permitted_section(session, actions.as_deref(), section);
-        let recorder = BodyRecorder::for_request(&record.bytes_in, &permitted);
-        if sending.get() != RequestBodyState::InProgress {
+        let filter = |section| trailers::permitted_section(session, actions.as_deref(), section);
+        let recorder = BodyRecorder::for_request(&record.bytes_in, &filter);
+        if body_state.get() != RequestBodyState::InProgress {
             // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
             // the future small for other requests.
-            let tunnel = tunnel::forward_client(body, &mut sink, session, &recorder, &sending);
+            let tunnel = tunnel::forward_client(body, &mut sink, session, &recorder, &body_state);
             return Box::pin(tunnel).await;
         }
         let pause_limit = request_pause_limit(session, record, is_grpc_call, started);
         forward_body(body, &mut sink, pause_limit, &recorder).await
     });
-    let call = is_grpc_call.then_some(GrpcCall(&record.grpc));
+    let grpc_call = is_grpc_call.then_some(GrpcCall(&record.grpc));
     let mut response_path = ResponsePath {
         worker: &session.worker,
-        request_kind: request.request_kind(),
         request,
-        upgrade,
-        edits: cross_origin.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
+        edits: cors_edits.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
         affinity_field: exchange.affinity_field.as_deref(),
         response_filter,
         observer,
         outcome_guard,
         timed_attempt,
-        sending: &sending,
+        request_body_state: &body_state,
         responder,
-        recorder: BodyRecorder::for_response(&record.bytes_out, call),
+        recorder: BodyRecorder::for_response(&record.bytes_out, grpc_call),
         record,
         response_started: started,
-        reset,
+        reset_code,
     };
     let mut receive = pin!(receive_response(upstream, &mut response_path));
-    let reusable = poll_fn(|cx| {
-        if sending.get().is_in_progress()
-            && let Poll::Ready(sent) = send.as_mut().poll(cx)
+    let is_reusable = poll_fn(|cx| {
+        if body_state.get().is_in_progress()
+            && let Poll::Ready(sent) = send_body.as_mut().poll(cx)
         {
             let next = RequestBodyState::after_body(sent, started.get(), observer, timed_attempt);
-            sending.set(next?);
+            body_state.set(next?);
         }
-        let is_paused = sending.get() == RequestBodyState::Paused;
+        let is_paused = body_state.get() == RequestBodyState::Paused;
         if let Poll::Ready(outcome) = receive.as_mut().poll(cx) {
             return Poll::Ready(outcome);
         }
         if is_paused && timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Err(Reason::RequestTimeout));
         }
-        if is_paused && sending.get() == RequestBodyState::Tunnel {
+        if is_paused && body_state.get() == RequestBodyState::Tunnel {
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        poll_client(io.as_ref().filter(|_| sending.get().is_canceled_by_disconnect(upgrade)), cx)
+        let io = io.as_ref().filter(|_| body_state.get().is_canceled_by_disconnect(is_upgrade));
+        poll_client_gone(io, cx)
     })
     .await?;
-    Ok(reusable && matches!(sending.get(), RequestBodyState::Whole | RequestBodyState::Paused))
+    Ok(is_reusable
+        && matches!(body_state.get(), RequestBodyState::Whole | RequestBodyState::Paused))
 }
 
 /// The response path of one exchange, and the records that it updates.
 struct ResponsePath<'a, 'io> {
     worker: &'a Worker,
-    /// The properties of the request that delimit the body of its response.
-    request_kind: RequestKind,
     request: &'a Request<'a>,
-    /// The client requested an upgrade.
-    upgrade: bool,
     /// The response header edits of the selected rule, or of CORS.
     edits: Option<&'a FieldEdits>,
-    /// A response field, with session persistence.
+    /// The response field that identifies the endpoint; `None` without session persistence.
     affinity_field: Option<&'a ResponseField>,
     /// Decides if a response is withheld; `None` without a retry policy and without a buffered body.
     response_filter: Option<ResponseFilter<'a>>,
@@ -399,42 +402,43 @@ struct ResponsePath<'a, 'io> {
     outcome_guard: Option<&'a OutcomeGuard>,
     /// The latency measurement of the endpoint.
     timed_attempt: Option<&'a TimedAttempt>,
-    sending: &'a Cell<RequestBodyState>,
+    request_body_state: &'a Cell<RequestBodyState>,
     responder: &'a mut Responder<'io>,
     recorder: BodyRecorder<'a>,
     record: &'a ExchangeRecord<'a>,
     response_started: &'a Cell<bool>,
-    /// The HTTP/2 code with which the upstream resets its stream.
-    reset: &'a Cell<Option<ResetCode>>,
+    /// The HTTP/2 code with which the upstream resets its stream; `None` if it does not.
+    reset_code: &'a Cell<Option<ResetCode>>,
 }
 
-/// Forwards the response. Returns true if the upstream connection is clean.
+/// Forwards the response. Returns true if the upstream connection may serve another request.
 async fn receive_response(
     upstream: ResponseSource<'_>,
     response_path: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     let mut interim_budget = InterimBudget::new();
-    let (request_kind, upgrade) = (response_path.request_kind, response_path.upgrade);
+    let request = response_path.request;
     match upstream {
         ResponseSource::Link(stream) => loop {
+            let incoming = stream.next().await;
             let incoming =
-                stream.next().await.map_err(|loss| response_path.loss_reason(loss, stream))?;
+                incoming.map_err(|error| response_path.stream_error_reason(error, stream))?;
             // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = incoming else {
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = response_path.worker.response_heads.take_object();
-            parse_head(&mut head, &bytes, request_kind, upgrade, interim)?;
+            parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, interim)?;
             if interim {
                 interim_budget.spend_head(&bytes)?;
                 response_path.send_interim(&bytes, &head).await?;
                 continue;
             }
-            let received = ReceivedHead { bytes, rejected };
-            if let Some(reason) = received.rejection_reason(&head) {
+            let received_head = ReceivedHead { bytes, rejected };
+            if let Some(reason) = received_head.rejection_reason(&head) {
                 response_path.record_rejection(reason)?;
             }
-            let bytes = received.bytes;
+            let bytes = received_head.bytes;
             let source = match (end, head.tunnel) {
                 (true, _) => bodiless_source(&head)?,
                 (false, true) => BodySource::from_link(stream, BodyLength::UntilClose),
@@ -446,19 +450,21 @@ async fn receive_response(
             }
             return outcome.map(|()| true);
         },
-        ResponseSource::Http2(pending) => receive_http2(pending, response_path).await,
+        ResponseSource::Http2(pending_response) => {
+            receive_http2(pending_response, response_path).await
+        }
         ResponseSource::Http1(reader, sharing) => loop {
             let mut head = response_path.worker.response_heads.take_object();
             let bytes = reader
-                .read_response(&mut head, request_kind)
+                .read_response(&mut head, request.request_kind())
                 .await
-                .map_err(|e| upstream_reason(&e))?;
+                .map_err(|error| upstream_reason(&error))?;
             if head.is_interim() {
                 interim_budget.spend_head(&bytes)?;
                 response_path.send_interim(&bytes, &head).await?;
                 continue;
             }
-            if head.tunnel && !upgrade {
+            if head.tunnel && !request.is_upgrade {
                 // The request did not include an upgrade.
                 return Err(Reason::UpstreamMalformed);
             }
@@ -472,42 +478,44 @@ async fn receive_response(
                     true
                 }
             };
-            let reusable =
+            let is_reusable =
                 head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
             let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
             let source = BodySource::from_http1(reader, length);
             response_path.send_final(&bytes, &head, source).await?;
-            return Ok(reusable);
+            return Ok(is_reusable);
         },
     }
 }
 
 /// Forwards the response of an HTTP/2 server.
 async fn receive_http2(
-    mut pending: Box<PendingResponse>,
+    mut pending_response: Box<PendingResponse>,
     response_path: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     loop {
         let mut head = response_path.worker.response_heads.take_object();
-        let (request_kind, upgrade) = (response_path.request_kind, response_path.upgrade);
-        let received = pending.next().await.map_err(|missing| {
-            response_path.reset.set(missing.reset);
-            missing.reason
+        let request = response_path.request;
+        let received_head = pending_response.next_head().await.map_err(|missing_response| {
+            response_path.reset_code.set(missing_response.reset_code);
+            missing_response.reason
         })?;
-        let (mut parts, body) = match received {
+        let (mut response_parts, body) = match received_head {
             Http2ResponseHead::Interim(bytes) => {
-                parse_head(&mut head, &bytes, request_kind, upgrade, true)?;
-                pending.collect_during(response_path.send_interim(&bytes, &head)).await??;
+                parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, true)?;
+                pending_response
+                    .run_and_collect(response_path.send_interim(&bytes, &head))
+                    .await??;
                 continue;
             }
-            Http2ResponseHead::Final(parts, body) => (parts, body),
+            Http2ResponseHead::Final(response_parts, body) => (response_parts, body),
         };
-        let is_accepted = response_path.upgrade && parts.status.is_success();
+        let is_accepted = request.is_upgrade && response_parts.status.is_success();
         let bytes = match is_accepted {
-            true => connect::build_switching_response(&mut parts, response_path.request),
-            false => head::response_to_http1(&parts),
+            true => connect::build_switching_response(&mut response_parts, request),
+            false => head::response_to_http1(&response_parts),
         };
-        parse_head(&mut head, &bytes, request_kind, upgrade, false)?;
+        parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => BodySource::Http2(ReceivedBody::new(body)),
             // Further bytes would be mistaken for the next response.
@@ -523,7 +531,7 @@ async fn receive_http2(
     }
 }
 
-/// Rejects a head that declares a body but ends the stream.
+/// Returns the empty body of a response that ends with its head. Rejects a head that declares a body.
 fn bodiless_source<'a>(head: &ResponseHead) -> Result<BodySource<'a>, Reason> {
     match head.body {
         BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
@@ -531,20 +539,21 @@ fn bodiless_source<'a>(head: &ResponseHead) -> Result<BodySource<'a>, Reason> {
     }
 }
 
-/// Parses a head from a link. The receiver distinguishes final and interim heads by their status, whatever the
-/// frame says: after a mismatch it would mistake the next response for this one.
+/// Parses a response head from a link or from HTTP/2. The client distinguishes final and interim heads by their
+/// status, so a status that contradicts `interim` is rejected: otherwise the client would mistake the next
+/// response for this one.
 fn parse_head(
     head: &mut ResponseHead,
     bytes: &[u8],
     request_kind: RequestKind,
-    upgrade: bool,
+    is_upgrade: bool,
     interim: bool,
 ) -> Result<(), Reason> {
     match head.parse(bytes, request_kind) {
         Ok(Parsed::Complete(length))
             if length == bytes.len()
                 && head.is_interim() == interim
-                && (upgrade || !head.tunnel) =>
+                && (is_upgrade || !head.tunnel) =>
         {
             Ok(())
         }

@@ -44,10 +44,10 @@ pub(crate) async fn route_request(
         _ => return Err(Reason::NoRoute.into()),
     };
     let view = request.request_view(request_target);
-    let mut choice = listeners.choose_backend(&view, server_name, worker.random_number());
-    let session_affinity = match &mut choice {
-        GatewayChoice::Route(choice) => SessionAffinity::for_request(
-            choice,
+    let mut gateway_choice = listeners.choose_backend(&view, server_name, worker.random_number());
+    let session_affinity = match &mut gateway_choice {
+        GatewayChoice::Route(route_choice) => SessionAffinity::for_request(
+            route_choice,
             &config.compiled,
             session_predicate(worker, &config, None, &view),
             &view,
@@ -55,9 +55,9 @@ pub(crate) async fn route_request(
         ),
         _ => None,
     };
-    match choice {
+    match gateway_choice {
         GatewayChoice::Route(RouteChoice::To { rule, backend, index }) => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             record.subject.route = Some(rule.route.clone());
             let resolved_route = route_to_backend(session, backend, &view, record).await?;
             let actions = rule.actions_at(index).cloned();
@@ -69,7 +69,7 @@ pub(crate) async fn route_request(
             })
         }
         GatewayChoice::Route(RouteChoice::Redirect { rule }) => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| {
@@ -81,7 +81,7 @@ pub(crate) async fn route_request(
             Ok(ResolvedRoute { actions, ..resolved_route })
         }
         GatewayChoice::Route(RouteChoice::InvalidBackend { rule }) => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             record.subject.route = Some(rule.route.clone());
             Err(Reason::InvalidBackend.into())
         }
@@ -91,8 +91,12 @@ pub(crate) async fn route_request(
     }
 }
 
-/// Returns the service of a backend. Backends of a gateway's rules need no subscription, and may arrive a
-/// moment later than the rules.
+/// Returns the service of a backend, with the configuration that contains it. Waits for the service, because
+/// the backends of a gateway's rules may arrive a moment later than the rules.
+///
+/// # Errors
+/// `invalid-backend` for a service that does not exist, `denied-outbound` for a service that the gateway may
+/// not call.
 pub(crate) async fn backend_service(
     session: &Session,
     backend: &WeightedBackend,
@@ -111,7 +115,7 @@ pub(crate) async fn backend_service(
     }
 }
 
-/// Returns the endpoints of a backend.
+/// Returns the route to the endpoints of a backend.
 async fn route_to_backend(
     session: &Session,
     backend: &WeightedBackend,
@@ -120,10 +124,10 @@ async fn route_to_backend(
 ) -> Result<ResolvedRoute, Failure> {
     let worker = &session.worker;
     let (config, compiled_service) = backend_service(session, backend).await?;
-    let port = compiled_service.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
+    let compiled_port = compiled_service.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    Ok(route_to_port(worker, config, port, view)?)
+    Ok(route_to_port(worker, config, compiled_port, view)?)
 }
 
 impl Exchange<'_, '_> {
@@ -140,8 +144,8 @@ impl Exchange<'_, '_> {
         ];
         let is_edited = |name: &str| {
             actions.is_some_and(|actions| {
-                actions.request.remove.iter().any(|edited| **edited == *name)
-                    || actions.request.appended().any(|(edited, _)| edited == name)
+                actions.request.remove.iter().any(|edited_name| **edited_name == *name)
+                    || actions.request.appended().any(|(edited_name, _)| edited_name == name)
             })
         };
         let added_headers = client_headers.into_iter().filter(|(name, _)| !is_edited(name));

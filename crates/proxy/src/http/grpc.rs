@@ -1,4 +1,5 @@
-//! gRPC: calls by their content type, and their statuses.
+//! gRPC: recognizes calls by their content type, reads the gRPC status of a response, and maps failures to a
+//! gRPC status.
 
 pub(crate) mod health;
 
@@ -13,15 +14,15 @@ pub(crate) use leno_outside::message;
 
 /// True for the content type of a gRPC call, in any case (RFC 9110 §8.3.1); gRPC-Web is a different protocol.
 pub(crate) fn is_grpc_content_type(content_type: &[u8]) -> bool {
-    let Some((content_type_start, suffix)) = content_type.split_at_checked(CALL_CONTENT_TYPE.len())
+    let Some((content_type_start, suffix)) = content_type.split_at_checked(GRPC_CONTENT_TYPE.len())
     else {
         return false;
     };
-    content_type_start.eq_ignore_ascii_case(CALL_CONTENT_TYPE)
+    content_type_start.eq_ignore_ascii_case(GRPC_CONTENT_TYPE)
         && matches!(suffix.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
-/// The status of a call, as soon as it is known.
+/// The gRPC status of a call; `None` inside until it is known.
 #[derive(Clone, Copy)]
 pub(crate) struct GrpcCall<'a>(pub(crate) &'a Cell<Option<GrpcStatus>>);
 
@@ -39,7 +40,7 @@ impl GrpcCall<'_> {
         }
     }
 
-    /// Ends the response: without a status in the trailers, that of the head counts.
+    /// Ends the response. If the trailers contained no status, the status of the head is recorded.
     pub(crate) fn finish_response(self, bytes: &[u8], head: &ResponseHead) {
         if self.0.get().is_none() {
             let reported_status = head.find(bytes, STATUS_FIELD).next();
@@ -63,8 +64,8 @@ pub(crate) fn status_for(reason: Reason) -> GrpcStatus {
     }
 }
 
-/// Returns the status for a stream that was reset before its response began (grpc/doc/PROTOCOL-HTTP2.md, *HTTP2
-/// Transport Mapping*).
+/// Returns the gRPC status for a stream that was reset before its response began (grpc/doc/PROTOCOL-HTTP2.md,
+/// *HTTP2 Transport Mapping*); `None` for the codes of a link.
 pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
     match code {
         ResetCode::Http2NoError
@@ -92,13 +93,13 @@ pub(crate) fn status_of_reset(code: ResetCode) -> Option<GrpcStatus> {
     }
 }
 
-/// Returns the gRPC status in the head of a response.
+/// Returns the gRPC status in the head of a response; `None` if the head has none.
 pub(crate) fn head_status(bytes: &[u8], head: &ResponseHead) -> Option<GrpcStatus> {
     head.find(bytes, STATUS_FIELD).next().map(GrpcStatus::from_value)
 }
 
-/// Returns the HTTP status of the response to a call, for retry policies: that of its head, or the equivalent
-/// of its gRPC status.
+/// Returns the HTTP status of the response to a call, for retry policies: the status of the head, or the
+/// equivalent of its gRPC status.
 pub(crate) fn equivalent_http_status(bytes: &[u8], head: &ResponseHead) -> u16 {
     match (head.status, head_status(bytes, head)) {
         (200, Some(reported_status)) => status_for_rules(reported_status),
@@ -127,11 +128,11 @@ const fn status_for_rules(status: GrpcStatus) -> u16 {
     }
 }
 
-/// The status field, in lower case as in HTTP/2.
+/// The header or trailer field with the gRPC status, in lower case as in HTTP/2.
 const STATUS_FIELD: &str = "grpc-status";
 
-/// The content type of a call.
-const CALL_CONTENT_TYPE: &[u8] = b"application/grpc";
+/// The content type of a gRPC call, without a suffix.
+const GRPC_CONTENT_TYPE: &[u8] = b"application/grpc";
 
 #[cfg(test)]
 mod tests {
@@ -165,15 +166,18 @@ mod tests {
             call.finish_response(head.as_bytes(), &parsed_head);
             status.get()
         };
-        let ok = "HTTP/1.1 200 OK\r\n\r\n";
-        let bare = "HTTP/1.1 200 OK\r\ngrpc-status: 5\r\n\r\n";
-        let busy = "HTTP/1.1 503 Busy\r\n\r\n";
-        let aborted = "a: b\r\nGrpc-Status:  10 \r\ngrpc-message: x\r\n\r\n";
-        assert_eq!(recorded_status(ok, aborted), Some(GrpcStatus::Aborted));
-        assert_eq!(recorded_status(bare, aborted), Some(GrpcStatus::Aborted));
-        assert_eq!(recorded_status(bare, ""), Some(GrpcStatus::NotFound));
-        assert_eq!(recorded_status(ok, "grpc-message: x\r\n\r\n"), Some(GrpcStatus::Unknown));
-        assert_eq!(recorded_status(busy, ""), Some(GrpcStatus::Unavailable));
-        assert_eq!(recorded_status(ok, "grpc-status\r\n: 0\r\n\r\n"), Some(GrpcStatus::Unknown));
+        let ok_head = "HTTP/1.1 200 OK\r\n\r\n";
+        let not_found_head = "HTTP/1.1 200 OK\r\ngrpc-status: 5\r\n\r\n";
+        let unavailable_head = "HTTP/1.1 503 Busy\r\n\r\n";
+        let aborted_trailers = "a: b\r\nGrpc-Status:  10 \r\ngrpc-message: x\r\n\r\n";
+        assert_eq!(recorded_status(ok_head, aborted_trailers), Some(GrpcStatus::Aborted));
+        assert_eq!(recorded_status(not_found_head, aborted_trailers), Some(GrpcStatus::Aborted));
+        assert_eq!(recorded_status(not_found_head, ""), Some(GrpcStatus::NotFound));
+        assert_eq!(recorded_status(ok_head, "grpc-message: x\r\n\r\n"), Some(GrpcStatus::Unknown));
+        assert_eq!(recorded_status(unavailable_head, ""), Some(GrpcStatus::Unavailable));
+        assert_eq!(
+            recorded_status(ok_head, "grpc-status\r\n: 0\r\n\r\n"),
+            Some(GrpcStatus::Unknown)
+        );
     }
 }

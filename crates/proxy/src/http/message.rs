@@ -19,8 +19,8 @@ use crate::max_wait::poll_within;
 pub(crate) struct MessageReader {
     pub(crate) io: Io,
     pub(crate) buffer: BytesMut,
-    /// True if the peer is an application without a sidecar of its own: its responses are parsed as leniently
-    /// as RFC 9112 allows.
+    /// True if the peer is an application without its own sidecar: its responses are parsed as leniently as
+    /// RFC 9112 allows.
     pub(crate) is_tolerant: bool,
 }
 
@@ -132,21 +132,22 @@ impl MessageReader {
         }
     }
 
-    /// Parses a head with deviations that recipients may accept.
+    /// Parses a head with deviations that recipients may accept, and returns its bytes; `None` if the head
+    /// cannot be repaired.
     #[cold]
     fn parse_leniently(
         &mut self,
         head: &mut ResponseHead,
         request_kind: RequestKind,
     ) -> Option<Bytes> {
-        let repaired = Some(&self.buffer).filter(|_| self.is_tolerant);
-        let repaired = repaired.and_then(|bytes| repair_response(bytes))?;
-        let complete = Ok(Parsed::Complete(repaired.head.len()));
-        if head.parse(&repaired.head, request_kind) != complete {
+        let repaired_response = Some(&self.buffer).filter(|_| self.is_tolerant);
+        let repaired_response = repaired_response.and_then(|bytes| repair_response(bytes))?;
+        let expected_result = Ok(Parsed::Complete(repaired_response.head.len()));
+        if head.parse(&repaired_response.head, request_kind) != expected_result {
             return None;
         }
-        self.buffer.advance(repaired.length);
-        Some(repaired.head.into())
+        self.buffer.advance(repaired_response.length);
+        Some(repaired_response.head.into())
     }
 
     /// True if more bytes may make an invalid head acceptable. Never true for a response that does not begin as
@@ -155,8 +156,8 @@ impl MessageReader {
     fn may_be_repaired(&self) -> bool {
         let contains =
             |pattern: &[u8]| self.buffer.windows(pattern.len()).any(|window| window == pattern);
-        let start = &self.buffer[..self.buffer.len().min(HTTP1_START.len())];
-        HTTP1_START.starts_with(start)
+        let received_start = &self.buffer[..self.buffer.len().min(HTTP1_START.len())];
+        HTTP1_START.starts_with(received_start)
             && !contains(b"\n\n")
             && !contains(b"\n\r\n")
             && self.buffer.len() <= MAX_HEAD_BYTES
@@ -172,8 +173,8 @@ impl MessageReader {
     }
 }
 
-/// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on the connection, with
-/// entries of six bytes (§6.5). Its length never needs the first byte.
+/// True for the first frame of an HTTP/2 server (RFC 9113 §3.4): SETTINGS without ACK, on stream 0, with
+/// entries of six bytes (§6.5). The frame is so short that the first byte of its length is 0.
 fn begins_http2(bytes: &[u8]) -> bool {
     let Some([0, high, low, SETTINGS_FRAME_TYPE, 0, 0, 0, 0, 0]) = bytes.first_chunk::<9>() else {
         return false;

@@ -16,10 +16,10 @@ use leno_traffic::outlier::EndpointResult;
 use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
-use super::body::{BodyPiece, send_data};
+use super::body::{BodyPiece, send_link_data};
 use super::route::{ResolvedRoute, permitted_endpoints};
 use crate::config_store::ConfigSnapshot;
-use crate::error::lost_reason;
+use crate::error::stream_error_reason;
 use crate::link::{Incoming, LinkHandle, LinkStream, ReceivedHead};
 use crate::upstream::pick::pick_endpoint;
 use crate::upstream::{Checkout, ConnectWait};
@@ -54,13 +54,14 @@ impl PendingMirrors {
         Self { worker, config, backends, head: head.freeze() }
     }
 
-    /// Sends the copies with this body; `None` if it is incomplete, or too large to buffer.
+    /// Sends the copies with this body. `None` if the body is incomplete or too large to buffer: then the
+    /// copies are dropped.
     pub(crate) fn send_all(mut self, body: Option<Vec<BodyPiece>>) {
         for backend in std::mem::take(&mut self.backends) {
-            let shard = &self.worker.shard;
+            let metrics = &self.worker.metrics;
             let Some(permit) = MirrorPermit::try_acquire(&self.worker).filter(|_| body.is_some())
             else {
-                shard.add(Count::MirrorsDropped, 1);
+                metrics.add(Count::MirrorsDropped, 1);
                 continue;
             };
             let copy = MirroredRequest {
@@ -74,7 +75,7 @@ impl PendingMirrors {
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
                 let result = tokio::time::timeout(MAX_COPY_TIME, copy.send_copy()).await;
-                worker.shard.add(
+                worker.metrics.add(
                     match result {
                         Ok(Ok(())) => Count::MirrorsResponded,
                         Ok(Err(_)) | Err(_) => Count::MirrorsFailed,
@@ -91,20 +92,20 @@ impl Drop for PendingMirrors {
     /// Counts the copies that were dropped because the request ended before its body was complete.
     fn drop(&mut self) {
         if !self.backends.is_empty() {
-            self.worker.shard.add(Count::MirrorsDropped, self.backends.len() as u64);
+            self.worker.metrics.add(Count::MirrorsDropped, self.backends.len() as u64);
         }
     }
 }
 
-/// A permit for a copy in flight, held until dropped.
+/// A permit for one copy in flight, held until dropped.
 struct MirrorPermit(Rc<Cell<usize>>);
 
 impl MirrorPermit {
     fn try_acquire(worker: &Worker) -> Option<Self> {
-        let in_flight = worker.mirrors.get();
-        (in_flight < MAX_IN_FLIGHT).then(|| {
-            worker.mirrors.set(in_flight + 1);
-            Self(worker.mirrors.clone())
+        let in_flight = worker.mirrors_in_flight.get();
+        (in_flight < MAX_COPIES_IN_FLIGHT).then(|| {
+            worker.mirrors_in_flight.set(in_flight + 1);
+            Self(worker.mirrors_in_flight.clone())
         })
     }
 }
@@ -129,13 +130,18 @@ impl MirroredRequest {
     async fn send_copy(self) -> Result<(), Reason> {
         let Self { worker, config, backend, head, body } = self;
         let service = config.compiled.service(&backend.service);
-        let port = service.and_then(|compiled_service| compiled_service.ports.get(&backend.port));
-        let port = port.ok_or(Reason::InvalidBackend)?;
-        let priorities = permitted_endpoints(&worker, port, None)?;
-        let cluster = worker.cluster_for(port.traffic_policy.as_ref(), port, config.version);
+        let compiled_port =
+            service.and_then(|compiled_service| compiled_service.ports.get(&backend.port));
+        let compiled_port = compiled_port.ok_or(Reason::InvalidBackend)?;
+        let priorities = permitted_endpoints(&worker, compiled_port, None)?;
+        let cluster = worker.cluster_for(
+            compiled_port.traffic_policy.as_ref(),
+            compiled_port,
+            config.version,
+        );
         let upstream = pick_endpoint(&worker, &priorities, cluster.as_deref(), None, None)?;
         // A mesh member without links would need another framing.
-        if upstream.uses_http1() && !upstream.is_plain() {
+        if upstream.uses_http1() && !upstream.is_unmeshed() {
             return Err(Reason::Unsupported);
         }
         // The limits on requests apply to copies, and the results of copies count for outlier detection.
@@ -146,17 +152,17 @@ impl MirroredRequest {
             }
         };
         let _in_flight = upstream.start_request();
-        let checkout = upstream.acquire(&worker, None, ConnectWait::Whole);
+        let checkout = upstream.acquire(&worker, None, ConnectWait::Full);
         let checkout = match &cluster {
             None => checkout.await,
             Some(cluster) => cluster.wait_for_connection(checkout).await,
         };
         let outcome = match checkout {
             Ok(Checkout::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
-            Ok(Checkout::Http1(connection)) if upstream.is_plain() => {
+            Ok(Checkout::Http1(connection)) if upstream.is_unmeshed() => {
                 plain::exchange_over_http1(&worker, &upstream, connection, head, body).await
             }
-            Ok(Checkout::Http2(checkout)) if upstream.is_plain() => {
+            Ok(Checkout::Http2(checkout)) if upstream.is_unmeshed() => {
                 plain::exchange_over_http2(
                     &worker,
                     &upstream,
@@ -167,7 +173,7 @@ impl MirroredRequest {
                 )
                 .await
             }
-            // No failure of the endpoint: no request was sent.
+            // No request was sent, so the endpoint has not failed.
             Ok(Checkout::Http1(_) | Checkout::Http2(_)) => return Err(Reason::Unsupported),
             Err(reason) => Err(reason),
         };
@@ -203,7 +209,10 @@ pub(crate) async fn send_buffered_request(
     body: Vec<BodyPiece>,
 ) -> Result<LinkStream, Reason> {
     let max_wait = worker.config.limits.connect_timeout;
-    link.wait_uncongested(max_wait).await.ok_or(Reason::ConnectTimeout)?.map_err(lost_reason)?;
+    link.wait_uncongested(max_wait)
+        .await
+        .ok_or(Reason::ConnectTimeout)?
+        .map_err(stream_error_reason)?;
     let stream = link
         .open_stream(StreamKind::Http, body.is_empty(), |out| out.extend_from_slice(head))
         .map_err(|_| Reason::UpstreamRefused)?;
@@ -224,22 +233,23 @@ async fn send_body(
     for piece in body {
         remaining_pieces -= 1;
         match piece {
-            BodyPiece::Data(data) => send_data(stream, data, remaining_pieces == 0, max_wait)
+            BodyPiece::Data(data) => send_link_data(stream, data, remaining_pieces == 0, max_wait)
                 .await
                 .map_err(|_| Reason::UpstreamReset)?,
             BodyPiece::Trailers(trailers) => {
-                stream.send_trailers(&trailers).map_err(lost_reason)?;
+                stream.send_trailers(&trailers).map_err(stream_error_reason)?;
             }
         }
     }
     Ok(())
 }
 
-/// Reads a response to its end, up to a limit. A rejection by the endpoint's sidecar is an error.
+/// Reads a response to its end, at most [`MAX_RESPONSE_BYTES`], and returns its status. A rejection by the
+/// endpoint's sidecar is an error.
 pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason> {
-    let (mut status, mut bytes) = (0, 0_usize);
-    while bytes < MAX_RESPONSE_BYTES {
-        match stream.next().await.map_err(lost_reason)? {
+    let (mut status, mut byte_count) = (0, 0_usize);
+    while byte_count < MAX_RESPONSE_BYTES {
+        match stream.next().await.map_err(stream_error_reason)? {
             Incoming::Head { head: bytes, rejected: true, .. } => {
                 return Err(parse_rejection(bytes));
             }
@@ -250,7 +260,7 @@ pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason>
                 }
             }
             Incoming::Data { end: true, .. } | Incoming::Trailers(_) => break,
-            Incoming::Data { data, .. } => bytes = bytes.saturating_add(data.len()),
+            Incoming::Data { data, .. } => byte_count = byte_count.saturating_add(data.len()),
         }
     }
     Ok(status)
@@ -260,9 +270,9 @@ pub(crate) async fn discard_response(stream: &LinkStream) -> Result<u16, Reason>
 #[cold]
 fn parse_rejection(bytes: Bytes) -> Reason {
     let mut head = ResponseHead::default();
-    let received = ReceivedHead { bytes, rejected: true };
-    match head.parse(&received.bytes, RequestKind::Other) {
-        Ok(Parsed::Complete(_)) => received.rejection_reason(&head),
+    let received_head = ReceivedHead { bytes, rejected: true };
+    match head.parse(&received_head.bytes, RequestKind::Other) {
+        Ok(Parsed::Complete(_)) => received_head.rejection_reason(&head),
         Ok(Parsed::Partial) | Err(_) => None,
     }
     .unwrap_or(Reason::UpstreamMalformed)
@@ -275,7 +285,7 @@ fn parse_status(head: &[u8]) -> Option<u16> {
 }
 
 /// The maximum number of copies in flight from one data thread; further copies are dropped.
-const MAX_IN_FLIGHT: usize = 64;
+const MAX_COPIES_IN_FLIGHT: usize = 64;
 /// The time limit of a copy, including its response.
 const MAX_COPY_TIME: Duration = Duration::from_secs(15);
 /// The maximum number of response bytes that are read; after them the stream is reset.

@@ -1,9 +1,9 @@
-//! A pool of temporary objects that keep their allocation.
+//! A pool of temporary objects, such as parsed heads, that keep their allocations between uses.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 
-/// Unused values of one thread.
+/// The unused values of one thread.
 #[derive(Default)]
 pub(crate) struct ObjectPool<T>(RefCell<Vec<T>>);
 
@@ -37,12 +37,12 @@ impl<T: Default> DerefMut for PooledObject<'_, T> {
 
 impl<T: Default> Drop for PooledObject<'_, T> {
     fn drop(&mut self) {
-        let mut unused = self.pool.0.borrow_mut();
-        if unused.len() < MAX_UNUSED {
-            unused.push(std::mem::take(&mut self.value));
+        let mut unused_values = self.pool.0.borrow_mut();
+        if unused_values.len() < MAX_UNUSED_VALUES {
+            unused_values.push(std::mem::take(&mut self.value));
         }
     }
 }
 
 /// The maximum number of values kept by one thread: as many as one turn of its event loop uses at once.
-const MAX_UNUSED: usize = 64;
+const MAX_UNUSED_VALUES: usize = 64;

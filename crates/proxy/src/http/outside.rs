@@ -1,5 +1,5 @@
-//! Requests to servers outside the mesh: by the address of their connection, or by the host that a client of
-//! the HTTP proxy names.
+//! Routes requests to servers outside the mesh: by the destination address of the connection, or by the host
+//! that a client of the HTTP proxy names.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -33,12 +33,16 @@ pub(crate) fn route_external(
         return Err(Reason::EgressDenied);
     }
     let mut cached_server = session.external_server.borrow_mut();
-    let server = match cached_server.take().filter(|server| server.is_at(address)) {
-        Some(server) => server,
-        None => Rc::new(Application::external(address)),
-    };
-    *cached_server = Some(server.clone());
-    Ok(ResolvedRoute::to_destination(Arc::clone(&config), Destination::Application(server)))
+    let external_server =
+        match cached_server.take().filter(|external_server| external_server.is_at(address)) {
+            Some(external_server) => external_server,
+            None => Rc::new(Application::external(address)),
+        };
+    *cached_server = Some(external_server.clone());
+    Ok(ResolvedRoute::to_destination(
+        Arc::clone(&config),
+        Destination::Application(external_server),
+    ))
 }
 
 /// The destination that a client of the HTTP proxy names.
@@ -145,7 +149,7 @@ async fn resolve_host(session: &Session, host: &str, port: u16) -> Result<Socket
         return Ok(SocketAddr::new(address, port));
     }
     let worker = &session.worker;
-    let query = async {
+    let resolve_name = async {
         // Each pending query occupies a thread.
         let _permit = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
         let addresses = tokio::net::lookup_host((host, port)).await;
@@ -154,8 +158,8 @@ async fn resolve_host(session: &Session, host: &str, port: u16) -> Result<Socket
             addresses.iter().find(|candidate| candidate.is_ipv4()).or(addresses.first());
         preferred_address.copied().ok_or(Reason::UnknownService)
     };
-    let limit = worker.config.limits.connect_timeout;
-    tokio::time::timeout(limit, query).await.map_err(|_| Reason::ConnectTimeout)?
+    let max_wait = worker.config.limits.connect_timeout;
+    tokio::time::timeout(max_wait, resolve_name).await.map_err(|_| Reason::ConnectTimeout)?
 }
 
 /// RFC 9110 §4.2.1: the default port of `http` URIs.

@@ -1,4 +1,5 @@
-//! Buffering of bodies while they are forwarded, so that they can be sent again.
+//! Buffers bodies while they are forwarded, so that they can be sent again: in a retry, in a mirrored copy,
+//! or in a hedged attempt.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -33,14 +34,14 @@ impl ReplayBuffer {
         self.is_retained.set(true);
     }
 
-    /// Stops buffering, as the request will not be sent again. Pieces that are still to be sent remain until
-    /// then.
+    /// Stops buffering, because the request will not be sent again. Pieces that are not sent yet remain until
+    /// they are.
     pub(crate) fn release(&self) {
         if self.is_retained.get() {
             return;
         }
         self.is_lost.set(true);
-        self.drop_sent();
+        self.drop_sent_pieces();
     }
 
     fn is_at_end(&self) -> bool {
@@ -48,15 +49,15 @@ impl ReplayBuffer {
     }
 
     /// Drops the pieces that were sent, if buffering has stopped.
-    fn drop_sent(&self) {
+    fn drop_sent_pieces(&self) {
         if self.is_lost.get() && self.is_at_end() {
             self.pieces.take();
             self.next_index.set(0);
         }
     }
 
-    /// Waits for the complete body; `None` if it cannot be buffered. The caller runs in the task that reads the
-    /// body, and is polled whenever more of it arrives.
+    /// Waits for the complete body, and returns its pieces; `None` if the body is too large to buffer. The
+    /// caller runs in the task that reads the body, and is polled whenever more of it arrives.
     pub(crate) async fn wait_for_body(&self) -> Option<Vec<BodyPiece>> {
         poll_fn(|_| match (self.is_lost.get(), self.whole_body()) {
             (true, _) => Poll::Ready(None),
@@ -119,10 +120,10 @@ impl<'a> ReplaySource<'a> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         let index = self.buffer.next_index.get();
-        let buffered = self.buffer.pieces.borrow().get(index).cloned();
-        if let Some(piece) = buffered {
+        let buffered_piece = self.buffer.pieces.borrow().get(index).cloned();
+        if let Some(piece) = buffered_piece {
             self.buffer.next_index.set(index + 1);
-            self.buffer.drop_sent();
+            self.buffer.drop_sent_pieces();
             return Poll::Ready(Ok(Some(piece)));
         }
         let next_piece = ready!(self.source.poll_next(cx))?;
@@ -152,13 +153,13 @@ thread_local! {
 /// Returns the number of buffered pieces of all requests of this thread.
 #[cfg(test)]
 pub(crate) fn buffered_piece_count() -> usize {
-    let pieces = |buffer: &std::rc::Weak<ReplayBuffer>| {
+    let piece_count = |buffer: &std::rc::Weak<ReplayBuffer>| {
         buffer.upgrade().map(|buffer| buffer.pieces.borrow().len())
     };
-    BUFFERS.with_borrow(|buffers| buffers.iter().filter_map(pieces).sum())
+    BUFFERS.with_borrow(|buffers| buffers.iter().filter_map(piece_count).sum())
 }
 
 /// The maximum size of a body that is buffered for another attempt.
 const MAX_BUFFERED_BYTES: usize = 64 * 1024;
-/// The maximum number of its pieces: each keeps its read buffer alive.
+/// The maximum number of buffered pieces of a body: each piece keeps its read buffer alive.
 const MAX_BUFFERED_PIECES: usize = 64;

@@ -1,4 +1,4 @@
-//! A request's head: target, protocol, and the view that rules match.
+//! The head of a request: its parsed target, and the view that rules match.
 
 use std::borrow::Cow;
 
@@ -12,8 +12,8 @@ pub(crate) struct Request<'a> {
     /// The bytes that the head's spans refer to.
     pub(crate) bytes: Bytes,
     pub(crate) head: &'a RequestHead,
-    /// The client requests an upgrade; the body consists of its data in the new protocol.
-    pub(crate) upgrade: bool,
+    /// True if the client requests an upgrade; the body consists of its data in the new protocol.
+    pub(crate) is_upgrade: bool,
 }
 
 /// True for an upgrade that is forwarded. A request for any other upgrade is forwarded without it: a server may
@@ -34,8 +34,8 @@ pub(crate) struct ParsedTarget<'a> {
     pub(crate) authority: &'a str,
     pub(crate) path: &'a str,
     pub(crate) query: Option<&'a str>,
-    /// The target in origin form, if it arrived in another form.
-    pub(crate) origin: Option<Cow<'a, str>>,
+    /// The target in origin form; `None` if it arrived in this form.
+    pub(crate) origin_form: Option<Cow<'a, str>>,
 }
 
 impl Request<'_> {
@@ -50,7 +50,7 @@ impl Request<'_> {
         content_types.next().is_some_and(super::grpc::is_grpc_content_type)
     }
 
-    /// Returns the rules that delimit the body of its response.
+    /// Returns the properties of the request that delimit the body of its response.
     pub(crate) fn request_kind(&self) -> RequestKind {
         request_kind_for(self.head.method.slice_in(&self.bytes))
     }
@@ -63,26 +63,26 @@ impl Request<'_> {
     pub(crate) fn parse_target(&self) -> Result<ParsedTarget<'_>, Reason> {
         let method = self.head.method.slice_in(&self.bytes);
         let host = || ascii_text(self.head.host.map_or(&[][..], |host| host.slice_in(&self.bytes)));
-        let request_target = |authority, path, query, origin| ParsedTarget {
+        let request_target = |authority, path, query, origin_form| ParsedTarget {
             method: method_text(method),
             authority,
             path,
             query,
-            origin,
+            origin_form,
         };
         match self.head.parsed_target(&self.bytes).map_err(|_| Reason::BadRequest)? {
             RequestTarget::Origin { path, query } => {
-                let head_text = self.valid_head_start();
-                let text = |position, part| head_part(head_text, position, part);
+                let head_text = self.validate_head_start();
+                let slice_text = |position, part| head_part(head_text, position, part);
                 let ByteSpan { start, end } = self.head.target;
                 let authority = self
                     .head
                     .host
-                    .map(|host| text(host.start as usize, host.slice_in(&self.bytes)));
-                let query = query.map(|query| text(end as usize - query.len(), query));
+                    .map(|host| slice_text(host.start as usize, host.slice_in(&self.bytes)));
+                let query = query.map(|query| slice_text(end as usize - query.len(), query));
                 Ok(request_target(
                     authority.unwrap_or_default(),
-                    text(start as usize, path),
+                    slice_text(start as usize, path),
                     query,
                     None,
                 ))
@@ -118,7 +118,7 @@ impl Request<'_> {
         let method = self.head.method.slice_in(&self.bytes);
         let (path, query) = (ascii_text(path), query.map(ascii_text));
         // RFC 9112 §3.2.4: an OPTIONS request without path or query is sent as `*`.
-        let origin = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
+        let origin_form = if path.is_empty() && method == b"OPTIONS" && query.is_none() {
             Cow::Borrowed("*")
         } else {
             let path = if path.is_empty() { "/" } else { path };
@@ -129,12 +129,12 @@ impl Request<'_> {
         };
         let path = if path.is_empty() { "/" } else { path };
         let (method, authority) = (method_text(method), ascii_text(authority));
-        ParsedTarget { method, authority, path, query, origin: Some(origin) }
+        ParsedTarget { method, authority, path, query, origin_form: Some(origin_form) }
     }
 
-    /// Returns the head up to the end of its host, if that is valid UTF-8 and short. One check costs less than
-    /// one for each part, and a check of whole blocks less than one that ends within a block.
-    fn valid_head_start(&self) -> Option<&str> {
+    /// Returns the head up to the end of its host as text, but at most [`MAX_VALIDATED_BYTES`]; `None` if it
+    /// is not valid UTF-8. One check of whole blocks costs less than a check of each part.
+    fn validate_head_start(&self) -> Option<&str> {
         let end = self.head.host.unwrap_or(self.head.target).end as usize;
         let end = end.min(MAX_VALIDATED_BYTES).next_multiple_of(BLOCK_BYTES);
         let bytes = self.bytes.get(..end.min(self.bytes.len()))?;
@@ -144,14 +144,14 @@ impl Request<'_> {
     /// Extends the edits to fields of this request with similar names, which are removed: applications may
     /// interpret `X_User` or `x.user` as an edited `x-user`.
     pub(crate) fn remove_similar(&self, edits: &mut HeaderEdits) {
-        let edited = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
-        let edited: Vec<String> = edited.cloned().collect();
+        let edited_names = edits.set.iter().map(|header| &header.name).chain(&edits.remove);
+        let edited_names: Vec<String> = edited_names.cloned().collect();
         for field in &self.head.fields {
             let name = field.name.slice_in(&self.bytes);
-            let is_similar = |edited: &String| is_similar_name(edited.as_bytes(), name);
-            if edited.iter().any(is_similar) {
+            let is_similar = |edited_name: &String| is_similar_name(edited_name.as_bytes(), name);
+            if edited_names.iter().any(is_similar) {
                 let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-                if !edited.contains(&name) && !edits.remove.contains(&name) {
+                if !edited_names.contains(&name) && !edits.remove.contains(&name) {
                     edits.remove.push(name);
                 }
             }
@@ -190,16 +190,16 @@ impl HeaderLookup for Request<'_> {
 /// Joins the values of a field with commas (RFC 9110 §5.3); `None` if there are none.
 fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
     let mut values = values.map(String::from_utf8_lossy);
-    let mut joined = values.next()?;
+    let mut joined_values = values.next()?;
     for value in values {
-        let text = joined.to_mut();
-        text.push_str(", ");
-        text.push_str(&value);
+        let joined_text = joined_values.to_mut();
+        joined_text.push_str(", ");
+        joined_text.push_str(&value);
     }
-    Some(joined)
+    Some(joined_values)
 }
 
-/// Returns the rules that delimit the response to `method` (RFC 9112 §6.3).
+/// Returns the properties of a request with this method that delimit the body of its response (RFC 9112 §6.3).
 pub(crate) fn request_kind_for(method: &[u8]) -> RequestKind {
     match method {
         b"HEAD" => RequestKind::Head,
@@ -234,7 +234,7 @@ const MAX_VALIDATED_BYTES: usize = 256;
 /// The number of bytes that the standard library's ASCII check reads at once.
 const BLOCK_BYTES: usize = 16;
 
-/// Returns bytes as text: the parser accepts only ASCII in methods and targets.
+/// Returns bytes of a method or target as text. The parser accepts only ASCII in them.
 fn ascii_text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap_or_default()
 }

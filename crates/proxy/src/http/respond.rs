@@ -34,7 +34,7 @@ pub(crate) enum Responder<'a> {
     Http2 { response: Http2Response, max_wait: Duration, grpc: bool },
 }
 
-/// The error of a response to a client that has disconnected.
+/// The error of sending a response to a client that has disconnected.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientGone;
 
@@ -88,7 +88,7 @@ impl Responder<'_> {
         match self {
             Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                writer.output_buffer().extend_from_slice(CONTINUE);
+                writer.output_buffer().extend_from_slice(CONTINUE_HEAD);
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { response, .. } => response.send_continue(),
@@ -97,33 +97,34 @@ impl Responder<'_> {
                     return Err(ClientGone);
                 };
                 stream
-                    .send_head(true, false, |out| out.extend_from_slice(CONTINUE))
+                    .send_head(true, false, |out| out.extend_from_slice(CONTINUE_HEAD))
                     .map_err(|_| ClientGone)
             }
         }
     }
 
     /// Starts the final response, with the edits of a rule and the field of session persistence, if any.
-    /// Returns the sink of its body. `bodiless`: there is no body.
-    pub(crate) fn start(
+    /// Returns the sink of its body. `is_bodiless`: there is no body.
+    pub(crate) fn start_response(
         &mut self,
         bytes: &[u8],
         head: &ResponseHead,
         rule_edits: Option<&FieldEdits>,
         affinity_field: Option<&ResponseField>,
-        bodiless: bool,
+        is_bodiless: bool,
     ) -> Result<BodySink<'_>, ClientGone> {
-        let date =
+        let date_field =
             date::missing_date(bytes, head).filter(|_| !rule_edits.is_some_and(removes_date));
-        let date = date.as_ref().map(|date: &DateText| [("date", &date[..])]);
-        let date: &[(&str, &[u8])] = date.as_ref().map_or(&[], |date| date);
-        let fields;
+        let date_field = date_field.as_ref().map(|date: &DateText| [("date", &date[..])]);
+        let date_field: &[(&str, &[u8])] = date_field.as_ref().map_or(&[], |date_field| date_field);
+        let affinity_and_date;
         let added_fields = match affinity_field {
-            None => date,
+            None => date_field,
             Some((name, value)) => {
                 let affinity_field = (&**name, value.as_bytes());
-                fields = [affinity_field, date.first().copied().unwrap_or(affinity_field)];
-                &fields[..=date.len()]
+                affinity_and_date =
+                    [affinity_field, date_field.first().copied().unwrap_or(affinity_field)];
+                &affinity_and_date[..=date_field.len()]
             }
         };
         match self {
@@ -142,10 +143,11 @@ impl Responder<'_> {
                     ..response_edits(rule_edits, framing, connection)
                 };
                 write_response(bytes, head, &edits, writer.output_buffer());
-                Ok(BodySink::Http1 { writer, chunked: framing == Framing::Chunked })
+                Ok(BodySink::Http1 { writer, is_chunked: framing == Framing::Chunked })
             }
             Self::Http2 { response, max_wait, .. } => {
-                let stream = response.start(bytes, head, added_fields, rule_edits, bodiless)?;
+                let stream =
+                    response.start_response(bytes, head, added_fields, rule_edits, is_bodiless)?;
                 Ok(BodySink::Http2 { stream, max_wait: *max_wait })
             }
             Self::Link { stream, max_wait } => {
@@ -159,7 +161,7 @@ impl Responder<'_> {
                     ..response_edits(rule_edits, Framing::OutOfBand, connection)
                 };
                 stream
-                    .send_head(false, bodiless, |out| write_response(bytes, head, &edits, out))
+                    .send_head(false, is_bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
                 Ok(BodySink::Link { stream, max_wait: *max_wait })
             }
@@ -167,7 +169,7 @@ impl Responder<'_> {
     }
 
     /// Closes the connection after this exchange, because further bytes on it would be ambiguous.
-    pub(crate) fn close_after(&mut self) {
+    pub(crate) fn close_after_exchange(&mut self) {
         if let Self::Http1 { keep_alive, .. } = self {
             *keep_alive = false;
         }
@@ -183,7 +185,7 @@ fn body_framing(length: BodyLength, version: Http1Version) -> Framing {
     }
 }
 
-/// Returns the edits of a head, including those of the selected rule.
+/// Returns the edits of a head, including the edits of the selected rule.
 fn response_edits(
     rule_edits: Option<&FieldEdits>,
     framing: Framing,
@@ -202,5 +204,5 @@ fn removes_date(rule_edits: &FieldEdits) -> bool {
     rule_edits.remove.iter().any(|name| &**name == "date")
 }
 
-/// The interim head that requests a body.
-const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// The interim head that asks the client for the body of its request.
+const CONTINUE_HEAD: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";

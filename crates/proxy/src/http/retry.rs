@@ -14,12 +14,14 @@ use super::grpc;
 use super::replay::ReplayBuffer;
 use super::request::Request;
 use super::route::ResolvedRoute;
+use crate::record::ExchangeRecord;
 use crate::upstream::circuit_breaker::RetrySlot;
-use crate::upstream::cluster::UpstreamCluster;
+use crate::upstream::cluster::{OutcomeGuard, UpstreamCluster};
 use crate::upstream::{ConnectWait, connect_wait_for};
 use crate::worker::Worker;
 
-/// The inputs that determine how long an attempt waits for a connection; evaluated only if none is open.
+/// The inputs that determine how long an attempt waits for a connection. They are evaluated only if no
+/// connection is open.
 pub(crate) struct ConnectWaitInputs<'a> {
     pub(crate) resolved_route: &'a ResolvedRoute,
     /// The number of retries so far.
@@ -29,17 +31,17 @@ pub(crate) struct ConnectWaitInputs<'a> {
 impl From<ConnectWaitInputs<'_>> for ConnectWait {
     fn from(ConnectWaitInputs { resolved_route, retries }: ConnectWaitInputs<'_>) -> Self {
         Self::for_cluster(resolved_route.cluster.as_deref(), || {
-            unlimited_wait(resolved_route, retries)
+            default_wait(resolved_route, retries)
         })
     }
 }
 
-/// Returns the wait of an attempt that no policy limits.
-fn unlimited_wait(resolved_route: &ResolvedRoute, retries: u32) -> ConnectWait {
-    let rule = resolved_route.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-    match rule.is_some_and(|rule| rule.attempts == 0) {
+/// Returns the connection wait of an attempt without a `connectTimeout` policy.
+fn default_wait(resolved_route: &ResolvedRoute, retries: u32) -> ConnectWait {
+    let retry_rule = resolved_route.actions.as_ref().and_then(|actions| actions.retry.as_ref());
+    match retry_rule.is_some_and(|retry_rule| retry_rule.attempts == 0) {
         // No other attempt follows.
-        true => ConnectWait::Whole,
+        true => ConnectWait::Full,
         false => connect_wait_for(retries, resolved_route.destination.endpoint_count()),
     }
 }
@@ -47,15 +49,40 @@ fn unlimited_wait(resolved_route: &ResolvedRoute, retries: u32) -> ConnectWait {
 /// Decides whether the client gets a response or the request is retried.
 pub(crate) struct ResponseFilter<'a> {
     /// The retry policy. Without one, no response is withheld.
-    rule: Option<&'a RetryRule>,
+    retry_rule: Option<&'a RetryRule>,
     worker: &'a Worker,
     request: &'a Request<'a>,
-    /// The service that pays for the retry from its budget, and the number of retries so far.
-    budget: (Option<&'a ServiceName>, u32),
     retry_buffer: Option<&'a ReplayBuffer>,
     withheld_response: &'a Cell<Option<WithheldResponse>>,
-    /// The circuit breaker that bounds retries, and the state of this retry.
-    retry_slot: (Option<&'a UpstreamCluster>, &'a RetrySlot),
+    retry_limits: RetryLimits<'a>,
+}
+
+/// The limits on the retry of one request.
+#[derive(Clone, Copy)]
+pub(crate) struct RetryLimits<'a> {
+    /// The service whose retry budget is charged; `None` if the request has no service.
+    service: Option<&'a ServiceName>,
+    /// The number of retries so far.
+    retries: u32,
+    /// The upstream cluster whose circuit breakers limit concurrent retries; `None` without policies.
+    cluster: Option<&'a UpstreamCluster>,
+    /// The slot of the request in that limit.
+    retry_slot: &'a RetrySlot,
+}
+
+impl<'a> RetryLimits<'a> {
+    pub(crate) fn new(
+        record: &'a ExchangeRecord<'_>,
+        outcome_guard: Option<&'a OutcomeGuard>,
+        retry_slot: &'a RetrySlot,
+    ) -> Self {
+        Self {
+            service: record.subject.service.as_ref(),
+            retries: record.retries,
+            cluster: outcome_guard.map(OutcomeGuard::upstream_cluster),
+            retry_slot,
+        }
+    }
 }
 
 /// A response withheld from the client.
@@ -73,16 +100,15 @@ impl<'a> ResponseFilter<'a> {
         actions: Option<&'a CompiledActions>,
         worker: &'a Worker,
         request: &'a Request<'a>,
-        budget: (Option<&'a ServiceName>, u32),
         retry_buffer: Option<&'a ReplayBuffer>,
         withheld_response: &'a Cell<Option<WithheldResponse>>,
-        retry_slot: (Option<&'a UpstreamCluster>, &'a RetrySlot),
+        retry_limits: RetryLimits<'a>,
     ) -> Option<Self> {
-        let rule = actions.and_then(|actions| actions.retry.as_ref());
-        if rule.is_none() && retry_buffer.is_none() {
+        let retry_rule = actions.and_then(|actions| actions.retry.as_ref());
+        if retry_rule.is_none() && retry_buffer.is_none() {
             return None;
         }
-        Some(Self { rule, worker, request, budget, retry_buffer, withheld_response, retry_slot })
+        Some(Self { retry_rule, worker, request, retry_buffer, withheld_response, retry_limits })
     }
 
     /// True if a response was withheld from the client.
@@ -98,8 +124,9 @@ impl<'a> ResponseFilter<'a> {
         head: &ResponseHead,
         observer: Option<&ResponseObserver>,
     ) -> bool {
-        let withholds =
-            self.rule.is_some_and(|rule| self.withholds_by_rule(rule, bytes, head, observer));
+        let withholds = self
+            .retry_rule
+            .is_some_and(|retry_rule| self.withholds_by_rule(retry_rule, bytes, head, observer));
         if let Some(retry_buffer) = self.retry_buffer.filter(|_| !withholds) {
             retry_buffer.release();
         }
@@ -109,7 +136,7 @@ impl<'a> ResponseFilter<'a> {
     /// True if the retry policy withholds this response, and a retry slot and the budget permit the retry.
     fn withholds_by_rule(
         &self,
-        rule: &RetryRule,
+        retry_rule: &RetryRule,
         bytes: &[u8],
         head: &ResponseHead,
         observer: Option<&ResponseObserver>,
@@ -118,7 +145,7 @@ impl<'a> ResponseFilter<'a> {
             true => grpc::equivalent_http_status(bytes, head),
             false => head.status,
         };
-        let (service, retries) = self.budget;
+        let RetryLimits { service, retries, cluster, retry_slot } = self.retry_limits;
         // A hedged attempt counts as a retry.
         let hedge_state = observer.and_then(ResponseObserver::hedge_state);
         let retries = retries + u32::from(hedge_state.is_some_and(HedgeState::is_second_sent));
@@ -131,15 +158,16 @@ impl<'a> ResponseFilter<'a> {
             alternatives: 0,
             waited: Duration::ZERO,
         };
-        let withholds = retry::retry_by_rule(rule, AttemptFailure::Response(status), &attempt)
-            && self.retry_slot.1.try_claim(self.retry_slot.0)
-            && charge_retry(self.worker, service);
+        let withholds =
+            retry::retry_by_rule(retry_rule, AttemptFailure::Response(status), &attempt)
+                && retry_slot.try_acquire(cluster)
+                && charge_retry(self.worker, service);
         if !withholds {
-            self.retry_slot.1.release();
+            retry_slot.release();
         }
-        let response =
+        let to_withheld_response =
             || WithheldResponse { status: head.status, grpc: grpc::head_status(bytes, head) };
-        self.withheld_response.set(withholds.then(response));
+        self.withheld_response.set(withholds.then(to_withheld_response));
         withholds
     }
 }
@@ -151,7 +179,7 @@ pub(crate) fn charge_retry(worker: &Worker, service: Option<&ServiceName>) -> bo
         worker.with_budget(service, || now, |budget| budget.withdraw(now))
     });
     if !is_charged {
-        worker.shard.add(Count::RetriesOverBudget, 1);
+        worker.metrics.add(Count::RetriesOverBudget, 1);
     }
     is_charged
 }

@@ -1,4 +1,5 @@
-//! The first stages of the request pipeline: selection of the service and of the rule.
+//! The routing stage of the request pipeline: selects the service, the rule and the backend's endpoints for a
+//! request, by the kind of its listener.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -35,7 +36,7 @@ pub(crate) struct ResolvedRoute {
     pub(crate) destination: Destination,
     /// The timeout of the whole exchange.
     pub(crate) timeout: Option<Duration>,
-    /// The other actions of the selected rule; `None` if there are none.
+    /// The actions of the selected rule other than the timeout; `None` if there are none.
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// The upstream cluster state with circuit breaker and outlier detection, if any policy applies.
     pub(crate) cluster: Option<Rc<UpstreamCluster>>,
@@ -43,7 +44,7 @@ pub(crate) struct ResolvedRoute {
     pub(crate) hash_selection: Option<HashSelection>,
     /// The traffic policy, if it includes fault injection or hedging.
     pub(crate) fault_or_hedge_policy: Option<Arc<PortTrafficPolicy>>,
-    /// With session persistence: the session, and the endpoint it is bound to.
+    /// The session of the request and its endpoint; `None` without session persistence.
     pub(crate) session_affinity: Option<Box<SessionAffinity>>,
 }
 
@@ -122,7 +123,7 @@ pub(crate) async fn route_request(
         ListenerKind::HttpProxy => {
             // Only a request with an absolute target is meant for a proxy (RFC 9112 §3.2.2): a request that
             // looped back has none.
-            let destination = match request_target.origin {
+            let destination = match request_target.origin_form {
                 None => parse_authority(session, request_target.authority)
                     .map(|(service, port)| NamedDestination::Service(service, port))?,
                 Some(_) => outside::resolve_authority(session, request_target.authority).await?,
@@ -139,7 +140,7 @@ pub(crate) async fn route_request(
     }
 }
 
-/// Routes to one specific workload; routes and policies of its service do not apply.
+/// Routes to one specific workload: the routes and policies of its service do not apply.
 async fn route_pinned(
     session: &Session,
     address: SocketAddr,
@@ -182,7 +183,7 @@ pub(crate) fn route_inbound(
         {
             config.plaintext_protocol(port, session.peer.ip()).unwrap_or(Protocol::Detect)
         }
-        declared => declared,
+        declared_protocol => declared_protocol,
     };
     let protocol = protocol.into();
     record.subject.service = workload_config.port_services.get(&port).cloned();
@@ -207,7 +208,11 @@ pub(crate) fn parse_authority(
     Ok((service, port))
 }
 
-/// Returns the destination of a CONNECT request to the HTTP proxy, once it is known to exist.
+/// Returns the destination of a CONNECT request to the HTTP proxy.
+///
+/// # Errors
+/// `denied-outbound` for a service that the client may not call, `unknown-service` for a service without this
+/// port; otherwise the errors of [`outside::resolve_authority`].
 pub(crate) async fn tunnel_destination(
     session: &Session,
     authority: &str,
@@ -250,18 +255,18 @@ async fn route_to_service(
         return Err(reject_changed_protocol(session));
     }
     let view = request.request_view(request_target);
-    let mut choice = compiled_port.routes.choose_backend(&view, worker.random_number());
-    let may_stay = session_predicate(worker, &config, Some(compiled_port), &view);
+    let mut route_choice = compiled_port.routes.choose_backend(&view, worker.random_number());
+    let may_keep_session = session_predicate(worker, &config, Some(compiled_port), &view);
     let (compiled, clock) = (&config.compiled, date::since_epoch);
     let session_affinity =
-        SessionAffinity::for_request(&mut choice, compiled, may_stay, &view, clock);
-    let (backend_port, policies, timeout, actions) = match choice {
+        SessionAffinity::for_request(&mut route_choice, compiled, may_keep_session, &view, clock);
+    let (backend_port, policies, timeout, actions) = match route_choice {
         RouteChoice::Direct => {
             let actions = compiled_port.routes.direct_actions().cloned();
             (compiled_port, compiled_port.own_policies(), None, actions)
         }
         RouteChoice::To { rule, backend, index } => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             record.subject.route = Some(rule.route.clone());
             let service = compiled.service(&backend.service);
             let backend_port = service.and_then(|service| service.ports.get(&backend.port));
@@ -271,25 +276,25 @@ async fn route_to_service(
             (backend_port, policies, rule.request_timeout, rule.actions_at(index).cloned())
         }
         RouteChoice::Redirect { rule } => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             record.subject.route = Some(rule.route.clone());
             let actions = rule.actions.clone();
             let redirection = actions.as_ref().and_then(|actions| actions.redirection(&view, port));
             let destination = Destination::Redirected(redirection.ok_or(Reason::InvalidBackend)?);
-            let route = ResolvedRoute::to_destination(config, destination);
-            return Ok(ResolvedRoute { actions, ..route });
+            let resolved_route = ResolvedRoute::to_destination(config, destination);
+            return Ok(ResolvedRoute { actions, ..resolved_route });
         }
         RouteChoice::NoRoute => return Err(Reason::NoRoute.into()),
         RouteChoice::InvalidBackend { rule } => {
-            rule_matches::count_route(&worker.shard, rule);
+            rule_matches::count_route(&worker.metrics, rule);
             return Err(Reason::InvalidBackend.into());
         }
     };
-    let endpoints = permitted_endpoints(worker, backend_port, Some(&view))?;
-    let destination = Destination::Endpoints(endpoints);
+    let priorities = permitted_endpoints(worker, backend_port, Some(&view))?;
+    let destination = Destination::Endpoints(priorities);
     if policies.0.is_none() {
-        let route = ResolvedRoute::to_destination(config, destination);
-        return Ok(ResolvedRoute { timeout, actions, session_affinity, ..route });
+        let resolved_route = ResolvedRoute::to_destination(config, destination);
+        return Ok(ResolvedRoute { timeout, actions, session_affinity, ..resolved_route });
     }
     let hash_selection = request_hash(&config, backend_port, policies, Some(&view));
     let cluster = worker.cluster_for(policies.0, backend_port, config.version);
@@ -306,8 +311,8 @@ async fn route_to_service(
     })
 }
 
-/// Fails a request on a connection that was handled as HTTP before its port was known to carry TCP. TCP
-/// policies apply to the next connection.
+/// Fails a request on a connection that is served as HTTP, because its port now carries TCP. TCP policies apply
+/// to the next connection.
 #[cold]
 fn reject_changed_protocol(session: &Session) -> Failure {
     session.is_outdated.set(true);
@@ -332,30 +337,31 @@ pub(crate) fn session_predicate<'a>(
         let is_permitted_by_tags = port.tags.as_ref().is_none_or(|tags| {
             let priorities =
                 tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
-            let serving = priorities
+            let serving_endpoints = priorities
                 .as_ref()
                 .map(|priorities| priorities.serving_endpoints(worker, cluster.as_deref(), None));
-            serving
-                .is_some_and(|serving| serving.iter().any(|candidate| candidate.id == endpoint.id))
+            serving_endpoints.is_some_and(|serving_endpoints| {
+                serving_endpoints.iter().any(|candidate| candidate.id == endpoint.id)
+            })
         });
         is_permitted_by_tags
             && session_endpoint(worker, endpoint, cluster.as_deref(), None).is_some()
     }
 }
 
-/// Returns the endpoints of a port that may receive a request, with their upstream cluster state.
+/// Returns the route to the endpoints of a port that may receive a request, with the policies of the port.
 pub(crate) fn route_to_port(
     worker: &Rc<Worker>,
     config: Arc<ConfigSnapshot>,
     port: &CompiledPort,
     view: &RequestView<'_>,
 ) -> Result<ResolvedRoute, Reason> {
-    let endpoints = permitted_endpoints(worker, port, Some(view))?;
+    let priorities = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
     let hash_selection = request_hash(&config, port, policies, Some(view));
     let cluster = worker.cluster_for(policies.0, port, config.version);
     let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.0);
-    let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(endpoints));
+    let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(priorities));
     Ok(ResolvedRoute { cluster, hash_selection, fault_or_hedge_policy, ..resolved_route })
 }
 
@@ -366,41 +372,46 @@ fn select_fault_or_hedge_policy(
     traffic_policy.filter(|policy| policy.faults.is_some() || policy.hedging.is_some()).cloned()
 }
 
-/// Returns the hash of a request, or of a connection without visible requests.
+/// Returns the hash of a request, or of a connection if `request_view` is `None`; `None` if no load balancing
+/// policy hashes.
 pub(crate) fn request_hash(
     config: &ConfigSnapshot,
     port: &CompiledPort,
     (traffic_policy, hash_table): EffectivePolicies<'_>,
-    request: Option<&RequestView<'_>>,
+    request_view: Option<&RequestView<'_>>,
 ) -> Option<HashSelection> {
     let balancing = traffic_policy?.balancing.as_ref()?;
     let caller = &config.compiled.snapshot.config.workload;
-    let key = RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request, caller)?;
+    let hash =
+        RequestHash::for_request(balancing.rule.algorithm.hash_key()?, request_view, caller)?;
     let hash_table = hash_table.cloned().map(|hash_table| (port.endpoints.clone(), hash_table));
-    Some(HashSelection { key, hash_table })
+    Some(HashSelection { request_hash: hash, hash_table })
 }
 
-/// Returns the endpoints that the tag rules of the port permit for a request, or for a connection without
-/// visible requests.
+/// Returns the endpoints that the port's tag rules permit for a request, or for a connection if
+/// `request_view` is `None`.
+///
+/// # Errors
+/// `no-tagged-endpoint` if tag rules permit no endpoint.
 pub(crate) fn permitted_endpoints(
     worker: &Worker,
     port: &CompiledPort,
-    request: Option<&RequestView<'_>>,
+    request_view: Option<&RequestView<'_>>,
 ) -> Result<Priorities, Reason> {
     let Some(tags) = &port.tags else {
         return Ok(Priorities::new(port.endpoints.clone(), None));
     };
-    let mut random = || worker.random_number();
-    let decision = match request {
-        Some(request) => tags.choose_instances(request, &mut random),
-        None => tags.choose_without_request(&mut random),
+    let mut random_number = || worker.random_number();
+    let decision = match request_view {
+        Some(request_view) => tags.choose_instances(request_view, &mut random_number),
+        None => tags.choose_without_request(&mut random_number),
     };
     tags.matched_rules(&decision)
-        .for_each(|(origin, slot)| rule_matches::count_tags(&worker.shard, origin, slot));
+        .for_each(|(origin, slot)| rule_matches::count_tags(&worker.metrics, origin, slot));
     tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 
-/// Returns the endpoints that tag rules permit.
+/// Returns the endpoints that tag rules permit; `None` if there are none.
 fn tag_priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
     Some(Priorities::new(decision.endpoints?.clone(), decision.fallbacks.cloned()))
 }

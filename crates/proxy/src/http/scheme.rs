@@ -1,4 +1,4 @@
-//! Schemes of absolute targets: `https` requires TLS, and other schemes except `http` are rejected.
+//! Absolute targets with a scheme other than `http`: `https` requires TLS, and all other schemes are rejected.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) fn parse_target<'b>(
         return Err(reason.into());
     };
     let is_https = scheme.eq_ignore_ascii_case(b"https");
-    if is_https && is_in_tls(session) {
+    if is_https && arrived_over_tls(session) {
         return Ok(request.parse_target_any_scheme()?);
     }
     let hint = match is_https {
@@ -49,7 +49,7 @@ pub(super) fn parse_target<'b>(
 }
 
 /// True if the client has sent the request over TLS.
-fn is_in_tls(session: &Session) -> bool {
+fn arrived_over_tls(session: &Session) -> bool {
     session.gateway_connection.as_ref().is_some_and(|connection| connection.scheme == Scheme::Https)
         || matches!(session.transport, SessionTransport::Tls { .. })
 }

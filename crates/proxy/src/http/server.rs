@@ -12,18 +12,18 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::body::BodySource;
-use super::claims;
 use super::error_response;
 use super::exchange::Exchange;
 use super::message::{MessageReader, MessageWriter, ReadError};
+use super::proxy_headers;
 use super::request::{Request, may_upgrade};
 use super::respond::Responder;
-use crate::drain::{Phase, last_call};
+use crate::drain::{Phase, last_request_timeout};
 use crate::error::{Failure, downstream_reason};
 use crate::http2::cancel;
-use crate::http2::offer;
+use crate::http2::h2c_upgrade;
 use crate::io::Io;
-use crate::link::{OpenedStream, StreamLoss};
+use crate::link::{OpenedStream, StreamError};
 use crate::max_wait::wait_within;
 use crate::record::ExchangeRecord;
 use crate::session::{ListenerKind, Session};
@@ -56,14 +56,14 @@ pub(crate) async fn serve_requests(
             return result;
         }
         let max_wait = session.max_wait().saturating_sub(session.worker.config.limits.rest_after);
-        let readable = || poll_fn(|cx| io.poll_readable(cx));
+        let wait_readable = || poll_fn(|cx| io.poll_readable(cx));
         let has_request = tokio::select! {
             biased;
-            waited = timeout(max_wait, readable()) => matches!(waited, Ok(Ok(()))),
+            wait_result = timeout(max_wait, wait_readable()) => matches!(wait_result, Ok(Ok(()))),
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                let last_call = last_call(&session.worker.config.limits).min(max_wait);
+                let last_call_time = last_request_timeout(&session.worker.config.limits).min(max_wait);
                 // Boxed: most idle connections never need it.
-                matches!(Box::pin(timeout(last_call, readable())).await, Ok(Ok(())))
+                matches!(Box::pin(timeout(last_call_time, wait_readable())).await, Ok(Ok(())))
             }
             () = session.wait_for_eviction() => false,
         };
@@ -74,7 +74,7 @@ pub(crate) async fn serve_requests(
     }
 }
 
-/// Serves requests until the connection ends, or has been idle for some time (`None`).
+/// Serves requests until the connection ends. Returns `None` if the connection has been idle for some time.
 async fn serve_until_idle(
     session: &Session,
     io: &Io,
@@ -108,18 +108,18 @@ async fn serve_until_idle(
             None => return Some(reject_unreadable(session, io, Reason::HeadTimeout).await),
         };
         if head.http2 {
-            if let Some(first_frame) = offer::accept_upgrade(session, io, &head, &bytes) {
+            if let Some(first_frame) = h2c_upgrade::accept_upgrade(session, io, &head, &bytes) {
                 return Some(switch_to_http2(&mut writer, first_frame, reader.buffer).await);
             }
-            // This field describes the client only on a link.
+            // The field `http2` describes the client only on a link.
             head.http2 = false;
         }
         if session.gateway_connection.is_some() {
-            claims::remove_claims(&mut head, &bytes);
+            proxy_headers::remove_proxy_headers(&mut head, &bytes);
         }
-        let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-        let upgrade = bodiless && may_upgrade(&worker.config.upgrades, &head, &bytes);
-        let request = Request { bytes, head: &head, upgrade };
+        let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+        let is_upgrade = is_bodiless && may_upgrade(&worker.config.upgrades, &head, &bytes);
+        let request = Request { bytes, head: &head, is_upgrade };
         // For other listeners, the request pipeline rejects a tunnel.
         if session.listener_kind == ListenerKind::HttpProxy && request.method() == "CONNECT" {
             let authority =
@@ -133,14 +133,16 @@ async fn serve_until_idle(
             // delimited body.
             keep_alive: head.keep_alive && head.version == Http1Version::Http11,
         };
-        let length = if upgrade { BodyLength::UntilClose } else { head.body };
+        let length = if is_upgrade { BodyLength::UntilClose } else { head.body };
         let mut body = BodySource::from_http1(&mut reader, length);
-        let (response_started, to_client) = (Cell::new(false), &mut responder);
+        let (response_started, client_responder) = (Cell::new(false), &mut responder);
         let outcome =
-            Exchange::new(session, &request, &mut body, to_client, &response_started).run().await;
+            Exchange::new(session, &request, &mut body, client_responder, &response_started)
+                .run()
+                .await;
         let is_kept_alive = matches!(responder, Responder::Http1 { keep_alive: true, .. });
         // After a rejected upgrade the connection remains usable.
-        let is_complete = body.is_complete() || upgrade;
+        let is_complete = body.is_complete() || is_upgrade;
         if outcome.is_err() {
             io.reset_on_drop();
             return Some(ServeResult::Done);
@@ -158,7 +160,7 @@ async fn switch_to_http2(
     first_frame: Bytes,
     early_bytes: BytesMut,
 ) -> ServeResult {
-    writer.output_buffer().extend_from_slice(offer::SWITCHING_RESPONSE);
+    writer.output_buffer().extend_from_slice(h2c_upgrade::SWITCHING_RESPONSE);
     match writer.flush().await {
         Ok(()) => ServeResult::Http2 { first_frame, early_bytes },
         Err(_) => ServeResult::Done,
@@ -183,10 +185,11 @@ fn await_last_request<'a>(
     session: &'a Session,
     reader: &'a mut MessageReader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
-    let last_call = last_call(&session.worker.config.limits).min(session.max_wait());
-    Box::pin(
-        async move { matches!(timeout(last_call, reader.wait_for_message()).await, Ok(Ok(true))) },
-    )
+    let last_call_time =
+        last_request_timeout(&session.worker.config.limits).min(session.max_wait());
+    Box::pin(async move {
+        matches!(timeout(last_call_time, reader.wait_for_message()).await, Ok(Ok(true)))
+    })
 }
 
 /// Waits for the first byte of the next request.
@@ -204,7 +207,7 @@ async fn wait_for_request(
     }
     tokio::select! {
         biased;
-        waited = timeout(max_wait, reader.wait_for_message()) => match waited {
+        wait_result = timeout(max_wait, reader.wait_for_message()) => match wait_result {
             Ok(Ok(true)) => NextStep::Request,
             Err(_) if may_release_buffers && reader.buffer.is_empty() => NextStep::Idle,
             // A part of an empty line was received, which does not begin a request.
@@ -221,7 +224,7 @@ async fn wait_for_request(
     }
 }
 
-/// True if a client of the HTTP proxy starts with HTTP/2. Other listeners sniff the first bytes before they
+/// True if a client of the HTTP proxy begins with HTTP/2. Other listeners sniff the first bytes before they
 /// parse a head.
 #[cold]
 fn is_http2_proxy_client(session: &Session, reader: &MessageReader) -> bool {
@@ -231,7 +234,7 @@ fn is_http2_proxy_client(session: &Session, reader: &MessageReader) -> bool {
 
 /// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
 pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason) -> ServeResult {
-    let record = ExchangeRecord::unreadable(session, reason);
+    let record = ExchangeRecord::open_unreadable(session, reason);
     let mut writer =
         MessageWriter::new(io.clone(), session.worker.config.limits.body_stall_timeout);
     let mut responder =
@@ -254,12 +257,13 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
         Ok(()) => {
             let may_upgrade =
                 || may_upgrade(&session.worker.config.upgrades, &head, &opened_stream.head);
-            let upgrade = !opened_stream.end && head.body == BodyLength::Empty && may_upgrade();
+            let is_upgrade =
+                !opened_stream.end_stream && head.body == BodyLength::Empty && may_upgrade();
             let length = match head.body {
-                BodyLength::Empty if upgrade => BodyLength::UntilClose,
+                BodyLength::Empty if is_upgrade => BodyLength::UntilClose,
                 length => length,
             };
-            let request = Request { bytes: opened_stream.head.clone(), head: &head, upgrade };
+            let request = Request { bytes: opened_stream.head.clone(), head: &head, is_upgrade };
             let mut body = BodySource::from_link(stream, length);
             let response_started = Cell::new(false);
             let mut exchange =
@@ -269,7 +273,7 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
                 let mut exchange_run = pin!(exchange.run());
                 tokio::select! {
                     biased;
-                    loss = stream.wait_until_lost() => if let StreamLoss::Http2(code) = loss {
+                    stream_error = stream.wait_until_lost() => if let StreamError::Http2(code) = stream_error {
                         request_scope.record_cancel(code);
                     },
                     outcome = &mut exchange_run => {
@@ -286,7 +290,7 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
         }
         Err(error) => {
             let reason = downstream_reason(&error);
-            let _record = ExchangeRecord::unreadable(session, reason);
+            let _record = ExchangeRecord::open_unreadable(session, reason);
             let failure = Failure::from(reason);
             error_response::send_error(&failure, session, &mut responder, false, false, None).await;
         }
@@ -299,7 +303,7 @@ fn parse_head(head: &mut RequestHead, opened_stream: &OpenedStream) -> Result<()
         Parsed::Complete(length) if length == opened_stream.head.len() => {}
         Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),
     }
-    head.body = match (opened_stream.end, head.body) {
+    head.body = match (opened_stream.end_stream, head.body) {
         (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
         (false, BodyLength::Empty | BodyLength::Known(0)) if head.upgrade => BodyLength::Empty,
         (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),

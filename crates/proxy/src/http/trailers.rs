@@ -1,4 +1,4 @@
-//! Filter of request trailers.
+//! Filters the trailers of requests.
 //!
 //! Policies decide when the head of a request has arrived. A server may merge trailer fields into the headers
 //! (RFC 9110 §6.5.1 permits it for fields that allow it), and would treat a late field as one that a policy has
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use leno_traffic::{CompiledActions, is_similar_name};
 
 use super::body::BodyPiece;
-use super::claims::is_claim;
+use super::proxy_headers::is_proxy_header;
 use crate::session::{ListenerKind, Session};
 
 /// Returns the permitted fields of a raw trailer section; `None` if there are none.
@@ -28,11 +28,11 @@ pub(crate) fn permitted_section(
     {
         return None;
     }
-    let edited = actions.map_or(&[][..], |actions| &actions.request.remove);
+    let edited_names = actions.map_or(&[][..], |actions| &actions.request.remove);
     let is_gateway = matches!(session.listener_kind, ListenerKind::Gateway { .. });
     remove_fields(section, |name| {
-        edited.iter().any(|edited| is_similar_name(edited.as_bytes(), name))
-            || is_gateway && is_claim(name)
+        edited_names.iter().any(|edited_name| is_similar_name(edited_name.as_bytes(), name))
+            || is_gateway && is_proxy_header(name)
     })
 }
 
@@ -42,13 +42,13 @@ pub(crate) fn permit_body_trailers(
     actions: Option<&CompiledActions>,
     body: Vec<BodyPiece>,
 ) -> Vec<BodyPiece> {
-    let permitted = body.into_iter().filter_map(|piece| match piece {
+    let permitted_pieces = body.into_iter().filter_map(|piece| match piece {
         BodyPiece::Trailers(section) => {
             permitted_section(session, actions, section).map(BodyPiece::Trailers)
         }
         data @ BodyPiece::Data(_) => Some(data),
     });
-    permitted.collect()
+    permitted_pieces.collect()
 }
 
 /// True if the access policies of the port do not permit opaque bytes from the peer: they depend on requests,
@@ -59,8 +59,8 @@ fn is_decided_by_request(session: &Session) -> bool {
     !permit.is_ok_and(|permit| config.compiled.access.authorize_tcp(&permit).is_ok())
 }
 
-/// Returns a section without the fields that have such names. The section has been validated: each line is one
-/// field.
+/// Returns a trailer section without the fields whose names `is_removed` accepts; `None` if no field remains.
+/// The section has been validated, so that each line is one field.
 fn remove_fields(section: Bytes, is_removed: impl Fn(&[u8]) -> bool) -> Option<Bytes> {
     let field_name = |line: &[u8]| {
         let end = line.iter().position(|byte| *byte == b':').unwrap_or(line.len());

@@ -1,4 +1,5 @@
-//! HTTP/2 client: a few connections to a server, shared by the requests of one thread.
+//! HTTP/2 client: a pool of connections to one server, shared by the requests of one thread. The pool learns
+//! after how many streams a server ends its connections.
 
 mod capacity;
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use h2::client::{Builder, ResponseFuture, SendRequest};
-use h2::{Ping, Reason as Code, SendStream};
+use h2::{Ping, Reason as Http2Code, SendStream};
 use leno_model::Reason;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::Notify;
@@ -30,7 +31,7 @@ use crate::upstream::pool;
 /// The connections of one thread to one server.
 #[derive(Clone)]
 pub(crate) struct Http2Pool {
-    open: Rc<Http2Connections>,
+    open_connections: Rc<Http2Connections>,
     server: Rc<ServerState>,
     /// The interval at which unused connections are checked.
     check_interval: Duration,
@@ -40,29 +41,30 @@ pub(crate) struct Http2Pool {
 #[derive(Default)]
 struct Http2Connections {
     connections: RefCell<Vec<Rc<Http2Connection>>>,
-    /// True while a task closes surplus connections.
-    is_observed: Cell<bool>,
+    /// True while a task that closes surplus connections runs.
+    has_surplus_task: Cell<bool>,
     /// The requests that wait for room.
-    queue: PendingQueue,
+    pending_queue: PendingQueue,
     /// The attempts to open another connection.
     attempts: ConnectionAttempts,
 }
 
 /// The state of a server, shared by its connections.
 struct ServerState {
-    /// Notified when a stream has ended; all waiters when connections have been added or removed.
-    room: Notify,
+    /// Notifies one waiting request when a stream has ended, and all when connections were added or removed.
+    room_notify: Notify,
     /// The number of streams that the server processes on one connection before it refuses further ones with
     /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it refused none.
     streams_per_connection: Cell<u32>,
     /// The number of streams before the first one refused by the last GOAWAY; 0 if there was no GOAWAY.
-    ended_after: Cell<u32>,
+    streams_before_goaway: Cell<u32>,
     /// The number of streams that the server has processed.
     processed_streams: Cell<u64>,
     /// The number of consecutive connections that the server ended with GOAWAY before it processed any stream.
     unused_connections: Cell<u32>,
-    /// Notified when a stream was processed, or none is left: requests whose stream was refused wait for it.
-    progress: Notify,
+    /// Notified when a stream was processed, or no stream is left. Requests whose stream was refused wait for
+    /// it.
+    progress_notify: Notify,
 }
 
 /// One connection of a pool, with its streams counted.
@@ -72,16 +74,17 @@ struct Http2Connection {
     open_streams: Cell<usize>,
     /// The number of streams opened so far.
     opened_streams: Cell<u32>,
-    /// The first stream known to be refused when the server ended the connection.
-    refused_from: Cell<u32>,
-    /// The number of streams before that, once all refused ones are known.
+    /// The first stream known to be refused when the server ended the connection; `u32::MAX` if none is known.
+    first_refused_stream: Cell<u32>,
+    /// The number of streams before the first refused one, once all refused streams are known; `u32::MAX` until
+    /// then.
     accepted_streams: Cell<u32>,
     /// The number of streams after which the previous connection ended; 0 if unknown.
     expected_streams: u32,
     /// The number of streams opened at the last check for unused connections.
-    opened_at_check: Cell<Option<u32>>,
+    opened_streams_at_check: Cell<Option<u32>>,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
-    expires: Option<Instant>,
+    expires_at: Option<Instant>,
     /// The server state of the pool.
     server: Rc<ServerState>,
 }
@@ -96,19 +99,23 @@ pub(crate) struct Http2Checkout {
 
 impl Default for Http2Pool {
     fn default() -> Self {
-        Self { open: Rc::default(), server: Rc::default(), check_interval: CHECK_INTERVAL }
+        Self {
+            open_connections: Rc::default(),
+            server: Rc::default(),
+            check_interval: CHECK_INTERVAL,
+        }
     }
 }
 
 impl Default for ServerState {
     fn default() -> Self {
         Self {
-            room: Notify::new(),
+            room_notify: Notify::new(),
             streams_per_connection: Cell::new(u32::MAX),
-            ended_after: Cell::new(0),
+            streams_before_goaway: Cell::new(0),
             processed_streams: Cell::new(0),
             unused_connections: Cell::new(0),
-            progress: Notify::new(),
+            progress_notify: Notify::new(),
         }
     }
 }
@@ -125,17 +132,17 @@ impl Http2Checkout {
         self.sender.is_extended_connect_protocol_enabled()
     }
 
-    /// Opens the stream. `end`: no body follows.
+    /// Opens the stream. `end_stream`: no body follows.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// [`Reason::UpstreamRefused`] if the connection has ended.
     pub(crate) fn open_stream(
         &mut self,
         head: http::Request<()>,
-        end: bool,
+        end_stream: bool,
     ) -> Result<(ResponseFuture, SendStream<Bytes>), Reason> {
         let opened_stream =
-            self.sender.send_request(head, end).map_err(|_| Reason::UpstreamRefused)?;
+            self.sender.send_request(head, end_stream).map_err(|_| Reason::UpstreamRefused)?;
         // A client's streams are 1, 3, 5 and so on (RFC 9113 §5.1.1).
         self.stream_index = Some(opened_stream.0.stream_id().as_u32() / 2);
         Ok(opened_stream)
@@ -146,34 +153,37 @@ impl Http2Checkout {
         let server = &self.connection.server;
         server.processed_streams.set(server.processed_streams.get() + 1);
         server.unused_connections.set(0);
-        server.progress.notify_one();
-        let limit = server.streams_per_connection.get();
-        if self.stream_index.is_some_and(|stream_index| stream_index >= limit) {
-            server.streams_per_connection.set(limit.saturating_mul(2));
+        server.progress_notify.notify_one();
+        let stream_limit = server.streams_per_connection.get();
+        if self.stream_index.is_some_and(|stream_index| stream_index >= stream_limit) {
+            server.streams_per_connection.set(stream_limit.saturating_mul(2));
         }
     }
 
-    /// Waits, after the server has refused the stream, until it has processed another one. Returns false if
-    /// it is expected to refuse the stream again. `is_reset`: the server has reset the stream rather than
-    /// sent GOAWAY.
+    /// Waits until the server has processed another stream, after it has refused this one. Returns false if
+    /// the server will probably refuse the request again. `is_reset`: the server has reset the stream rather
+    /// than sent GOAWAY.
     pub(crate) async fn wait_for_progress(self, is_reset: bool) -> bool {
         let connection = self.connection.clone();
-        let processed_before = connection.server.processed_streams.get();
+        let old_processed_streams = connection.server.processed_streams.get();
         if let Some(stream_index) = self.stream_index.filter(|_| !is_reset) {
-            connection.refused_from.set(connection.refused_from.get().min(stream_index));
+            connection
+                .first_refused_stream
+                .set(connection.first_refused_stream.get().min(stream_index));
         }
         drop(self);
-        // A GOAWAY wakes all refused streams at once: after a turn of each, the first of them is known.
+        // A GOAWAY wakes all refused streams at once: once each of them has run, the first refused stream is
+        // known.
         tokio::task::yield_now().await;
         if !is_reset {
-            let accepted_streams = connection.refused_from.get();
+            let accepted_streams = connection.first_refused_stream.get();
             connection.record_goaway(accepted_streams);
             return accepted_streams != u32::MAX && accepted_streams > 0;
         }
-        let is_processed = || connection.server.processed_streams.get() > processed_before;
+        let is_processed = || connection.server.processed_streams.get() > old_processed_streams;
         let progress = async {
             while !is_processed() && connection.open_streams.get() > 0 {
-                connection.server.progress.notified().await;
+                connection.server.progress_notify.notified().await;
             }
         };
         drop(timeout(PROGRESS_TIMEOUT, progress).await);
@@ -194,77 +204,85 @@ impl Drop for Http2Checkout {
     fn drop(&mut self) {
         let Http2Connection { open_streams, server, .. } = &*self.connection;
         open_streams.set(open_streams.get() - 1);
-        server.room.notify_one();
+        server.room_notify.notify_one();
         if open_streams.get() == 0 {
-            server.progress.notify_waiters();
+            server.progress_notify.notify_waiters();
         }
     }
 }
 
 impl Http2Pool {
-    /// Adds an established connection, until its peer's certificate expires.
-    pub(crate) fn add_connection(&self, sender: SendRequest<Bytes>, expires: Option<Instant>) {
-        drop(self.insert(sender, expires));
+    /// Adds an established connection. `expires_at`: the expiration of the peer's certificate, if it has one.
+    pub(crate) fn add_connection(&self, sender: SendRequest<Bytes>, expires_at: Option<Instant>) {
+        drop(self.insert(sender, expires_at));
     }
 
     /// Adds an established connection, and returns a slot for one stream.
     pub(crate) fn add_and_acquire(
         &self,
         sender: SendRequest<Bytes>,
-        expires: Option<Instant>,
+        expires_at: Option<Instant>,
     ) -> Http2Checkout {
-        Http2Checkout::new(self.insert(sender, expires))
+        Http2Checkout::new(self.insert(sender, expires_at))
     }
 
-    fn insert(&self, sender: SendRequest<Bytes>, expires: Option<Instant>) -> Rc<Http2Connection> {
+    fn insert(
+        &self,
+        sender: SendRequest<Bytes>,
+        expires_at: Option<Instant>,
+    ) -> Rc<Http2Connection> {
         let connection = Rc::new(Http2Connection {
             sender,
             open_streams: Cell::new(0),
             opened_streams: Cell::new(0),
-            refused_from: Cell::new(u32::MAX),
+            first_refused_stream: Cell::new(u32::MAX),
             accepted_streams: Cell::new(u32::MAX),
-            expected_streams: self.server.ended_after.get(),
-            opened_at_check: Cell::new(None),
-            expires,
+            expected_streams: self.server.streams_before_goaway.get(),
+            opened_streams_at_check: Cell::new(None),
+            expires_at,
             server: self.server.clone(),
         });
-        let mut open = self.open.connections.borrow_mut();
-        open.push(connection.clone());
-        let has_surplus = open.len() > 1;
-        drop(open);
-        if has_surplus && !self.open.is_observed.replace(true) {
-            tokio::task::spawn_local(close_surplus(Rc::downgrade(&self.open), self.check_interval));
+        let mut connections = self.open_connections.connections.borrow_mut();
+        connections.push(connection.clone());
+        let has_surplus = connections.len() > 1;
+        drop(connections);
+        if has_surplus && !self.open_connections.has_surplus_task.replace(true) {
+            tokio::task::spawn_local(close_surplus(
+                Rc::downgrade(&self.open_connections),
+                self.check_interval,
+            ));
         }
-        self.server.room.notify_waiters();
+        self.server.room_notify.notify_waiters();
         connection
     }
 
-    /// Returns the first connection with room, and removes those that have ended.
+    /// Returns the first connection with room; `None` if there is none. Removes the connections that have
+    /// ended.
     fn acquire_with_room(&self) -> Option<Http2Checkout> {
-        let mut open = self.open.connections.borrow_mut();
-        let old_length = open.len();
-        open.retain(|connection| !connection.is_over());
-        if open.len() < old_length {
-            self.server.room.notify_waiters();
+        let mut connections = self.open_connections.connections.borrow_mut();
+        let old_length = connections.len();
+        connections.retain(|connection| !connection.is_over());
+        if connections.len() < old_length {
+            self.server.room_notify.notify_waiters();
         }
-        drop(open);
+        drop(connections);
         self.acquire_where(Http2Connection::has_room)
     }
 
     fn acquire_where(&self, condition: fn(&Http2Connection) -> bool) -> Option<Http2Checkout> {
-        let open = self.open.connections.borrow();
-        open.iter().find(|connection| condition(connection)).cloned().map(Http2Checkout::new)
+        let connections = self.open_connections.connections.borrow();
+        connections.iter().find(|connection| condition(connection)).cloned().map(Http2Checkout::new)
     }
 
     /// True if a connection is open, with room or not.
     pub(crate) fn is_open(&self) -> bool {
-        !self.open.connections.borrow().is_empty()
+        !self.open_connections.connections.borrow().is_empty()
     }
 
-    /// Opens no more streams; those in progress continue.
+    /// Removes all connections, so that no more streams are opened on them. Streams in progress continue.
     pub(crate) fn clear(&self) {
-        self.open.connections.borrow_mut().clear();
-        self.server.room.notify_waiters();
+        self.open_connections.connections.borrow_mut().clear();
+        self.server.room_notify.notify_waiters();
     }
 }
 
@@ -277,43 +295,46 @@ impl Http2Connection {
     /// True if the server is likely to process another stream. Beyond the number of streams after which it
     /// ended previous connections, one stream at a time probes for a higher limit.
     fn has_room(&self) -> bool {
-        let is_short = self.opened_streams.get() >= self.server.streams_per_connection.get();
-        self.may_open() && (!is_short || self.open_streams.get() == 0)
+        let has_reached_limit =
+            self.opened_streams.get() >= self.server.streams_per_connection.get();
+        self.may_open() && (!has_reached_limit || self.open_streams.get() == 0)
     }
 
     /// Records that a GOAWAY refused the stream with this number. A server that counts streams ends the next
     /// connection after a similar number. A single GOAWAY proves nothing: a server that drains, or closes a
     /// connection for its age or idleness, also refuses the streams in transit.
-    fn record_goaway(&self, streams: u32) {
-        if streams >= self.accepted_streams.get() {
+    fn record_goaway(&self, stream_count: u32) {
+        if stream_count >= self.accepted_streams.get() {
             return;
         }
-        self.accepted_streams.set(streams);
-        let ServerState { streams_per_connection, ended_after, unused_connections, .. } =
-            &*self.server;
-        if streams == 0 {
+        self.accepted_streams.set(stream_count);
+        let ServerState {
+            streams_per_connection, streams_before_goaway, unused_connections, ..
+        } = &*self.server;
+        if stream_count == 0 {
             unused_connections.set(unused_connections.get().saturating_add(1));
-            // A single one may be due to a lack of connections. A server that refuses all streams does not
-            // reveal a limit on their number.
+            // A single unused connection may be due to a lack of connections. A server that refuses all
+            // streams does not reveal a limit on their number.
             if unused_connections.get() > 1 {
                 streams_per_connection.set(u32::MAX);
-                ended_after.set(0);
+                streams_before_goaway.set(0);
             }
             return;
         }
-        ended_after.set(streams);
+        streams_before_goaway.set(stream_count);
         let is_similar =
             |smaller: u32, larger: u32| larger <= smaller.saturating_mul(MAX_SIMILAR_RATIO);
-        if is_similar(streams, self.expected_streams) && is_similar(self.expected_streams, streams)
+        if is_similar(stream_count, self.expected_streams)
+            && is_similar(self.expected_streams, stream_count)
         {
-            streams_per_connection.set(streams);
+            streams_per_connection.set(stream_count);
         }
     }
 
     /// True if no request has used the connection since the last check.
     fn was_unused(&self) -> bool {
         let opened_streams = Some(self.opened_streams.get());
-        self.opened_at_check.replace(opened_streams) == opened_streams
+        self.opened_streams_at_check.replace(opened_streams) == opened_streams
             && self.open_streams.get() == 0
     }
 
@@ -322,7 +343,7 @@ impl Http2Connection {
         let mut cx = Context::from_waker(Waker::noop());
         // The codec's result covers the connection only; streams are counted here.
         matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
-            || self.expires.is_some_and(|expires| expires <= Instant::now())
+            || self.expires_at.is_some_and(|expires_at| expires_at <= Instant::now())
     }
 }
 
@@ -333,7 +354,7 @@ impl Http2Connections {
         let mut connections = self.connections.borrow_mut();
         let ended_connections = connections.extract_if(.., |connection| connection.is_over());
         // A request that waits for room may now open another connection.
-        ended_connections.for_each(|connection| connection.server.room.notify_waiters());
+        ended_connections.for_each(|connection| connection.server.room_notify.notify_waiters());
         let mut has_first = false;
         connections.retain(|connection| {
             let is_first = !std::mem::replace(&mut has_first, true);
@@ -342,14 +363,14 @@ impl Http2Connections {
     }
 }
 
-/// Checks the connections of a pool until there is no surplus.
-async fn close_surplus(open: Weak<Http2Connections>, check_interval: Duration) {
+/// Closes unused surplus connections of a pool at regular intervals, until at most one connection is left.
+async fn close_surplus(open_connections: Weak<Http2Connections>, check_interval: Duration) {
     loop {
         sleep(check_interval).await;
-        let Some(open) = open.upgrade() else { return };
-        open.close_unused();
-        if open.connections.borrow().len() < 2 {
-            open.is_observed.set(false);
+        let Some(open_connections) = open_connections.upgrade() else { return };
+        open_connections.close_unused();
+        if open_connections.connections.borrow().len() < 2 {
+            open_connections.has_surplus_task.set(false);
             return;
         }
     }
@@ -359,7 +380,7 @@ async fn close_surplus(open: Weak<Http2Connections>, check_interval: Duration) {
 /// reports GOAWAY to streams above the last processed one (RFC 9113 §6.8), and the error of the connection to
 /// the others.
 pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
-    error.reason() == Some(Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
+    error.reason() == Some(Http2Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
 }
 
 /// Performs the HTTP/2 handshake on a connection. `owner` is dropped when the connection ends.
@@ -372,23 +393,23 @@ pub(crate) async fn connect_http2(
     owner: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
     let handshake = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
-    let (mut send, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
+    let (mut send_request, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
     // The server's SETTINGS precede its PING response: afterwards its stream limit is known, and that it
     // supports HTTP/2 at all.
     if let Some(mut ping) = connection.ping_pong() {
         let early_end = poll_fn(|cx| {
-            let polled = Pin::new(&mut connection).poll(cx);
+            let poll_result = Pin::new(&mut connection).poll(cx);
             // A server may keep the connection open after a GOAWAY.
-            match polled {
-                _ if has_received_goaway(&mut send, cx) => Poll::Ready(None),
-                Poll::Ready(end) => Poll::Ready(Some(end)),
+            match poll_result {
+                _ if has_received_goaway(&mut send_request, cx) => Poll::Ready(None),
+                Poll::Ready(connection_end) => Poll::Ready(Some(connection_end)),
                 Poll::Pending => Poll::Pending,
             }
         });
         tokio::select! {
             biased;
-            end = early_end => return Err(match end {
-                Some(end) => early_end_reason(end, &io).await,
+            connection_end = early_end => return Err(match connection_end {
+                Some(connection_end) => early_end_reason(connection_end, &io).await,
                 None => Reason::ConnectFailed,
             }),
             pong = ping.ping(Ping::opaque()) => {
@@ -402,17 +423,17 @@ pub(crate) async fn connect_http2(
             tracing::debug!(%error, "HTTP/2 connection to a server failed");
         }
     });
-    Ok(send)
+    Ok(send_request)
 }
 
 /// True if the server has sent GOAWAY: it accepts no further stream.
-fn has_received_goaway(send: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
-    matches!(send.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
+fn has_received_goaway(send_request: &mut SendRequest<Bytes>, cx: &mut Context<'_>) -> bool {
+    matches!(send_request.poll_ready(cx), Poll::Ready(Err(error)) if error.is_go_away() && error.is_remote())
 }
 
 /// Returns the reason for a connection that ended before the server's SETTINGS and PING response.
-async fn early_end_reason(end: Result<(), h2::Error>, io: &Io) -> Reason {
-    match end {
+async fn early_end_reason(connection_end: Result<(), h2::Error>, io: &Io) -> Reason {
+    match connection_end {
         // The codec found no valid frames in the received bytes.
         Err(error) if error.is_go_away() && error.is_library() => Reason::ProtocolMismatch,
         Err(error) if !error.is_io() => Reason::ConnectFailed,

@@ -18,25 +18,25 @@ use crate::http::request::Request;
 /// Rewrites an extended CONNECT request as an HTTP/1.1 upgrade, with `nonce` as the key of a WebSocket (RFC
 /// 6455 §4.1). Returns false for any other request.
 pub(crate) fn rewrite_as_upgrade(
-    parts: &mut request::Parts,
+    request_parts: &mut request::Parts,
     nonce: impl FnOnce() -> [u8; 16],
 ) -> bool {
-    let Some(protocol) = parts.extensions.get::<Protocol>() else {
+    let Some(protocol) = request_parts.extensions.get::<Protocol>() else {
         return false;
     };
     let Ok(protocol) = HeaderValue::from_str(protocol.as_str()) else {
         return false;
     };
     // HTTP/2 has no key; the application responds to the generated one, not to a key of the client.
-    parts.headers.remove(SEC_WEBSOCKET_KEY);
+    request_parts.headers.remove(SEC_WEBSOCKET_KEY);
     if protocol == WEBSOCKET
         && let Ok(key) = HeaderValue::from_str(&STANDARD.encode(nonce()))
     {
-        parts.headers.insert(SEC_WEBSOCKET_KEY, key);
+        request_parts.headers.insert(SEC_WEBSOCKET_KEY, key);
     }
-    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    parts.headers.insert(UPGRADE, protocol);
-    parts.method = Method::GET;
+    request_parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    request_parts.headers.insert(UPGRADE, protocol);
+    request_parts.method = Method::GET;
     true
 }
 
@@ -63,23 +63,23 @@ pub(crate) fn build_connect_request(
 
 /// Returns the successful response of an HTTP/2 server as an HTTP/1.1 response to an upgrade.
 pub(crate) fn build_switching_response(
-    parts: &mut response::Parts,
+    response_parts: &mut response::Parts,
     request: &Request<'_>,
 ) -> Bytes {
-    parts.status = StatusCode::SWITCHING_PROTOCOLS;
-    parts.headers.remove(CONTENT_LENGTH);
-    parts.headers.remove(SEC_WEBSOCKET_ACCEPT);
-    parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    response_parts.status = StatusCode::SWITCHING_PROTOCOLS;
+    response_parts.headers.remove(CONTENT_LENGTH);
+    response_parts.headers.remove(SEC_WEBSOCKET_ACCEPT);
+    response_parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     let protocol = upgrade_protocol(request).unwrap_or_default();
     if let Ok(protocol) = HeaderValue::from_str(&protocol) {
-        parts.headers.insert(UPGRADE, protocol);
+        response_parts.headers.insert(UPGRADE, protocol);
     }
     if let Some(key) = websocket_key(request)
         && let Ok(accept) = HeaderValue::from_str(&accept_key(key))
     {
-        parts.headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+        response_parts.headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     }
-    head::response_to_http1(parts)
+    head::response_to_http1(response_parts)
 }
 
 /// Checks an HTTP/1.1 response for an HTTP/2 client that sent an extended CONNECT, where any 2xx accepts the
@@ -107,7 +107,7 @@ pub(crate) fn check_connect_response(
     }
 }
 
-/// Returns the only protocol that an upgrade requests, in lower case as in HTTP/2.
+/// Returns the protocol that an upgrade requests, in lower case as in HTTP/2; `None` if it offers a choice.
 fn upgrade_protocol(request: &Request<'_>) -> Option<String> {
     let mut protocols = request.head.find(&request.bytes, UPGRADE.as_str());
     let protocol = protocols.next().filter(|value| !value.contains(&b','))?;

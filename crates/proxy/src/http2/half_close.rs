@@ -17,8 +17,8 @@ pub(super) struct HalfClose {
     /// True if the client has ended its direction.
     has_ended: Cell<bool>,
     /// Notified when the client's direction ends: an incomplete request can no longer be completed.
-    ended: Notify,
-    /// True if the last read found no stream, and the codec has had time to deliver those that it queues.
+    end_notify: Notify,
+    /// True if the last read found no open stream, and the codec has had time to deliver queued streams.
     is_quiet: Cell<bool>,
     /// True if the last write was blocked by the client.
     is_blocked: Cell<bool>,
@@ -27,25 +27,29 @@ pub(super) struct HalfClose {
 }
 
 impl HalfClose {
+    /// Returns the number of open streams.
     pub(super) fn stream_count(&self) -> usize {
         self.open_streams.get()
     }
 
+    /// True if the client has ended its direction.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.get()
     }
 
     /// Wakes the task of the caller once, when the client's direction ends; never resolves.
     pub(super) async fn wake_on_end(&self) -> std::convert::Infallible {
-        self.ended.notified().await;
+        self.end_notify.notified().await;
         std::future::pending().await
     }
 
+    /// Records that a stream was opened.
     pub(super) fn stream_opened(&self) {
         self.is_quiet.set(false);
         self.open_streams.set(self.open_streams.get() + 1);
     }
 
+    /// Records that a stream is over; wakes the reader if the client has ended its direction.
     pub(super) fn stream_closed(&self) {
         self.open_streams.set(self.open_streams.get() - 1);
         if self.has_ended.get()
@@ -58,7 +62,7 @@ impl HalfClose {
     /// Resolves when the end may be reported to the codec.
     pub(super) fn poll_end(&self, io: &Io, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.has_ended.replace(true) {
-            self.ended.notify_waiters();
+            self.end_notify.notify_waiters();
         }
         if self.open_streams.get() == 0 && !self.is_blocked.get() {
             if self.is_quiet.replace(true) {

@@ -12,12 +12,12 @@ use leno_wire::http1::{FieldName, HeaderField, RequestHead, ResponseHead};
 ///
 /// # Errors
 /// `bad-request` for two different authorities, `unsupported` for CONNECT.
-pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reason> {
-    if parts.method == Method::CONNECT {
+pub(crate) fn request_to_http1(request_parts: &request::Parts) -> Result<BytesMut, Reason> {
+    if request_parts.method == Method::CONNECT {
         return Err(Reason::Unsupported);
     }
-    let authority = parts.uri.authority().map(|authority| authority.as_str().as_bytes());
-    let mut hosts = parts.headers.get_all(HOST).iter().map(HeaderValue::as_bytes);
+    let authority = request_parts.uri.authority().map(|authority| authority.as_str().as_bytes());
+    let mut hosts = request_parts.headers.get_all(HOST).iter().map(HeaderValue::as_bytes);
     let host = hosts.next();
     if hosts.next().is_some() {
         return Err(Reason::BadRequest);
@@ -28,71 +28,71 @@ pub(crate) fn request_to_http1(parts: &request::Parts) -> Result<BytesMut, Reaso
         }
         (authority, host) => authority.or(host).unwrap_or_default(),
     };
-    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let mut out = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
-    out.put_slice(parts.method.as_str().as_bytes());
-    out.put_slice(b" ");
-    out.put_slice(path.as_bytes());
-    out.put_slice(b" HTTP/1.1\r\n");
-    put_field(&HOST, host, &mut out);
-    put_fields(&parts.headers, &mut out);
-    out.put_slice(b"\r\n");
-    Ok(out)
+    let path = request_parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut output = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
+    output.put_slice(request_parts.method.as_str().as_bytes());
+    output.put_slice(b" ");
+    output.put_slice(path.as_bytes());
+    output.put_slice(b" HTTP/1.1\r\n");
+    put_field(&HOST, host, &mut output);
+    put_fields(&request_parts.headers, &mut output);
+    output.put_slice(b"\r\n");
+    Ok(output)
 }
 
 /// Returns the response of an HTTP/2 server in HTTP/1.1 format.
-pub(crate) fn response_to_http1(parts: &response::Parts) -> Bytes {
-    let mut out = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
-    out.put_slice(b"HTTP/1.1 ");
-    out.put_slice(parts.status.as_str().as_bytes());
-    out.put_slice(b" ");
-    out.put_slice(parts.status.canonical_reason().unwrap_or_default().as_bytes());
-    out.put_slice(b"\r\n");
-    put_fields(&parts.headers, &mut out);
-    out.put_slice(b"\r\n");
-    out.freeze()
+pub(crate) fn response_to_http1(response_parts: &response::Parts) -> Bytes {
+    let mut output = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
+    output.put_slice(b"HTTP/1.1 ");
+    output.put_slice(response_parts.status.as_str().as_bytes());
+    output.put_slice(b" ");
+    output.put_slice(response_parts.status.canonical_reason().unwrap_or_default().as_bytes());
+    output.put_slice(b"\r\n");
+    put_fields(&response_parts.headers, &mut output);
+    output.put_slice(b"\r\n");
+    output.freeze()
 }
 
 /// Returns a trailer section in HTTP/1.1 format, with the fields permitted in trailers (RFC 9110 §6.5.1);
 /// `None` if there are none.
 pub(super) fn trailers_to_http1(fields: &HeaderMap) -> Option<Bytes> {
-    let mut out = BytesMut::with_capacity(INITIAL_TRAILER_BYTES);
+    let mut output = BytesMut::with_capacity(INITIAL_TRAILER_BYTES);
     for (name, value) in fields {
         if FieldName::classify(name.as_str().as_bytes()) == FieldName::Other {
-            put_field(name, value.as_bytes(), &mut out);
+            put_field(name, value.as_bytes(), &mut output);
         }
     }
-    if out.is_empty() {
+    if output.is_empty() {
         return None;
     }
-    out.put_slice(b"\r\n");
-    Some(out.freeze())
+    output.put_slice(b"\r\n");
+    Some(output.freeze())
 }
 
 /// Appends the fields, without `host` and with the crumbs of a cookie joined.
-fn put_fields(fields: &HeaderMap, out: &mut BytesMut) {
+fn put_fields(fields: &HeaderMap, output: &mut BytesMut) {
     for (name, value) in fields {
         if name != HOST && name != COOKIE {
-            put_field(name, value.as_bytes(), out);
+            put_field(name, value.as_bytes(), output);
         }
     }
     let mut crumbs = fields.get_all(COOKIE).iter();
     if let Some(first_crumb) = crumbs.next() {
-        out.put_slice(b"cookie: ");
-        out.put_slice(first_crumb.as_bytes());
+        output.put_slice(b"cookie: ");
+        output.put_slice(first_crumb.as_bytes());
         for crumb in crumbs {
-            out.put_slice(b"; ");
-            out.put_slice(crumb.as_bytes());
+            output.put_slice(b"; ");
+            output.put_slice(crumb.as_bytes());
         }
-        out.put_slice(b"\r\n");
+        output.put_slice(b"\r\n");
     }
 }
 
-fn put_field(name: &HeaderName, value: &[u8], out: &mut BytesMut) {
-    out.put_slice(name.as_str().as_bytes());
-    out.put_slice(b": ");
-    out.put_slice(value);
-    out.put_slice(b"\r\n");
+fn put_field(name: &HeaderName, value: &[u8], output: &mut BytesMut) {
+    output.put_slice(name.as_str().as_bytes());
+    output.put_slice(b": ");
+    output.put_slice(value);
+    output.put_slice(b"\r\n");
 }
 
 /// Returns the request in HTTP/2 format, for `target` at `authority` by `scheme`. `bytes`: the bytes from which
@@ -119,12 +119,16 @@ pub(crate) fn request_to_http2(
     Ok(request)
 }
 
-/// Adds validated fields; those in `replaced` replace existing ones.
-pub(crate) fn add_fields(request: &mut Request<()>, added: &[(&str, &[u8])], replaced: &[&str]) {
-    for name in replaced {
+/// Appends validated fields, after removing the existing fields named in `replaced_names`.
+pub(crate) fn add_fields(
+    request: &mut Request<()>,
+    added_fields: &[(&str, &[u8])],
+    replaced_names: &[&str],
+) {
+    for name in replaced_names {
         request.headers_mut().remove(*name);
     }
-    for (name, value) in added {
+    for (name, value) in added_fields {
         if let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_bytes(value))
         {
@@ -148,19 +152,19 @@ pub(crate) fn response_to_http2(bytes: &[u8], head: &ResponseHead) -> Option<Res
     Some(response)
 }
 
-/// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2).
+/// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2), without `host`; `None` if a field is invalid.
 fn fields_to_http2(bytes: &[u8], fields: &[HeaderField]) -> Option<HeaderMap> {
-    let mut map = HeaderMap::with_capacity(fields.len());
+    let mut header_map = HeaderMap::with_capacity(fields.len());
     for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
         let name = HeaderName::from_bytes(field.name.slice_in(bytes)).ok()?;
-        map.append(name, HeaderValue::from_bytes(field.value.slice_in(bytes)).ok()?);
+        header_map.append(name, HeaderValue::from_bytes(field.value.slice_in(bytes)).ok()?);
     }
-    Some(map)
+    Some(header_map)
 }
 
 /// Returns a validated trailer section for HTTP/2.
 pub(super) fn trailers_to_http2(section: &[u8]) -> HeaderMap {
-    let mut map = HeaderMap::new();
+    let mut header_map = HeaderMap::new();
     for line in section.split(|byte| *byte == b'\n') {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         let (name, value) = line.split_at(colon);
@@ -169,10 +173,10 @@ pub(super) fn trailers_to_http2(section: &[u8]) -> HeaderMap {
         if let (false, Ok(name), Ok(value)) =
             (kind.is_hop_by_hop(), HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
         {
-            map.append(name, value);
+            header_map.append(name, value);
         }
     }
-    map
+    header_map
 }
 
 /// The initial capacity of the buffer for a head.

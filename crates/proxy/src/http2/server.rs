@@ -1,4 +1,4 @@
-//! HTTP/2 server: each stream of a connection passes the request pipeline on its own.
+//! HTTP/2 server: accepts the streams of a connection, and runs the request pipeline for each of them.
 
 mod proxy_port;
 
@@ -29,11 +29,11 @@ use super::{
 use crate::drain::Phase;
 use crate::error::{Failure, downstream_reason};
 use crate::http::body::{BodyPiece, BodySource};
-use crate::http::claims;
 use crate::http::error_response;
 use crate::http::exchange::Exchange;
 use crate::http::grpc;
 use crate::http::message::ReadError;
+use crate::http::proxy_headers;
 use crate::http::request::{Request, may_upgrade};
 use crate::http::respond::Responder;
 use crate::io::Io;
@@ -62,22 +62,22 @@ async fn serve_transport(session: Rc<Session>, io: &Io, transport: Transport) {
     let half_close = Rc::new(HalfClose::default());
     let handshake = server_builder(is_gateway).handshake(transport.for_client(half_close.clone()));
     let Ok(Ok(connection)) = timeout(max_wait, handshake).await else {
-        session.worker.shard.count_rejected(Reason::BadRequest.label());
+        session.worker.metrics.count_rejected(Reason::BadRequest.label());
         return io.close_lingering().await;
     };
-    let end = match session.listener_kind == ListenerKind::HttpProxy {
+    let connection_end = match session.listener_kind == ListenerKind::HttpProxy {
         // Boxed to keep the future small for other connections.
         true => Box::pin(proxy_port::reject_requests(&session, connection)).await,
         false => serve_streams(&session, connection, half_close).await,
     };
-    if let Http2ConnectionEnd::Graceful = end {
+    if let Http2ConnectionEnd::Graceful = connection_end {
         // The client may still read responses, and frames that it sends meanwhile would reset a closed
         // connection.
         io.close_lingering().await;
     }
 }
 
-/// The way in which a connection ended.
+/// The way in which an HTTP/2 connection ended.
 enum Http2ConnectionEnd {
     /// Both sides know the last stream, and every response was written.
     Graceful,
@@ -85,11 +85,11 @@ enum Http2ConnectionEnd {
     Abrupt,
 }
 
-/// Accepts streams until the connection ends; each is served by a task of its own.
+/// Accepts streams until the connection ends. Each stream is served by its own task.
 async fn serve_streams(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
-    streams: Rc<HalfClose>,
+    half_close: Rc<HalfClose>,
 ) -> Http2ConnectionEnd {
     let reset_counter = ResetCounter::for_session(session);
     let mut phase = session.worker.phase.clone();
@@ -106,7 +106,7 @@ async fn serve_streams(
                 continue;
             }
             () = session.wait_for_eviction(), if !is_ending => {
-                if streams.stream_count() == 0 {
+                if half_close.stream_count() == 0 {
                     is_ending = true;
                     connection.graceful_shutdown();
                 }
@@ -117,9 +117,9 @@ async fn serve_streams(
             Ok(Some(Ok(_)))
                 if reset_counter
                     .as_ref()
-                    .is_some_and(|reset_counter| reset_counter.exceed_limit()) =>
+                    .is_some_and(|reset_counter| reset_counter.exceeds_limit()) =>
             {
-                session.worker.shard.count_rejected(Reason::BadRequest.label());
+                session.worker.metrics.count_rejected(Reason::BadRequest.label());
                 connection.abrupt_shutdown(h2::Reason::ENHANCE_YOUR_CALM);
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return Http2ConnectionEnd::Abrupt;
@@ -129,11 +129,12 @@ async fn serve_streams(
                 drop(timeout(SHUTDOWN_TIMEOUT, poll_fn(|cx| connection.poll_closed(cx))).await);
                 return Http2ConnectionEnd::Abrupt;
             }
-            Ok(Some(Ok((request, respond)))) => {
-                let (session, open_stream) = (session.clone(), OpenStreamGuard::new(&streams));
+            Ok(Some(Ok((request, send_response)))) => {
+                let (session, open_stream) = (session.clone(), OpenStreamGuard::new(&half_close));
                 let reset_counter = reset_counter.clone();
                 tokio::task::spawn_local(async move {
-                    let result = serve_stream(&session, request, respond, &open_stream.0).await;
+                    let result =
+                        serve_stream(&session, request, send_response, &open_stream.0).await;
                     if let (StreamResult::Abandoned, Some(reset_counter)) = (result, reset_counter)
                     {
                         reset_counter.count_reset(Instant::now());
@@ -145,16 +146,16 @@ async fn serve_streams(
             Ok(Some(Err(error))) => {
                 // The client violated the protocol, or sent a head far beyond the limit.
                 if error.is_go_away() && error.is_library() {
-                    session.worker.shard.count_rejected(Reason::BadRequest.label());
+                    session.worker.metrics.count_rejected(Reason::BadRequest.label());
                 }
                 tracing::debug!(%error, "HTTP/2 connection failed");
                 return Http2ConnectionEnd::Abrupt;
             }
             Ok(None) => return Http2ConnectionEnd::Graceful,
-            Err(_) if is_ending && streams.stream_count() == 0 => {
+            Err(_) if is_ending && half_close.stream_count() == 0 => {
                 return Http2ConnectionEnd::Abrupt;
             }
-            Err(_) if !is_ending && (streams.stream_count() == 0 || session.is_expired()) => {
+            Err(_) if !is_ending && (half_close.stream_count() == 0 || session.is_expired()) => {
                 is_ending = true;
                 connection.graceful_shutdown();
             }
@@ -169,7 +170,7 @@ struct ResetCounter {
     /// The start of the current period.
     period_start: Cell<Option<Instant>>,
     /// The resets in the current period.
-    count: Cell<u32>,
+    reset_count: Cell<u32>,
     /// The maximum number of resets per period.
     max_resets: u32,
 }
@@ -183,7 +184,11 @@ impl ResetCounter {
             (false, true) => MAX_PEER_RESETS,
             (false, false) => return None,
         };
-        Some(Rc::new(Self { period_start: Cell::default(), count: Cell::default(), max_resets }))
+        Some(Rc::new(Self {
+            period_start: Cell::default(),
+            reset_count: Cell::default(),
+            max_resets,
+        }))
     }
 
     fn count_reset(&self, now: Instant) {
@@ -191,13 +196,13 @@ impl ResetCounter {
             |period_start: Instant| now.duration_since(period_start) > RESETS_PERIOD;
         if self.period_start.get().is_none_or(is_period_over) {
             self.period_start.set(Some(now));
-            self.count.set(0);
+            self.reset_count.set(0);
         }
-        self.count.set(self.count.get() + 1);
+        self.reset_count.set(self.reset_count.get() + 1);
     }
 
-    fn exceed_limit(&self) -> bool {
-        self.count.get() > self.max_resets
+    fn exceeds_limit(&self) -> bool {
+        self.reset_count.get() > self.max_resets
     }
 }
 
@@ -213,9 +218,9 @@ enum StreamResult {
 struct OpenStreamGuard(Rc<HalfClose>);
 
 impl OpenStreamGuard {
-    fn new(streams: &Rc<HalfClose>) -> Self {
-        streams.stream_opened();
-        Self(streams.clone())
+    fn new(half_close: &Rc<HalfClose>) -> Self {
+        half_close.stream_opened();
+        Self(half_close.clone())
     }
 }
 
@@ -229,48 +234,49 @@ impl Drop for OpenStreamGuard {
 async fn serve_stream(
     session: &Session,
     request: http::Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    send_response: SendResponse<Bytes>,
     half_close: &Rc<HalfClose>,
 ) -> StreamResult {
     let worker = &session.worker;
-    let response = Http2Response::new(respond);
-    let (mut parts, body) = request.into_parts();
+    let response = Http2Response::new(send_response);
+    let (mut request_parts, body) = request.into_parts();
     let random = || u128::from(worker.random_number());
-    let upgrade =
-        connect::rewrite_as_upgrade(&mut parts, || (random() << 64 | random()).to_le_bytes());
+    let is_upgrade = connect::rewrite_as_upgrade(&mut request_parts, || {
+        (random() << 64 | random()).to_le_bytes()
+    });
     let max_wait = worker.config.limits.body_stall_timeout;
-    let mut responder =
-        Responder::Http2 { response: response.clone(), max_wait, grpc: is_grpc(&parts.headers) };
+    let grpc = is_grpc(&request_parts.headers);
+    let mut responder = Responder::Http2 { response: response.clone(), max_wait, grpc };
     let mut request_head = worker.request_heads.take_object();
-    let parse_result = parse_head(&mut request_head, &parts, upgrade, &body);
+    let parse_result = parse_head(&mut request_head, &request_parts, is_upgrade, &body);
     // RFC 8441 §4 has no way to continue without the protocol.
     let parse_result = parse_result.and_then(|bytes| {
-        let permitted = !upgrade || may_upgrade(&worker.config.upgrades, &request_head, &bytes);
-        permitted.then_some(bytes).ok_or(Reason::Unsupported)
+        let is_permitted =
+            !is_upgrade || may_upgrade(&worker.config.upgrades, &request_head, &bytes);
+        is_permitted.then_some(bytes).ok_or(Reason::Unsupported)
     });
     let bytes = match parse_result {
         Ok(bytes) => bytes,
         Err(reason) => {
-            let _record = ExchangeRecord::unreadable(session, reason);
+            let _record = ExchangeRecord::open_unreadable(session, reason);
             let failure = Failure::from(reason);
             error_response::send_error(&failure, session, &mut responder, false, false, None).await;
             return StreamResult::Done;
         }
     };
     if session.gateway_connection.is_some() {
-        claims::remove_claims(&mut request_head, &bytes);
+        proxy_headers::remove_proxy_headers(&mut request_head, &bytes);
     }
-    let request = Request { bytes, head: &request_head, upgrade };
+    let request = Request { bytes, head: &request_head, is_upgrade };
     let mut source = match request_head.body {
-        BodyLength::Empty if !upgrade => BodySource::Empty,
+        BodyLength::Empty if !is_upgrade => BodySource::Empty,
         _ => BodySource::Http2(ReceivedBody::for_request(body, half_close.clone())),
     };
     let has_body = !source.is_empty();
-    let response_started = Cell::new(false);
+    let started = Cell::new(false);
     let request_scope = cancel::RequestScope;
     let outcome = {
-        let mut exchange =
-            Exchange::new(session, &request, &mut source, &mut responder, &response_started);
+        let mut exchange = Exchange::new(session, &request, &mut source, &mut responder, &started);
         let outcome = {
             let mut exchange_run = pin!(exchange.run());
             tokio::select! {
@@ -320,10 +326,10 @@ fn is_malformed(body: &mut BodySource<'_>, cx: &mut Context<'_>) -> bool {
 /// immediately by a reset.
 async fn drain_body(source: &mut BodySource<'_>) {
     let draining = async {
-        let mut remaining = MAX_DRAIN_BYTES;
+        let mut remaining_bytes = MAX_DRAIN_BYTES;
         while let Ok(Some(BodyPiece::Data(data))) = poll_fn(|cx| source.poll_next(cx)).await {
-            match remaining.checked_sub(data.len()) {
-                Some(remaining_bytes) => remaining = remaining_bytes,
+            match remaining_bytes.checked_sub(data.len()) {
+                Some(bytes) => remaining_bytes = bytes,
                 None => break,
             }
         }
@@ -334,21 +340,21 @@ async fn drain_body(source: &mut BodySource<'_>) {
 /// Parses the head as HTTP/1.1, by the same strict rules.
 fn parse_head(
     head: &mut RequestHead,
-    parts: &http::request::Parts,
-    upgrade: bool,
+    request_parts: &http::request::Parts,
+    is_upgrade: bool,
     body: &RecvStream,
 ) -> Result<Bytes, Reason> {
-    let bytes = head::request_to_http1(parts)?.freeze();
+    let bytes = head::request_to_http1(request_parts)?.freeze();
     match head.parse(&bytes) {
         Ok(Parsed::Complete(length)) if length == bytes.len() => {}
         Ok(_) => return Err(Reason::BadRequest),
         Err(error) => return Err(downstream_reason(&error.into())),
     }
-    if upgrade {
+    if is_upgrade {
         // The upgrade must still be valid after parsing: a request to upgrade to HTTP/2, or with a body, is
         // not.
-        let is_upgrade = head.upgrade && head.body == BodyLength::Empty;
-        return if is_upgrade { Ok(bytes) } else { Err(Reason::BadRequest) };
+        let is_valid = head.upgrade && head.body == BodyLength::Empty;
+        return if is_valid { Ok(bytes) } else { Err(Reason::BadRequest) };
     }
     head.body = match (body.is_end_stream(), head.body) {
         (true, _) => BodyLength::Empty,
@@ -364,17 +370,17 @@ fn is_grpc(fields: &http::HeaderMap) -> bool {
 }
 
 fn server_builder(is_gateway: bool) -> Builder {
-    let (streams, header_list) = match is_gateway {
+    let (max_streams, max_header_list_bytes) = match is_gateway {
         true => (MAX_GATEWAY_STREAMS, MAX_GATEWAY_HEADER_LIST_BYTES),
         false => (MAX_STREAMS, MAX_HEADER_LIST_BYTES),
     };
     let mut builder = Builder::new();
     builder
         .enable_connect_protocol()
-        .max_concurrent_streams(streams)
+        .max_concurrent_streams(max_streams)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_header_list_size(header_list)
+        .max_header_list_size(max_header_list_bytes)
         .max_send_buffer_size(MAX_SEND_BUFFER_BYTES)
         .data_frame_budget(MAX_SMALL_FRAMES * SMALL_FRAME_COST)
         .max_concurrent_reset_streams(MAX_RESET_STREAMS)

@@ -1,4 +1,5 @@
-//! One HTTP/2 stream: a received body, a sent body, and the response to a client.
+//! The parts of an HTTP/2 stream: a received body, a sent body, and the response to a client. Both the client
+//! and the server use them.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -8,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::server::SendResponse;
-use h2::{Reason as Code, RecvStream, SendStream};
+use h2::{Reason as Http2Code, RecvStream, SendStream};
 use http::{HeaderName, HeaderValue, Response, StatusCode};
 use leno_traffic::FieldEdits;
 use leno_wire::http1::{MAX_FIELDS, MAX_HEAD_BYTES, Malformed, ResponseHead};
@@ -28,7 +29,7 @@ pub(crate) struct ReceivedBody {
     /// The flow control credit of the last piece, in bytes.
     unreleased_bytes: usize,
     phase: BodyPhase,
-    /// The client connection from which it arrives.
+    /// The state of the client connection from which the body arrives; `None` for the body of a response.
     half_close: Option<Rc<HalfClose>>,
 }
 
@@ -56,7 +57,7 @@ impl ReceivedBody {
         self.phase == BodyPhase::Ended
     }
 
-    /// Returns the next piece; `None` at the end. The codec enforces a declared length.
+    /// Returns the next piece; `None` at the end of the body. The codec enforces a declared length.
     pub(crate) fn poll_next(
         &mut self,
         cx: &mut Context<'_>,
@@ -72,7 +73,7 @@ impl ReceivedBody {
             {
                 Poll::Ready(Err(ReadError::Ended))
             }
-            polled => polled,
+            poll_result => poll_result,
         }
     }
 
@@ -115,7 +116,7 @@ impl ReceivedBody {
 fn read_error(error: h2::Error) -> ReadError {
     match error.reason() {
         // The codec resets a stream for malformed trailers or a wrong body length.
-        Some(Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
+        Some(Http2Code::PROTOCOL_ERROR) if error.is_library() => ReadError::Protocol,
         Some(code) if error.is_reset() => ReadError::Reset(ResetCode::from_http2(code.into())),
         _ => ReadError::Io(io::Error::other(error)),
     }
@@ -148,7 +149,7 @@ impl Drop for RequestStream {
     }
 }
 
-/// The error of a stream whose peer accepts no more data.
+/// The error of a stream when the peer accepts no more data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerGone;
 
@@ -157,12 +158,12 @@ impl OutgoingBody {
         Self(Rc::new(RefCell::new(stream)))
     }
 
-    /// Sends from the front of `data` until it is empty; with `end`, the last frame ends the stream.
+    /// Sends from the front of `data` until it is empty; with `end_stream`, the last frame ends the stream.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
         data: &mut Bytes,
-        end: bool,
+        end_stream: bool,
     ) -> Poll<Result<(), PeerGone>> {
         let mut stream = self.0.borrow_mut();
         while !data.is_empty() {
@@ -174,13 +175,13 @@ impl OutgoingBody {
                 }
             }
             let piece = data.split_to(stream.capacity().min(data.len()));
-            let is_last = end && data.is_empty();
+            let is_last = end_stream && data.is_empty();
             stream.send_data(piece, is_last).map_err(|_| PeerGone)?;
             if is_last {
                 return Poll::Ready(Ok(()));
             }
         }
-        if end {
+        if end_stream {
             stream.send_data(Bytes::new(), true).map_err(|_| PeerGone)?;
         }
         Poll::Ready(Ok(()))
@@ -192,7 +193,7 @@ impl OutgoingBody {
     }
 
     /// Resolves when the peer has reset the stream, or its connection is gone.
-    pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Code>> {
+    pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Http2Code>> {
         self.0.borrow_mut().poll_reset(cx).map(Result::ok)
     }
 }
@@ -210,8 +211,8 @@ enum ResponseState {
 }
 
 impl Http2Response {
-    pub(super) fn new(respond: SendResponse<Bytes>) -> Self {
-        Self(Rc::new(RefCell::new(ResponseState::Pending(respond))))
+    pub(super) fn new(send_response: SendResponse<Bytes>) -> Self {
+        Self(Rc::new(RefCell::new(ResponseState::Pending(send_response))))
     }
 
     /// Forwards an interim (1xx) head.
@@ -228,55 +229,55 @@ impl Http2Response {
 
     fn send_informational(&self, response: Response<()>) -> Result<(), ClientGone> {
         match &mut *self.0.borrow_mut() {
-            ResponseState::Pending(respond) => {
-                respond.send_informational(response).map_err(|_| ClientGone)
+            ResponseState::Pending(send_response) => {
+                send_response.send_informational(response).map_err(|_| ClientGone)
             }
             ResponseState::Started(_) => Err(ClientGone),
         }
     }
 
     /// Starts the final response, with additional fields and the edits of a rule. Returns the sink of its body.
-    pub(crate) fn start(
+    pub(crate) fn start_response(
         &self,
         bytes: &[u8],
         head: &ResponseHead,
-        added: &[(&str, &[u8])],
+        added_fields: &[(&str, &[u8])],
         rule_edits: Option<&FieldEdits>,
-        bodiless: bool,
+        is_bodiless: bool,
     ) -> Result<OutgoingBody, ClientGone> {
         let mut response = head::response_to_http2(bytes, head).ok_or(ClientGone)?;
         if let Some(rule_edits) = rule_edits {
             generated_response::edit_fields(rule_edits, response.headers_mut())
                 .ok_or(ClientGone)?;
         }
-        for (name, value) in added {
+        for (name, value) in added_fields {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| ClientGone)?;
             let value = HeaderValue::from_bytes(value).map_err(|_| ClientGone)?;
             response.headers_mut().append(name, value);
         }
-        self.send_head(response, bodiless)
+        self.send_head(response, is_bodiless)
     }
 
-    /// Sends a final head, and returns the sink of its body. `end`: there is no body.
+    /// Sends a final head, and returns the sink of its body. `end_stream`: there is no body.
     pub(crate) fn send_head(
         &self,
         head: Response<()>,
-        end: bool,
+        end_stream: bool,
     ) -> Result<OutgoingBody, ClientGone> {
-        let mut state = self.0.borrow_mut();
-        let ResponseState::Pending(respond) = &mut *state else {
+        let mut response_state = self.0.borrow_mut();
+        let ResponseState::Pending(send_response) = &mut *response_state else {
             return Err(ClientGone);
         };
-        let stream = respond.send_response(head, end).map_err(|_| ClientGone)?;
+        let stream = send_response.send_response(head, end_stream).map_err(|_| ClientGone)?;
         let outgoing = OutgoingBody::new(stream);
-        *state = ResponseState::Started(outgoing.clone());
+        *response_state = ResponseState::Started(outgoing.clone());
         Ok(outgoing)
     }
 
     /// Resolves when the client has canceled the request, with its code, or is gone.
     pub(super) async fn wait_canceled(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
-            ResponseState::Pending(respond) => respond.poll_reset(cx).map(Result::ok),
+            ResponseState::Pending(send_response) => send_response.poll_reset(cx).map(Result::ok),
             ResponseState::Started(outgoing) => outgoing.poll_reset(cx),
         })
         .await
@@ -290,9 +291,9 @@ impl Http2Response {
 
     /// Resets the stream of an incomplete response. The client receives the HTTP/2 code of the upstream.
     pub(super) fn reset_stream(&self, code: ResetCode) {
-        let code = code.to_http2().map_or(Code::INTERNAL_ERROR, Code::from);
+        let code = code.to_http2().map_or(Http2Code::INTERNAL_ERROR, Http2Code::from);
         match &mut *self.0.borrow_mut() {
-            ResponseState::Pending(respond) => respond.send_reset(code),
+            ResponseState::Pending(send_response) => send_response.send_reset(code),
             ResponseState::Started(outgoing) => outgoing.0.borrow_mut().send_reset(code),
         }
     }

@@ -15,7 +15,7 @@ use crate::io::Io;
 pub(super) struct Transport {
     io: Io,
     early_bytes: BytesMut,
-    /// A frame to insert that the client did not send.
+    /// A frame to insert that the client did not send; `None` once it was read.
     insertion: Option<Box<InsertedFrame>>,
     /// The state of a client connection that may be half-closed; `None` on connections to servers.
     half_close: Option<Rc<HalfClose>>,
@@ -24,9 +24,9 @@ pub(super) struct Transport {
 /// A frame to insert, and the number of client bytes that precede it.
 struct InsertedFrame {
     /// The client's preface and the header of its first frame, as far as they have arrived.
-    start: Vec<u8>,
+    start_bytes: Vec<u8>,
     /// The number of client bytes before the frame that have not arrived.
-    remaining: usize,
+    remaining_bytes: usize,
     frame: Bytes,
 }
 
@@ -37,8 +37,8 @@ impl Transport {
 
     /// Returns a transport that inserts `frame` after the preface and the first frame of the client.
     pub(super) fn with_frame(io: Io, early_bytes: BytesMut, frame: Bytes) -> Self {
-        let start = Vec::with_capacity(START_BYTES);
-        let insertion = InsertedFrame { start, remaining: START_BYTES, frame };
+        let start_bytes = Vec::with_capacity(START_BYTES);
+        let insertion = InsertedFrame { start_bytes, remaining_bytes: START_BYTES, frame };
         Self { io, early_bytes, insertion: Some(Box::new(insertion)), half_close: None }
     }
 
@@ -47,7 +47,7 @@ impl Transport {
         Self { half_close: Some(half_close), ..self }
     }
 
-    /// Reads bytes of the client: first those that were read early.
+    /// Reads bytes of the client: first the early bytes, then bytes from the connection.
     fn poll_client(
         &mut self,
         cx: &mut Context<'_>,
@@ -83,17 +83,17 @@ impl Transport {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if insertion.remaining == 0 {
+        if insertion.remaining_bytes == 0 {
             let length = insertion.frame.len().min(buffer.remaining());
             buffer.put_slice(&insertion.frame.split_to(length));
             self.insertion = Some(insertion).filter(|insertion| !insertion.frame.is_empty());
             return Poll::Ready(Ok(()));
         }
-        let length = insertion.remaining.min(buffer.remaining());
-        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(length));
-        let poll_result = self.poll_client(cx, &mut part);
-        let inspect_result = insertion.inspect(part.filled());
-        let length = part.filled().len();
+        let length = insertion.remaining_bytes.min(buffer.remaining());
+        let mut part_buffer = ReadBuf::new(buffer.initialize_unfilled_to(length));
+        let poll_result = self.poll_client(cx, &mut part_buffer);
+        let inspect_result = insertion.inspect_bytes(part_buffer.filled());
+        let length = part_buffer.filled().len();
         buffer.advance(length);
         self.insertion = Some(insertion);
         inspect_result?;
@@ -107,17 +107,17 @@ impl InsertedFrame {
     /// # Errors
     /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
     /// would get a response without them.
-    fn inspect(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.remaining = self.remaining.saturating_sub(bytes.len());
-        if self.start.len() < START_BYTES {
-            self.start.extend_from_slice(bytes);
-            if let Some([high, middle, low, frame_type, ..]) = self.start.get(PREFACE_BYTES..)
-                && self.remaining == 0
+    fn inspect_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes.len());
+        if self.start_bytes.len() < START_BYTES {
+            self.start_bytes.extend_from_slice(bytes);
+            if let Some([high, middle, low, frame_type, ..]) = self.start_bytes.get(PREFACE_BYTES..)
+                && self.remaining_bytes == 0
             {
                 if *frame_type != SETTINGS_FRAME_TYPE {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                self.remaining = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+                self.remaining_bytes = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
             }
         }
         Ok(())
@@ -164,5 +164,5 @@ impl AsyncWrite for Transport {
 const SETTINGS_FRAME_TYPE: u8 = 4;
 /// The length of the client connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
-/// The length of the preface and of the header of the next frame, which contains its length.
+/// The length of the preface together with the header of the first frame, which contains that frame's length.
 const START_BYTES: usize = PREFACE_BYTES + 9;

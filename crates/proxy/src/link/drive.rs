@@ -16,19 +16,19 @@ use crate::io::Io;
 
 impl LinkHandle {
     /// Drives the link over `io` until either side closes it. `on_open` receives the streams that the peer
-    /// opens. Each turn reads all available bytes, then writes all output at once. After `idle` without a
-    /// stream the link retires.
+    /// opens. Each turn reads all available bytes, then writes all output at once. After `idle_timeout` without
+    /// a stream the link retires.
     ///
     /// # Errors
     /// The peer violated the link protocol.
     pub(crate) async fn drive(
         self,
         io: Io,
-        idle: Duration,
+        idle_timeout: Duration,
         on_open: impl FnMut(OpenedStream),
     ) -> Result<(), LinkError> {
         self.drive_with_intervals(
-            LinkIntervals { beat: BEAT_INTERVAL, tick: TICK_INTERVAL, idle },
+            LinkIntervals { beat: BEAT_INTERVAL, tick: TICK_INTERVAL, idle_timeout },
             io,
             on_open,
         )
@@ -45,8 +45,8 @@ impl LinkHandle {
         let mut driver = Driver {
             link: self.clone(),
             io: io.clone(),
-            input: BytesMut::new(),
-            output: BytesMut::new(),
+            read_buffer: BytesMut::new(),
+            write_buffer: BytesMut::new(),
             on_open,
             intervals,
             timer: Box::pin(sleep_until(beat_at)),
@@ -55,7 +55,7 @@ impl LinkHandle {
             has_received: false,
             checks_since_ping: None,
             was_used: false,
-            idle_remaining: intervals.idle,
+            idle_remaining: intervals.idle_timeout,
             closing_beats: CLOSING_BEATS,
             violation: None,
         };
@@ -75,15 +75,15 @@ struct LinkIntervals {
     /// The shortest interval of liveness checks, used while streams are open.
     tick: Duration,
     /// The time without a stream after which the link retires.
-    idle: Duration,
+    idle_timeout: Duration,
 }
 
 /// Moves bytes between a link's state and its connection.
 struct Driver<F> {
     link: LinkHandle,
     io: Io,
-    input: BytesMut,
-    output: BytesMut,
+    read_buffer: BytesMut,
+    write_buffer: BytesMut,
     on_open: F,
     intervals: LinkIntervals,
     /// The time of the next check. One timer serves all waits of a link.
@@ -99,9 +99,9 @@ struct Driver<F> {
     was_used: bool,
     /// The remaining idle time.
     idle_remaining: Duration,
-    /// The remaining beats for the peer to answer the ping of a retiring link.
+    /// The remaining beats in which the peer may answer the ping of a retiring link.
     closing_beats: u32,
-    /// The protocol violation with which the peer ended the link.
+    /// The protocol violation of the peer that ended the link; `None` without a violation.
     violation: Option<LinkError>,
 }
 
@@ -122,29 +122,32 @@ enum ReadState {
 }
 
 impl<F: FnMut(OpenedStream)> Driver<F> {
-    /// Runs one turn: reads, checks the peer and writes. `Ready` when the link has ended.
+    /// Runs one turn: reads, checks the peer and writes. Returns `Ready` when the link has ended.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_used = {
             let mut state = self.link.0.state.borrow_mut();
-            state.driver = Some(cx.waker().clone());
+            state.driver_waker = Some(cx.waker().clone());
             state.was_used
         };
         if is_used && self.check_interval != CheckInterval::Watched(0) {
             self.shorten_check_interval();
         }
-        let input = self.poll_input(cx);
+        let read_state = self.poll_input(cx);
         let is_alive = self.poll_timer(cx);
         loop {
-            if self.output.is_empty() && !self.io.is_unflushed() && !self.take_output() {
+            if self.write_buffer.is_empty() && !self.io.is_unflushed() && !self.take_output() {
                 let state = self.link.0.state.borrow();
-                let is_over = input == ReadState::Closed || state.is_broken || state.is_finished();
+                let is_over =
+                    read_state == ReadState::Closed || state.is_broken || state.is_finished();
                 return if is_over || !is_alive { Poll::Ready(()) } else { Poll::Pending };
             }
-            match self.io.poll_write_all(cx, &mut self.output) {
+            match self.io.poll_write_all(cx, &mut self.write_buffer) {
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(()),
                 // After a disconnect or a protocol violation, pending output is dropped.
-                Poll::Pending if input == ReadState::Closed || !is_alive => return Poll::Ready(()),
+                Poll::Pending if read_state == ReadState::Closed || !is_alive => {
+                    return Poll::Ready(());
+                }
                 Poll::Pending if self.link.is_broken() => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             }
@@ -156,14 +159,14 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     #[inline(never)]
     fn shorten_check_interval(&mut self) {
         self.check_interval = CheckInterval::Watched(0);
-        let next = Instant::now() + self.intervals.tick;
-        if next < self.timer.deadline() {
-            self.timer.as_mut().reset(next);
+        let next_check = Instant::now() + self.intervals.tick;
+        if next_check < self.timer.deadline() {
+            self.timer.as_mut().reset(next_check);
         }
     }
 
-    /// Runs a check when the timer fires. Returns false if the peer did not answer the last ping and counts as
-    /// gone.
+    /// Runs a check when the timer fires. Returns false if the peer left the last ping unanswered for too long:
+    /// the link is then lost.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> bool {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
@@ -177,7 +180,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             if !is_alive {
                 return false;
             }
-            let next = match self.check_interval {
+            let next_check = match self.check_interval {
                 CheckInterval::Idle => self.beat_at,
                 // A ping is unanswered.
                 CheckInterval::Watched(_) if self.checks_since_ping.is_some() => {
@@ -187,14 +190,14 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
                     now + self.intervals.tick.saturating_mul(1 << doublings)
                 }
             };
-            self.timer.as_mut().reset(next);
+            self.timer.as_mut().reset(next_check);
         }
         true
     }
 
-    /// Pings a silent peer while streams are open, and reports it if it remains silent. Returns false if it has
-    /// been silent for [`LOST_CHECKS`] checks after the ping. `is_late`: this check runs late, so silence does
-    /// not count.
+    /// Pings a silent peer while streams are open, and reports the peer if it remains silent. Returns false if
+    /// the peer has been silent for [`LOST_CHECKS`] checks after the ping. `is_late`: this check runs late, so
+    /// silence does not count.
     fn check_peer(&mut self, is_late: bool) -> bool {
         let was_silent = self.link.0.state.borrow().is_silent;
         if self.has_received && was_silent {
@@ -246,42 +249,43 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         if state.is_retired && !state.is_last_stream_known {
             // A peer that keeps opening streams without answering the ping has reached its limit.
             match self.closing_beats {
-                0 => state.announce_last_stream(),
+                0 => state.send_go_away(),
                 remaining => self.closing_beats = remaining - 1,
             }
         }
         drop(state);
-        let LinkIntervals { beat, idle, .. } = self.intervals;
-        self.idle_remaining = if is_idle { self.idle_remaining.saturating_sub(beat) } else { idle };
+        let LinkIntervals { beat, idle_timeout, .. } = self.intervals;
+        self.idle_remaining =
+            if is_idle { self.idle_remaining.saturating_sub(beat) } else { idle_timeout };
         if self.idle_remaining.is_zero() {
             self.link.retire();
         }
     }
 
-    /// Moves the output of the turn from the state to this driver. Returns false if there is none.
+    /// Moves the pending output from the link state to the write buffer. Returns false if there is no output.
     fn take_output(&mut self) -> bool {
         // An idle link holds no buffer.
-        buffers::return_buffer(&mut self.output, BufferSize::Turn);
+        buffers::return_buffer(&mut self.write_buffer, BufferSize::Turn);
         let mut state = self.link.0.state.borrow_mut();
         let was_congested = state.link.is_congested();
-        std::mem::swap(&mut self.output, state.link.output());
+        std::mem::swap(&mut self.write_buffer, state.link.output());
         if was_congested {
             state.resume_congested();
             self.link.0.changed.notify_waiters();
         }
-        !self.output.is_empty()
+        !self.write_buffer.is_empty()
     }
 
     /// Reads and dispatches received frames.
     fn poll_input(&mut self, cx: &mut Context<'_>) -> ReadState {
         for _ in 0..READS_PER_TURN {
-            match self.io.poll_read(cx, &mut self.input) {
+            match self.io.poll_read(cx, &mut self.read_buffer) {
                 Poll::Ready(Ok(0) | Err(_)) => return ReadState::Closed,
                 Poll::Ready(Ok(_)) => self.has_received = true,
                 Poll::Pending => return ReadState::Open,
             }
             loop {
-                let event = self.link.0.state.borrow_mut().link.receive(&mut self.input);
+                let event = self.link.0.state.borrow_mut().link.receive(&mut self.read_buffer);
                 match event {
                     Ok(Some(event)) => self.link.dispatch_event(event, &mut self.on_open),
                     Ok(None) => break,
@@ -328,22 +332,22 @@ mod tests {
 
     use super::*;
     use crate::io::ByteStream;
-    use crate::link::StreamLoss;
+    use crate::link::StreamError;
     use crate::tests::fixture::{Application, run, wait_until};
 
     /// Returns a link over plain TCP to a peer that sends its first frames, and then `reply` after each read.
     /// The link does not become idle during a test.
     async fn link_to(reply: &'static [u8]) -> LinkHandle {
-        link_for(IDLE, reply).await
+        link_for(LONG_IDLE_TIMEOUT, reply).await
     }
 
-    /// Returns such a link that retires after `idle` without a stream.
-    async fn link_for(idle: Duration, reply: &'static [u8]) -> LinkHandle {
-        let intervals = LinkIntervals { beat: PERIOD, tick: PERIOD / 4, idle };
+    /// Like [`link_to`], but the link retires after `idle_timeout` without a stream.
+    async fn link_for(idle_timeout: Duration, reply: &'static [u8]) -> LinkHandle {
+        let intervals = LinkIntervals { beat: BEAT, tick: BEAT / 4, idle_timeout };
         link_with(intervals, Duration::ZERO, reply).await
     }
 
-    /// Returns such a link with these intervals, to a peer that pauses before each `reply`.
+    /// Like [`link_to`], with these intervals and a peer that pauses before each `reply`.
     async fn link_with(
         intervals: LinkIntervals,
         pause: Duration,
@@ -378,7 +382,7 @@ mod tests {
             let observed = was_silent.clone();
             link.on_silence(move |_, is_silent| observed.set(is_silent));
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
-            assert_eq!(stream.wait_until_lost().await, StreamLoss::Broken);
+            assert_eq!(stream.wait_until_lost().await, StreamError::Broken);
             assert!(link.is_broken() && was_silent.get());
         });
     }
@@ -388,7 +392,7 @@ mod tests {
         run(async {
             let link = link_to(PONG).await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
-            let max_wait = PERIOD * 6;
+            let max_wait = BEAT * 6;
             assert!(tokio::time::timeout(max_wait, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
         });
@@ -398,10 +402,13 @@ mod tests {
     fn a_peer_that_is_silent_for_less_than_the_limit_is_not_lost() {
         run(async {
             // The replies arrive between the second and the third check after each ping.
-            let (tick, pause) = (PERIOD, PERIOD * 17 / 5);
-            let link =
-                link_with(LinkIntervals { beat: BEAT_INTERVAL, tick, idle: IDLE }, pause, PONG)
-                    .await;
+            let (tick, pause) = (BEAT, BEAT * 17 / 5);
+            let link = link_with(
+                LinkIntervals { beat: BEAT_INTERVAL, tick, idle_timeout: LONG_IDLE_TIMEOUT },
+                pause,
+                PONG,
+            )
+            .await;
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             assert!(tokio::time::timeout(pause * 4, stream.wait_until_lost()).await.is_err());
             assert!(!link.is_broken());
@@ -412,16 +419,19 @@ mod tests {
     fn streams_survive_a_silence_during_which_new_requests_avoid_the_link() {
         run(async {
             // Each reply arrives between the sixth and the seventh check after its ping.
-            let (tick, pause) = (PERIOD, PERIOD * 13 / 2);
-            let link =
-                link_with(LinkIntervals { beat: BEAT_INTERVAL, tick, idle: IDLE }, pause, PONG)
-                    .await;
+            let (tick, pause) = (BEAT, BEAT * 13 / 2);
+            let link = link_with(
+                LinkIntervals { beat: BEAT_INTERVAL, tick, idle_timeout: LONG_IDLE_TIMEOUT },
+                pause,
+                PONG,
+            )
+            .await;
             let states = Rc::new(RefCell::new(Vec::new()));
             let observed = states.clone();
             link.on_silence(move |_, is_silent| observed.borrow_mut().push(is_silent));
             let stream = link.open_stream(StreamKind::Http, true, |_| {}).unwrap();
             tokio::select! {
-                loss = stream.wait_until_lost() => panic!("{loss:?}"),
+                error = stream.wait_until_lost() => panic!("{error:?}"),
                 () = wait_until(|| states.borrow().len() >= 2) => {}
             }
             assert_eq!(states.borrow()[..2], [true, false]);
@@ -438,24 +448,24 @@ mod tests {
                     tokio::task::yield_now().await;
                 }
             };
-            assert!(tokio::time::timeout(PERIOD * 6, broken).await.is_err());
+            assert!(tokio::time::timeout(BEAT * 6, broken).await.is_err());
         });
     }
 
     #[test]
     fn an_idle_link_retires_and_a_link_in_use_does_not() {
         run(async {
-            let busy = link_for(PERIOD * 2, PONG).await;
+            let busy = link_for(BEAT * 2, PONG).await;
             let stream = busy.open_stream(StreamKind::Http, true, |_| {}).unwrap();
-            let idle = link_for(PERIOD * 2, b"").await;
-            wait_until(|| idle.is_broken()).await;
+            let idle_link = link_for(BEAT * 2, b"").await;
+            wait_until(|| idle_link.is_broken()).await;
             assert!(!busy.is_broken());
             drop(stream);
             wait_until(|| busy.is_broken()).await;
         });
     }
 
-    const PERIOD: Duration = Duration::from_millis(500);
-    const IDLE: Duration = Duration::from_secs(60);
+    const BEAT: Duration = Duration::from_millis(500);
+    const LONG_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
     const PONG: &[u8] = &[0, 0, 0, 10, 0, 0, 0, 0];
 }

@@ -1,5 +1,5 @@
-//! Rejections by the sidecar at the other end of a link or of `leno-http/1`, with the reason in `leno-reason`.
-//! No other module reads that field of responses.
+//! Rejections by the sidecar at the other end of a link or of `leno-http/1` (HTTP/1.1 between two sidecars),
+//! with the reason in the field `leno-reason`. No other module reads this field of responses.
 
 use bytes::Bytes;
 use leno_model::{REASON_FIELD, Reason};
@@ -14,8 +14,8 @@ pub(crate) struct ReceivedHead {
 }
 
 impl ReceivedHead {
-    /// Returns the reason of a rejection by the peer's sidecar; `None` for a response of the application,
-    /// whatever fields it has.
+    /// Returns the reason of a rejection by the peer's sidecar; `None` for a response of the application, even
+    /// if it has the field `leno-reason`.
     #[inline]
     pub(crate) fn rejection_reason(&self, head: &ResponseHead) -> Option<Reason> {
         self.rejected.then(|| reported_reason(&self.bytes, head))

@@ -13,9 +13,9 @@ pub(super) struct StreamSlot {
     /// The received items that the reader has not taken.
     pub(super) items: VecDeque<Incoming>,
     /// The task that waits for an item.
-    pub(super) reader: Option<Waker>,
+    pub(super) reader_waker: Option<Waker>,
     /// The task that waits for credit or for room in the output.
-    pub(super) writer: Option<Waker>,
+    pub(super) writer_waker: Option<Waker>,
     /// True if the writer waits for the output of the whole link to drain.
     pub(super) is_congested: bool,
     /// True if our direction has ended.
@@ -23,7 +23,7 @@ pub(super) struct StreamSlot {
     /// True if the peer's direction has ended.
     pub(super) remote_ended: bool,
     /// Set if the stream was reset by the peer, or lost with the connection.
-    pub(super) loss: Option<StreamLoss>,
+    pub(super) error: Option<StreamError>,
     /// The reason that the peer reports with its reset; used for metrics only.
     pub(super) reported_reason: Option<Reason>,
 }
@@ -41,7 +41,7 @@ pub(crate) enum Incoming {
 
 /// The reason why a stream ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StreamLoss {
+pub(crate) enum StreamError {
     /// The peer did not process the stream: safe to retry elsewhere.
     Refused,
     /// The peer's application accepts no connection: safe to retry elsewhere.
@@ -72,7 +72,7 @@ impl StreamSlot {
             }
             (_, incoming) => self.items.push_back(incoming),
         }
-        if let Some(waker) = self.reader.take() {
+        if let Some(waker) = self.reader_waker.take() {
             waker.wake();
         }
     }
@@ -82,12 +82,12 @@ impl StreamSlot {
     }
 
     /// Ends the stream early. If both directions have ended it is complete, and queued items can still be read.
-    pub(super) fn end_early(&mut self, loss: StreamLoss) {
+    pub(super) fn end_early(&mut self, error: StreamError) {
         if self.is_complete() {
             return;
         }
-        self.loss.get_or_insert(loss);
-        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
+        self.error.get_or_insert(error);
+        for waker in [self.reader_waker.take(), self.writer_waker.take()].into_iter().flatten() {
             waker.wake();
         }
     }
@@ -154,11 +154,11 @@ mod tests {
 
     #[test]
     fn a_complete_stream_cannot_be_lost() {
-        for (local_ended, expected) in [(true, None), (false, Some(StreamLoss::Broken))] {
+        for (local_ended, expected) in [(true, None), (false, Some(StreamError::Broken))] {
             let mut slot = StreamSlot { local_ended, ..StreamSlot::default() };
             slot.queue_item(data_item(b"last", true));
-            slot.end_early(StreamLoss::Broken);
-            assert_eq!(slot.loss, expected);
+            slot.end_early(StreamError::Broken);
+            assert_eq!(slot.error, expected);
             assert_eq!(slot.items.len(), 1);
         }
     }

@@ -9,27 +9,27 @@ use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
 use leno_wire::link::{ResetCode, StreamId};
 
-use super::{Incoming, ReceivedHead, SharedLink, StreamLoss};
+use super::{Incoming, ReceivedHead, SharedLink, StreamError};
 use crate::buffers::{self, BufferSize};
 use crate::http2::cancel;
 use crate::max_wait::poll_within;
 
 /// One stream of a link. Dropping it before both directions have ended resets it.
 pub(crate) struct LinkStream {
-    shared: Rc<SharedLink>,
+    shared_link: Rc<SharedLink>,
     id: StreamId,
 }
 
 impl LinkStream {
-    pub(super) fn new(shared: Rc<SharedLink>, id: StreamId) -> Self {
-        Self { shared, id }
+    pub(super) fn new(shared_link: Rc<SharedLink>, id: StreamId) -> Self {
+        Self { shared_link, id }
     }
 
     /// Polls for the next item. Taking data returns its credit to the sender.
-    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamLoss>> {
-        let mut state = self.shared.state.borrow_mut();
+    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming, StreamError>> {
+        let mut state = self.shared_link.state.borrow_mut();
         let Some(slot) = state.slots.get_mut(&self.id) else {
-            return Poll::Ready(Err(StreamLoss::Broken));
+            return Poll::Ready(Err(StreamError::Broken));
         };
         match slot.items.pop_front() {
             Some(incoming) => {
@@ -43,10 +43,10 @@ impl LinkStream {
                 }
                 Poll::Ready(Ok(incoming))
             }
-            None => match slot.loss {
-                Some(loss) => Poll::Ready(Err(loss)),
+            None => match slot.error {
+                Some(error) => Poll::Ready(Err(error)),
                 None => {
-                    slot.reader = Some(cx.waker().clone());
+                    slot.reader_waker = Some(cx.waker().clone());
                     Poll::Pending
                 }
             },
@@ -54,45 +54,45 @@ impl LinkStream {
     }
 
     /// Waits for the next item.
-    pub(crate) async fn next(&self) -> Result<Incoming, StreamLoss> {
+    pub(crate) async fn next(&self) -> Result<Incoming, StreamError> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
     /// Returns the head of the final response without removing it; interim heads before it are dropped.
-    pub(crate) async fn final_head(&self) -> Result<ReceivedHead, StreamLoss> {
+    pub(crate) async fn final_head(&self) -> Result<ReceivedHead, StreamError> {
         loop {
             self.wait_for_item().await?;
-            let mut state = self.shared.state.borrow_mut();
-            let slot = state.slots.get_mut(&self.id).ok_or(StreamLoss::Broken)?;
+            let mut state = self.shared_link.state.borrow_mut();
+            let slot = state.slots.get_mut(&self.id).ok_or(StreamError::Broken)?;
             match slot.items.front() {
                 Some(Incoming::Head { head, interim: false, rejected, .. }) => {
                     return Ok(ReceivedHead { bytes: head.clone(), rejected: *rejected });
                 }
                 Some(Incoming::Head { interim: true, .. }) => drop(slot.items.pop_front()),
                 Some(Incoming::Data { .. } | Incoming::Trailers(_)) | None => {
-                    return Err(StreamLoss::Broken);
+                    return Err(StreamError::Broken);
                 }
             }
         }
     }
 
-    /// True if an item has arrived that was not taken.
+    /// True if a received item is queued.
     pub(crate) fn has_more(&self) -> bool {
-        let state = self.shared.state.borrow();
+        let state = self.shared_link.state.borrow();
         state.slots.get(&self.id).is_some_and(|slot| !slot.items.is_empty())
     }
 
     /// Resolves when an item has arrived, without removing it.
-    pub(crate) async fn wait_for_item(&self) -> Result<(), StreamLoss> {
+    pub(crate) async fn wait_for_item(&self) -> Result<(), StreamError> {
         poll_fn(|cx| {
-            let mut state = self.shared.state.borrow_mut();
+            let mut state = self.shared_link.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
-                None => Poll::Ready(Err(StreamLoss::Broken)),
+                None => Poll::Ready(Err(StreamError::Broken)),
                 Some(slot) if !slot.items.is_empty() => Poll::Ready(Ok(())),
-                Some(slot) => match slot.loss {
-                    Some(loss) => Poll::Ready(Err(loss)),
+                Some(slot) => match slot.error {
+                    Some(error) => Poll::Ready(Err(error)),
                     None => {
-                        slot.reader = Some(cx.waker().clone());
+                        slot.reader_waker = Some(cx.waker().clone());
                         Poll::Pending
                     }
                 },
@@ -102,15 +102,15 @@ impl LinkStream {
     }
 
     /// Resolves when the peer has reset the stream or the connection is gone, before the stream was complete.
-    pub(crate) async fn wait_until_lost(&self) -> StreamLoss {
+    pub(crate) async fn wait_until_lost(&self) -> StreamError {
         poll_fn(|cx| {
-            let mut state = self.shared.state.borrow_mut();
+            let mut state = self.shared_link.state.borrow_mut();
             match state.slots.get_mut(&self.id) {
-                None => Poll::Ready(StreamLoss::Broken),
-                Some(slot) => match slot.loss {
-                    Some(loss) => Poll::Ready(loss),
+                None => Poll::Ready(StreamError::Broken),
+                Some(slot) => match slot.error {
+                    Some(error) => Poll::Ready(error),
                     None => {
-                        slot.reader = Some(cx.waker().clone());
+                        slot.reader_waker = Some(cx.waker().clone());
                         Poll::Pending
                     }
                 },
@@ -119,50 +119,51 @@ impl LinkStream {
         .await
     }
 
-    /// Resolves when the output of the link has room for a head or more data; `None` if it has none after
-    /// `max_wait`.
+    /// Resolves when the output of the link has room for a head or more data. Returns `None` if the output is
+    /// still congested after `max_wait`.
     pub(crate) async fn wait_uncongested(
         &self,
         max_wait: Duration,
-    ) -> Option<Result<(), StreamLoss>> {
+    ) -> Option<Result<(), StreamError>> {
         poll_within(max_wait, |cx| self.poll_uncongested(cx)).await
     }
 
     /// Polls until the output of the link has room; registers the stream as congested otherwise.
-    fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), StreamLoss>> {
-        let mut guard = self.shared.state.borrow_mut();
-        let state = &mut *guard;
+    fn poll_uncongested(&self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
+        let mut state_guard = self.shared_link.state.borrow_mut();
+        let state = &mut *state_guard;
         let Some(slot) = state.slots.get_mut(&self.id) else {
-            return Poll::Ready(Err(StreamLoss::Broken));
+            return Poll::Ready(Err(StreamError::Broken));
         };
-        if let Some(loss) = slot.loss {
-            return Poll::Ready(Err(loss));
+        if let Some(error) = slot.error {
+            return Poll::Ready(Err(error));
         }
         if !state.link.is_congested() {
             return Poll::Ready(Ok(()));
         }
-        slot.writer = Some(cx.waker().clone());
+        slot.writer_waker = Some(cx.waker().clone());
         if !std::mem::replace(&mut slot.is_congested, true) {
-            state.congested.push(self.id);
+            state.congested_streams.push(self.id);
         }
         Poll::Pending
     }
 
-    /// Sends a response head. The caller first waits until the link is [uncongested](Self::wait_uncongested).
+    /// Sends a response head; `end`: the head ends this direction. The caller first waits until the link is
+    /// [uncongested](Self::wait_uncongested).
     pub(crate) fn send_head(
         &self,
         interim: bool,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), StreamLoss> {
-        let mut state = self.shared.state.borrow_mut();
-        let sent = state.link_with_buffer().send_head(self.id, interim, end, write_head);
+    ) -> Result<(), StreamError> {
+        let mut state = self.shared_link.state.borrow_mut();
+        let send_result = state.link_with_buffer().send_head(self.id, interim, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.local_ended |= end && sent.is_ok();
+            slot.local_ended |= end && send_result.is_ok();
         }
         state.was_used = true;
         state.wake_driver();
-        sent.map_err(|_| StreamLoss::Broken)
+        send_result.map_err(|_| StreamError::Broken)
     }
 
     /// Sends the final head of a rejection by this sidecar, with the precondition of
@@ -171,39 +172,40 @@ impl LinkStream {
         &self,
         end: bool,
         write_head: impl FnOnce(&mut BytesMut),
-    ) -> Result<(), StreamLoss> {
-        let mut state = self.shared.state.borrow_mut();
-        let sent = state.link_with_buffer().send_rejection(self.id, end, write_head);
+    ) -> Result<(), StreamError> {
+        let mut state = self.shared_link.state.borrow_mut();
+        let send_result = state.link_with_buffer().send_rejection(self.id, end, write_head);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.local_ended |= end && sent.is_ok();
+            slot.local_ended |= end && send_result.is_ok();
         }
         state.was_used = true;
         state.wake_driver();
-        sent.map_err(|_| StreamLoss::Broken)
+        send_result.map_err(|_| StreamError::Broken)
     }
 
-    /// Sends from the front of `data` as credit permits; ready when it is empty.
+    /// Sends from the front of `data` as credit permits, and is ready when `data` is empty. With `end`, the
+    /// last byte ends this direction.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
         data: &mut Bytes,
         end: bool,
-    ) -> Poll<Result<(), StreamLoss>> {
+    ) -> Poll<Result<(), StreamError>> {
         std::task::ready!(self.poll_uncongested(cx))?;
-        let mut guard = self.shared.state.borrow_mut();
-        let state = &mut *guard;
+        let mut state_guard = self.shared_link.state.borrow_mut();
+        let state = &mut *state_guard;
         buffers::ensure_capacity(state.link.output(), BufferSize::Turn);
-        let (Some(slot), Ok(sent)) =
+        let (Some(slot), Ok(sent_bytes)) =
             (state.slots.get_mut(&self.id), state.link.send_data(self.id, data, end))
         else {
-            return Poll::Ready(Err(StreamLoss::Broken));
+            return Poll::Ready(Err(StreamError::Broken));
         };
-        let is_done = sent == data.len();
-        drop(data.split_to(sent));
+        let is_done = sent_bytes == data.len();
+        drop(data.split_to(sent_bytes));
         if is_done {
             slot.local_ended |= end;
         } else {
-            slot.writer = Some(cx.waker().clone());
+            slot.writer_waker = Some(cx.waker().clone());
         }
         state.was_used = true;
         state.wake_driver();
@@ -211,39 +213,39 @@ impl LinkStream {
     }
 
     /// Sends a trailer section; nothing follows it.
-    pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), StreamLoss> {
-        let mut state = self.shared.state.borrow_mut();
-        let sent = state.link_with_buffer().send_trailers(self.id, trailers);
+    pub(crate) fn send_trailers(&self, trailers: &[u8]) -> Result<(), StreamError> {
+        let mut state = self.shared_link.state.borrow_mut();
+        let send_result = state.link_with_buffer().send_trailers(self.id, trailers);
         if let Some(slot) = state.slots.get_mut(&self.id) {
-            slot.local_ended |= sent.is_ok();
+            slot.local_ended |= send_result.is_ok();
         }
         state.was_used = true;
         state.wake_driver();
-        sent.map_err(|_| StreamLoss::Broken)
+        send_result.map_err(|_| StreamError::Broken)
     }
 
-    /// Resets the stream with a code on which the peer can act.
+    /// Resets the stream with this code.
     pub(crate) fn reset(&self, code: ResetCode) {
-        let mut state = self.shared.state.borrow_mut();
+        let mut state = self.shared_link.state.borrow_mut();
         state.link.reset_stream(self.id, code);
         state.wake_driver();
     }
 
     /// Resets the stream with a code, and with a reason for the peer's metrics.
     pub(crate) fn reset_for(&self, code: ResetCode, reason: Reason) {
-        let mut state = self.shared.state.borrow_mut();
+        let mut state = self.shared_link.state.borrow_mut();
         state.link.reset_with_reason(self.id, code, reason.label());
         state.wake_driver();
     }
 
-    /// Abandons an attempt while the client still waits.
+    /// Resets the stream of an attempt that was abandoned while its client still waits.
     pub(crate) fn abandon(&self) {
-        self.reset_for(ABANDONED, Reason::AttemptAbandoned);
+        self.reset_for(ABANDONED_CODE, Reason::AttemptAbandoned);
     }
 
     /// True if the peer's sidecar abandoned the attempt while its client still waits. Used for metrics only.
     pub(crate) fn is_abandoned(&self) -> bool {
-        let state = self.shared.state.borrow();
+        let state = self.shared_link.state.borrow();
         let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
         reported_reason == Some(Reason::AttemptAbandoned)
     }
@@ -251,7 +253,7 @@ impl LinkStream {
     /// Returns the reason that the peer's sidecar reports for an unreachable application; `None` if it adds
     /// nothing to the reset code.
     pub(crate) fn unreachable_reason(&self) -> Option<Reason> {
-        let state = self.shared.state.borrow();
+        let state = self.shared_link.state.borrow();
         let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
         reported_reason
             .filter(|reason| matches!(reason, Reason::PortTaken | Reason::ProtocolMismatch))
@@ -260,7 +262,7 @@ impl LinkStream {
     /// Returns the reason for which the peer's sidecar rejected the stream. Used for metrics only: retries
     /// depend on the reset code.
     pub(crate) fn rejection_reason(&self) -> Option<Reason> {
-        let state = self.shared.state.borrow();
+        let state = self.shared_link.state.borrow();
         let reported_reason = state.slots.get(&self.id).and_then(|slot| slot.reported_reason);
         reported_reason.filter(|reason| reason.is_rejection())
     }
@@ -268,18 +270,20 @@ impl LinkStream {
 
 impl Drop for LinkStream {
     fn drop(&mut self) {
-        let mut state = self.shared.state.borrow_mut();
-        let removed = state.remove(self.id);
+        let mut state = self.shared_link.state.borrow_mut();
+        let removed = state.remove_stream(self.id);
         if removed.is_congested {
-            state.congested.retain(|id| *id != self.id);
+            state.congested_streams.retain(|id| *id != self.id);
         }
         if removed.is_complete && !state.is_closing() {
             return;
         }
         match cancel::is_abandoned() {
-            true => {
-                state.link.reset_with_reason(self.id, ABANDONED, Reason::AttemptAbandoned.label())
-            }
+            true => state.link.reset_with_reason(
+                self.id,
+                ABANDONED_CODE,
+                Reason::AttemptAbandoned.label(),
+            ),
             false => state.link.reset_stream(self.id, cancel::current_code()),
         }
         state.wake_driver();
@@ -287,4 +291,4 @@ impl Drop for LinkStream {
 }
 
 /// The code for an attempt that this sidecar abandons.
-const ABANDONED: ResetCode = ResetCode::Cancelled;
+const ABANDONED_CODE: ResetCode = ResetCode::Cancelled;

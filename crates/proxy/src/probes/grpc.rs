@@ -1,4 +1,4 @@
-//! gRPC probe: one call of the standard health service (`grpc.health.v1`).
+//! The gRPC probe: one call of the standard health service (`grpc.health.v1`) of the application.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -16,7 +16,7 @@ use crate::http::grpc::{health, message};
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct GrpcHealthCheck {
     pub(super) port: NonZeroU16,
-    /// The name of the service; empty for the whole server.
+    /// The name of the service to check; empty or absent for the whole server.
     #[serde(default)]
     service: Option<String>,
 }
@@ -29,7 +29,8 @@ impl GrpcHealthCheck {
         interception: &Interception,
     ) -> Result<(), ProbeFailure> {
         let tcp = dial_application(address, interception).await?;
-        let (mut sender, connection) = handshake(tcp).await.map_err(|_| ProbeFailure::Broken)?;
+        let (mut sender, connection) =
+            handshake(tcp).await.map_err(|_| ProbeFailure::InvalidResponse)?;
         let message = health::encode_check(self.service.as_deref().unwrap_or_default());
         let exchange = async {
             let request = http::Request::post(format!("http://{address}{}", health::METHOD))
@@ -37,17 +38,17 @@ impl GrpcHealthCheck {
                 .header("te", "trailers")
                 .header("user-agent", concat!("leno-probe/", env!("CARGO_PKG_VERSION")))
                 .body(())
-                .map_err(|_| ProbeFailure::Broken)?;
+                .map_err(|_| ProbeFailure::InvalidResponse)?;
             let (response, mut body) =
-                sender.send_request(request, false).map_err(|_| ProbeFailure::Broken)?;
-            body.send_data(message, true).map_err(|_| ProbeFailure::Broken)?;
-            let response = response.await.map_err(|_| ProbeFailure::Broken)?;
+                sender.send_request(request, false).map_err(|_| ProbeFailure::InvalidResponse)?;
+            body.send_data(message, true).map_err(|_| ProbeFailure::InvalidResponse)?;
+            let response = response.await.map_err(|_| ProbeFailure::InvalidResponse)?;
             let status = response.status().as_u16();
             if status != 200 {
                 return Err(ProbeFailure::Status(status));
             }
-            if is_failure(response.headers()) {
-                return Err(ProbeFailure::Grpc);
+            if has_error_status(response.headers()) {
+                return Err(ProbeFailure::GrpcStatus);
             }
             read_response(response.into_body()).await
         };
@@ -64,25 +65,28 @@ impl GrpcHealthCheck {
 /// Reads the message and the trailers of the response.
 async fn read_response(mut body: RecvStream) -> Result<(), ProbeFailure> {
     let mut message_bytes = BytesMut::new();
-    while let Some(part) = body.data().await {
-        let part = part.map_err(|_| ProbeFailure::Broken)?;
-        body.flow_control().release_capacity(part.len()).map_err(|_| ProbeFailure::Broken)?;
-        message::append_part(&mut message_bytes, &part).map_err(|_| ProbeFailure::Broken)?;
+    while let Some(chunk) = body.data().await {
+        let chunk = chunk.map_err(|_| ProbeFailure::InvalidResponse)?;
+        body.flow_control()
+            .release_capacity(chunk.len())
+            .map_err(|_| ProbeFailure::InvalidResponse)?;
+        message::append_part(&mut message_bytes, &chunk)
+            .map_err(|_| ProbeFailure::InvalidResponse)?;
     }
-    let trailers = body.trailers().await.map_err(|_| ProbeFailure::Broken)?;
-    if trailers.is_some_and(|trailers| is_failure(&trailers)) {
-        return Err(ProbeFailure::Grpc);
+    let trailers = body.trailers().await.map_err(|_| ProbeFailure::InvalidResponse)?;
+    if trailers.is_some_and(|trailers| has_error_status(&trailers)) {
+        return Err(ProbeFailure::GrpcStatus);
     }
-    let message_bytes =
-        message::single_message(message_bytes.freeze()).map_err(|_| ProbeFailure::Broken)?;
+    let message_bytes = message::parse_single_message(message_bytes.freeze())
+        .map_err(|_| ProbeFailure::InvalidResponse)?;
     match health::is_serving(message_bytes) {
         Ok(true) => Ok(()),
         Ok(false) => Err(ProbeFailure::NotServing),
-        Err(_) => Err(ProbeFailure::Broken),
+        Err(_) => Err(ProbeFailure::InvalidResponse),
     }
 }
 
 /// True if the headers or trailers contain a `grpc-status` other than 0.
-fn is_failure(headers: &http::HeaderMap) -> bool {
+fn has_error_status(headers: &http::HeaderMap) -> bool {
     headers.get("grpc-status").is_some_and(|status| status.as_bytes() != b"0")
 }

@@ -1,4 +1,4 @@
-//! HTTP probe: one GET in the form that the kubelet sends; only the status counts.
+//! The HTTP probe: one GET request like that of the kubelet. The probe succeeds if the status is below 400.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -34,6 +34,7 @@ pub(super) struct HttpGet {
     http_headers: Vec<ProbeHeader>,
 }
 
+/// The scheme of an HTTP probe; HTTP by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 enum ProbeScheme {
@@ -42,6 +43,7 @@ enum ProbeScheme {
     Https,
 }
 
+/// A request header of an HTTP probe.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 struct ProbeHeader {
     name: String,
@@ -50,8 +52,8 @@ struct ProbeHeader {
 }
 
 impl HttpGet {
-    /// Sends the request. Redirects count as success and are not followed, so that probes reach only the
-    /// application's own port.
+    /// Sends the request, and succeeds if the response has a status from 200 to 399. Redirects are not
+    /// followed, so that probes reach only the application's own port.
     pub(super) async fn run_check(
         &self,
         address: SocketAddr,
@@ -62,8 +64,11 @@ impl HttpGet {
             ProbeScheme::Http => self.send_request(tcp, address).await?,
             ProbeScheme::Https => {
                 let name = ServerName::IpAddress(address.ip().into());
-                let connector = TlsConnector::from(any_certificate_config()?);
-                let tls = connector.connect(name, tcp).await.map_err(|_| ProbeFailure::Broken)?;
+                let connector = TlsConnector::from(unverified_client_config()?);
+                let tls = connector
+                    .connect(name, tcp)
+                    .await
+                    .map_err(|_| ProbeFailure::InvalidResponse)?;
                 self.send_request(tls, address).await?
             }
         };
@@ -79,8 +84,8 @@ impl HttpGet {
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
         let handshake = http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = handshake.map_err(|_| ProbeFailure::Broken)?;
-        let request = self.build_request(address).ok_or(ProbeFailure::Broken)?;
+        let (mut sender, connection) = handshake.map_err(|_| ProbeFailure::InvalidResponse)?;
+        let request = self.build_request(address).ok_or(ProbeFailure::InvalidResponse)?;
         let exchange = sender.send_request(request);
         // The connection is driven only while the response is awaited.
         tokio::pin!(connection, exchange);
@@ -89,12 +94,14 @@ impl HttpGet {
             response = &mut exchange => response,
             _ = &mut connection => exchange.await,
         };
-        Ok(response.map_err(|_| ProbeFailure::Broken)?.status().as_u16())
+        Ok(response.map_err(|_| ProbeFailure::InvalidResponse)?.status().as_u16())
     }
 
+    /// Builds the request with the default headers and the configured headers; `None` if they are not valid
+    /// HTTP.
     fn build_request(&self, address: SocketAddr) -> Option<Request<Empty<Bytes>>> {
-        let slash = if self.path.starts_with('/') { "" } else { "/" };
-        let request = Request::get(format!("{slash}{}", self.path)).body(Empty::new());
+        let leading_slash = if self.path.starts_with('/') { "" } else { "/" };
+        let request = Request::get(format!("{leading_slash}{}", self.path)).body(Empty::new());
         let mut request = request.ok()?;
         let headers = request.headers_mut();
         headers.insert(
@@ -104,28 +111,28 @@ impl HttpGet {
         headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
         headers.insert(HOST, HeaderValue::from_str(&address.to_string()).ok()?);
-        let mut set_names = Vec::new();
+        let mut configured_names = Vec::new();
         for ProbeHeader { name, value } in &self.http_headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
             let value = HeaderValue::from_str(value).ok()?;
             // Configured headers replace the defaults, and may be repeated.
-            match set_names.contains(&name) {
+            match configured_names.contains(&name) {
                 true => drop(headers.append(&name, value)),
                 false => drop(headers.insert(&name, value)),
             }
-            set_names.push(name);
+            configured_names.push(name);
         }
         Some(request)
     }
 }
 
-/// Accepts any certificate, as the kubelet does: the probe goes to the pod's own address and contains no
-/// secret.
-fn any_certificate_config() -> Result<Arc<ClientConfig>, ProbeFailure> {
+/// Returns a TLS configuration that accepts any certificate, like the kubelet's probes: the probe goes to the
+/// pod's own address and contains no secret.
+fn unverified_client_config() -> Result<Arc<ClientConfig>, ProbeFailure> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|_| ProbeFailure::Broken)?
+        .map_err(|_| ProbeFailure::InvalidResponse)?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();

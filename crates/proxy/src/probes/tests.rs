@@ -62,8 +62,8 @@ async fn start_server(
 #[test]
 fn an_http_probe_equals_that_of_the_kubelet_and_only_the_status_counts() {
     run(async {
-        let ok = "HTTP/1.1 204 No Content\r\n\r\n";
-        let (port, mut requests, _server) = start_server(ok, None).await;
+        let ok_response = "HTTP/1.1 204 No Content\r\n\r\n";
+        let (port, mut requests, _server) = start_server(ok_response, None).await;
         let header =
             r#"{"name": "X-Who", "value": "me"}, {"name": "Host", "value": "shop.example"}"#;
         let probe_json = format!(
@@ -96,7 +96,7 @@ fn redirects_succeed_without_being_followed_and_failures_omit_the_body() {
             (failing_response, Err(ProbeFailure::Status(500))),
             ("HTTP/1.1 400 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(400))),
             ("HTTP/1.1 799 Oh\r\ncontent-length: 0\r\n\r\n", Err(ProbeFailure::Status(799))),
-            ("nonsense\r\n\r\n", Err(ProbeFailure::Broken)),
+            ("nonsense\r\n\r\n", Err(ProbeFailure::InvalidResponse)),
         ] {
             let (port, _requests, _server) = start_server(response, None).await;
             let result = run_probe(&format!(r#"{{"httpGet": {{"port": {port}}}}}"#)).await;
@@ -110,10 +110,10 @@ fn redirects_succeed_without_being_followed_and_failures_omit_the_body() {
 fn an_https_probe_accepts_any_certificate() {
     run(async {
         let scratch = tempfile::tempdir().unwrap();
-        let holder = test_credential(&test_authority(scratch.path(), DOMAIN), "ratings");
-        let tls = TlsAcceptor::from(join_server_config(&holder, &[]).unwrap());
-        let ok = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-        let (port, _requests, _server) = start_server(ok, Some(tls)).await;
+        let server_credential = test_credential(&test_authority(scratch.path(), DOMAIN), "ratings");
+        let tls = TlsAcceptor::from(join_server_config(&server_credential, &[]).unwrap());
+        let ok_response = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        let (port, _requests, _server) = start_server(ok_response, Some(tls)).await;
         let probe_json = format!(r#"{{"httpGet": {{"port": {port}, "scheme": "HTTPS"}}}}"#);
         assert_eq!(run_probe(&probe_json).await, Ok(()));
     });
@@ -184,7 +184,7 @@ fn a_grpc_probe_calls_the_health_service() {
         for (status, service, expected) in [
             (1, "shop", Ok(())),
             (2, "shop", Err(ProbeFailure::NotServing)),
-            (1, "other", Err(ProbeFailure::Grpc)),
+            (1, "other", Err(ProbeFailure::GrpcStatus)),
         ] {
             let (port, _service) = health_service(status).await;
             let probe_json = format!(r#"{{"grpc": {{"port": {port}, "service": "{service}"}}}}"#);
@@ -195,7 +195,7 @@ fn a_grpc_probe_calls_the_health_service() {
             start_server("HTTP/1.1 400 Bad Request\r\n\r\n", None).await;
         assert_eq!(
             run_probe(&format!(r#"{{"grpc": {{"port": {port}}}}}"#)).await,
-            Err(ProbeFailure::Broken)
+            Err(ProbeFailure::InvalidResponse)
         );
     });
 }
@@ -240,10 +240,10 @@ fn the_kubelet_receives_the_status_of_the_application_or_a_gateway_error() {
         (ProbeFailure::Status(101), 502),
         // From a server that does not support gRPC.
         (ProbeFailure::Status(302), 502),
-        (ProbeFailure::Broken, 502),
+        (ProbeFailure::InvalidResponse, 502),
         (refused, 502),
         (ProbeFailure::Timeout, 504),
-        (ProbeFailure::Grpc, 503),
+        (ProbeFailure::GrpcStatus, 503),
         (ProbeFailure::NotServing, 503),
         (ProbeFailure::Busy, 503),
     ] {

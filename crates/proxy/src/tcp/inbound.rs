@@ -32,17 +32,21 @@ use crate::splice::copy_bytes;
 use crate::upstream::{Application, Http1Upstream};
 
 /// Forwards a stream of a link to the application.
-pub(crate) async fn forward_to_application(session: &Session, port: u16, opened: OpenedStream) {
+pub(crate) async fn forward_to_application(
+    session: &Session,
+    port: u16,
+    opened_stream: OpenedStream,
+) {
     if needs_requests(session, port) {
-        return Box::pin(serve_requests(session, port, &opened.stream)).await;
+        return Box::pin(serve_requests(session, port, &opened_stream.stream)).await;
     }
     let mut record = ExchangeRecord::open(session, "tcp");
-    match try_forward_stream(session, port, &opened.stream, &mut record).await {
+    match try_forward_stream(session, port, &opened_stream.stream, &mut record).await {
         Ok(()) => record.mark_succeeded(),
         Err(failure) => {
             record.record_failure(&failure);
             // The other sidecar resets its client.
-            opened.stream.reset_for(reset_code(failure.reason), failure.reason);
+            opened_stream.stream.reset_for(reset_code(failure.reason), failure.reason);
         }
     }
 }
@@ -63,9 +67,9 @@ async fn try_forward_stream(
     let mut application =
         (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
     let detector = RequestDetector::for_port(session, port);
-    let towards = PumpDirection::Application(detector.as_ref());
+    let direction = PumpDirection::Application(detector.as_ref());
     let outcome = tokio::select! {
-        outcome = forward_streams(&mut application, stream, towards, max_wait, record) => {
+        outcome = forward_streams(&mut application, stream, direction, max_wait, record) => {
             outcome.map_err(Failure::from)
         }
         denial = wait_until_denied(session, port, detector.as_ref()) => Err(denial),
@@ -76,8 +80,8 @@ async fn try_forward_stream(
     outcome
 }
 
-/// True for a port without a declared protocol that rejects opaque bytes of a peer and may permit its requests.
-/// Its bytes are then inspected, and served if they are HTTP.
+/// True if a port without a declared protocol rejects opaque bytes of a peer but may permit its requests. The
+/// peer's bytes are then inspected, and served if they are HTTP.
 pub(crate) fn needs_requests(session: &Session, port: u16) -> bool {
     let Some(config) = session.worker.config_store.current_config() else { return false };
     let access = &config.compiled.access;
@@ -103,14 +107,14 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
         MessageReader::new(stream_end.clone()),
         MessageWriter::new(stream_end, limits.idle_connection),
     );
-    let (sent, received) = (Cell::new(0), Cell::new(0));
+    let (sent_bytes, received_bytes) = (Cell::new(0), Cell::new(0));
     let forwarding = forward_counted(
         &mut stream_side,
         stream,
         PumpDirection::Application(None),
         limits.idle_connection,
-        &sent,
-        &received,
+        &sent_bytes,
+        &received_bytes,
     );
     let serving = serve_detected(session, port, server_end);
     let (mut forwarding, mut serving) = (pin!(forwarding), pin!(serving));
@@ -130,39 +134,43 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
     }
 }
 
-/// Serves bytes according to the detected protocol. A connection without any bytes ends and is not counted: it
+/// Serves bytes according to the detected protocol. A connection that ends without any byte is not counted: it
 /// may be a health check.
 async fn serve_detected(session: &Session, port: u16, io: Io) -> Result<(), Reason> {
     let limits = &session.worker.config.limits;
-    let mut early = BytesMut::new();
-    if !wait_for_bytes(&session.worker, limits.idle_connection, &io, &mut early).await {
+    let mut early_bytes = BytesMut::new();
+    if !wait_for_bytes(&session.worker, limits.idle_connection, &io, &mut early_bytes).await {
         io.close().await;
         return Ok(());
     }
-    let protocol = timeout(limits.head_timeout, sniff_connection(&io, &mut early)).await;
+    let protocol = timeout(limits.head_timeout, sniff_connection(&io, &mut early_bytes)).await;
     let list_as = |label| list_session(session, label, format!("application port {port}"));
     match protocol {
         Ok(DetectedProtocol::Http1) => {
             let list_entry = list_as("http");
-            serve_http1(session.for_detected_http(false), list_entry, &io, early).await;
+            serve_http1(session.for_detected_http(false), list_entry, &io, early_bytes).await;
         }
         Ok(DetectedProtocol::Http2) => {
             let _list_entry = list_as("http2");
-            http2::server::serve_connection(Rc::new(session.for_detected_http(true)), &io, early)
-                .await;
+            http2::server::serve_connection(
+                Rc::new(session.for_detected_http(true)),
+                &io,
+                early_bytes,
+            )
+            .await;
             io.close().await;
         }
         Ok(DetectedProtocol::Tls | DetectedProtocol::Opaque | DetectedProtocol::Incomplete)
         | Err(_) => {
-            return forward_recorded(session, port, &io, early).await;
+            return forward_recorded(session, port, &io, early_bytes).await;
         }
     }
     Ok(())
 }
 
 /// Forwards a connection without mutual TLS to the application.
-pub(crate) async fn forward_plaintext(session: &Session, port: u16, io: Io, early: BytesMut) {
-    if forward_recorded(session, port, &io, early).await.is_err() {
+pub(crate) async fn forward_plaintext(session: &Session, port: u16, io: Io, early_bytes: BytesMut) {
+    if forward_recorded(session, port, &io, early_bytes).await.is_err() {
         io.reset_on_drop();
     }
 }
@@ -172,10 +180,10 @@ async fn forward_recorded(
     session: &Session,
     port: u16,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
 ) -> Result<(), Reason> {
     let mut record = ExchangeRecord::open(session, "tcp");
-    match try_forward_plaintext(session, port, io, early, &mut record).await {
+    match try_forward_plaintext(session, port, io, early_bytes, &mut record).await {
         Ok(()) => {
             record.mark_succeeded();
             Ok(())
@@ -192,7 +200,7 @@ async fn try_forward_plaintext(
     session: &Session,
     port: u16,
     io: &Io,
-    early: BytesMut,
+    early_bytes: BytesMut,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Failure> {
     let connection = connect_application(session, port, record).await;
@@ -200,13 +208,13 @@ async fn try_forward_plaintext(
     let connection = connection?;
     let max_wait = session.worker.config.limits.idle_connection;
     let mut reader = MessageReader::new(io.clone());
-    reader.buffer = early;
+    reader.buffer = early_bytes;
     let client = (reader, MessageWriter::new(io.clone(), max_wait));
     let server = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
     let application_io = server.1.io.clone();
     let detector = RequestDetector::for_port(session, port);
     tokio::select! {
-        spliced = copy_bytes(client, server, max_wait, record, detector.as_ref()) => Ok(spliced?),
+        outcome = copy_bytes(client, server, max_wait, record, detector.as_ref()) => Ok(outcome?),
         denial = wait_until_denied(session, port, detector.as_ref()) => {
             application_io.reset_on_drop();
             Err(denial)
@@ -214,7 +222,7 @@ async fn try_forward_plaintext(
     }
 }
 
-/// Connects to the application, if the policies permit bytes of this peer.
+/// Connects to the application, if the policies permit opaque bytes of this peer.
 async fn connect_application(
     session: &Session,
     port: u16,
@@ -224,7 +232,7 @@ async fn connect_application(
     Ok(application.connect_exclusive(&session.worker).await?)
 }
 
-/// Returns the application, if the policies permit bytes of this peer.
+/// Returns the application, if the policies permit opaque bytes of this peer.
 fn permitted_application(
     session: &Session,
     port: u16,

@@ -1,4 +1,4 @@
-//! Forwarding of opaque bytes between a plain connection and a stream of a link, in both directions.
+//! Forwarding of opaque bytes between a plain connection and a link stream, in both directions.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -15,7 +15,7 @@ use crate::link::LinkStream;
 use crate::max_wait::wait_for_silence;
 use crate::record::ExchangeRecord;
 
-/// The side to which the client's bytes are forwarded.
+/// The side to which the client's bytes are forwarded: the client is at the other side.
 #[derive(Clone, Copy)]
 pub(super) enum PumpDirection<'a> {
     /// The client is at the plain connection; its bytes are forwarded to the link.
@@ -25,7 +25,8 @@ pub(super) enum PumpDirection<'a> {
     Application(Option<&'a RequestDetector<'a>>),
 }
 
-/// Forwards both directions concurrently, each with its own end (half-close), until both have ended.
+/// Forwards both directions concurrently until both have ended, or until no byte was forwarded for `max_wait`.
+/// Each direction ends on its own (half-close).
 pub(super) async fn forward_streams(
     plain: &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
@@ -33,35 +34,35 @@ pub(super) async fn forward_streams(
     max_wait: Duration,
     record: &mut ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
-    let (to_stream, to_plain) = match direction {
+    let (bytes_to_stream, bytes_to_plain) = match direction {
         PumpDirection::Link => (&record.bytes_in, &record.bytes_out),
         PumpDirection::Application(_) => (&record.bytes_out, &record.bytes_in),
     };
-    forward_counted(plain, stream, direction, max_wait, to_stream, to_plain).await
+    forward_counted(plain, stream, direction, max_wait, bytes_to_stream, bytes_to_plain).await
 }
 
-/// Forwards both directions like [`forward_streams`], and counts the bytes to and from the stream in these
-/// cells.
+/// Forwards both directions like [`forward_streams`], and counts the bytes of each direction in
+/// `bytes_to_stream` and `bytes_to_plain`.
 pub(super) async fn forward_counted(
     (reader, writer): &mut (MessageReader, MessageWriter),
     stream: &LinkStream,
     direction: PumpDirection<'_>,
     max_wait: Duration,
-    to_stream: &Cell<u64>,
-    to_plain: &Cell<u64>,
+    bytes_to_stream: &Cell<u64>,
+    bytes_to_plain: &Cell<u64>,
 ) -> Result<(), Reason> {
-    let mut from_plain = BodySource::from_http1(reader, BodyLength::UntilClose);
-    let mut into_stream = BodySink::Link { stream, max_wait };
-    let mut from_stream = BodySource::from_link(stream, BodyLength::UntilClose);
+    let mut plain_source = BodySource::from_http1(reader, BodyLength::UntilClose);
+    let mut stream_sink = BodySink::Link { stream, max_wait };
+    let mut stream_source = BodySource::from_link(stream, BodyLength::UntilClose);
     let recorder = |bytes| BodyRecorder::for_response(bytes, None);
     let io = writer.io.clone();
-    let mut into_plain = BodySink::Http1 { writer, chunked: false };
+    let mut plain_sink = BodySink::Http1 { writer, is_chunked: false };
     let send = async {
         let outcome = forward_body(
-            &mut from_plain,
-            &mut into_stream,
+            &mut plain_source,
+            &mut stream_sink,
             PauseLimit::Unlimited,
-            &recorder(to_stream),
+            &recorder(bytes_to_stream),
         )
         .await;
         outcome.map_err(|error| direction.failure_reason(StreamDirection::ToStream, &error))
@@ -69,13 +70,15 @@ pub(super) async fn forward_counted(
     let receive = async {
         let outcome = async {
             if let PumpDirection::Application(Some(detector)) = direction {
-                detector.forward_inspected(&mut from_stream, &mut into_plain, to_plain).await?;
+                detector
+                    .forward_inspected(&mut stream_source, &mut plain_sink, bytes_to_plain)
+                    .await?;
             }
             forward_body(
-                &mut from_stream,
-                &mut into_plain,
+                &mut stream_source,
+                &mut plain_sink,
                 PauseLimit::Unlimited,
-                &recorder(to_plain),
+                &recorder(bytes_to_plain),
             )
             .await?;
             poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
@@ -87,7 +90,7 @@ pub(super) async fn forward_counted(
         outcome = async { tokio::try_join!(send, receive) } => outcome.map(|((), ())| ()),
         // A receiver that does not read must not delay the detection of a lost stream.
         _ = stream.wait_until_lost() => Err(direction.loss_reason()),
-        () = wait_for_silence(max_wait, to_stream, to_plain) => Err(Reason::IdleTimeout),
+        () = wait_for_silence(max_wait, bytes_to_stream, bytes_to_plain) => Err(Reason::IdleTimeout),
     }
 }
 
@@ -101,7 +104,7 @@ pub(super) enum StreamDirection {
 }
 
 impl PumpDirection<'_> {
-    /// Returns the reason for a failed direction: it names the client or the upstream as the side at fault.
+    /// Returns the reason for a failed direction, by the side at fault: the client or the upstream.
     pub(super) fn failure_reason(
         self,
         stream_direction: StreamDirection,

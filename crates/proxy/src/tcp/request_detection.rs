@@ -1,5 +1,5 @@
-//! Detection of HTTP requests on a port declared `TCP`. Policies that depend on requests do not see them there,
-//! so such a request is rejected.
+//! Detection of HTTP requests on a port declared `TCP`. Policies that depend on requests cannot be evaluated
+//! there, so an HTTP request is rejected if such policies exist.
 
 use std::cell::Cell;
 use std::future::{pending, poll_fn};
@@ -21,9 +21,9 @@ pub(crate) struct RequestDetector<'a> {
     session: &'a Session,
     port: u16,
     /// True once an HTTP request was detected.
-    is_request: Cell<bool>,
+    has_request: Cell<bool>,
     /// Notified when a rejected HTTP request was detected.
-    request_detected: Notify,
+    rejection_notified: Notify,
 }
 
 impl<'a> RequestDetector<'a> {
@@ -31,20 +31,21 @@ impl<'a> RequestDetector<'a> {
     /// reject all opaque bytes if a policy depends on requests.
     pub(super) fn for_port(session: &'a Session, port: u16) -> Option<Self> {
         let config = session.worker.config_store.current_config()?;
-        let is_declared = config.compiled.snapshot.config.declared_protocol(port) == Protocol::Tcp;
-        let (is_request, request_detected) = (Cell::new(false), Notify::new());
-        is_declared.then_some(Self { session, port, is_request, request_detected })
+        let is_tcp_port = config.compiled.snapshot.config.declared_protocol(port) == Protocol::Tcp;
+        let (has_request, rejection_notified) = (Cell::new(false), Notify::new());
+        is_tcp_port.then_some(Self { session, port, has_request, rejection_notified })
     }
 
-    /// Forwards bytes of the client until it is known if they start with an HTTP request. Rejected bytes are
-    /// not forwarded: the denial ends the connection.
+    /// Forwards bytes of the client, and counts them in `forwarded_bytes`, until it is known whether they start
+    /// with an HTTP request. A rejected request is not forwarded: then this never returns, and the denial ends
+    /// the connection.
     pub(crate) async fn forward_inspected(
         &self,
         source: &mut BodySource<'_>,
         sink: &mut BodySink<'_>,
-        bytes: &Cell<u64>,
+        forwarded_bytes: &Cell<u64>,
     ) -> Result<(), PumpError> {
-        let mut first_line = FirstLineReader::default();
+        let mut first_line_reader = FirstLineReader::default();
         loop {
             let first_poll = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
             let next_piece = match first_poll {
@@ -57,15 +58,15 @@ impl<'a> RequestDetector<'a> {
             let Some(BodyPiece::Data(data)) = next_piece.map_err(PumpError::Source)? else {
                 return Ok(());
             };
-            let detection = first_line.read(&data);
+            let detection = first_line_reader.read(&data);
             if detection == FirstLine::Request {
-                self.is_request.set(true);
+                self.has_request.set(true);
                 if self.is_rejected() {
-                    self.request_detected.notify_one();
+                    self.rejection_notified.notify_one();
                     return pending().await;
                 }
             }
-            bytes.set(bytes.get() + data.len() as u64);
+            forwarded_bytes.set(forwarded_bytes.get() + data.len() as u64);
             sink.push(BodyPiece::Data(data), false).await?;
             if detection != FirstLine::Incomplete {
                 return Ok(());
@@ -81,15 +82,16 @@ impl<'a> RequestDetector<'a> {
 
     /// Resolves when a rejected HTTP request was detected.
     pub(super) async fn wait_until_rejected(&self) {
-        self.request_detected.notified().await;
+        self.rejection_notified.notified().await;
     }
 
-    /// Checks a detected HTTP request against the policies of this configuration; without one it succeeds.
+    /// Checks a detected HTTP request against the policies of this configuration. Succeeds if no request was
+    /// detected.
     ///
     /// # Errors
     /// `denied-by-policy` if a policy depends on requests, or the denial of the access policies.
     pub(super) fn check_request(&self, config: &ConfigSnapshot) -> Result<(), Failure> {
-        if !self.is_request.get() {
+        if !self.has_request.get() {
             return Ok(());
         }
         if let Some(policy) =

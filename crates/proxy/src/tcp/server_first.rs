@@ -1,5 +1,5 @@
-//! Connections of clients that send nothing during protocol detection. If the server sends first, a condition
-//! reports the delay that the detection causes.
+//! Opaque connections of clients that send nothing during protocol detection. If the server sends first, a
+//! condition reports that the detection delays each connection.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -44,14 +44,20 @@ pub(super) async fn forward_bytes(
     record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
     let max_wait = session.worker.config.limits.idle_connection;
-    let (to_stream, to_plain) = (&record.bytes_in, &record.bytes_out);
+    let (bytes_to_stream, bytes_to_plain) = (&record.bytes_in, &record.bytes_out);
     let forwarding = async {
         match upstream_stream {
             UpstreamStream::Link(stream) => {
                 let direction = PumpDirection::Link;
-                let outcome =
-                    forward_counted(&mut client, &stream, direction, max_wait, to_stream, to_plain)
-                        .await;
+                let outcome = forward_counted(
+                    &mut client,
+                    &stream,
+                    direction,
+                    max_wait,
+                    bytes_to_stream,
+                    bytes_to_plain,
+                )
+                .await;
                 outcome.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
             UpstreamStream::Plain(connection) => {
@@ -62,7 +68,7 @@ pub(super) async fn forward_bytes(
     };
     let mut has_bytes = false;
     let check_first_bytes = poll_fn(|_| {
-        let (sent, received) = (to_stream.get(), to_plain.get());
+        let (sent, received) = (bytes_to_stream.get(), bytes_to_plain.get());
         if !has_bytes && received > 0 && sent == 0 {
             report_detection_delay(session, record);
         }
@@ -80,8 +86,8 @@ pub(super) async fn forward_bytes(
 /// Reports that protocol detection delays connections to a service port.
 fn report_detection_delay(session: &Session, record: &ExchangeRecord<'_>) {
     let Some(service) = &record.subject.service else { return };
-    let limit = session.worker.config.limits.detect_timeout;
+    let detect_timeout = session.worker.config.limits.detect_timeout;
     let subject = format!("{service}:{}", record.subject.port);
-    let reason = format!("server-first protocol: each connection waits for {limit:?}");
+    let reason = format!("server-first protocol: each connection waits for {detect_timeout:?}");
     session.worker.config_store.conditions.set_condition(kind::DETECTION_DELAYED, &subject, reason);
 }

@@ -41,21 +41,18 @@ impl Mesh {
     }
 
     pub(super) fn accept_plaintext(&self, access: Access) {
-        self.expect_plaintext(access, MtlsMode::Permissive);
+        self.apply_inbound_access(access, MtlsMode::Permissive);
     }
 
-    fn expect_plaintext(&self, access: Access, mtls: MtlsMode) {
+    fn apply_inbound_access(&self, access: Access, mtls: MtlsMode) {
         let port = leno_model::WorkloadPort {
             name: None,
             port: self.server.port,
             protocol: self.setup.protocol,
         };
-        let served = BTreeMap::from([(self.server.port, test_service())]);
-        let workload_config = WorkloadConfig {
-            ports: vec![port],
-            port_services: served,
-            ..proxy_config("ratings", access)
-        };
+        let port_services = BTreeMap::from([(self.server.port, test_service())]);
+        let workload_config =
+            WorkloadConfig { ports: vec![port], port_services, ..proxy_config("ratings", access) };
         self.server.apply_config(WorkloadConfig { mtls, ..workload_config }, Vec::new());
     }
 }
@@ -93,11 +90,11 @@ fn the_address_of_a_service_is_routed_to_the_service() {
 #[test]
 fn the_address_of_a_workload_is_routed_to_that_workload_alone() {
     run(async {
-        let first = Application::with_response(OK).await;
-        let second =
+        let first_app = Application::with_response(OK).await;
+        let second_app =
             Application::with_response("HTTP/1.1 201 OK\r\ncontent-length: 0\r\n\r\n").await;
-        let mesh = Mesh::permissive(first.address).await;
-        let (_other, endpoint) = mesh.start_server("ratings-2", second.address).await;
+        let mesh = Mesh::permissive(first_app.address).await;
+        let (_second_server, endpoint) = mesh.start_server("ratings-2", second_app.address).await;
         // The workload is not ready, so it is not an endpoint of its service.
         mesh.set_entry(
             WORKLOAD,
@@ -108,7 +105,7 @@ fn the_address_of_a_workload_is_routed_to_that_workload_alone() {
         for _ in 0..3 {
             assert_eq!(client.send_request(GET).await.status, 201);
         }
-        assert_eq!((second.accepted.get(), first.accepted.get()), (1, 0));
+        assert_eq!((second_app.accepted.get(), first_app.accepted.get()), (1, 0));
         // The links to the workload stay open over configuration changes, although it is an endpoint of no
         // service.
         let upstream = || mesh.client.worker.upstream_for(&Arc::new(endpoint.clone()));
@@ -163,13 +160,13 @@ fn bytes_are_forwarded_to_the_addressed_workload() {
 fn external_destinations_are_reached_without_changes() {
     run(async {
         // The server sends first, and reads until the client has half-closed.
-        let outside = Application::start(|mut client| async move {
+        let outside_server = Application::start(|mut client| async move {
             client.send_bytes("220 ready\r\n").await;
             let mut received = Vec::new();
             client.stream.read_to_end(&mut received).await.unwrap();
             client.send_bytes(received).await;
         });
-        let address = outside.await.address;
+        let address = outside_server.await.address;
         let mesh = Mesh::permissive(address).await;
         mesh.set_entry(address.ip(), AddressEntry::External, Egress::Allow);
         let mut client = mesh.connect_to(address).await;
@@ -199,10 +196,18 @@ fn a_workload_port_without_a_service_is_external() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let here = app.address.ip();
-        mesh.set_entry(here, workload_entry(None, "ratings-1", Protocol::Http), Egress::Allow);
+        let local_address = app.address.ip();
+        mesh.set_entry(
+            local_address,
+            workload_entry(None, "ratings-1", Protocol::Http),
+            Egress::Allow,
+        );
         assert_eq!(mesh.connect_to(app.address).await.send_request(GET).await.status, 200);
-        mesh.set_entry(here, workload_entry(None, "ratings-1", Protocol::Http), Egress::Deny);
+        mesh.set_entry(
+            local_address,
+            workload_entry(None, "ratings-1", Protocol::Http),
+            Egress::Deny,
+        );
         assert_eq!(mesh.connect_to(app.address).await.read_end().await, End::Reset);
     });
 }
@@ -231,8 +236,8 @@ fn plaintext_clients_are_allowed_in_permissive_mode() {
             let mut client = Client::connect(mesh.inbound).await;
             assert_eq!(client.send_request(GET).await.status, 200, "{protocol:?}");
             // Mesh members still use mutual TLS.
-            let mut member = Client::connect(mesh.listener).await;
-            assert_eq!(member.send_request(GET).await.status, 200, "{protocol:?}");
+            let mut member_client = Client::connect(mesh.listener).await;
+            assert_eq!(member_client.send_request(GET).await.status, 200, "{protocol:?}");
             wait_until(|| mesh.server.ended_count() == 2).await;
             let mut peers: Vec<_> = mesh
                 .server
@@ -249,9 +254,9 @@ fn plaintext_clients_are_allowed_in_permissive_mode() {
                 (403, Some("denied")),
                 "{protocol:?}"
             );
-            mesh.expect_plaintext(Access::AllowAll, MtlsMode::Strict);
+            mesh.apply_inbound_access(Access::AllowAll, MtlsMode::Strict);
             client.read_end().await;
-            assert_eq!(member.send_request(GET).await.status, 200, "{protocol:?}");
+            assert_eq!(member_client.send_request(GET).await.status, 200, "{protocol:?}");
         }
     });
 }
@@ -274,8 +279,8 @@ fn plaintext_bytes_are_allowed_in_permissive_mode() {
         client.send_bytes("HELO").await;
         assert_eq!(client.read_exactly(4).await, b"HELO");
         // Mesh members are not treated as plaintext clients, although the port accepts opaque bytes.
-        let mut member = Client::connect(mesh.listener).await;
-        assert_eq!(member.read_exactly(11).await, b"220 ready\r\n");
+        let mut member_client = Client::connect(mesh.listener).await;
+        assert_eq!(member_client.read_exactly(11).await, b"220 ready\r\n");
         // `defaultPolicy: deny` requires an allow policy from now on.
         mesh.accept_plaintext(Access::AllowListed(Vec::new()));
         assert_eq!(client.read_end().await, End::Reset);

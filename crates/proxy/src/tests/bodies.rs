@@ -24,10 +24,10 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_complete() {
                 let mut request = client.read_head().await.unwrap();
                 released.wait_for(|is_released| *is_released).await.unwrap();
                 client.read_body(&mut request).await.unwrap();
-                let sum = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>();
-                let sum = format!("{} {sum}", request.body.len());
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", sum.len());
-                client.send_bytes(head + &sum).await;
+                let checksum = request.body.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+                let checksum = format!("{} {checksum}", request.body.len());
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", checksum.len());
+                client.send_bytes(head + &checksum).await;
             }
         });
         let mesh = Mesh::permissive(app.await.address).await;
@@ -39,7 +39,8 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_complete() {
             ))
             .await;
         let sent = Rc::new(Cell::new(0));
-        let (count, sum) = (sent.clone(), body.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        let (count, checksum) =
+            (sent.clone(), body.iter().map(|byte| u64::from(*byte)).sum::<u64>());
         let upload = tokio::task::spawn_local(async move {
             for piece in body.chunks(64 * 1024) {
                 client.stream.write_all(piece).await.unwrap();
@@ -54,18 +55,18 @@ fn a_large_body_waits_for_a_slow_application_and_arrives_complete() {
         );
         release.send_replace(true);
         let mut client = upload.await.unwrap();
-        assert_eq!(client.read_response().await.body_text(), format!("{BODY_BYTES} {sum}"));
+        assert_eq!(client.read_response().await.body_text(), format!("{BODY_BYTES} {checksum}"));
     });
 }
 
 #[test]
 fn a_large_response_waits_for_a_slow_client_and_arrives_complete() {
     run(async {
-        let (app, written) = start_download(BODY_BYTES).await;
+        let (app, written_bytes) = start_download(BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
-        let sent_bytes = wait_until_stable(|| written.get()).await;
+        let sent_bytes = wait_until_stable(|| written_bytes.get()).await;
         assert!(
             sent_bytes < BODY_BYTES / 2,
             "{sent_bytes} bytes were accepted for a client that reads none"
@@ -111,10 +112,11 @@ fn a_link_over_a_small_socket_buffer_delivers_all_streams_completely() {
         }
         let (mut arrived, mut ended) = (0, 0);
         while ended < STREAMS {
-            if let LinkEvent::Data { data, end, .. } = peer.next().await.expect("the link goes on")
+            if let LinkEvent::Data { data, end_stream, .. } =
+                peer.next().await.expect("the link goes on")
             {
                 arrived += data.len();
-                ended += usize::from(end);
+                ended += usize::from(end_stream);
             }
         }
         assert_eq!(arrived, STREAMS * NARROW_BYTES);
@@ -123,8 +125,8 @@ fn a_link_over_a_small_socket_buffer_delivers_all_streams_completely() {
 
 /// Starts an application that responds with `bytes` bytes and counts those it could write.
 async fn start_download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
-    let written = Rc::new(Cell::new(0));
-    let count = written.clone();
+    let written_bytes = Rc::new(Cell::new(0));
+    let count = written_bytes.clone();
     let app = Application::start(move |mut client| {
         let count = count.clone();
         async move {
@@ -141,7 +143,7 @@ async fn start_download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
             }
         }
     });
-    (app.await, written)
+    (app.await, written_bytes)
 }
 
 /// The size of a large body.

@@ -84,7 +84,7 @@ fn client_count(mesh: &Mesh, count: Count) -> u64 {
 }
 
 fn ejected_workloads(mesh: &Mesh) -> Vec<String> {
-    let ejections = mesh.client.worker.ejected.snapshot();
+    let ejections = mesh.client.worker.ejected_endpoints.snapshot();
     ejections.into_iter().map(|(_, entry)| entry.endpoint.id.workload.to_string()).collect()
 }
 
@@ -119,8 +119,8 @@ fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
             }
             (checks.count(), requests.len())
         };
-        let are_asked = || checks(&app).0 > 0 && checks(&healthy).0 > 0;
-        wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 4 && are_asked()).await;
+        let are_checked = || checks(&app).0 > 0 && checks(&healthy).0 > 0;
+        wait_until(|| client_count(&mesh, Count::HealthChecksOk) >= 4 && are_checked()).await;
 
         is_unhealthy.set(true);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 1).await;
@@ -149,11 +149,11 @@ fn an_unhealthy_endpoint_is_ejected_and_unejected_without_client_requests() {
 #[test]
 fn an_endpoint_without_a_response_or_a_listener_fails_the_check() {
     run(async {
-        let silent = Application::start(|mut client| async move {
+        let silent_app = Application::start(|mut client| async move {
             let _response = client.read_rest().await;
             std::future::pending::<()>().await;
         });
-        for ill in [silent.await.address, closed_port()] {
+        for ill in [silent_app.await.address, closed_port()] {
             let healthy = Application::with_response(OK).await;
             let mesh = Mesh::permissive(healthy.address).await;
             let (_server, second) = mesh.start_server("ratings-2", ill).await;
@@ -255,20 +255,20 @@ fn endpoints_are_checked_only_with_traffic_and_a_policy() {
 #[test]
 fn the_grpc_health_service_decides_about_an_endpoint() {
     run(async {
-        let serves = Rc::new(Cell::new(true));
-        let reported = serves.clone();
+        let is_serving = Rc::new(Cell::new(true));
+        let reported_state = is_serving.clone();
         let app = http2::start_application(move |request, mut respond| {
-            let serves = reported.get();
+            let is_serving = reported_state.get();
             async move {
                 let path = request.uri().path().to_owned();
-                let (question, _) = http2::read_body(request.into_body()).await;
+                let (request_body, _) = http2::read_body(request.into_body()).await;
                 let head = Response::builder().header("content-type", "application/grpc");
                 let mut stream = respond.send_response(head.body(()).unwrap(), false).unwrap();
                 let mut trailers = HeaderMap::new();
                 trailers.insert("grpc-status", "0".parse().unwrap());
                 if path == "/grpc.health.v1.Health/Check" {
-                    assert_eq!(question, b"\0\0\0\0\x06\x0a\x04shop");
-                    let reply = [0, 0, 0, 0, 2, 8, if serves { 1 } else { 2 }];
+                    assert_eq!(request_body, b"\0\0\0\0\x06\x0a\x04shop");
+                    let reply = [0, 0, 0, 0, 2, 8, if is_serving { 1 } else { 2 }];
                     http2::send_data(&mut stream, Bytes::copy_from_slice(&reply), false).await;
                 }
                 stream.send_trailers(trailers).unwrap();
@@ -285,15 +285,19 @@ fn the_grpc_health_service_decides_about_an_endpoint() {
         response.await.unwrap();
         wait_until(|| ejected_workloads(&mesh) == ["bookinfo/ratings-2"]).await;
         assert!(client_count(&mesh, Count::HealthChecksOk) > 0);
-        serves.set(false);
+        is_serving.set(false);
         let failed = client_count(&mesh, Count::HealthChecksFailed);
         let healthy = client_count(&mesh, Count::HealthChecksOk);
         wait_until(|| client_count(&mesh, Count::HealthChecksFailed) >= failed + 10).await;
         assert!(
             client_count(&mesh, Count::HealthChecksOk) <= healthy + 2,
-            "it is not well any more"
+            "the health checks fail"
         );
-        assert_eq!(ejected_workloads(&mesh), ["bookinfo/ratings-2"], "one has to stay");
+        assert_eq!(
+            ejected_workloads(&mesh),
+            ["bookinfo/ratings-2"],
+            "the last endpoint is not ejected"
+        );
     });
 }
 

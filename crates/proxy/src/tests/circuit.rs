@@ -23,7 +23,7 @@ pub(super) fn trip_rule() -> TripConditions {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
-        requests_min: 1,
+        min_requests: 1,
         failure_threshold: FailureThreshold::default(),
         consecutive_failures: Some(3),
         slow: None,
@@ -58,18 +58,22 @@ fn a_circuit_opens_for_a_failing_application_and_closes_after_its_recovery() {
                 .await;
         let mesh = Mesh::permissive(app.address).await;
         // The circuit is open long enough to be observed.
-        let trip = TripConditions { open_duration: Duration::from_secs(3), ..trip_rule() };
-        apply_breaker(&mesh, CircuitBreaker { trip: Some(trip), ..CircuitBreaker::default() });
+        let trip_conditions =
+            TripConditions { open_duration: Duration::from_secs(3), ..trip_rule() };
+        apply_breaker(
+            &mesh,
+            CircuitBreaker { trip: Some(trip_conditions), ..CircuitBreaker::default() },
+        );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.send_request(GET).await.verdict(), (500, None));
         }
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-open")));
-        assert_eq!(app.received_requests().len(), 3, "nothing is sent");
+        assert_eq!(app.received_requests().len(), 3, "no request is sent");
         assert_eq!(mesh.client.telemetry.count(Count::CircuitOpened), 1);
         failing.set(false);
         while client.send_request(GET).await.status != 200 {
-            assert_eq!(app.received_requests().len(), 3, "the first that is sent succeeds");
+            assert_eq!(app.received_requests().len(), 3, "the first request that is sent succeeds");
         }
         assert_eq!(mesh.client.telemetry.count(Count::CircuitClosed), 1);
         assert_eq!(client.send_request(GET).await.status, 200);
@@ -104,10 +108,11 @@ fn an_open_circuit_responds_with_the_status_of_its_policy() {
         let header = Header { name: "x-busy".to_owned(), value: "yes".to_owned() };
         let body = Some("busy".to_owned());
         let response = FixedResponse { status: Some(429), body, headers: vec![header] };
-        let trip = TripConditions { open_duration: Duration::from_secs(60), ..trip_rule() };
+        let trip_conditions =
+            TripConditions { open_duration: Duration::from_secs(60), ..trip_rule() };
         apply_breaker(
             &mesh,
-            CircuitBreaker { trip: Some(trip), response, ..CircuitBreaker::default() },
+            CircuitBreaker { trip: Some(trip_conditions), response, ..CircuitBreaker::default() },
         );
         let mut client = Client::connect(mesh.listener).await;
         for _ in 0..3 {

@@ -31,14 +31,15 @@ fn concurrent_requests_to_the_application_are_limited_by_the_policy() {
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
         mesh.set_checks(Vec::new(), vec![concurrency_limit("x", 2)]);
-        let mut under_way = vec![hold_request(&mesh, &app).await, hold_request(&mesh, &app).await];
-        let mut one_more = Client::connect(mesh.listener).await;
-        assert_eq!(one_more.send_request(GET).await.verdict(), (503, Some("overloaded")));
+        let mut held_requests =
+            vec![hold_request(&mesh, &app).await, hold_request(&mesh, &app).await];
+        let mut third_client = Client::connect(mesh.listener).await;
+        assert_eq!(third_client.send_request(GET).await.verdict(), (503, Some("overloaded")));
         assert_eq!(mesh.server.failure_counts(), [("overloaded", 1)].into());
         // A client that disconnects releases its permit.
-        under_way.pop().unwrap().abandon();
+        held_requests.pop().unwrap().abandon();
         wait_until(|| mesh.server.ended_count() == 2).await;
-        one_more.send_bytes(GET).await;
+        third_client.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 3).await;
     });
 }
@@ -55,15 +56,15 @@ fn a_completed_request_releases_its_permit_and_others_get_the_response_of_the_po
         for _ in 0..50 {
             assert_eq!(client.send_request(GET).await.verdict(), (200, None));
         }
-        let slow =
+        let silent_app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
-        let mesh = Mesh::permissive(slow.address).await;
+        let mesh = Mesh::permissive(silent_app.address).await;
         let body = Some("later".to_owned());
         let response = FixedResponse { status: Some(529), body, ..FixedResponse::default() };
         limit_concurrency(&mesh, Concurrency { requests: 1, response, ..Concurrency::default() });
-        let _first = hold_request(&mesh, &slow).await;
-        let mut second = Client::connect(mesh.listener).await;
-        let response = second.send_request(GET).await;
+        let _held_request = hold_request(&mesh, &silent_app).await;
+        let mut second_client = Client::connect(mesh.listener).await;
+        let response = second_client.send_request(GET).await;
         assert_eq!(
             (response.verdict(), &*response.body),
             ((529, Some("overloaded")), &b"later"[..])
@@ -82,8 +83,8 @@ fn a_rejected_request_spends_no_token_and_is_no_failure_of_an_endpoint() {
             name: "few".to_owned(),
             requests: Vec::new(),
             peers: Vec::new(),
-            rate: Rate { count: 2, time: Duration::from_secs(3600), size: 2 },
-            key: RateLimitKey::Nothing,
+            rate: Rate { count: 2, period: Duration::from_secs(3600), burst: 2 },
+            key: RateLimitKey::None,
             stop: false,
             response: FixedResponse::default(),
         });
@@ -93,15 +94,15 @@ fn a_rejected_request_spends_no_token_and_is_no_failure_of_an_endpoint() {
             &mesh,
             CircuitBreaker { trip: Some(trip_rule()), ..CircuitBreaker::default() },
         );
-        let first = hold_request(&mesh, &app).await;
+        let held_request = hold_request(&mesh, &app).await;
         for _ in 0..5 {
             let response = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!(response.verdict(), (503, Some("overloaded")));
         }
-        first.abandon();
+        held_request.abandon();
         wait_until(|| mesh.server.ended_count() == 6).await;
         // The token that the rejected requests have not spent.
-        let _second = hold_request(&mesh, &app).await;
+        let _second_request = hold_request(&mesh, &app).await;
         let response = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(response.verdict(), (429, Some("rate-limited")));
     });

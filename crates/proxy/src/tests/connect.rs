@@ -117,11 +117,11 @@ async fn exchange_bytes(response: Response<RecvStream>, mut stream: SendStream<B
     for absent in ["sec-websocket-accept", "connection", "upgrade"] {
         assert!(!response.headers().contains_key(absent), "{absent}");
     }
-    let long: Bytes = (0..300_000_u32).map(|index| index as u8).collect::<Vec<_>>().into();
-    let expected = long.clone();
+    let long_payload: Bytes = (0..300_000_u32).map(|index| index as u8).collect::<Vec<_>>().into();
+    let expected = long_payload.clone();
     tokio::task::spawn_local(async move { send_data(&mut stream, expected, true).await });
     let (body, _) = read_body(response.into_body()).await;
-    assert!(body == [&long[..], b"bye"].concat(), "{} bytes", body.len());
+    assert!(body == [&long_payload[..], b"bye"].concat(), "{} bytes", body.len());
 }
 
 #[test]
@@ -220,9 +220,9 @@ fn a_rejected_upgrade_opens_no_tunnel() {
     run(async {
         type UpgradeResponse = fn(&str) -> String;
         let page: UpgradeResponse = |_| "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned();
-        let forged: UpgradeResponse = |_| accept_response("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+        let forged_response: UpgradeResponse = |_| accept_response("AAAAAAAAAAAAAAAAAAAAAAAAAAA=");
         for (reply, status, reason) in
-            [(page, 501, "unsupported;"), (forged, 502, "upstream-malformed;")]
+            [(page, 501, "unsupported;"), (forged_response, 502, "upstream-malformed;")]
         {
             let app = start_http1(reply).await;
             let (client_mesh, _server_mesh) = mixed_meshes(app.address).await;

@@ -45,13 +45,13 @@ fn measure_blocks(test: &str) -> (u64, u64) {
     child.args(["--exact", test, "--ignored", "--nocapture"]);
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let figures = text.lines().find_map(|line| line.strip_prefix(REPORT));
-    let figures: Vec<u64> = figures
+    let measurements = text.lines().find_map(|line| line.strip_prefix(REPORT));
+    let measurements: Vec<u64> = measurements
         .unwrap_or_else(|| panic!("no report: {text}"))
         .split(' ')
         .map(|figure| figure.parse().unwrap())
         .collect();
-    let [few, many] = figures[..] else { panic!("{text}") };
+    let [few, many] = measurements[..] else { panic!("{text}") };
     (few, many)
 }
 
@@ -71,15 +71,15 @@ fn count_blocks(observability: Observability) {
     run(async {
         let (_mesh, mut clients) = start_exchange(2, observability).await;
         exchange_all(&mut clients, ROUNDS, 2).await;
-        let mut figures = Vec::new();
+        let mut measurements = Vec::new();
         for count in [FEW, MANY] {
             // Allocations of the first round may grow once more.
             exchange_all(&mut clients[..count], ROUNDS, 2).await;
             let _profiler = dhat::Profiler::builder().testing().build();
             exchange_all(&mut clients[..count], ROUNDS, 2).await;
-            figures.push(dhat::HeapStats::get().total_blocks.to_string());
+            measurements.push(dhat::HeapStats::get().total_blocks.to_string());
         }
-        print_line(&format!("{REPORT}{}", figures.join(" ")));
+        print_line(&format!("{REPORT}{}", measurements.join(" ")));
     });
 }
 
@@ -123,12 +123,12 @@ async fn start_exchange(body: usize, observability: Observability) -> (Mesh, Vec
             tokio::task::spawn_local(serve_responses(tcp, response_bytes(body)));
         }
     });
-    let is_seen = observability != Observability::default();
+    let has_observability = observability != Observability::default();
     let mut setup = Setup { observability, ..Setup::default() };
     // An idle pause would free buffers that the next request allocates again.
     setup.limits.rest_after = Duration::from_secs(10);
     let mut mesh = Mesh::new(address, setup).await;
-    for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| is_seen) {
+    for sidecar in [&mut mesh.client, &mut mesh.server].into_iter().filter(|_| has_observability) {
         sidecar.worker.config_store.observability.replace_taps(&[unused_tap()]);
         take_all(sidecar);
     }
@@ -145,8 +145,8 @@ fn trace_settings(sampling: &str) -> Observability {
     let collector =
         Collector::parse(Signal::Traces, CollectorProtocol::OtlpHttp, "http://127.0.0.1:1")
             .unwrap();
-    let begins = PropagationFormat::W3c;
-    let tracing = Tracing { sampling, errors: true, propagation: begins, collector };
+    let initial_format = PropagationFormat::W3c;
+    let tracing = Tracing { sampling, errors: true, propagation: initial_format, collector };
     let log = AccessLog { sampling, errors: true, format: LogFormat::Json, collector: None };
     Observability { tracing: Some(tracing), access_log: Some(log), metrics: None }
 }

@@ -37,7 +37,7 @@ async fn start_releasable() -> (Application, watch::Sender<bool>) {
 /// Returns options with timeouts that a slow machine does not reach.
 fn with_long_timeouts() -> Setup {
     let mut setup = Setup::default();
-    (setup.limits.drain_timeout, setup.limits.last_call) = (MAX_WAIT, MAX_WAIT / 2);
+    (setup.limits.drain_timeout, setup.limits.last_request_timeout) = (MAX_WAIT, MAX_WAIT / 2);
     setup
 }
 
@@ -66,13 +66,13 @@ fn the_sidecar_of_the_client_finishes_requests_and_closes_idle_connections() {
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
-        let (mut idle, mut busy) =
+        let (mut idle_client, mut busy) =
             (Client::connect(listener).await, Client::connect(listener).await);
-        assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
+        assert_eq!(idle_client.send_request(QUICK).await.field_value("connection"), None);
         busy.send_bytes(GET).await;
         wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         mesh.client.phase.send_replace(Phase::Draining);
-        assert_eq!(idle.read_end().await, End::Clean);
+        assert_eq!(idle_client.read_end().await, End::Clean);
         assert!(!thread.is_finished());
         release.send_replace(true);
         let response = busy.read_response().await;
@@ -138,13 +138,13 @@ fn a_request_that_crosses_the_drain_on_an_idle_connection_gets_a_response() {
             let mesh = Mesh::new(app.address, setup).await;
             let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
             let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
-            let mut idle = Client::connect(listener).await;
-            assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
+            let mut idle_client = Client::connect(listener).await;
+            assert_eq!(idle_client.send_request(QUICK).await.field_value("connection"), None);
             mesh.client.phase.send_replace(Phase::Draining);
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            let response = idle.send_request(QUICK).await;
+            let response = idle_client.send_request(QUICK).await;
             assert_eq!(
                 (response.verdict(), response.field_value("connection")),
                 ((200, None), Some("close"))
@@ -162,17 +162,17 @@ fn a_leaving_proxy_serves_requests_with_connection_close() {
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, _thread, _commands) = data_thread(&mesh.client, listener_kind).await;
-        let mut idle = Client::connect(listener).await;
-        assert_eq!(idle.send_request(QUICK).await.field_value("connection"), None);
+        let mut idle_client = Client::connect(listener).await;
+        assert_eq!(idle_client.send_request(QUICK).await.field_value("connection"), None);
         mesh.client.phase.send_replace(Phase::Leaving);
-        let response = idle.send_request(QUICK).await;
+        let response = idle_client.send_request(QUICK).await;
         assert_eq!(
             (response.verdict(), response.field_value("connection")),
             ((200, None), Some("close"))
         );
-        assert_eq!(idle.read_end().await, End::Clean);
-        let mut next = Client::connect(listener).await;
-        assert_eq!(next.send_request(QUICK).await.verdict(), (200, None));
+        assert_eq!(idle_client.read_end().await, End::Clean);
+        let mut next_client = Client::connect(listener).await;
+        assert_eq!(next_client.send_request(QUICK).await.verdict(), (200, None));
     });
 }
 
@@ -289,14 +289,14 @@ fn a_drain_ends_after_its_timeout() {
         let mesh = Mesh::new(app.address, setup).await;
         let listener_kind = ListenerKind::Outbound { service: test_service(), port: PORT };
         let (listener, thread, _commands) = data_thread(&mesh.client, listener_kind).await;
-        let mut stuck = Client::connect(listener).await;
-        stuck.send_bytes(GET).await;
+        let mut stuck_client = Client::connect(listener).await;
+        stuck_client.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
         let start_time = Instant::now();
         mesh.client.phase.send_replace(Phase::Draining);
         thread.await.unwrap();
         assert!(start_time.elapsed() >= Duration::from_millis(100));
-        stuck.read_rest().await;
+        stuck_client.read_rest().await;
         assert_eq!(mesh.client.failure_counts(), [("downstream-closed", 1)].into());
     });
 }

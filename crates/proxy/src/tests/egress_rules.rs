@@ -139,9 +139,9 @@ fn an_allowed_address_needs_no_inspection_and_is_closed_once_denied() {
         let mut client = mesh.connect_outside(app.address).await;
         assert_eq!(client.read_exactly(11).await, b"220 ready\r\n");
         // Other rules may change meanwhile.
-        let same = egress_rule(MatchedBy::Address, app.address, &[]);
-        let other_rule = EgressRule { port: 1, ..same.clone() };
-        mesh.set_egress_rules(app.address, vec![same, other_rule]);
+        let unchanged_rule = egress_rule(MatchedBy::Address, app.address, &[]);
+        let other_rule = EgressRule { port: 1, ..unchanged_rule.clone() };
+        mesh.set_egress_rules(app.address, vec![unchanged_rule, other_rule]);
         let mut second = mesh.connect_outside(app.address).await;
         assert_eq!(second.read_exactly(11).await, b"220 ready\r\n");
         mesh.set_egress_rules(app.address, Vec::new());

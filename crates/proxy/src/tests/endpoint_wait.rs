@@ -14,7 +14,7 @@ use crate::drain::Phase;
 
 const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
 
-/// Configures the client with these endpoints, and with a workload whose sidecar is expected.
+/// Configures the client with these endpoints, and with a workload that expects a sidecar.
 fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
     let service = service_config(mesh.setup.protocol, endpoints);
     mesh.set_client_services(vec![ServiceConfig { awaited: true, ..service }]);
@@ -58,19 +58,19 @@ fn a_request_waits_for_the_endpoint_of_a_workload_that_changed() {
 fn the_wait_ends_without_an_expected_endpoint_without_the_client_and_with_the_drain() {
     run(async {
         let (_app, mesh) = start_mesh(Protocol::Http).await;
-        let wait = async || {
+        let wait_for_endpoint = async || {
             expect_sidecar(&mesh, &[]);
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             wait_until_stable(|| 0).await;
             client
         };
-        let mut client = wait().await;
+        let mut client = wait_for_endpoint().await;
         mesh.route_to(&[]);
         assert_eq!(client.read_response().await.verdict(), (503, Some("no-endpoint")));
-        wait().await.abandon();
+        wait_for_endpoint().await.abandon();
         wait_until(|| mesh.client.ended_count() == 2).await;
-        let mut client = wait().await;
+        let mut client = wait_for_endpoint().await;
         mesh.client.phase.send_replace(Phase::Draining);
         assert_eq!(client.read_response().await.verdict(), (503, Some("no-endpoint")));
         let expected = [("no-endpoint", 2), ("downstream-closed", 1)];
@@ -96,17 +96,17 @@ fn a_request_to_a_removed_endpoint_is_routed_again() {
             .flat_map(|protocol| [(protocol, false), (protocol, true)])
         {
             let (app, mesh) = start_mesh(protocol).await;
-            let former = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let at = former.local_addr().unwrap();
-            mesh.route_to(&[meshed_endpoint("ratings-1", at, "ratings")]);
+            let former_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let former_address = former_listener.local_addr().unwrap();
+            mesh.route_to(&[meshed_endpoint("ratings-1", former_address, "ratings")]);
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(POST).await;
-            let (connection, _) = former.accept().await.unwrap();
+            let (connection, _) = former_listener.accept().await.unwrap();
             match waits {
                 true => expect_sidecar(&mesh, &[]),
                 false => mesh.route_to(&[mesh.server_endpoint()]),
             }
-            drop((connection, former));
+            drop((connection, former_listener));
             if waits {
                 wait_until_stable(|| app.accepted.get()).await;
                 assert_eq!(mesh.client.ended_count(), 0, "{protocol:?}");
@@ -128,10 +128,10 @@ fn a_request_to_a_port_that_the_workload_lacks_is_routed_again() {
                 Client::connect(mesh.listener).await.send_request(POST).await.body_text(),
                 "ok"
             );
-            let next =
+            let next_endpoint =
                 Application::with_response("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext")
                     .await;
-            let (_server, endpoint) = mesh.start_server("ratings-1", next.address).await;
+            let (_server, endpoint) = mesh.start_server("ratings-1", next_endpoint.address).await;
             mesh.change_server_config(&|workload_config| WorkloadConfig {
                 ports: Vec::new(),
                 ..workload_config
@@ -140,7 +140,7 @@ fn a_request_to_a_port_that_the_workload_lacks_is_routed_again() {
             client.send_bytes(GET).await;
             wait_until(|| mesh.server.failure_counts().contains_key("unknown-service")).await;
             expect_sidecar(&mesh, &[]);
-            wait_until_stable(|| next.accepted.get()).await;
+            wait_until_stable(|| next_endpoint.accepted.get()).await;
             mesh.route_to(&[endpoint]);
             assert_eq!(client.read_response().await.body_text(), "next", "{protocol:?}");
             assert!(mesh.client.failure_counts().is_empty());

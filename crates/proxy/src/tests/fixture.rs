@@ -321,10 +321,10 @@ impl Sidecar {
             config: Arc::new(config),
             config_store,
             connections: Arc::new(Connections::default()),
-            ejected: Arc::default(),
+            ejected_endpoints: Arc::default(),
             phase: phases,
             trace_queues,
-            shard: telemetry.new_shard(),
+            metrics: telemetry.new_shard(),
             seed: 7,
         });
         let TraceReceivers { log, spans, taps } = intakes;
@@ -370,10 +370,11 @@ impl Sidecar {
         let names = BTreeMap::new();
         let snapshot =
             Arc::new(Snapshot { config: Arc::new(workload_config), services, addresses, names });
-        let absent = [("bookinfo", "absent"), ("other", "absent"), ("com", "example")];
-        let absent = absent.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
-        let absent = BTreeSet::from(absent);
-        let update = ConfigUpdate { snapshot, absent, change: ChangeId(1) };
+        let absent_services = [("bookinfo", "absent"), ("other", "absent"), ("com", "example")];
+        let absent_services =
+            absent_services.map(|(namespace, name)| ServiceName::new(namespace, name).unwrap());
+        let absent_services = BTreeSet::from(absent_services);
+        let update = ConfigUpdate { snapshot, absent: absent_services, change: ChangeId(1) };
         self.worker.config_store.apply_update(&update).unwrap();
     }
 
@@ -394,9 +395,9 @@ impl Sidecar {
         let worker = self.worker.clone();
         tokio::task::spawn_local(async move {
             while let Ok((tcp, peer)) = listener.accept().await {
-                let carried =
+                let carried_requests =
                     connection::serve_connection(worker.clone(), listener_kind.clone(), tcp, peer);
-                tokio::task::spawn_local(carried);
+                tokio::task::spawn_local(carried_requests);
             }
         });
         address

@@ -46,8 +46,8 @@ struct FloodFixture {
     mesh: Mesh,
     app: Application,
     /// The number of requests that the application has received and not responded to.
-    held: Rc<Cell<usize>>,
-    unmeshed_workload: Client<TcpStream>,
+    held_requests: Rc<Cell<usize>>,
+    other_client: Client<TcpStream>,
 }
 
 impl FloodFixture {
@@ -57,8 +57,8 @@ impl FloodFixture {
     }
 
     async fn with_setup(setup: Setup) -> Self {
-        let held: Rc<Cell<usize>> = Rc::default();
-        let count = held.clone();
+        let held_requests: Rc<Cell<usize>> = Rc::default();
+        let count = held_requests.clone();
         let app = http2::start_application(move |request, mut respond| {
             let count = count.clone();
             async move {
@@ -75,12 +75,10 @@ impl FloodFixture {
         .await;
         let mesh = Mesh::new(app.address, Setup { protocol: Protocol::Http2, ..setup }).await;
         mesh.accept_plaintext(Access::AllowAll);
-        let mut unmeshed_workload = Client::connect(mesh.listener).await;
-        unmeshed_workload
-            .send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef")
-            .await;
+        let mut other_client = Client::connect(mesh.listener).await;
+        other_client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nbef").await;
         wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
-        Self { mesh, app, held, unmeshed_workload }
+        Self { mesh, app, held_requests, other_client }
     }
 
     async fn connect_client(&self, attack_path: AttackPath) -> FloodingClient {
@@ -111,8 +109,8 @@ impl FloodFixture {
     /// Asserts that the request of another client succeeds and that no request of the flooding client is in
     /// progress.
     async fn expect_recovery(mut self) {
-        self.unmeshed_workload.send_bytes("ore").await;
-        let response = self.unmeshed_workload.read_response().await;
+        self.other_client.send_bytes("ore").await;
+        let response = self.other_client.read_response().await;
         assert_eq!((response.status, response.body_text()), (200, "before"));
         wait_until(|| self.requests_in_flight() == 0).await;
         assert_eq!(self.app.accepted.get(), 1, "the application's connection is the same");
@@ -124,18 +122,19 @@ impl FloodFixture {
 async fn send_repeatedly(
     flooding_client: &mut FloodingClient,
     first: &[u8],
-    again: &[u8],
-    times: usize,
+    repeated: &[u8],
+    max_repetitions: usize,
 ) -> (Option<u32>, usize) {
     flooding_client.send_bytes(first).await;
-    let mut sent = 0;
-    while sent < times && flooding_client.stream.write_all(again).await.is_ok() {
-        sent += 1;
-        // The sidecar's frames are read as they come, so that only a limit stops the flood.
+    let mut repetitions = 0;
+    while repetitions < max_repetitions && flooding_client.stream.write_all(repeated).await.is_ok()
+    {
+        repetitions += 1;
+        // The client reads the sidecar's frames as they arrive, so that only a limit stops the flood.
         tokio::task::yield_now().await;
     }
     drop(flooding_client.stream.flush().await);
-    (flooding_client.read_frame_of_kind(GOAWAY).await.map(|frame| frame.error_code()), sent)
+    (flooding_client.read_frame_of_kind(GOAWAY).await.map(|frame| frame.error_code()), repetitions)
 }
 
 const ENHANCE_YOUR_CALM: u32 = 11;
@@ -147,18 +146,19 @@ fn a_head_of_endless_continuations_ends_its_connection() {
     run(async {
         for attack_path in ATTACK_PATHS {
             let fixture = FloodFixture::new().await;
-            let begun_request =
+            let request_start =
                 frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/"));
             let fields =
                 frames::header_block(&[("x-field", "a value that is kept or thrown away")]);
-            for more in [fields.repeat(100), Vec::new()] {
+            for continuation in [fields.repeat(100), Vec::new()] {
                 let mut flooding_client = fixture.connect_client(attack_path).await;
-                let more = frames::encode_frame(CONTINUATION, 0, 1, &more);
-                let (code, sent) =
-                    send_repeatedly(&mut flooding_client, &begun_request, &more, 10_000).await;
+                let continuation = frames::encode_frame(CONTINUATION, 0, 1, &continuation);
+                let (code, repetitions) =
+                    send_repeatedly(&mut flooding_client, &request_start, &continuation, 10_000)
+                        .await;
                 let expected = [None, Some(ENHANCE_YOUR_CALM), Some(PROTOCOL_ERROR)];
                 assert!(expected.contains(&code), "{attack_path:?}: {code:?}");
-                assert!(sent < 10_000, "{attack_path:?}: all of them were read");
+                assert!(repetitions < 10_000, "{attack_path:?}: all frames were read");
             }
             fixture.expect_recovery().await;
         }
@@ -178,8 +178,8 @@ fn an_incomplete_head_has_the_timeout_of_a_silent_connection() {
         flooding_client
             .send_bytes(frames::encode_frame(HEADERS, 0, 1, &frames::request_block("GET", "/")))
             .await;
-        let goodbye = flooding_client.read_frame_of_kind(GOAWAY).await.expect("a GOAWAY frame");
-        assert_eq!(goodbye.error_code(), 0);
+        let goaway = flooding_client.read_frame_of_kind(GOAWAY).await.expect("a GOAWAY frame");
+        assert_eq!(goaway.error_code(), 0);
         assert!(app.received_requests().is_empty());
     });
 }
@@ -193,10 +193,10 @@ fn unread_responses_to_pings_and_settings_stop_reading() {
         {
             let fixture = FloodFixture::new().await;
             let listener_kind = ListenerKind::Inbound { port: fixture.mesh.server.port };
-            let narrow = fixture.mesh.server.open_narrow_listener(listener_kind).await;
+            let narrow_listener = fixture.mesh.server.open_narrow_listener(listener_kind).await;
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4096).unwrap();
-            let mut flooding_client = Client::new(socket.connect(narrow).await.unwrap());
+            let mut flooding_client = Client::new(socket.connect(narrow_listener).await.unwrap());
             flooding_client.send_bytes(OPENING).await;
             assert_eq!(
                 flooding_client.read_frame().await.expect("the connection is accepted").kind,
@@ -204,10 +204,10 @@ fn unread_responses_to_pings_and_settings_stop_reading() {
             );
             let mut tcp = flooding_client.stream;
             let sent_bytes = Rc::new(Cell::new(0));
-            let (count, many) = (sent_bytes.clone(), frame.repeat(100));
+            let (count, repeated_frames) = (sent_bytes.clone(), frame.repeat(100));
             let flood = tokio::task::spawn_local(async move {
-                while count.get() < FLOOD_BYTES && tcp.write_all(&many).await.is_ok() {
-                    count.set(count.get() + many.len());
+                while count.get() < FLOOD_BYTES && tcp.write_all(&repeated_frames).await.is_ok() {
+                    count.set(count.get() + repeated_frames.len());
                 }
                 std::future::pending::<()>().await;
             });
@@ -245,34 +245,34 @@ fn streams_that_are_reset_at_once_end_their_connection() {
     });
 }
 
-/// Each stream is reset only after the sidecar has processed it and begun its exchange.
+/// Each stream is reset only after the sidecar has processed it and started its exchange.
 #[test]
 fn streams_reset_one_by_one_end_the_connection_of_a_peer_without_a_sidecar() {
     run(async {
         for attack_path in [AttackPath::Clear, AttackPath::Tls] {
             let fixture = FloodFixture::new().await;
             let mut flooding_client = fixture.connect_client(attack_path).await;
-            let mut rounds = 0;
+            let mut round_count = 0;
             let code = loop {
-                let streams = round_streams(rounds, 50);
+                let streams = round_streams(round_count, 50);
                 if flooding_client.stream.write_all(&request_frames(&streams)).await.is_err() {
                     break None;
                 }
                 // Either the streams are served, or the limit is reached.
                 tokio::select! {
                     biased;
-                    () = wait_until(|| fixture.held.get() == 50) => {}
-                    goodbye = flooding_client.read_frame_of_kind(GOAWAY) => break goodbye.map(|frame| frame.error_code()),
+                    () = wait_until(|| fixture.held_requests.get() == 50) => {}
+                    goaway = flooding_client.read_frame_of_kind(GOAWAY) => break goaway.map(|frame| frame.error_code()),
                 }
                 flooding_client.stream.write_all(&reset_frames(&streams)).await.unwrap();
-                wait_until(|| fixture.held.get() == 0).await;
-                rounds += 1;
-                assert!(rounds < 100, "{attack_path:?}: as many as it likes");
+                wait_until(|| fixture.held_requests.get() == 0).await;
+                round_count += 1;
+                assert!(round_count < 100, "{attack_path:?}: the number of rounds is not limited");
             };
             assert!([None, Some(ENHANCE_YOUR_CALM)].contains(&code), "{attack_path:?}: {code:?}");
             assert!(
-                rounds > 10,
-                "{attack_path:?}: {rounds} rounds are what an honest peer may need"
+                round_count > 10,
+                "{attack_path:?}: a valid peer may need {round_count} rounds"
             );
             fixture.expect_recovery().await;
         }
@@ -300,9 +300,9 @@ fn a_flood_of_empty_data_frames_ends_the_connection() {
         for attack_path in ATTACK_PATHS {
             let fixture = FloodFixture::new().await;
             let mut flooding_client = fixture.connect_client(attack_path).await;
-            let begun_request =
+            let request_start =
                 frames::encode_frame(HEADERS, END_HEADERS, 1, &frames::request_block("POST", "/"));
-            flooding_client.send_bytes(begun_request).await;
+            flooding_client.send_bytes(request_start).await;
             let empty_frames = frames::encode_frame(DATA, 0, 1, &[]).repeat(100);
             for _ in 0..500 {
                 if flooding_client.stream.write_all(&empty_frames).await.is_err() {
@@ -327,14 +327,14 @@ fn a_long_response_survives_thousands_of_canceled_requests() {
         for number in 0..50 {
             let streams = round_streams(number, 100);
             flooding_client.send_bytes(request_frames(&streams)).await;
-            wait_until(|| fixture.held.get() == 100).await;
+            wait_until(|| fixture.held_requests.get() == 100).await;
             flooding_client.send_bytes(reset_frames(&streams)).await;
-            wait_until(|| fixture.held.get() == 0).await;
+            wait_until(|| fixture.held_requests.get() == 0).await;
         }
         let links = || fixture.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         assert!(links() > 1, "another link was opened");
-        fixture.unmeshed_workload.send_bytes("ore").await;
-        assert_eq!(fixture.unmeshed_workload.read_response().await.body_text(), "before");
+        fixture.other_client.send_bytes("ore").await;
+        assert_eq!(fixture.other_client.read_response().await.body_text(), "before");
         // The exhausted link ends with its last stream.
         let links = || fixture.mesh.client.telemetry.gauge(Gauge::LinksUpstream);
         wait_until(|| links() == 1).await;

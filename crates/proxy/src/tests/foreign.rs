@@ -15,13 +15,13 @@ fn a_server_without_links_receives_http11() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let open = Rc::new(Cell::new(0));
-        let count = open.clone();
+        let open_connections = Rc::new(Cell::new(0));
+        let connection_count = open_connections.clone();
         let foreign_app = Application::start(move |client| {
-            let (identity, count) = (identity.clone(), count.clone());
+            let (identity, connection_count) = (identity.clone(), connection_count.clone());
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP1]).await.unwrap();
-                count.set(count.get() + 1);
+                connection_count.set(connection_count.get() + 1);
                 let mut client = Client::new(tls);
                 while let Some(mut request) = client.read_head().await {
                     client.read_body(&mut request).await.unwrap();
@@ -31,7 +31,7 @@ fn a_server_without_links_receives_http11() {
                         .await;
                     client.send_bytes(&request.body).await;
                 }
-                count.set(count.get() - 1);
+                connection_count.set(connection_count.get() - 1);
             }
         })
         .await;
@@ -56,7 +56,7 @@ fn a_server_without_links_receives_http11() {
                 .await;
             other_clients.push(other_client);
         }
-        wait_until(|| open.get() == 10).await;
+        wait_until(|| open_connections.get() == 10).await;
         for other_client in &mut other_clients {
             other_client.send_bytes("c").await;
             assert_eq!(other_client.read_response().await.body_text(), "abc");

@@ -38,8 +38,10 @@ async fn start_foreign(identity: Credential, streams: u32) -> ForeignServer {
         let (identity, count, disconnected) =
             (identity.clone(), stream_count.clone(), disconnect_server.clone());
         async move {
-            let offered = &[ALPN_HTTP2, ALPN_HTTP1];
-            let Ok(tls) = tls_accept(client.stream, &identity, offered).await else { return };
+            let offered_protocols = &[ALPN_HTTP2, ALPN_HTTP1];
+            let Ok(tls) = tls_accept(client.stream, &identity, offered_protocols).await else {
+                return;
+            };
             if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
                 let mut client = Client::new(tls);
                 assert_eq!(
@@ -175,8 +177,8 @@ fn rules_of_http2_are_enforced_in_both_directions() {
     run(async {
         let mesh = foreign_mesh().await;
         let foreign = start_foreign(test_credential(&mesh.authority, "ratings"), 100).await;
-        let to_itself = routes::path_rule("/", &[("ratings", 1)]).backends;
-        let rule = RouteRule { backends: to_itself, ..filters::editing_rule() };
+        let own_backends = routes::path_rule("/", &[("ratings", 1)]).backends;
+        let rule = RouteRule { backends: own_backends, ..filters::editing_rule() };
         let server = meshed_endpoint("foreign-1", foreign.server.address, "ratings");
         let mut service = service_config(Protocol::Grpc, &[server]);
         let port = service.ports.get_mut(&PORT).unwrap();
@@ -212,7 +214,7 @@ fn requests_that_http2_cannot_express_use_http11() {
         }
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
-        assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still spoken");
+        assert_eq!(foreign.server.accepted.get(), 3, "HTTP/2 is still used");
     });
 }
 
@@ -278,7 +280,7 @@ fn a_request_that_waits_for_a_stream_uses_the_next_connection() {
         for client in &mut clients {
             served += usize::from(client.read_response().await.status == 200);
         }
-        assert_eq!(served, 16, "all but those that were under way");
+        assert_eq!(served, 16, "all requests except those in flight");
     });
 }
 
@@ -286,8 +288,9 @@ fn a_request_that_waits_for_a_stream_uses_the_next_connection() {
 fn no_request_starts_on_a_connection_with_an_expired_peer_certificate() {
     run(async {
         let mesh = foreign_mesh().await;
-        let soon = SystemTime::now() - Duration::from_secs(3600 - 6);
-        let foreign = start_foreign(credential_from(&mesh.authority, "ratings", soon), 100).await;
+        let old_issue_time = SystemTime::now() - Duration::from_secs(3600 - 6);
+        let foreign =
+            start_foreign(credential_from(&mesh.authority, "ratings", old_issue_time), 100).await;
         route_to_foreign(&mesh, &foreign);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
@@ -341,12 +344,12 @@ fn requests_wait_for_a_stream_if_the_server_accepts_one_connection() {
         let server = start_closing_server(&mesh, |number| number > 0).await;
         mesh.route_to(&[meshed_endpoint("foreign-1", server.address, "ratings")]);
         let listener = mesh.listener;
-        let asking = (0..20).map(|_| {
+        let request_tasks = (0..20).map(|_| {
             let request =
                 async move { Client::connect(listener).await.send_request(GET).await.status };
             tokio::task::spawn_local(request)
         });
-        for status in asking.collect::<Vec<_>>() {
+        for status in request_tasks.collect::<Vec<_>>() {
             assert_eq!(status.await.unwrap(), 200);
         }
         assert!(server.accepted.get() > 1, "nothing was full");
@@ -359,7 +362,7 @@ fn a_server_that_negotiates_h2_and_violates_it_is_avoided() {
     run(async {
         let mesh = foreign_mesh().await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let liar = Application::start(move |client| {
+        let claiming_app = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let tls = tls_accept(client.stream, &identity, &[ALPN_HTTP2]).await.unwrap();
@@ -369,7 +372,7 @@ fn a_server_that_negotiates_h2_and_violates_it_is_avoided() {
             }
         })
         .await;
-        mesh.route_to(&[meshed_endpoint("foreign-1", liar.address, "ratings")]);
+        mesh.route_to(&[meshed_endpoint("foreign-1", claiming_app.address, "ratings")]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(
             client.send_request(GET).await.verdict(),

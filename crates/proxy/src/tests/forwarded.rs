@@ -186,18 +186,18 @@ fn a_limit_of_the_called_service_counts_requests_to_all_backends_together() {
         let (app1, app2) = (start_hanging().await, start_hanging().await);
         let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         canary.apply_policies(at_most("called", 3), no_policies());
-        let mut waiting = Vec::new();
+        let mut waiting_clients = Vec::new();
         for _ in 0..3 {
             let mut client = Client::connect(canary.mesh.listener).await;
             client.send_bytes(GET).await;
-            waiting.push(client);
-            wait_until(|| app1.accepted.get() + app2.accepted.get() == waiting.len()).await;
+            waiting_clients.push(client);
+            wait_until(|| app1.accepted.get() + app2.accepted.get() == waiting_clients.len()).await;
         }
         for _ in 0..8 {
             let mut client = Client::connect(canary.mesh.listener).await;
             assert_eq!(client.send_request(GET).await.verdict(), (503, Some("circuit-full")));
         }
-        waiting.pop().unwrap().abandon();
+        waiting_clients.pop().unwrap().abandon();
         wait_until(|| canary.mesh.client.ended_count() == 9).await;
         Client::connect(canary.mesh.listener).await.send_bytes(GET).await;
         wait_until(|| app1.accepted.get() + app2.accepted.get() == 4).await;
@@ -210,7 +210,7 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_apply() {
         let (app1, app2) = (start_hanging().await, start_hanging().await);
         let canary = Canary::new([&app1, &app2], Protocol::Http).await;
         canary.apply_policies(at_most("called", 1000), [at_most("v2", 1), at_most("v3", 1)]);
-        let mut waiting = Vec::new();
+        let mut waiting_clients = Vec::new();
         while app1.accepted.get() + app2.accepted.get() < 2 {
             let count_before = canary.mesh.client.ended_count();
             let mut client = Client::connect(canary.mesh.listener).await;
@@ -221,7 +221,7 @@ fn the_limits_of_the_called_service_and_of_the_backend_both_apply() {
                     || app1.accepted.get() + app2.accepted.get() > accepted_count
             })
             .await;
-            waiting.push(client);
+            waiting_clients.push(client);
         }
         for _ in 0..8 {
             let mut client = Client::connect(canary.mesh.listener).await;
@@ -239,11 +239,11 @@ fn a_connection_limit_of_the_called_service_counts_all_backends() {
         let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
         let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
         canary.apply_policies(breaker_policy("called", rule), no_policies());
-        let mut open = Vec::new();
+        let mut open_clients = Vec::new();
         for count in 1..=2 {
             let mut client = Client::connect(canary.mesh.listener).await;
             client.send_bytes("hello").await;
-            open.push(client);
+            open_clients.push(client);
             wait_until(|| app1.accepted.get() + app2.accepted.get() == count).await;
         }
         for _ in 0..4 {
@@ -274,11 +274,11 @@ fn policies_of_the_called_service_apply_to_sessions_of_a_tls_route() {
             let limits = CircuitLimits { connections: Some(2), ..CircuitLimits::default() };
             let rule = CircuitBreaker { limits, ..CircuitBreaker::default() };
             canary.apply_session_policy("a.com", breaker_policy("called", rule));
-            let mut open = Vec::new();
+            let mut open_clients = Vec::new();
             for count in 1..=2 {
                 let mut client = Client::connect(canary.mesh.listener).await;
                 client.send_bytes(client_hello("a.com")).await;
-                open.push(client);
+                open_clients.push(client);
                 wait_until(|| app1.accepted.get() + app2.accepted.get() == count).await;
             }
             for _ in 0..4 {
@@ -305,10 +305,13 @@ fn the_circuit_of_the_called_service_counts_failures_of_all_backends() {
         let (app1, app2) =
             (Application::with_response(BROKEN).await, Application::with_response(BROKEN).await);
         let canary = Canary::new([&app1, &app2], Protocol::Http).await;
-        let long = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
-        let patient = TripConditions { consecutive_failures: Some(1000), ..long.clone() };
-        let backend = |policy| tripping_policy(policy, patient.clone(), 418);
-        canary.apply_policies(tripping_policy("called", long, 429), [backend("v2"), backend("v3")]);
+        let long_trip = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let patient_trip = TripConditions { consecutive_failures: Some(1000), ..long_trip.clone() };
+        let backend = |policy| tripping_policy(policy, patient_trip.clone(), 418);
+        canary.apply_policies(
+            tripping_policy("called", long_trip, 429),
+            [backend("v2"), backend("v3")],
+        );
         let mut client = Client::connect(canary.mesh.listener).await;
         for _ in 0..3 {
             assert_eq!(client.send_request(GET).await.verdict(), (500, None));
@@ -327,12 +330,18 @@ fn direct_and_routed_requests_share_the_circuit_of_a_backend() {
     run(async {
         let app = Application::with_response(BROKEN).await;
         let canary = Canary::new([&app, &app], Protocol::Http).await;
-        let long = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
-        let own =
-            tripping_policy("both", TripConditions { consecutive_failures: Some(4), ..long }, 418);
+        let long_trip = TripConditions { open_duration: Duration::from_secs(600), ..trip_rule() };
+        let own_policy = tripping_policy(
+            "both",
+            TripConditions { consecutive_failures: Some(4), ..long_trip },
+            418,
+        );
         // The called service adds policies of its own, so that direct and routed requests have different
         // policies.
-        canary.apply_policies(ejecting_policy("called", 1000, None), [own.clone(), own]);
+        canary.apply_policies(
+            ejecting_policy("called", 1000, None),
+            [own_policy.clone(), own_policy],
+        );
         let [v2, v3] = [V2, V3].map(|name| ServiceName::new("bookinfo", name).unwrap());
         let listener_kind =
             |service| crate::session::ListenerKind::Outbound { service, port: PORT };
@@ -354,8 +363,8 @@ fn direct_and_routed_requests_share_the_circuit_of_a_backend() {
         let expected_circuits = [V2, V3].map(|name| format!("bookinfo/{name}:{PORT}"));
         assert_eq!(canary.open_circuits(), expected_circuits);
         for listener in [direct, other_listener, canary.mesh.listener] {
-            let verdict = Client::connect(listener).await.send_request(GET).await;
-            assert_eq!(verdict.verdict(), (418, Some("circuit-open")));
+            let response = Client::connect(listener).await.send_request(GET).await;
+            assert_eq!(response.verdict(), (418, Some("circuit-open")));
         }
     });
 }
@@ -401,7 +410,7 @@ fn outlier_detection_of_the_called_service_applies_to_backends_without_their_own
         for _ in 0..4 {
             assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
         }
-        let ejected = canary.mesh.client.worker.ejected.snapshot();
+        let ejected = canary.mesh.client.worker.ejected_endpoints.snapshot();
         let ejected: BTreeSet<String> = ejected
             .into_iter()
             .map(|(_, it)| format!("{} by {}", it.endpoint.id.workload.name, it.policy.name))
@@ -443,18 +452,19 @@ fn load_balancing_of_the_called_service_selects_endpoints_of_a_backend() {
             (Application::with_response(OK).await, Application::with_response(OK).await);
         let mesh = Mesh::permissive(app1.address).await;
         let (_server, second) = mesh.start_server("ratings-2", app2.address).await;
-        let keyed = |policy, algorithm| PortLoadBalancing {
+        let keyed_balancing = |policy, algorithm| PortLoadBalancing {
             policy: policy_name(ServicePolicyKind::LoadBalancing, policy),
             rule: LoadBalancing { algorithm, slow_start: None },
         };
         let maglev = BalanceAlgorithm::Maglev(HashKey::Header("x-user".to_owned()));
-        for (own, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
+        for (own_policy, spreads) in [(None, false), (Some(BalanceAlgorithm::RoundRobin), true)] {
             let mut services = routed_services(&mesh, vec![path_rule("/", &[(V2, 1)])]);
             let port = services[0].ports.get_mut(&PORT).unwrap();
-            port.traffic_policy.balancing = Some(keyed("called", maglev.clone()));
+            port.traffic_policy.balancing = Some(keyed_balancing("called", maglev.clone()));
             let port = services[1].ports.get_mut(&PORT).unwrap();
             port.endpoints = [mesh.server_endpoint(), second.clone()].map(Arc::new).into();
-            port.traffic_policy.balancing = own.map(|algorithm| keyed("v2", algorithm));
+            port.traffic_policy.balancing =
+                own_policy.map(|algorithm| keyed_balancing("v2", algorithm));
             mesh.set_client_services(services);
             let counts_before = (app1.received_requests().len(), app2.received_requests().len());
             let mut client = Client::connect(mesh.listener).await;
@@ -511,6 +521,6 @@ fn counts_survive_changes_of_other_policies_and_endpoints() {
         // A policy that is removed returns its ejected endpoints.
         canary.apply_policies(TrafficPolicy::default(), no_policies());
         assert_eq!(client.send_request(GET).await.verdict(), (500, None));
-        wait_until(|| canary.mesh.client.worker.ejected.snapshot().is_empty()).await;
+        wait_until(|| canary.mesh.client.worker.ejected_endpoints.snapshot().is_empty()).await;
     });
 }

@@ -24,10 +24,12 @@ fn a_request_is_forwarded_unchanged() {
         let mut client = Client::connect(mesh.listener).await;
         client.send_request("GET /a HTTP/1.1\r\nhost: x\r\n\r\n").await;
         client.send_request(&format!("GET /a HTTP/1.1\r\nhost: x\r\n{CLAIMS}\r\n")).await;
-        let [bare, full] = &app.received_requests()[..] else { panic!("two requests") };
+        let [bare_request, full_request] = &app.received_requests()[..] else {
+            panic!("two requests")
+        };
         let line = "GET /a HTTP/1.1\r\nhost: ratings.bookinfo:9080";
-        assert_eq!(bare.head, line);
-        assert_eq!(full.head, format!("{line}\r\n{}", CLAIMS.trim_end()));
+        assert_eq!(bare_request.head, line);
+        assert_eq!(full_request.head, format!("{line}\r\n{}", CLAIMS.trim_end()));
     });
 }
 
@@ -56,10 +58,11 @@ fn claims_of_a_request_about_its_sender_are_removed() {
 fn a_final_response_without_a_date_gets_one() {
     run(async {
         let app = Application::respond_with(|request| {
-            let dated = "HTTP/1.1 200 OK\r\nDATE: Mon, 01 Jan 2001 00:00:00 GMT\r\nvia: 1.1 a\r\n";
+            let dated_response =
+                "HTTP/1.1 200 OK\r\nDATE: Mon, 01 Jan 2001 00:00:00 GMT\r\nvia: 1.1 a\r\n";
             let interim = "HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n";
             match request.head.split(' ').nth(1).unwrap() {
-                "/dated" => format!("{dated}content-length: 0\r\n\r\n"),
+                "/dated" => format!("{dated_response}content-length: 0\r\n\r\n"),
                 "/interim" => format!("{interim}HTTP/1.1 204 No Content\r\n\r\n"),
                 _ => OK.to_owned(),
             }
@@ -74,13 +77,17 @@ fn a_final_response_without_a_date_gets_one() {
         http2.route_to(&[http1.server_endpoint()]);
 
         let mut client = Client::connect(http1.listener).await;
-        let dated = client.send_request("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(dated.field_value("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
-        assert_eq!(dated.head.to_lowercase().matches("\r\ndate:").count(), 1);
-        assert_eq!(dated.field_value("via"), Some("1.1 a"));
-        let bare = client.send_request("GET /bare HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert!(is_date(bare.field_value("date").unwrap()), "{}", bare.head);
-        assert_eq!(bare.head.matches("\r\ndate:").count(), 1, "both sidecars, one date");
+        let dated_response = client.send_request("GET /dated HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(dated_response.field_value("date"), Some("Mon, 01 Jan 2001 00:00:00 GMT"));
+        assert_eq!(dated_response.head.to_lowercase().matches("\r\ndate:").count(), 1);
+        assert_eq!(dated_response.field_value("via"), Some("1.1 a"));
+        let bare_response = client.send_request("GET /bare HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(is_date(bare_response.field_value("date").unwrap()), "{}", bare_response.head);
+        assert_eq!(
+            bare_response.head.matches("\r\ndate:").count(),
+            1,
+            "both sidecars add one date in total"
+        );
         client.send_bytes("GET /interim HTTP/1.1\r\nhost: x\r\n\r\n").await;
         let (interim, last) =
             (client.read_head().await.unwrap(), client.read_head().await.unwrap());

@@ -77,8 +77,8 @@ fn requests_are_routed_by_host_and_path() {
                 );
             }
         }
-        let nameless = client.send_request("GET / HTTP/1.1\r\n\r\n").await;
-        assert_eq!(nameless.verdict(), (400, Some("bad-request")));
+        let response_without_host = client.send_request("GET / HTTP/1.1\r\n\r\n").await;
+        assert_eq!(response_without_host.verdict(), (400, Some("bad-request")));
         // A gateway is a client of the services behind it.
         let series = gateway.mesh.client.series_summaries();
         assert!(series.iter().all(|series| series.labels.direction == "outbound"));
@@ -117,14 +117,14 @@ fn applications_receive_the_client_address_and_no_claims_of_external_clients() {
             assert_eq!(fields, expected, "{path}");
         }
         // Nor do they affect rule matching; and a rule may remove the field.
-        let mut claimed = path_rule("/", backends_to("idle"));
-        claimed.matches[0].headers = vec![FieldMatch {
+        let mut idle_rule = path_rule("/", backends_to("idle"));
+        idle_rule.matches[0].headers = vec![FieldMatch {
             name: "x-forwarded-for".into(),
             value: ValueMatch::Exact("me".into()),
         }];
-        let mut silent = path_rule("/", backends_to("plain"));
-        silent.actions.request_headers.remove = vec!["x-forwarded-for".to_owned()];
-        let rules = vec![claimed, silent];
+        let mut plain_rule = path_rule("/", backends_to("plain"));
+        plain_rule.actions.request_headers.remove = vec!["x-forwarded-for".to_owned()];
+        let rules = vec![idle_rule, plain_rule];
         gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
@@ -148,8 +148,9 @@ fn claims_of_external_clients_are_removed() {
         )]);
         let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         for name in CLAIMS.split_whitespace() {
-            let shout = name.to_ascii_uppercase();
-            let variants = [name.to_owned(), name.replace('-', "_"), shout.replace('-', ".")];
+            let upper_case_name = name.to_ascii_uppercase();
+            let variants =
+                [name.to_owned(), name.replace('-', "_"), upper_case_name.replace('-', ".")];
             for name in variants {
                 let request = format!("GET / HTTP/1.1\r\nhost: a\r\n{name}: claimed\r\n\r\n");
                 let response = client.send_request(&request).await;
@@ -255,15 +256,15 @@ fn a_configuration_change_applies_to_the_next_request_of_a_connection() {
     run(async {
         let (meshed, plain) = (start_mirror("meshed").await, start_mirror("plain").await);
         let gateway = GatewayFixture::new(meshed.address, Protocol::Http, plain.address).await;
-        let to = |name: &str| {
+        let rule_to = |name: &str| {
             let rules = vec![path_rule("/", backends_to(name))];
             vec![http_port(HTTP, vec![gateway_listener("http", "", vec![host_rules("", rules)])])]
         };
-        gateway.set_ports(to("ratings"));
+        gateway.set_ports(rule_to("ratings"));
         let mut client = Client::connect(gateway.port_address(HTTP).await).await;
         let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
         assert!(client.send_request(request).await.body_text().starts_with("meshed"));
-        gateway.set_ports(to("plain"));
+        gateway.set_ports(rule_to("plain"));
         assert!(client.send_request(request).await.body_text().starts_with("plain"));
         // The port is gone, or has another protocol.
         gateway.set_ports(Vec::new());
@@ -296,13 +297,18 @@ fn an_endpoint_without_a_listener_is_skipped() {
 #[test]
 fn an_application_without_http2_is_skipped() {
     run(async {
-        let without =
+        let app_without_length =
             start_without_http2("HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
-        let with = start_application(|_, mut respond| async move {
+        let app_with_length = start_application(|_, mut respond| async move {
             respond.send_response(http::Response::new(()), true).unwrap();
         })
         .await;
-        let gateway = GatewayFixture::new(with.address, Protocol::Http2, without.address).await;
+        let gateway = GatewayFixture::new(
+            app_with_length.address,
+            Protocol::Http2,
+            app_without_length.address,
+        )
+        .await;
         let rules = || vec![path_rule("/", backends_to("plain"))];
         gateway.set_ports(vec![http_port(
             HTTP,
@@ -317,13 +323,15 @@ fn an_application_without_http2_is_skipped() {
         wait_until(|| gateway.mesh.client.failure_counts() == [("protocol-mismatch", 1)].into())
             .await;
 
-        gateway.add_endpoint_at(with.address);
+        gateway.add_endpoint_at(app_with_length.address);
         gateway.set_ports(vec![http_port(
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules())])],
         )]);
-        let count_before = without.accepted.get();
-        while without.accepted.get() == count_before || with.accepted.get() == 0 {
+        let count_before = app_without_length.accepted.get();
+        while app_without_length.accepted.get() == count_before
+            || app_with_length.accepted.get() == 0
+        {
             assert_eq!(send(post).await.verdict(), (200, None));
         }
     });
@@ -415,7 +423,7 @@ fn mirrored_requests_reach_applications_without_a_sidecar() {
         let reported: Vec<_> = mirrored.iter().map(|request| request.body.as_slice()).collect();
         assert_eq!(reported, [&b""[..], b"abc", b"abc"]);
         assert!(mirrored[1].head.starts_with("POST /b "), "{}", mirrored[1].head);
-        assert_eq!(copied.accepted.get(), 1, "a connection is used again");
+        assert_eq!(copied.accepted.get(), 1, "the connection is reused");
     });
 }
 
@@ -517,11 +525,11 @@ fn external_clients_have_a_shorter_idle_timeout() {
             HTTP,
             vec![gateway_listener("http", "", vec![host_rules("", rules)])],
         )]);
-        let mut silent = Client::connect(gateway.port_address(HTTP).await).await;
-        assert_eq!(silent.read_end().await, End::Clean);
-        let mut idle = Client::connect(gateway.port_address(HTTP).await).await;
-        let response = idle.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        assert_eq!((response.status, idle.read_end().await), (200, End::Clean));
+        let mut silent_client = Client::connect(gateway.port_address(HTTP).await).await;
+        assert_eq!(silent_client.read_end().await, End::Clean);
+        let mut idle_client = Client::connect(gateway.port_address(HTTP).await).await;
+        let response = idle_client.send_request("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert_eq!((response.status, idle_client.read_end().await), (200, End::Clean));
     });
 }
 

@@ -19,7 +19,7 @@ use super::http2::{http2_mesh, read_body, start_application};
 use crate::http::replay;
 
 /// Starts an HTTP/2 application that responds to the first complete request with the frames of
-/// `rejection_frames`, given its stream ID, and to others with 200 and the body.
+/// `rejection_frames`, given its stream ID, and to others with 200 and the request body.
 async fn start_rejecting(rejection_frames: fn(u32) -> Vec<u8>) -> Application {
     let is_first = Rc::new(Cell::new(true));
     Application::start(move |mut client| {
@@ -65,14 +65,14 @@ fn a_request_above_the_last_stream_is_sent_again_with_any_method() {
             |stream| goaway_frame(stream.saturating_sub(2)),
             |stream| frames::encode_frame(RST_STREAM, 0, stream, &7_u32.to_be_bytes()),
         ];
-        for rejects in rejections {
+        for rejection_frames in rejections {
             for (request, body) in [
                 ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
                 ("POST / HTTP/1.1\r\nhost: x\r\n\r\n", b""),
                 ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
                 ("DELETE / HTTP/1.1\r\nhost: x\r\n\r\n", b""),
             ] {
-                let app = start_rejecting(rejects).await;
+                let app = start_rejecting(rejection_frames).await;
                 let mesh = http2_mesh(app.address, Protocol::Http2).await;
                 assert_eq!(send_request(&mesh, request).await, (200, body.to_vec()), "{request}");
                 assert!(mesh.client.failure_counts().is_empty(), "{request}");
@@ -84,8 +84,8 @@ fn a_request_above_the_last_stream_is_sent_again_with_any_method() {
 #[test]
 fn a_request_up_to_the_last_stream_is_sent_again_only_if_that_is_safe() {
     run(async {
-        for (method, times) in [("POST", 1), ("GET", 2)] {
-            // The server may have begun the request before it closes the connection.
+        for (method, expected_connections) in [("POST", 1), ("GET", 2)] {
+            // The server may have started to process the request before it closes the connection.
             let app = Application::start(|mut client| async move {
                 client.read_exactly(24).await;
                 client.send_bytes(&OPENING[24..]).await;
@@ -102,7 +102,7 @@ fn a_request_up_to_the_last_stream_is_sent_again_only_if_that_is_safe() {
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
             let request = format!("{method} / HTTP/1.1\r\nhost: x\r\n\r\n");
             assert_eq!(send_request(&mesh, &request).await.0, 502, "{method}");
-            assert_eq!(app.accepted.get(), times, "{method}");
+            assert_eq!(app.accepted.get(), expected_connections, "{method}");
         }
     });
 }
@@ -117,7 +117,7 @@ enum UnusedConnectionEnd {
 }
 
 /// Starts an HTTP/2 application that ends connections without processing a stream, as `connection_end`
-/// determines by their number. It processes one stream of each other one.
+/// determines by their number. It processes one stream of each other connection.
 async fn start_closing_application(
     connection_end: impl Fn(usize) -> Option<UnusedConnectionEnd> + 'static,
 ) -> Application {
@@ -136,7 +136,7 @@ async fn start_closing_application(
                 client.send_bytes(goaway_frame(0)).await;
                 return pending().await;
             }
-            let mut is_over = false;
+            let mut has_responded = false;
             while let Some(Frame { kind, flags, stream, payload }) = client.read_frame().await {
                 if kind == frames::PING && flags == 0 {
                     let goaway = match connection_end {
@@ -148,8 +148,11 @@ async fn start_closing_application(
                 }
                 if kind == HEADERS && connection_end.is_some() {
                     client.send_bytes(goaway_frame(0)).await;
-                } else if matches!(kind, HEADERS | DATA) && flags & END_STREAM != 0 && !is_over {
-                    is_over = true;
+                } else if matches!(kind, HEADERS | DATA)
+                    && flags & END_STREAM != 0
+                    && !has_responded
+                {
+                    has_responded = true;
                     let flags = frames::END_HEADERS | END_STREAM;
                     let head = frames::encode_frame(HEADERS, flags, stream, &[0x88]);
                     client.send_bytes([head, goaway_frame(stream)].concat()).await;
@@ -226,9 +229,9 @@ fn requests_wait_for_a_stream_if_no_second_connection_can_be_opened() {
     run(async {
         for surplus in [Surplus::Closed, Surplus::Silent] {
             let app = start_narrow(surplus, |Frame { kind, flags, stream, .. }| {
-                let is_whole = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
+                let is_complete = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
                 let flags = frames::END_HEADERS | END_STREAM;
-                is_whole.then(|| frames::encode_frame(HEADERS, flags, *stream, &[0x88]))
+                is_complete.then(|| frames::encode_frame(HEADERS, flags, *stream, &[0x88]))
             })
             .await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
@@ -244,17 +247,17 @@ fn requests_wait_for_a_stream_if_no_second_connection_can_be_opened() {
     });
 }
 
-async fn send_requests(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
+async fn send_requests(mesh: &Mesh, count: usize, request: &str) -> Vec<(u16, Vec<u8>)> {
     let (listener, request) = (mesh.listener, Rc::<str>::from(request));
-    let each = (0..requests).map(|_| {
+    let request_tasks = (0..count).map(|_| {
         let request = request.clone();
         tokio::task::spawn_local(async move {
             Client::connect(listener).await.send_request(&request).await
         })
     });
     let mut responses = Vec::new();
-    for response in each.collect::<Vec<_>>() {
-        let response = response.await.unwrap();
+    for request_task in request_tasks.collect::<Vec<_>>() {
+        let response = request_task.await.unwrap();
         responses.push((response.status, response.body));
     }
     responses
@@ -263,20 +266,23 @@ async fn send_requests(mesh: &Mesh, requests: usize, request: &str) -> Vec<(u16,
 #[test]
 fn requests_are_sent_again_as_long_as_each_connection_processes_some() {
     run(async {
-        for streams in [1, 3, 10] {
-            let app = ShortConnectionServer::start(streams).await;
+        for max_streams in [1, 3, 10] {
+            let app = ShortConnectionServer::start(max_streams).await;
             let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
             for (request, body) in [
                 ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", &b""[..]),
                 ("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc", b"abc"),
             ] {
                 let responses = send_requests(&mesh, 60, request).await;
-                let wrong =
+                let wrong_results =
                     responses.iter().filter(|response| **response != (200, body.to_vec())).count();
-                assert_eq!(wrong, 0, "{streams} streams per connection, {request}");
+                assert_eq!(wrong_results, 0, "{max_streams} streams per connection, {request}");
             }
             assert!(mesh.client.failure_counts().is_empty());
-            assert!(app.take_refused() > 0, "the first connection got more streams than it took");
+            assert!(
+                app.take_refused() > 0,
+                "the first connection got more streams than the server accepted"
+            );
         }
     });
 }
@@ -296,11 +302,15 @@ fn a_connection_gets_no_more_streams_than_the_server_processed_before() {
         for _ in 0..20 {
             send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
-        let opened = app.application.accepted.get();
+        let opened_connections = app.application.accepted.get();
         for _ in 0..20 {
             send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         }
-        assert_eq!(app.application.accepted.get(), opened, "no connection is opened any more");
+        assert_eq!(
+            app.application.accepted.get(),
+            opened_connections,
+            "no connection is opened any more"
+        );
     });
 }
 
@@ -315,7 +325,10 @@ fn a_single_connection_that_ended_early_sets_no_stream_limit() {
             let responses = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
         }
-        assert!(app.take_refused() > 0, "the first connection got more streams than it took");
+        assert!(
+            app.take_refused() > 0,
+            "the first connection got more streams than the server accepted"
+        );
         assert_eq!(
             app.application.accepted.get(),
             2,
@@ -343,32 +356,35 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
             })
             .await
         };
-        let (refusing, accepting) = (start_server(true).await, start_server(false).await);
-        let mesh = http2_mesh(accepting.address, Protocol::Http2).await;
-        let plain = |name: &str, application: &Application| Endpoint {
+        let (refusing_app, accepting_app) = (start_server(true).await, start_server(false).await);
+        let mesh = http2_mesh(accepting_app.address, Protocol::Http2).await;
+        let plaintext_endpoint = |name: &str, application: &Application| Endpoint {
             account: None,
             ..meshed_endpoint(name, application.address, "ratings")
         };
-        let endpoints = [plain("ratings-1", &refusing), plain("ratings-2", &accepting)];
+        let endpoints = [
+            plaintext_endpoint("ratings-1", &refusing_app),
+            plaintext_endpoint("ratings-2", &accepting_app),
+        ];
         mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints)]);
         // The server processes the other streams of the connection.
-        let (is_over, listener) = (Rc::new(Cell::new(false)), mesh.listener);
+        let (is_stopped, listener) = (Rc::new(Cell::new(false)), mesh.listener);
         let clients = (0..4).map(|_| {
-            let is_over = is_over.clone();
+            let is_stopped = is_stopped.clone();
             tokio::task::spawn_local(async move {
                 let mut client = Client::connect(listener).await;
-                while !is_over.get() {
+                while !is_stopped.get() {
                     client.send_request("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 }
             })
         });
         let clients: Vec<_> = clients.collect();
-        let posts = 20;
+        let post_count = 20;
         let request = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc";
-        let responses = send_requests(&mesh, posts, request).await;
+        let responses = send_requests(&mesh, post_count, request).await;
         assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
         assert!(refused_count.get() > 0, "some requests were sent to the refusing server");
-        assert!(refused_count.get() <= posts * 4, "{} refusals", refused_count.get());
+        assert!(refused_count.get() <= post_count * 4, "{} refusals", refused_count.get());
 
         // Without another server, the number of attempts is limited as well.
         mesh.set_client_services(vec![service_config(Protocol::Http2, &endpoints[..1])]);
@@ -376,7 +392,7 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
         let responses = send_requests(&mesh, 1, request).await;
         assert_eq!(responses[0].0, 503, "{responses:?}");
         assert!(refused_count.get() <= 4 + 65, "{} refusals", refused_count.get());
-        is_over.set(true);
+        is_stopped.set(true);
         for client in clients {
             client.await.unwrap();
         }
@@ -388,10 +404,10 @@ fn a_request_refused_by_one_server_is_sent_to_another_soon() {
 fn the_copy_of_a_body_is_released_when_the_response_starts() {
     run(async {
         let is_first = Rc::new(Cell::new(true));
-        let started = Rc::new(Notify::new());
-        let ends = started.clone();
+        let end_signal = Rc::new(Notify::new());
+        let app_end_signal = end_signal.clone();
         let app = start_application(move |request, mut respond| {
-            let (is_first, ends) = (is_first.clone(), ends.clone());
+            let (is_first, app_end_signal) = (is_first.clone(), app_end_signal.clone());
             async move {
                 let (body, _) = read_body(request.into_body()).await;
                 assert_eq!(body, b"abc");
@@ -399,21 +415,21 @@ fn the_copy_of_a_body_is_released_when_the_response_starts() {
                     return respond.send_reset(h2::Reason::REFUSED_STREAM);
                 }
                 let mut stream = respond.send_response(http::Response::new(()), false).unwrap();
-                ends.notified().await;
+                app_end_signal.notified().await;
                 stream.send_data("end".into(), true).unwrap();
             }
         })
         .await;
-        // Over HTTP/1.1 a body is kept if the connection has served before.
-        let ends = started.clone();
+        // Over HTTP/1.1 the copy of a body is kept only if the connection has served a request before.
+        let app_end_signal = end_signal.clone();
         let http1_app = Application::start(move |mut client| {
-            let ends = ends.clone();
+            let app_end_signal = app_end_signal.clone();
             async move {
                 while let Some(mut request) = client.read_head().await {
                     client.read_body(&mut request).await.unwrap();
                     client.send_bytes("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n").await;
                     if !request.head.contains("/quick") {
-                        ends.notified().await;
+                        app_end_signal.notified().await;
                     }
                     client.send_bytes("end").await;
                 }
@@ -434,7 +450,7 @@ fn the_copy_of_a_body_is_released_when_the_response_starts() {
             let mut response = client.read_head().await.unwrap();
             assert_eq!(response.status, 200);
             assert_eq!(replay::buffered_piece_count(), 0, "{protocol}");
-            started.notify_one();
+            end_signal.notify_one();
             client.read_body(&mut response).await.unwrap();
         }
     });
@@ -443,18 +459,18 @@ fn the_copy_of_a_body_is_released_when_the_response_starts() {
 #[test]
 fn a_server_that_refuses_all_streams_gets_few_connections() {
     run(async {
-        for learned in [false, true] {
-            let app = ShortConnectionServer::start(if learned { 3 } else { 0 }).await;
+        for has_learned_limit in [false, true] {
+            let app = ShortConnectionServer::start(if has_learned_limit { 3 } else { 0 }).await;
             let mesh = http2_mesh(app.application.address, Protocol::Http2).await;
-            if learned {
+            if has_learned_limit {
                 send_requests(&mesh, 20, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
                 app.set_per_connection(0);
             }
             let count_before = app.application.accepted.get();
             let responses = send_requests(&mesh, 60, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(responses.iter().all(|(status, _)| *status == 503), "{responses:?}");
-            let opened = app.application.accepted.get() - count_before;
-            assert!(opened <= 20, "{opened} connections");
+            let opened_connections = app.application.accepted.get() - count_before;
+            assert!(opened_connections <= 20, "{opened_connections} connections");
         }
     });
 }
@@ -463,18 +479,18 @@ fn a_server_that_refuses_all_streams_gets_few_connections() {
 fn a_refused_stream_waits_until_the_connection_processes_another_one() {
     run(async {
         // The server processes two streams at once, and does not announce that limit.
-        let busy = Rc::new(Cell::new(0));
+        let busy_count = Rc::new(Cell::new(0));
         let app = start_application(move |_, mut respond| {
-            let busy = busy.clone();
+            let busy_count = busy_count.clone();
             async move {
-                if busy.get() == 2 {
+                if busy_count.get() == 2 {
                     return respond.send_reset(h2::Reason::REFUSED_STREAM);
                 }
-                busy.set(busy.get() + 1);
+                busy_count.set(busy_count.get() + 1);
                 for _ in 0..20 {
                     tokio::task::yield_now().await;
                 }
-                busy.set(busy.get() - 1);
+                busy_count.set(busy_count.get() - 1);
                 drop(respond.send_response(http::Response::new(()), true));
             }
         })
@@ -484,13 +500,13 @@ fn a_refused_stream_waits_until_the_connection_processes_another_one() {
         assert!(responses.iter().all(|(status, _)| *status == 200), "{responses:?}");
         assert_eq!(app.accepted.get(), 1, "no further connection is needed");
 
-        let refusing = start_application(|_, mut respond| async move {
+        let refusing_app = start_application(|_, mut respond| async move {
             respond.send_reset(h2::Reason::REFUSED_STREAM);
         });
-        let refusing = refusing.await;
-        let mesh = http2_mesh(refusing.address, Protocol::Http2).await;
+        let refusing_app = refusing_app.await;
+        let mesh = http2_mesh(refusing_app.address, Protocol::Http2).await;
         let responses = send_requests(&mesh, 30, "POST / HTTP/1.1\r\nhost: x\r\n\r\n").await;
         assert!(responses.iter().all(|(status, _)| *status == 503), "{responses:?}");
-        assert_eq!(refusing.accepted.get(), 1);
+        assert_eq!(refusing_app.accepted.get(), 1);
     });
 }

@@ -133,15 +133,18 @@ fn a_failure_of_the_mesh_is_counted_with_the_status_that_the_caller_receives() {
         let protocol = Protocol::Grpc;
         let mesh = Mesh::new(app.address, Setup { access, protocol, ..Setup::default() }).await;
         send_call(&mesh, "/trailers/0").await;
-        let denied = r#"code="4xx",reason="denied",grpc_status="PERMISSION_DENIED""#;
+        let denied_labels = r#"code="4xx",reason="denied",grpc_status="PERMISSION_DENIED""#;
         wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
-        assert_eq!(call_counts(&mesh.server), expected_counts(&[(denied, 1)]));
-        assert_eq!(call_counts(&mesh.client), expected_counts(&[(denied, 1)]));
+        assert_eq!(call_counts(&mesh.server), expected_counts(&[(denied_labels, 1)]));
+        assert_eq!(call_counts(&mesh.client), expected_counts(&[(denied_labels, 1)]));
         mesh.route_to(&[]);
         send_call(&mesh, "/trailers/0").await;
         wait_until(|| mesh.client.ended_count() == 2).await;
-        let nobody = r#"code="5xx",reason="no-endpoint",grpc_status="UNAVAILABLE""#;
-        assert_eq!(call_counts(&mesh.client), expected_counts(&[(denied, 1), (nobody, 1)]));
+        let no_endpoint_labels = r#"code="5xx",reason="no-endpoint",grpc_status="UNAVAILABLE""#;
+        assert_eq!(
+            call_counts(&mesh.client),
+            expected_counts(&[(denied_labels, 1), (no_endpoint_labels, 1)])
+        );
     });
 }
 

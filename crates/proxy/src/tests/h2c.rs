@@ -114,16 +114,16 @@ fn the_first_bytes_of_the_client_may_arrive_early_or_byte_by_byte() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let settings = frames::encode_frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0]);
-        let opening =
+        let upgrade_request =
             [&OPENING[..24], &settings, &frames::encode_frame(PING, 0, 0, &[7; 8])].concat();
         let mut client = Client::connect(mesh.listener).await;
-        client.send_bytes([OFFER.as_bytes(), &opening].concat()).await;
+        client.send_bytes([OFFER.as_bytes(), &upgrade_request].concat()).await;
         assert_eq!(client.read_head().await.unwrap().status, 101);
         assert_eq!(read_body(&mut client, 1).await, b"ok");
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(OFFER).await;
         assert_eq!(client.read_head().await.unwrap().status, 101);
-        for byte in opening {
+        for byte in upgrade_request {
             client.send_bytes([byte]).await;
             tokio::task::yield_now().await;
         }
@@ -135,7 +135,11 @@ fn the_first_bytes_of_the_client_may_arrive_early_or_byte_by_byte() {
 fn a_malformed_h2c_offer_gets_a_response_in_http11() {
     run(async {
         let app = Application::respond_with(|request| {
-            assert_eq!(request.field_value("upgrade"), None, "what is for one hop is for one hop");
+            assert_eq!(
+                request.field_value("upgrade"),
+                None,
+                "the fields of one hop are not forwarded"
+            );
             OK.to_owned()
         })
         .await;
@@ -145,7 +149,7 @@ fn a_malformed_h2c_offer_gets_a_response_in_http11() {
             OFFER.replace(old_text, to)
         };
         let settings = "HTTP2-Settings: AAMAAABkAAQAAP__\r\n";
-        let large = format!("X-Large: {}\r\n", "a".repeat(17_000));
+        let large_field = format!("X-Large: {}\r\n", "a".repeat(17_000));
         for offer in [
             changed("GET", "POST").replace("\r\n\r\n", "\r\ncontent-length: 2\r\n\r\nhi"),
             changed("\r\n\r\n", "\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
@@ -161,7 +165,7 @@ fn a_malformed_h2c_offer_gets_a_response_in_http11() {
             changed("h2c", "h2"),
             changed("h2c\r\n", "h2c\r\nUpgrade: h2c\r\n"),
             changed("/a?b=%20", "http://ratings/a"),
-            changed("X-Name: some value\r\n", &large),
+            changed("X-Name: some value\r\n", &large_field),
         ] {
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(&offer).await.body_text(), "ok", "{offer}");
@@ -176,8 +180,11 @@ fn a_malformed_h2c_offer_gets_a_response_in_http11() {
         let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         assert_eq!(Client::new(tls).send_request(OFFER).await.body_text(), "ok");
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
-        let named = OFFER.replace("Host: ratings", "Host: ratings.bookinfo:9080");
-        assert_eq!(Client::connect(proxy).await.send_request(&named).await.body_text(), "ok");
+        let request_with_port = OFFER.replace("Host: ratings", "Host: ratings.bookinfo:9080");
+        assert_eq!(
+            Client::connect(proxy).await.send_request(&request_with_port).await.body_text(),
+            "ok"
+        );
     });
 }
 
@@ -195,7 +202,7 @@ fn an_h2c_offer_without_a_preface_is_ignored() {
             // The first frame must be SETTINGS.
             client.send_bytes([noise, &frames::encode_frame(PING, 0, 0, &[0; 8])].concat()).await;
             while let Some(frame) = client.read_frame().await {
-                assert!(frame.stream == 0, "no request gets a response: {frame:?}");
+                assert!(frame.stream == 0, "no request gets a response, but {frame:?} arrived");
             }
         }
         wait_until(|| mesh.client.telemetry.gauge(leno_telemetry::Gauge::RequestsInFlight) == 0)

@@ -141,17 +141,21 @@ fn complete_http2_streams_survive_half_closing() {
         let mut client = Client::connect(mesh.listener).await;
         let head = frames::request_block("GET", "/late");
         let flags = END_STREAM | frames::END_HEADERS;
-        let whole = [1, 3].map(|id| frames::encode_frame(HEADERS, flags, id, &head)).concat();
-        let posted = frames::request_block("POST", "/late");
-        let posted = [
-            frames::encode_frame(HEADERS, frames::END_HEADERS, 5, &posted),
+        let complete_requests =
+            [1, 3].map(|id| frames::encode_frame(HEADERS, flags, id, &head)).concat();
+        let posted_request = frames::request_block("POST", "/late");
+        let posted_request = [
+            frames::encode_frame(HEADERS, frames::END_HEADERS, 5, &posted_request),
             frames::encode_frame(DATA, END_STREAM, 5, b"abc"),
         ]
         .concat();
         // The fourth request is never complete.
-        let part = frames::request_block("POST", "/part");
-        let part = frames::encode_frame(HEADERS, frames::END_HEADERS, 7, &part);
-        client.send_bytes([OPENING, &whole, &posted, &part].concat()).await;
+        let partial_request = frames::request_block("POST", "/part");
+        let partial_request =
+            frames::encode_frame(HEADERS, frames::END_HEADERS, 7, &partial_request);
+        client
+            .send_bytes([OPENING, &complete_requests, &posted_request, &partial_request].concat())
+            .await;
         client.stream.shutdown().await.unwrap();
         wait_until(|| mesh.client.failure_counts().contains_key("downstream-closed")).await;
         poll_sidecars(&mesh).await;

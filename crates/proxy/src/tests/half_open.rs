@@ -14,7 +14,7 @@ pub(super) const MAX_HANDSHAKES: usize = 8;
 
 pub(super) fn narrow_setup() -> Setup {
     let mut setup = Setup::default();
-    setup.limits.handshakes_max = MAX_HANDSHAKES;
+    setup.limits.max_handshakes = MAX_HANDSHAKES;
     setup
 }
 
@@ -51,8 +51,8 @@ fn members_and_plaintext_clients_are_served_despite_silent_ones() {
                         Client::connect(mesh.inbound).await.send_request(GET).await.status,
                         200
                     );
-                    let offered = &[ALPN_LINK, ALPN_HTTP1];
-                    tls_connect(mesh.inbound, &identity, offered).await.unwrap();
+                    let offered_protocols = &[ALPN_LINK, ALPN_HTTP1];
+                    tls_connect(mesh.inbound, &identity, offered_protocols).await.unwrap();
                 })
                 .await;
             }
@@ -64,7 +64,7 @@ fn members_and_plaintext_clients_are_served_despite_silent_ones() {
 fn clients_without_a_request_hold_a_limited_part_of_the_connections() {
     run(async {
         let mut setup = narrow_setup();
-        setup.limits.connections_max = 4 * MAX_HANDSHAKES;
+        setup.limits.max_connections = 4 * MAX_HANDSHAKES;
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let workload_config = serving_config(&mesh.server, Protocol::Http, Access::AllowAll);

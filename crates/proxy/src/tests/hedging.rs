@@ -35,8 +35,8 @@ struct ReleasableApplication {
     release: watch::Sender<bool>,
 }
 
-async fn start_releasable(name: &'static str, released: bool) -> ReleasableApplication {
-    let (release, release_receiver) = watch::channel(released);
+async fn start_releasable(name: &'static str, is_released: bool) -> ReleasableApplication {
+    let (release, release_receiver) = watch::channel(is_released);
     let app = Application::start(move |mut client| {
         let mut release_receiver = release_receiver.clone();
         async move {
@@ -44,7 +44,7 @@ async fn start_releasable(name: &'static str, released: bool) -> ReleasableAppli
                 if client.read_body(&mut request).await.is_none() {
                     return;
                 }
-                if release_receiver.wait_for(|released| *released).await.is_err() {
+                if release_receiver.wait_for(|is_released| *is_released).await.is_err() {
                     return;
                 }
                 let body = String::from_utf8_lossy(&request.body);
@@ -61,15 +61,15 @@ async fn start_releasable(name: &'static str, released: bool) -> ReleasableAppli
     ReleasableApplication { app: app.await, release }
 }
 
-/// The servers `app1` and `app2`; only those in `responding` respond.
+/// Starts the servers `one` and `two`. Those in `responding` respond at once, the others after their release.
 async fn start_two_applications(
     responding: &[&str],
 ) -> (Mesh, Endpoint, ReleasableApplication, ReleasableApplication, Sidecar) {
-    let app1 = start_releasable("one", responding.contains(&"one")).await;
-    let app2 = start_releasable("two", responding.contains(&"two")).await;
-    let mesh = Mesh::permissive(app1.app.address).await;
-    let (server, endpoint) = mesh.start_server("ratings-2", app2.app.address).await;
-    (mesh, endpoint, app1, app2, server)
+    let first_app = start_releasable("one", responding.contains(&"one")).await;
+    let second_app = start_releasable("two", responding.contains(&"two")).await;
+    let mesh = Mesh::permissive(first_app.app.address).await;
+    let (server, endpoint) = mesh.start_server("ratings-2", second_app.app.address).await;
+    (mesh, endpoint, first_app, second_app, server)
 }
 
 fn apply_policy(mesh: &Mesh, traffic_policy: TrafficPolicy, endpoints: &[Endpoint]) {
@@ -101,13 +101,13 @@ fn client_count(mesh: &Mesh, count: Count) -> u64 {
 #[test]
 fn the_first_response_wins_and_the_other_attempt_is_canceled() {
     run(async {
-        let (mesh, second, app1, _two, server) = start_two_applications(&["two"]).await;
+        let (mesh, second, first_app, _two, server) = start_two_applications(&["two"]).await;
         let mut traffic_policy = hedging_policy(&[]);
         // An attempt that has not reached its endpoint needs no cancellation.
         traffic_policy.hedging.as_mut().unwrap().rule.after = LONG_HEDGE_DELAY;
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
-        while app1.app.accepted.get() == 0 {
+        while first_app.app.accepted.get() == 0 {
             assert_eq!(client.send_request(GET).await.body_text(), "two ");
         }
         assert_eq!(client_count(&mesh, Count::HedgesWon), 1);
@@ -117,8 +117,8 @@ fn the_first_response_wins_and_the_other_attempt_is_canceled() {
         assert!(server.failure_counts().is_empty());
         assert!(mesh.client.failure_counts().is_empty());
         // The slower attempt does not count as a failure.
-        let slow = mesh.client.worker.upstream_for(&Arc::new(mesh.server_endpoint()));
-        assert_eq!(slow.load(None, Some(std::time::Instant::now())).in_progress, 0);
+        let slow_upstream = mesh.client.worker.upstream_for(&Arc::new(mesh.server_endpoint()));
+        assert_eq!(slow_upstream.load(None, Some(std::time::Instant::now())).in_progress, 0);
         // The connection continues to serve.
         assert_eq!(client.send_request(GET).await.body_text(), "two ");
     });
@@ -128,7 +128,7 @@ fn the_first_response_wins_and_the_other_attempt_is_canceled() {
 fn the_access_log_records_second_attempts() {
     run(async {
         let (mut mesh, second, _one, _two, _server) = start_two_applications(&["two"]).await;
-        let there = second.address;
+        let second_address = second.address;
         apply_policy(&mesh, hedging_policy(&[]), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         while client_count(&mesh, Count::HedgesWon) == 0 {
@@ -138,7 +138,7 @@ fn the_access_log_records_second_attempts() {
         loop {
             let line = log.recv().await.unwrap();
             if line.hedge == Some(Hedge::Won) {
-                assert_eq!((line.retries, line.upstream), (1, Some(there)));
+                assert_eq!((line.retries, line.upstream), (1, Some(second_address)));
                 break;
             }
         }
@@ -151,9 +151,9 @@ async fn hedge_and_retry(
     retry: Option<RetryRule>,
     hedge_delay: Duration,
 ) -> (Mesh, ReleasableApplication, Sidecar) {
-    let app1 = start_releasable("one", false).await;
+    let first_app = start_releasable("one", false).await;
     let second_app = Application::respond_with(move |_| retried_response.to_owned()).await;
-    let mesh = Mesh::permissive(app1.app.address).await;
+    let mesh = Mesh::permissive(first_app.app.address).await;
     let (server, second) = mesh.start_server("ratings-2", second_app.address).await;
     let actions = RuleActions { retry, ..RuleActions::default() };
     let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
@@ -163,7 +163,7 @@ async fn hedge_and_retry(
     backend.traffic_policy = hedging_policy(&[]);
     backend.traffic_policy.hedging.as_mut().unwrap().rule.after = hedge_delay;
     mesh.set_client_services(services);
-    (mesh, app1, server)
+    (mesh, first_app, server)
 }
 
 /// The test repeats the request, since the balancer selects the endpoint of the first attempt.
@@ -172,7 +172,7 @@ fn a_response_with_a_retried_status_does_not_win() {
     run(async {
         for _ in 0..8 {
             let retry = RetryRule { codes: vec![404], attempts: 2, backoff: Duration::ZERO };
-            let (mesh, app1, server) = hedge_and_retry(
+            let (mesh, first_app, server) = hedge_and_retry(
                 "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
                 Some(retry),
                 HEDGE_DELAY,
@@ -181,7 +181,7 @@ fn a_response_with_a_retried_status_does_not_win() {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             wait_until(|| server.ended_count() > 0).await;
-            app1.release.send(true).unwrap();
+            first_app.release.send(true).unwrap();
             assert_eq!(client.read_response().await.body_text(), "one ");
             assert!(mesh.server.failure_counts().is_empty());
         }
@@ -191,7 +191,7 @@ fn a_response_with_a_retried_status_does_not_win() {
 #[test]
 fn an_error_of_the_second_attempt_does_not_win() {
     run(async {
-        let (mesh, app1, server) = hedge_and_retry(
+        let (mesh, first_app, server) = hedge_and_retry(
             "HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n",
             None,
             LONG_HEDGE_DELAY,
@@ -210,7 +210,7 @@ fn an_error_of_the_second_attempt_does_not_win() {
                 "the response of the first attempt"
             );
         }
-        app1.release.send(true).unwrap();
+        first_app.release.send(true).unwrap();
         assert_eq!(client.read_response().await.body_text(), "one ");
     });
 }
@@ -218,14 +218,14 @@ fn an_error_of_the_second_attempt_does_not_win() {
 #[test]
 fn a_late_response_of_the_first_attempt_is_used() {
     run(async {
-        let (mesh, second, app1, app2, _server) = start_two_applications(&[]).await;
+        let (mesh, second, first_app, second_app, _server) = start_two_applications(&[]).await;
         let mut traffic_policy = hedging_policy(&[]);
         // The delay suffices to determine which endpoint gets the first attempt.
         traffic_policy.hedging.as_mut().unwrap().rule.after = Duration::from_secs(1);
         apply_policy(&mesh, traffic_policy, &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes(GET).await;
-        let apps = [("one", &app1), ("two", &app2)];
+        let apps = [("one", &first_app), ("two", &second_app)];
         wait_until(|| apps.iter().any(|(_, server)| server.app.accepted.get() > 0)).await;
         let first = apps.iter().find(|(_, server)| server.app.accepted.get() > 0).unwrap();
         assert_eq!(client_count(&mesh, Count::Hedges), 0);
@@ -244,7 +244,7 @@ fn a_late_response_of_the_first_attempt_is_used() {
 #[test]
 fn both_attempts_receive_the_complete_body() {
     run(async {
-        let (mesh, second, app1, app2, _server) = start_two_applications(&["two"]).await;
+        let (mesh, second, first_app, second_app, _server) = start_two_applications(&["two"]).await;
         apply_policy(&mesh, hedging_policy(&["POST"]), &[mesh.server_endpoint(), second]);
         let mut client = Client::connect(mesh.listener).await;
         const POST: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
@@ -256,7 +256,7 @@ fn both_attempts_receive_the_complete_body() {
                 assert_eq!(client.send_request(request).await.body_text(), "two hello");
             }
         }
-        drop((app1, app2));
+        drop((first_app, second_app));
     });
 }
 
@@ -265,7 +265,7 @@ fn both_attempts_receive_the_complete_body() {
 #[test]
 fn second_attempts_have_no_trailers_that_a_route_removes() {
     run(async {
-        let (mesh, second, app1, app2, _server) = start_two_applications(&["two"]).await;
+        let (mesh, second, first_app, second_app, _server) = start_two_applications(&["two"]).await;
         let mut actions = RuleActions::default();
         actions.request_headers.remove = vec!["x-user".to_owned()];
         let rule = RouteRule { actions, ..path_rule("/", &[("ratings-v2", 1)]) };
@@ -280,17 +280,17 @@ fn second_attempts_have_no_trailers_that_a_route_removes() {
         while client_count(&mesh, Count::HedgesWon) == 0 {
             assert_eq!(client.send_request(POST).await.body_text(), "two hellox-sum: 8");
         }
-        drop((app1, app2));
+        drop((first_app, second_app));
     });
 }
 
 #[test]
 fn non_idempotent_requests_are_not_hedged() {
     run(async {
-        let (mesh, second, app1, app2, _server) = start_two_applications(&[]).await;
+        let (mesh, second, first_app, second_app, _server) = start_two_applications(&[]).await;
         let endpoints = [mesh.server_endpoint(), second];
         apply_policy(&mesh, hedging_policy(&[]), &endpoints);
-        let request_count = || app1.app.accepted.get() + app2.app.accepted.get();
+        let request_count = || first_app.app.accepted.get() + second_app.app.accepted.get();
         const EXPECTS: &str = "PUT /x HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
                                content-length: 1\r\n\r\na";
         for request in ["POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", EXPECTS] {
@@ -315,7 +315,8 @@ fn non_idempotent_requests_are_not_hedged() {
 #[test]
 fn requests_with_session_affinity_are_not_hedged() {
     run(async {
-        let (mesh, second, app1, app2, _server) = start_two_applications(&["one", "two"]).await;
+        let (mesh, second, first_app, second_app, _server) =
+            start_two_applications(&["one", "two"]).await;
         let persistence = SessionPersistence {
             name: Some("x-cart".into()),
             kind: PersistenceType::Header,
@@ -334,7 +335,8 @@ fn requests_with_session_affinity_are_not_hedged() {
         let response = client.send_request(GET).await;
         let value = response.field_value("x-cart").unwrap();
         let (winner, _) = response.body_text().split_once(' ').unwrap();
-        let (winner, other_app) = if winner == "one" { (&app1, &app2) } else { (&app2, &app1) };
+        let (winner, other_app) =
+            if winner == "one" { (&first_app, &second_app) } else { (&second_app, &first_app) };
         winner.release.send(false).unwrap();
         let counts_before = (client_count(&mesh, Count::Hedges), other_app.app.accepted.get());
         client
@@ -390,14 +392,14 @@ fn second_attempts_spend_the_retry_budget_and_affect_no_outlier_detection() {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(GET).await;
             clients.push(client);
-            let over = || {
+            let is_over_budget = || {
                 mesh.client.ended_count() as usize == clients.len()
                     || client_count(&mesh, Count::RetriesOverBudget) > 0
             };
-            wait_until(over).await;
+            wait_until(is_over_budget).await;
         }
-        let paid = clients.len() as u64 / 5 + started.elapsed().as_secs() + 11;
-        assert!((10..=paid).contains(&client_count(&mesh, Count::Hedges)));
+        let permitted_hedges = clients.len() as u64 / 5 + started.elapsed().as_secs() + 11;
+        assert!((10..=permitted_hedges).contains(&client_count(&mesh, Count::Hedges)));
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 0);
     });
 }

@@ -26,9 +26,9 @@ fn a_body_with_another_length_than_declared_smuggles_nothing() {
     run(async {
         let app = Application::with_response(OK).await;
         let (mesh, mut peer) = mesh_with_link(&app).await;
-        let smuggled = b"abcGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
+        let smuggled_request = b"abcGET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
         let head = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n";
-        for data in [&smuggled[..], b"ab", b""] {
+        for data in [&smuggled_request[..], b"ab", b""] {
             let stream = peer.open_stream(StreamKind::Http, head, false);
             peer.send_data(stream, data, true);
             let (response, _, _) = peer.read_response(stream).await;
@@ -131,11 +131,11 @@ fn invalid_frames_break_only_their_link() {
             let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
             peer.stream.write_all(garbage).await.unwrap();
             peer.stream.flush().await.unwrap();
-            let broken = matches!(
+            let is_broken = matches!(
                 peer.next().await,
                 Some(LinkEvent::GoAway { code: GoAwayCode::Protocol, .. }) | None
             );
-            assert!(broken);
+            assert!(is_broken);
             while peer.next().await.is_some() {}
         }
         let stream = other_peer.open_stream(StreamKind::Http, GET, true);
@@ -314,8 +314,8 @@ fn a_link_response_that_is_interim_and_final_is_invalid() {
             ("nonsense", false),
         ] {
             let (mesh, _app) = mesh_with_peer(async move |peer, number| {
-                let write = |buffer: &mut BytesMut| buffer.extend_from_slice(head.as_bytes());
-                peer.link.send_head(stream_id(number), interim, !interim, write).unwrap();
+                let write_head = |buffer: &mut BytesMut| buffer.extend_from_slice(head.as_bytes());
+                peer.link.send_head(stream_id(number), interim, !interim, write_head).unwrap();
                 if interim {
                     peer.send_head(stream_id(number), "HTTP/1.1 200 EVIL\r\n\r\n", true);
                 }

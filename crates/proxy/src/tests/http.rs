@@ -18,8 +18,11 @@ fn sequential_requests_reuse_connections() {
             assert_eq!(response.field_value("connection"), None);
         }
         assert_eq!(app.accepted.get(), 1, "the application's connection is kept too");
-        let close = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-        assert_eq!(client.send_request(close).await.field_value("connection"), Some("close"));
+        let last_request = "GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        assert_eq!(
+            client.send_request(last_request).await.field_value("connection"),
+            Some("close")
+        );
         assert_eq!(client.read_end().await, End::Clean);
     });
 }
@@ -59,11 +62,13 @@ fn chunks_and_trailers_are_forwarded_in_both_directions() {
                 let mut request = client.read_head().await.unwrap();
                 client.read_body(&mut request).await.unwrap();
                 let ReceivedMessage { body, trailers, .. } = request;
-                let size = body.len();
+                let body_bytes = body.len();
                 let text = String::from_utf8(body).unwrap();
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
                 client
-                    .send_bytes(format!("{head}{size:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n"))
+                    .send_bytes(format!(
+                        "{head}{body_bytes:x}\r\n{text}\r\n0\r\n{trailers}\r\n\r\n"
+                    ))
                     .await;
             });
             let mesh = Mesh::permissive(app.await.address).await;
@@ -116,14 +121,14 @@ fn headers_of_responses_without_a_body_are_forwarded() {
             ("HEAD", "/204", 204, None),
         ] {
             client.send_bytes(format!("{method} {path} HTTP/1.1\r\nhost: x\r\n\r\n")).await;
-            let reply = client.read_head().await.unwrap();
-            assert_eq!(reply.status, status, "{path}");
-            assert_eq!(reply.field_value("content-length"), length, "{path}");
+            let response_head = client.read_head().await.unwrap();
+            assert_eq!(response_head.status, status, "{path}");
+            assert_eq!(response_head.field_value("content-length"), length, "{path}");
         }
         assert_eq!(
             client.send_request(GET).await.status,
             200,
-            "the connection is where it should be"
+            "the connection is at the start of a message"
         );
     });
 }
@@ -224,9 +229,10 @@ fn http10_clients_get_responses_without_chunks_and_a_close() {
                 .to_owned()
         });
         let mesh = Mesh::permissive(app.await.address).await;
-        for keep in ["", "connection: keep-alive\r\n"] {
+        for connection_field in ["", "connection: keep-alive\r\n"] {
             let mut client = Client::connect(mesh.listener).await;
-            let response = client.send_request(&format!("GET / HTTP/1.0\r\n{keep}\r\n")).await;
+            let response =
+                client.send_request(&format!("GET / HTTP/1.0\r\n{connection_field}\r\n")).await;
             assert_eq!(
                 (response.body_text(), response.field_value("transfer-encoding")),
                 ("abc", None)

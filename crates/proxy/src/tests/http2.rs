@@ -142,8 +142,8 @@ fn streams_are_forwarded_with_trailers_in_both_directions() {
         assert_eq!(pong, "ping");
         body.flow_control().release_capacity(4).unwrap();
         // The message exceeds every window on the path.
-        let long: Vec<u8> = (0..2_000_000_u32).map(|index| index as u8).collect();
-        let sent = long.clone();
+        let long_body: Vec<u8> = (0..2_000_000_u32).map(|index| index as u8).collect();
+        let sent = long_body.clone();
         let upload = tokio::task::spawn_local(async move {
             send_data(&mut stream, sent.into(), false).await;
             let mut trailers = HeaderMap::new();
@@ -152,7 +152,7 @@ fn streams_are_forwarded_with_trailers_in_both_directions() {
         });
         let (received, trailers) = read_body(body).await;
         upload.await.unwrap();
-        assert!(received == long, "{} bytes", received.len());
+        assert!(received == long_body, "{} bytes", received.len());
         let trailers = trailers.unwrap();
         assert_eq!(
             (&trailers["grpc-status"], &trailers["x-checksum"]),
@@ -259,10 +259,10 @@ fn a_slow_reader_stops_the_sender() {
         let mesh = http2_mesh(app.address, Protocol::Http2).await;
         let (response, _stream) = open_stream(mesh.listener, "/").await;
         let body = response.await.unwrap().into_body();
-        let most = super::fixture::wait_until_stable(|| sent.get()).await;
+        let sent_before_stall = super::fixture::wait_until_stable(|| sent.get()).await;
         assert!(
-            most < 2 * 1024 * 1024,
-            "{most} bytes are in flight to a client that does not read"
+            sent_before_stall < 2 * 1024 * 1024,
+            "{sent_before_stall} bytes are in flight to a client that does not read"
         );
         drop(body);
     });
@@ -282,8 +282,8 @@ fn each_http_version_reaches_an_application_of_the_other() {
             stream.send_trailers(trailers).unwrap();
         })
         .await;
-        let mesh1 = http2_mesh(app.address, Protocol::Http2).await;
-        let mut client = Client::connect(mesh1.listener).await;
+        let first_mesh = http2_mesh(app.address, Protocol::Http2).await;
+        let mut client = Client::connect(first_mesh.listener).await;
         let reply =
             client.send_request("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nhi").await;
         assert_eq!((reply.body_text(), &*reply.trailers), ("POST /a 2", "x-end: 1"));
@@ -295,16 +295,16 @@ fn each_http_version_reaches_an_application_of_the_other() {
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{cookie}", cookie.len())
         })
         .await;
-        let mesh2 = http2_mesh(app.address, Protocol::Http2).await;
+        let second_mesh = http2_mesh(app.address, Protocol::Http2).await;
         let plain = http2_mesh(app.address, Protocol::Http).await;
-        mesh2.route_to(&[plain.server_endpoint()]);
+        second_mesh.route_to(&[plain.server_endpoint()]);
         let identity = test_credential(&plain.authority, "productpage");
-        mesh2.client.set_credential(identity);
+        second_mesh.client.set_credential(identity);
         let mut request = grpc_request("/");
         for crumb in ["a=1", "b=2"] {
             request.headers_mut().append("cookie", crumb.parse().unwrap());
         }
-        let mut client = connect_client(mesh2.listener).await;
+        let mut client = connect_client(second_mesh.listener).await;
         let (response, mut stream) = client.send_request(request, false).unwrap();
         send_data(&mut stream, Bytes::from_static(b"body"), true).await;
         let (data, trailers) = read_body(response.await.unwrap().into_body()).await;
@@ -397,9 +397,9 @@ fn rapid_resets_and_malformed_frames_end_the_connection() {
             tokio::task::yield_now().await;
         }
         // No request remains in progress.
-        let noise = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
+        let invalid_bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0xff; 64]].concat();
         let mut client = Client::connect(mesh.listener).await;
-        client.send_bytes(noise).await;
+        client.send_bytes(invalid_bytes).await;
         client.read_rest().await;
         drop(sender);
         wait_until(|| mesh.client.telemetry.gauge(Gauge::RequestsInFlight) == 0).await;
@@ -451,12 +451,12 @@ fn unread_streams_do_not_block_others() {
                 stream.send_data(Bytes::from_static(b"short"), true).unwrap();
                 return;
             }
-            let size = if request.uri().path() == "/small" { 10 } else { 16_384 };
+            let response_bytes = if request.uri().path() == "/small" { 10 } else { 16_384 };
             for _ in 0..20_000 {
-                stream.reserve_capacity(size);
+                stream.reserve_capacity(response_bytes);
                 let granted = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
                 let Some(Ok(granted @ 1..)) = granted else { return };
-                let piece = vec![0; granted.min(size)];
+                let piece = vec![0; granted.min(response_bytes)];
                 if stream.send_data(piece.into(), false).is_err() {
                     return;
                 }
@@ -472,8 +472,8 @@ fn unread_streams_do_not_block_others() {
         super::fixture::wait_until_stable(|| mesh.client.ended_count() as usize).await;
         let (response, _stream) = open_stream(mesh.listener, "/short").await;
         assert_eq!(read_body(response.await.unwrap().into_body()).await.0, b"short");
-        assert_eq!(app.accepted.get(), 1, "all are on one connection");
-        assert_eq!(mesh.server.ended_count(), 1, "and none of the others is lost");
+        assert_eq!(app.accepted.get(), 1, "all requests use one connection");
+        assert_eq!(mesh.server.ended_count(), 1, "no other request is lost");
     });
 }
 
@@ -485,8 +485,8 @@ fn a_response_without_a_body_is_followed_by_none() {
             let head = Response::builder().status::<u16>(status).body(()).unwrap();
             let mut stream = respond.send_response(head, status == 200).unwrap();
             if status != 200 {
-                let forged = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";
-                stream.send_data(forged.into(), true).unwrap();
+                let forged_response = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged";
+                stream.send_data(forged_response.into(), true).unwrap();
             }
         })
         .await;
@@ -516,10 +516,10 @@ fn an_options_request_for_the_whole_server_is_forwarded() {
             stream.send_data(format!("{} {target}", request.method()).into(), true).unwrap();
         })
         .await;
-        let speaks = |app: &Application, protocol| http2_mesh(app.address, protocol);
+        let mesh_for_protocol = |app: &Application, protocol| http2_mesh(app.address, protocol);
         for (mesh, expected) in [
-            (speaks(&http1_app, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
-            (speaks(&new, Protocol::Http2).await, "OPTIONS *"),
+            (mesh_for_protocol(&http1_app, Protocol::Http).await, "OPTIONS * HTTP/1.1"),
+            (mesh_for_protocol(&new, Protocol::Http2).await, "OPTIONS *"),
         ] {
             let identity = test_credential(&mesh.authority, "foreign");
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP2]).await.unwrap();

@@ -38,8 +38,8 @@ fn clients_without_a_valid_certificate_are_rejected_and_counted() {
             credential_trusting(&external_client, "productpage", &mesh.authority);
         expect_rejection(&mesh, &untrusted_credential, "untrusted-peer").await;
 
-        let past = SystemTime::now() - Duration::from_secs(7200);
-        let expired = credential_from(&mesh.authority, "productpage", past);
+        let issue_time = SystemTime::now() - Duration::from_secs(7200);
+        let expired = credential_from(&mesh.authority, "productpage", issue_time);
         expect_rejection(&mesh, &expired, "expired-peer").await;
         assert_eq!(mesh.server.telemetry.rejected_connections().len(), 2);
 
@@ -127,13 +127,13 @@ fn a_stalled_handshake_times_out() {
     run(async {
         let mut setup = super::fixture::Setup::default();
         setup.limits.handshake_timeout = Duration::from_millis(50);
-        setup.limits.handshakes_max = 1;
+        setup.limits.max_handshakes = 1;
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        let mut silent = Client::connect(mesh.inbound).await;
-        let mut waiting = Client::connect(mesh.inbound).await;
-        silent.read_rest().await;
-        waiting.read_rest().await;
+        let mut silent_client = Client::connect(mesh.inbound).await;
+        let mut waiting_client = Client::connect(mesh.inbound).await;
+        silent_client.read_rest().await;
+        waiting_client.read_rest().await;
         wait_until(|| {
             mesh.server.telemetry.rejected_connections() == [("handshake-failed", 2)].into()
         })
@@ -164,21 +164,21 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let directory = tempfile::tempdir().unwrap();
-        let past = SystemTime::now() - Duration::from_secs(7200);
+        let issue_time = SystemTime::now() - Duration::from_secs(7200);
         for identity in [
-            credential_from(&mesh.authority, "ratings", past),
+            credential_from(&mesh.authority, "ratings", issue_time),
             test_credential(&test_authority(directory.path(), DOMAIN), "ratings"),
             test_credential(&test_authority(directory.path(), "elsewhere.example"), "ratings"),
         ] {
             let identity = Rc::new(identity);
-            let impostor = Application::start(move |client| {
+            let impostor_server = Application::start(move |client| {
                 let identity = identity.clone();
                 async move {
                     assert!(tls_accept(client.stream, &identity, &[ALPN_LINK]).await.is_err());
                 }
             })
             .await;
-            mesh.route_to(&[meshed_endpoint("ratings-1", impostor.address, "ratings")]);
+            mesh.route_to(&[meshed_endpoint("ratings-1", impostor_server.address, "ratings")]);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.verdict(), (502, Some("wrong-identity")));
         }
@@ -188,22 +188,22 @@ fn an_endpoint_with_an_expired_or_foreign_certificate_gets_no_request() {
 #[test]
 fn a_link_accepts_no_stream_once_a_certificate_has_expired() {
     run(async {
-        let soon = || SystemTime::now() - Duration::from_secs(3600 - 6);
+        let old_issue_time = || SystemTime::now() - Duration::from_secs(3600 - 6);
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         // The client's certificate expires: its open streams continue, new ones are rejected.
-        let identity = credential_from(&mesh.authority, "productpage", soon());
+        let identity = credential_from(&mesh.authority, "productpage", old_issue_time());
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         let stream = peer.open_stream(StreamKind::Http, GET, true);
         assert!(peer.read_response(stream).await.2, "before it has expired");
-        let away = peer.next().await;
+        let go_away_event = peer.next().await;
         assert!(
-            matches!(away, Some(LinkEvent::GoAway { code: GoAwayCode::Drain, .. })),
-            "{away:?}"
+            matches!(go_away_event, Some(LinkEvent::GoAway { code: GoAwayCode::Drain, .. })),
+            "{go_away_event:?}"
         );
 
         // The server's certificate expires: its client opens another link, and finds the new certificate there.
-        mesh.server.set_credential(credential_from(&mesh.authority, "ratings", soon()));
+        mesh.server.set_credential(credential_from(&mesh.authority, "ratings", old_issue_time()));
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::LinksUpstream), 1);

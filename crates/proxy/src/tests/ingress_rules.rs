@@ -144,11 +144,11 @@ fn only_listed_addresses_are_allowed() {
                 access.clone(),
                 vec![mesh.ingress_rule(IngressProtocol::Http, "127.0.0.0/8")],
             );
-            let mut named = Client::connect(mesh.inbound).await;
-            assert_eq!(named.send_request(GET).await.status, 200, "{access:?}");
+            let mut named_client = Client::connect(mesh.inbound).await;
+            assert_eq!(named_client.send_request(GET).await.status, 200, "{access:?}");
             // Removing the rule closes open connections.
             mesh.set_rules(access.clone(), Vec::new());
-            named.read_end().await;
+            named_client.read_end().await;
         }
     });
 }
@@ -161,15 +161,15 @@ fn only_listed_requests_are_allowed() {
         let request =
             RequestMatch { path, methods: Vec::new(), headers: Vec::new(), query: Vec::new() };
         for access in [Access::AllowAll, NO_CLIENTS] {
-            let opening = mesh.ingress_rule(IngressProtocol::Http, "127.0.0.1/32");
+            let ingress_rule = mesh.ingress_rule(IngressProtocol::Http, "127.0.0.1/32");
             mesh.set_rules(
                 access,
-                vec![IngressRule { requests: Some(vec![request.clone()]), ..opening }],
+                vec![IngressRule { requests: Some(vec![request.clone()]), ..ingress_rule }],
             );
             let mut client = Client::connect(mesh.inbound).await;
             assert_eq!(client.send_request(&get("/open")).await.status, 200);
-            let closed = client.send_request(&get("/closed")).await;
-            assert_eq!(closed.verdict(), (404, Some("no-policy-route")));
+            let closed_response = client.send_request(&get("/closed")).await;
+            assert_eq!(closed_response.verdict(), (404, Some("no-policy-route")));
         }
     });
 }
@@ -192,9 +192,9 @@ fn clients_without_a_certificate_need_an_ingress_rule_for_the_server_name() {
         let mut client = mesh.external_client("a.example").await.unwrap();
         assert_eq!(client.send_request(GET).await.status, 200);
         // The rule does not allow plaintext.
-        let mut clear = Client::connect(mesh.inbound).await;
-        clear.send_bytes(GET).await;
-        assert_eq!(clear.read_end().await, End::Reset);
+        let mut plaintext_client = Client::connect(mesh.inbound).await;
+        plaintext_client.send_bytes(GET).await;
+        assert_eq!(plaintext_client.read_end().await, End::Reset);
         let mut other_client = mesh.external_client("b.example").await.unwrap();
         assert_eq!(other_client.read_end().await, End::Reset);
         mesh.set_rules(
@@ -221,9 +221,9 @@ fn a_listed_certificate_needs_no_other_policy() {
             server_names: Vec::new(),
         };
         for (who, status) in [("productpage", 200), ("reviews", 403)] {
-            let opening = mesh.ingress_rule(entry.clone(), "127.0.0.1/32");
+            let ingress_rule = mesh.ingress_rule(entry.clone(), "127.0.0.1/32");
             let accounts = vec![service_account(who)];
-            mesh.set_rules(NO_CLIENTS, vec![IngressRule { accounts, ..opening }]);
+            mesh.set_rules(NO_CLIENTS, vec![IngressRule { accounts, ..ingress_rule }]);
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.status, status, "{who}");
         }
@@ -249,17 +249,17 @@ fn an_external_principal_is_allowed_only_where_it_is_listed() {
                 None,
                 "{access:?}"
             );
-            let opening =
+            let ingress_rule =
                 external_principals(&["other.corp.example"], ClientCertificateMode::Required);
-            mesh.set_rules(access.clone(), vec![opening]);
+            mesh.set_rules(access.clone(), vec![ingress_rule]);
             assert_eq!(
                 mesh.status_for_external_principal("batch.corp.example").await,
                 None,
                 "{access:?}"
             );
-            let opening =
+            let ingress_rule =
                 external_principals(&["batch.corp.example"], ClientCertificateMode::Required);
-            let mut other_rule = opening.clone();
+            let mut other_rule = ingress_rule.clone();
             other_rule.ranges = Some(vec!["10.0.0.0/8".parse().unwrap()]);
             mesh.set_rules(access.clone(), vec![other_rule]);
             assert_eq!(
@@ -267,7 +267,7 @@ fn an_external_principal_is_allowed_only_where_it_is_listed() {
                 None,
                 "{access:?}"
             );
-            mesh.set_rules(access.clone(), vec![opening]);
+            mesh.set_rules(access.clone(), vec![ingress_rule]);
             assert_eq!(
                 mesh.status_for_external_principal("batch.corp.example").await,
                 Some(200),
@@ -295,12 +295,12 @@ fn an_external_principal_matches_no_account_and_opens_no_link() {
             client_certificate: ClientCertificateMode::Required,
             server_names: Vec::new(),
         };
-        let opening = IngressRule {
+        let ingress_rule = IngressRule {
             accounts: vec![service_account("productpage")],
             external_principals: vec![Name::new("batch.corp.example").unwrap()],
             ..mesh.ingress_rule(entry, "127.0.0.1/32")
         };
-        mesh.set_rules(NO_CLIENTS, vec![opening]);
+        mesh.set_rules(NO_CLIENTS, vec![ingress_rule]);
         let name = "productpage.bookinfo.cluster.local";
         assert_eq!(mesh.status_for_external_principal(name).await, None);
         let mut client = mesh.external_principal("batch.corp.example", b"leno/1").await.unwrap();
@@ -327,8 +327,8 @@ fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
             client_certificate: ClientCertificateMode::Skipped,
             server_names: Vec::new(),
         };
-        let opening = mesh.ingress_rule(entry, "127.0.0.1/32");
-        mesh.set_rules(NO_CLIENTS, vec![opening.clone()]);
+        let ingress_rule = mesh.ingress_rule(entry, "127.0.0.1/32");
+        mesh.set_rules(NO_CLIENTS, vec![ingress_rule.clone()]);
         let mut client = mesh.external_client("a.example").await.unwrap();
         client
             .send_bytes(
@@ -338,8 +338,8 @@ fn a_connection_without_a_certificate_ends_with_its_ingress_rule() {
         assert_eq!(client.read_head().await.unwrap().status, 101);
         assert_eq!(client.read_exactly(2).await, b"hi");
         // Other rules may change meanwhile.
-        let other_rule = IngressRule { port: 1, ..opening.clone() };
-        mesh.set_rules(NO_CLIENTS, vec![other_rule, opening]);
+        let other_rule = IngressRule { port: 1, ..ingress_rule.clone() };
+        mesh.set_rules(NO_CLIENTS, vec![other_rule, ingress_rule]);
         let mut second = mesh.external_client("a.example").await.unwrap();
         second
             .send_bytes(

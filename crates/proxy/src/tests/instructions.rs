@@ -20,11 +20,13 @@ fn an_exchange_stays_within_its_instruction_count() {
     if cfg!(debug_assertions) {
         panic!("a release build is what counts: ./test instructions");
     }
-    let each = per_exchange("few_exchanges", "many_exchanges");
+    let instructions_per_exchange = per_exchange("few_exchanges", "many_exchanges");
     let limit = MEASURED + MEASURED * 3 / 100;
-    let line = format!("{each} instructions for an exchange; measured {MEASURED}, limit {limit}");
+    let line = format!(
+        "{instructions_per_exchange} instructions for an exchange; measured {MEASURED}, limit {limit}"
+    );
     std::io::Write::write_all(&mut std::io::stdout(), format!("\n{line}\n").as_bytes()).unwrap();
-    assert!(each <= limit, "{line}");
+    assert!(instructions_per_exchange <= limit, "{line}");
 }
 
 /// One of a hundred requests is traced and logged, all of them carry a context, and a tap watches another
@@ -62,11 +64,11 @@ fn count_instructions(test: &str) -> u64 {
     valgrind.env("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
     let output = valgrind.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let noise = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains(" 1 passed"), "{text}{noise}");
+    let error_output = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains(" 1 passed"), "{text}{error_output}");
     let profile = std::fs::read_to_string(profile).unwrap();
     let total = profile.lines().find_map(|line| line.strip_prefix("totals: "));
-    total.unwrap_or_else(|| panic!("no totals: {noise}")).trim().parse().unwrap()
+    total.unwrap_or_else(|| panic!("no totals: {error_output}")).trim().parse().unwrap()
 }
 
 /// 38,825 with the bytes of `rep movsb`.

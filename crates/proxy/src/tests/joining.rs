@@ -111,7 +111,7 @@ fn start_sidecar(
     config.account_token = Some(AccountToken { file: scratch.join("token"), roots });
     config.control = vec![control.address.clone()];
     let state = StateDir::open(&path).unwrap();
-    let (config_store, _) = ConfigStore::new(state.stored_names(), Instant::now());
+    let (config_store, _) = ConfigStore::new(state.stored_virtual_addresses(), Instant::now());
     let admin = ([127, 0, 0, 1], 0).into();
     Rc::new(ControlClient::new(Arc::new(config), Telemetry::new(), config_store, state, admin, 0))
 }
@@ -155,7 +155,7 @@ fn a_token_is_sent_to_trusted_servers_only() {
         let control_client = start_sidecar(scratch.path(), "state", roots, &control_server);
         let result =
             control_client::ensure_credential(&control_client, &control_server.address).await;
-        assert!(matches!(result, Err(control_client::StreamError::Untrusted { .. })));
+        assert!(matches!(result, Err(control_client::ControlError::Untrusted { .. })));
         assert!(control_server.tokens.try_recv().is_err());
     });
 }

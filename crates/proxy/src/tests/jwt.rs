@@ -50,7 +50,7 @@ impl Issuer {
         let issuer = JwtIssuer {
             issuer: "me".to_owned(),
             aud: vec!["ratings".to_owned()],
-            keys: IssuerKeys::Set(self.key_set().into()),
+            keys: IssuerKeys::Inline(self.key_set().into()),
             locations: vec![
                 JwtLocation::Header { name, prefix },
                 JwtLocation::Query("access_token".to_owned()),
@@ -109,9 +109,9 @@ fn claims_of_a_client_are_removed_for_http2_applications() {
             }
             let (response, _) = client.send_request(call, true).unwrap();
             let response = response.await.unwrap();
-            let saw = ["saw-user", "saw-groups", "saw-token"]
+            let seen_claims = ["saw-user", "saw-groups", "saw-token"]
                 .map(|name| response.headers()[name].to_str().unwrap().to_owned());
-            assert_eq!(saw, reported);
+            assert_eq!(seen_claims, reported);
         }
     });
 }
@@ -128,8 +128,8 @@ fn a_token_is_verified_and_its_claims_are_forwarded() {
         );
         let mut client = Client::connect(mesh.listener).await;
         let token = issuer.sign_token(&["readers", "writers"], 60);
-        let faked = "x-user: eve\r\nx-groups: admins\r\n";
-        let request = get("/ratings", &format!("{}{faked}", bearer_request(&token)));
+        let faked_headers = "x-user: eve\r\nx-groups: admins\r\n";
+        let request = get("/ratings", &format!("{}{faked_headers}", bearer_request(&token)));
         assert_eq!(client.send_request(&request).await.status, 200);
         let received = app.received_requests().remove(0);
         assert_eq!(received.field_value("x-user"), Some("ann"));
@@ -138,7 +138,7 @@ fn a_token_is_verified_and_its_claims_are_forwarded() {
         assert_eq!(received.head.matches("x-user").count(), 1);
 
         // No token is required there, but forged claims are still removed.
-        assert_eq!(client.send_request(&get("/health", faked)).await.status, 200);
+        assert_eq!(client.send_request(&get("/health", faked_headers)).await.status, 200);
         assert_eq!(app.received_requests()[1].field_value("x-user"), None);
         let in_query = get(&format!("/ratings?a=b&access_token={token}"), "");
         assert_eq!(client.send_request(&in_query).await.status, 200);
@@ -184,7 +184,7 @@ fn tokens_are_rejected_until_the_keys_arrive() {
         let mut token_check =
             issuer.token_check(TokenRequirement::Matching(vec![path_prefix("/ratings")]));
         let RequestCheck::Tokens(rule) = &mut token_check.check else { panic!("no tokens") };
-        rule.issuers[0].keys = IssuerKeys::Awaited;
+        rule.issuers[0].keys = IssuerKeys::Pending;
         mesh.set_checks(vec![token_check], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
         for path in ["/ratings", "/health"] {
@@ -247,23 +247,24 @@ fn a_token_cannot_be_hidden_and_two_tokens_are_rejected() {
         let issuer = Issuer::new();
         mesh.set_checks(vec![issuer.token_check(TokenRequirement::Never)], Vec::new());
         let mut client = Client::connect(mesh.listener).await;
-        let (token1, token2) = (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
+        let (first_token, second_token) =
+            (issuer.sign_token(&["a"], 60), issuer.sign_token(&["b"], 60));
         for (path, fields) in [
             // Half of the required claims in each token.
-            (format!("/?access_token={token1}"), bearer_request(&token2)),
-            (format!("/?access_token={token1}&access_token={token2}"), String::new()),
+            (format!("/?access_token={first_token}"), bearer_request(&second_token)),
+            (format!("/?access_token={first_token}&access_token={second_token}"), String::new()),
             // Forms that an application may read but the sidecar has not verified.
-            (format!("/?access%5Ftoken={token1}"), String::new()),
-            (format!("/?access_token={token1}&access%5ftoken=forged"), String::new()),
-            (format!("/?a=b;access_token={token1};access_token=forged"), String::new()),
-            (format!("/?Access_Token={token1}"), String::new()),
-            (format!("/?access.token={token1}"), String::new()),
-            (format!("/?access_token[]={token1}"), String::new()),
-            (format!("/?access_token[a]={token1}"), String::new()),
-            (format!("/?%20access_token={token1}"), String::new()),
-            (format!("/?access%255Ftoken={token1}"), String::new()),
-            (format!("/?access_token%00={token1}"), String::new()),
-            ("/?ACCESS_TOKEN=forged".to_owned(), bearer_request(&token1)),
+            (format!("/?access%5Ftoken={first_token}"), String::new()),
+            (format!("/?access_token={first_token}&access%5ftoken=forged"), String::new()),
+            (format!("/?a=b;access_token={first_token};access_token=forged"), String::new()),
+            (format!("/?Access_Token={first_token}"), String::new()),
+            (format!("/?access.token={first_token}"), String::new()),
+            (format!("/?access_token[]={first_token}"), String::new()),
+            (format!("/?access_token[a]={first_token}"), String::new()),
+            (format!("/?%20access_token={first_token}"), String::new()),
+            (format!("/?access%255Ftoken={first_token}"), String::new()),
+            (format!("/?access_token%00={first_token}"), String::new()),
+            ("/?ACCESS_TOKEN=forged".to_owned(), bearer_request(&first_token)),
             ("/?access_token".to_owned(), String::new()),
             ("/".to_owned(), "authorization: Bearer\tforged\r\n".to_owned()),
         ] {
@@ -272,8 +273,9 @@ fn a_token_cannot_be_hidden_and_two_tokens_are_rejected() {
         }
         assert!(app.received_requests().is_empty());
         // A repeated identical token counts once.
-        let twice = get(&format!("/?access_token={token1}"), &bearer_request(&token1));
-        assert_eq!(client.send_request(&twice).await.status, 200);
+        let request_with_two_tokens =
+            get(&format!("/?access_token={first_token}"), &bearer_request(&first_token));
+        assert_eq!(client.send_request(&request_with_two_tokens).await.status, 200);
         // Names that CGI applications equate with the header.
         for name in ["X_User", "x.user", "x-User", "X~USER"] {
             assert_eq!(
@@ -363,8 +365,8 @@ fn policies_match_verified_claims_and_not_those_of_clients() {
         let inbound = InboundPolicy { is_dry_run: false, rules: vec![rule] };
         mesh.set_checks_and_policy(vec![issuer.token_check(TokenRequirement::Never)], inbound);
         let mut client = Client::connect(mesh.listener).await;
-        let faked = get("/", "x-user: ann\r\n");
-        assert_eq!(client.send_request(&faked).await.verdict(), (403, Some("denied")));
+        let faked_request = get("/", "x-user: ann\r\n");
+        assert_eq!(client.send_request(&faked_request).await.verdict(), (403, Some("denied")));
         let request = get("/", &bearer_request(&issuer.sign_token(&[], 60)));
         assert_eq!(client.send_request(&request).await.status, 200);
     });

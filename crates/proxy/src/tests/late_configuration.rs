@@ -110,7 +110,7 @@ fn an_http2_connection_ends_once_its_port_is_tcp() {
             let Ok((response, _)) = ready.send_request(request(), true) else { break };
             assert!(response.await.is_err());
             request_count += 1;
-            assert!(request_count < 3, "the connection goes on");
+            assert!(request_count < 3, "the connection continues");
         }
         assert_eq!(mesh.client.failure_counts(), [("protocol-changed", 1)].into());
     });
@@ -129,8 +129,8 @@ fn a_connection_to_the_address_of_a_workload_follows_the_configuration() {
             mesh.client.apply_config(proxy_config("productpage", Access::AllowAll), Vec::new());
         };
         occupy(Protocol::Http);
-        let at = (addresses::WORKLOAD, 80).into();
-        let listener = mesh.client.open_listener(ListenerKind::Address(at)).await;
+        let workload_address = (addresses::WORKLOAD, 80).into();
+        let listener = mesh.client.open_listener(ListenerKind::Address(workload_address)).await;
         let mut client = Client::connect(listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         occupy(Protocol::Tcp);

@@ -57,16 +57,17 @@ fn connection_setup_does_not_count_for_the_latency_of_an_endpoint() {
         let mesh = Mesh::permissive(app.address).await;
         let upstream = client_upstream(&mesh, mesh.server_endpoint());
         record_choice(&upstream, LONG);
-        let (slow, connecting) = (upstream.start_timed_attempt(), upstream.start_timed_attempt());
+        let (slow_attempt, connecting) =
+            (upstream.start_timed_attempt(), upstream.start_timed_attempt());
         assert!(
             upstream
-                .acquire(&mesh.client.worker, Some(&connecting), ConnectWait::Whole)
+                .acquire(&mesh.client.worker, Some(&connecting), ConnectWait::Full)
                 .await
                 .is_ok()
         );
         connecting.record_response(200);
         assert!(latency_step(&upstream) < Some(LONG_STEP));
-        slow.record_response(200);
+        slow_attempt.record_response(200);
         assert!(latency_step(&upstream) >= Some(LONG_STEP));
     });
 }
@@ -103,11 +104,11 @@ fn failures_of_others_do_not_count_for_an_endpoint() {
             let upstream = Rc::new(Upstream::new(Arc::new(mesh.server_endpoint())));
             record_choice(&upstream, Duration::ZERO);
             upstream.start_timed_attempt().record_failure(*reason);
-            let is_its = reason.side() == FailureSide::Upstream;
-            assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
+            let is_upstream_failure = reason.side() == FailureSide::Upstream;
+            assert_eq!(failure_count(&upstream), u32::from(is_upstream_failure), "{reason:?}");
             // The outcome is unknown.
             drop(upstream.start_timed_attempt());
-            assert_eq!(failure_count(&upstream), u32::from(is_its), "{reason:?}");
+            assert_eq!(failure_count(&upstream), u32::from(is_upstream_failure), "{reason:?}");
             // The endpoint has responded, so a later failure does not count.
             let attempt = upstream.start_timed_attempt();
             attempt.record_response(200);
@@ -163,12 +164,15 @@ fn an_endpoint_without_a_response_in_time_has_failed() {
         let app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let mesh = Mesh::permissive(app.address).await;
-        let to_it = || path_rule("/", &[("ratings-v2", 1)]);
-        let soon = Duration::from_millis(20);
-        let whole = RouteRule { request_timeout: Some(soon), ..to_it() };
-        let mut each = to_it();
-        each.actions.attempt_timeout = Some(soon);
-        for (rule, reason) in [(whole, "request-timeout"), (each, "attempt-timeout")] {
+        let rule_to_second = || path_rule("/", &[("ratings-v2", 1)]);
+        let short_timeout = Duration::from_millis(20);
+        let rule_with_timeout =
+            RouteRule { request_timeout: Some(short_timeout), ..rule_to_second() };
+        let mut rule_with_attempt_timeout = rule_to_second();
+        rule_with_attempt_timeout.actions.attempt_timeout = Some(short_timeout);
+        for (rule, reason) in
+            [(rule_with_timeout, "request-timeout"), (rule_with_attempt_timeout, "attempt-timeout")]
+        {
             let mut services = routed_services(&mesh, vec![rule]);
             let endpoints =
                 &mut services.last_mut().unwrap().ports.get_mut(&PORT).unwrap().endpoints;
@@ -208,12 +212,12 @@ fn requests_without_a_hash_key_go_to_the_fastest_endpoint() {
                 ..TrafficPolicy::default()
             };
             mesh.set_client_services(vec![service]);
-            let slow = client_upstream(&mesh, mesh.server_endpoint());
-            record_choice(&slow, 10 * LONG);
-            slow.start_timed_attempt().record_response(200);
-            let quick = client_upstream(&mesh, second.clone());
-            record_choice(&quick, Duration::ZERO);
-            quick.start_timed_attempt().record_response(200);
+            let slow_upstream = client_upstream(&mesh, mesh.server_endpoint());
+            record_choice(&slow_upstream, 10 * LONG);
+            slow_upstream.start_timed_attempt().record_response(200);
+            let quick_upstream = client_upstream(&mesh, second.clone());
+            record_choice(&quick_upstream, Duration::ZERO);
+            quick_upstream.start_timed_attempt().record_response(200);
             let mut client = Client::connect(mesh.listener).await;
             for _ in 0..16 {
                 assert_eq!(client.send_request(GET).await.status, 200);

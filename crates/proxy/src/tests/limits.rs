@@ -25,19 +25,21 @@ fn a_head_over_the_limits_is_rejected_with_431() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        let oversized_request =
+            format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         // The head exceeds the bytes that are read before the rejection; the response must still arrive.
-        let larger = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+        let larger_request =
+            format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
         let fields: String = (0..1000).map(|index| format!("x-{index}: y\r\n")).collect();
         let request_with_many_fields = format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
-        for request in [&huge, &larger, &request_with_many_fields] {
+        for request in [&oversized_request, &larger_request, &request_with_many_fields] {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(request).await;
             assert_eq!(client.read_response().await.verdict(), (431, Some("head-too-large")));
             assert_eq!(client.read_end().await, End::Clean);
         }
         let identity = test_credential(&mesh.authority, "foreign");
-        for request in [&huge, &request_with_many_fields] {
+        for request in [&oversized_request, &request_with_many_fields] {
             let tls = tls_connect(mesh.inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
             let mut client = Client::new(tls);
             client.send_bytes(request).await;
@@ -127,7 +129,7 @@ fn a_field_section_over_the_codec_limit_ends_only_its_stream() {
         assert_eq!(
             other_response.await.unwrap().status(),
             200,
-            "another stream of the connection goes on"
+            "another stream of the connection continues"
         );
         assert!(mesh.client.failure_counts().is_empty());
     });
@@ -291,7 +293,7 @@ fn a_response_that_is_not_http_becomes_502() {
 fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
     run(async {
         let mut setup = Setup::default();
-        setup.limits.connections_max = 2;
+        setup.limits.max_connections = 2;
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let (commands, inbox) = mpsc::channel(1);
@@ -307,8 +309,8 @@ fn connections_beyond_the_limit_are_closed_at_once_and_counted() {
         let mut second = Client::connect(address).await;
         assert_eq!(first.send_request(GET).await.status, 200);
         assert_eq!(second.send_request(GET).await.status, 200);
-        let mut third = Client::connect(address).await;
-        third.read_rest().await;
+        let mut third_client = Client::connect(address).await;
+        third_client.read_rest().await;
         assert_eq!(
             mesh.client.telemetry.rejected_connections(),
             [("too-many-connections", 1)].into()
@@ -329,12 +331,12 @@ fn empty_lines_before_a_request_are_not_part_of_it() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
         let mut client = Client::connect(mesh.listener).await;
-        let mut pace = tokio::time::interval(Duration::from_millis(100));
+        let mut send_interval = tokio::time::interval(Duration::from_millis(100));
         for blank in ["\r\n", "\r", "\n\r\n"] {
-            pace.tick().await;
+            send_interval.tick().await;
             client.send_bytes(blank).await;
         }
-        pace.tick().await;
+        send_interval.tick().await;
         assert_eq!(client.send_request(GET).await.status, 200);
         assert!(mesh.client.failure_counts().is_empty());
     });
@@ -344,7 +346,7 @@ fn empty_lines_before_a_request_are_not_part_of_it() {
 fn connections_to_the_application_are_limited_for_any_number_of_streams() {
     run(async {
         let mut setup = Setup::default();
-        setup.limits.connections_max = 2;
+        setup.limits.max_connections = 2;
         let (release, release_receiver) = tokio::sync::watch::channel(false);
         let app = Application::start(move |mut client| {
             let mut release_receiver = release_receiver.clone();
@@ -357,12 +359,12 @@ fn connections_to_the_application_are_limited_for_any_number_of_streams() {
         let mesh = Mesh::new(app.await.address, setup).await;
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
-        let waiting = peer.open_stream(StreamKind::Http, GET, true);
+        let waiting_stream = peer.open_stream(StreamKind::Http, GET, true);
         peer.open_stream(StreamKind::Http, GET, true);
-        let third = peer.open_stream(StreamKind::Http, GET, true);
-        let (response, ..) = peer.read_response(third).await;
+        let third_stream = peer.open_stream(StreamKind::Http, GET, true);
+        let (response, ..) = peer.read_response(third_stream).await;
         assert!(response.contains("too-many-connections"), "{response}");
         release.send_replace(true);
-        assert!(peer.read_response(waiting).await.0.starts_with("HTTP/1.1 200"));
+        assert!(peer.read_response(waiting_stream).await.0.starts_with("HTTP/1.1 200"));
     });
 }

@@ -153,13 +153,13 @@ fn a_host_of_two_labels_without_a_known_namespace_is_external() {
 #[test]
 fn the_http_proxy_forwards_requests_to_allowed_external_hosts() {
     run(async {
-        let outside = start_mirror().await;
+        let outside_app = start_mirror().await;
         let mesh = Mesh::permissive(start_mirror().await.address).await;
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         // The port states of the sidecar's own application do not affect external destinations.
         let states = PortStates { otherwise: PortState::Down, ..PortStates::default() };
-        mesh.client.worker.config_store.application.set_states(states);
-        let port = outside.address.port();
+        mesh.client.worker.config_store.application_ports.set_states(states);
+        let port = outside_app.address.port();
         let mut client = Client::connect(proxy).await;
         for host in ["127.0.0.1", "localhost"] {
             let get = format!("GET http://{host}:{port}/a?b HTTP/1.1\r\nhost: else\r\n\r\n");
@@ -178,13 +178,20 @@ fn the_http_proxy_forwards_requests_to_allowed_external_hosts() {
         // A request without an absolute URI is for the proxy itself, even if the proxy sent it to itself.
         let origin = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n");
         assert_eq!(client.send_request(&origin).await.verdict(), (404, Some("unknown-service")));
-        let itself = format!("GET http://{proxy}/ HTTP/1.1\r\nhost: a\r\n\r\n");
-        assert_eq!(client.send_request(&itself).await.verdict(), (404, Some("unknown-service")));
+        let request_to_proxy = format!("GET http://{proxy}/ HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert_eq!(
+            client.send_request(&request_to_proxy).await.verdict(),
+            (404, Some("unknown-service"))
+        );
         let of_cluster = "GET http://absent.bookinfo.svc:9080/ HTTP/1.1\r\nhost: a\r\n\r\n";
         assert_eq!(client.send_request(of_cluster).await.verdict(), (404, Some("unknown-service")));
-        let dead = super::fixture::closed_port();
-        let dead = format!("GET http://{dead}/ HTTP/1.1\r\nhost: a\r\n\r\n");
-        assert_eq!(client.send_request(&dead).await.verdict(), (503, Some("connect-failed")));
+        let closed_address = super::fixture::closed_port();
+        let request_to_closed_port =
+            format!("GET http://{closed_address}/ HTTP/1.1\r\nhost: a\r\n\r\n");
+        assert_eq!(
+            client.send_request(&request_to_closed_port).await.verdict(),
+            (503, Some("connect-failed"))
+        );
     });
 }
 
@@ -195,9 +202,9 @@ fn a_target_with_another_scheme_is_not_forwarded_in_plaintext() {
         let mesh = Mesh::permissive(app.address).await;
         mesh.accept_plaintext(Access::AllowAll);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
-        let outside = app.address.to_string();
+        let outside_address = app.address.to_string();
         for (at, authority) in [
-            (proxy, &*outside),
+            (proxy, &*outside_address),
             (proxy, "ratings.bookinfo:9080"),
             (mesh.listener, "ratings.bookinfo:9080"),
             // Without mutual TLS.

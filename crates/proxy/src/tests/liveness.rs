@@ -61,8 +61,9 @@ fn accept_links(mesh: &Mesh, listener: TcpListener) -> Rc<Cell<usize>> {
             tokio::task::spawn_local(async move {
                 let tls = super::fixture::tls_accept(tcp, &identity, &[crate::tls::ALPN_LINK]);
                 let Ok(tls) = tls.await else { return };
-                let role = leno_wire::link::Role::Acceptor;
-                let mut peer = Peer::new(tls, role, leno_wire::link::LinkLimits::default());
+                let acceptor_role = leno_wire::link::Role::Acceptor;
+                let mut peer =
+                    Peer::new(tls, acceptor_role, leno_wire::link::LinkLimits::default());
                 peer.flush().await;
                 while let Some(event) = peer.next().await {
                     if let LinkEvent::Opened { stream, .. } = event {
@@ -128,18 +129,18 @@ fn requests_and_bytes_try_endpoints_without_a_sidecar_until_they_are_sent() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let closed = Endpoint {
+        let closed_endpoint = Endpoint {
             account: None,
             ..meshed_endpoint("ratings-2", super::fixture::closed_port(), "ratings")
         };
         let other_endpoint = Endpoint {
             id: meshed_endpoint("ratings-3", app.address, "ratings").id,
-            ..closed.clone()
+            ..closed_endpoint.clone()
         };
         let plain =
             Endpoint { account: None, ..meshed_endpoint("ratings-4", app.address, "ratings") };
         for protocol in [Protocol::Http, Protocol::Tcp] {
-            let endpoints = [closed.clone(), other_endpoint.clone(), plain.clone()];
+            let endpoints = [closed_endpoint.clone(), other_endpoint.clone(), plain.clone()];
             mesh.set_client_services(vec![super::fixture::service_config(protocol, &endpoints)]);
             for _ in 0..8 {
                 assert_eq!(send_request(&mesh, POST).await, (200, None), "{protocol}");
@@ -178,8 +179,8 @@ fn a_request_survives_a_silence_of_seconds_of_its_peer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stalled = meshed_endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
         let identity = test_credential(&mesh.authority, "ratings");
-        let goes_on = Rc::new(tokio::sync::Notify::new());
-        let (accepted, released) = (Rc::new(Cell::new(false)), goes_on.clone());
+        let resume_notify = Rc::new(tokio::sync::Notify::new());
+        let (accepted, released) = (Rc::new(Cell::new(false)), resume_notify.clone());
         let count = accepted.clone();
         tokio::task::spawn_local(async move {
             let (tcp, _) = listener.accept().await.unwrap();
@@ -195,7 +196,8 @@ fn a_request_survives_a_silence_of_seconds_of_its_peer() {
         });
         mesh.route_to(std::slice::from_ref(&stalled));
         let listener = mesh.listener;
-        let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
+        let waiting_request =
+            tokio::task::spawn_local(async move { status_at(listener, POST).await });
         wait_until(|| accepted.get()).await;
         let upstream = mesh.client.worker.upstream_for(&Arc::new(stalled.clone()));
         wait_until(|| !upstream.is_usable(Instant::now())).await;
@@ -204,8 +206,8 @@ fn a_request_survives_a_silence_of_seconds_of_its_peer() {
             assert_eq!(send_request(&mesh, POST).await, (200, None));
         }
         assert_eq!(app.received_requests().len(), 20);
-        goes_on.notify_one();
-        assert_eq!(waits.await.unwrap(), (200, None));
+        resume_notify.notify_one();
+        assert_eq!(waiting_request.await.unwrap(), (200, None));
         wait_until(|| upstream.is_usable(Instant::now())).await;
         assert!(mesh.client.failure_counts().is_empty());
     });
@@ -221,10 +223,10 @@ fn a_silent_link_of_a_retired_endpoint_ends_when_its_peer_responds() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stalled = meshed_endpoint("ratings-2", listener.local_addr().unwrap(), "ratings");
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let goes_on = Rc::new(tokio::sync::Notify::new());
+        let resume_notify = Rc::new(tokio::sync::Notify::new());
         // The requests on each link, and the links that ended.
         let (requests, ended) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)));
-        let (counts, ends, released) = (requests.clone(), ended.clone(), goes_on.clone());
+        let (counts, ends, released) = (requests.clone(), ended.clone(), resume_notify.clone());
         tokio::task::spawn_local(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 let (identity, counts) = (identity.clone(), counts.clone());
@@ -253,13 +255,14 @@ fn a_silent_link_of_a_retired_endpoint_ends_when_its_peer_responds() {
         });
         mesh.route_to(std::slice::from_ref(&stalled));
         let listener = mesh.listener;
-        let waits = tokio::task::spawn_local(async move { status_at(listener, POST).await });
+        let waiting_request =
+            tokio::task::spawn_local(async move { status_at(listener, POST).await });
         wait_until(|| requests.borrow()[..] == [1]).await;
         let upstream = mesh.client.worker.upstream_for(&Arc::new(stalled));
         wait_until(|| !upstream.is_usable(Instant::now())).await;
         mesh.client.worker.retire_upstreams();
-        goes_on.notify_one();
-        assert_eq!(waits.await.unwrap(), (200, None));
+        resume_notify.notify_one();
+        assert_eq!(waiting_request.await.unwrap(), (200, None));
         wait_until(|| upstream.is_usable(Instant::now())).await;
         assert_eq!(send_request(&mesh, POST).await, (200, None));
         assert_eq!(requests.borrow()[..], [1, 1], "each link has carried one request");
@@ -311,8 +314,8 @@ fn a_preferred_endpoint_is_probed_while_another_priority_serves() {
         let priorities = Priorities::new(list(&dead), Some(fallback_endpoints));
         assert_eq!(priorities.len(), 2);
         let worker = &mesh.client.worker;
-        let preferred = worker.upstream_for(&Arc::new(dead));
-        assert!(preferred.acquire(worker, None, ConnectWait::Short).await.is_err());
+        let preferred_upstream = worker.upstream_for(&Arc::new(dead));
+        assert!(preferred_upstream.acquire(worker, None, ConnectWait::Short).await.is_err());
         assert!(priorities.is_fallback(priorities.serving_endpoints(worker, None, None)));
         let _served = accept_links(&mesh, listener);
         wait_until(|| !priorities.is_fallback(priorities.serving_endpoints(worker, None, None)))

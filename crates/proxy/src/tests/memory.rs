@@ -14,9 +14,10 @@ fn an_idle_connection_holds_no_buffers() {
     child.args(["--exact", "tests::memory::measured_alone", "--ignored", "--nocapture"]);
     let output = child.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let each = text.lines().find_map(|line| line.strip_prefix(REPORT));
-    let each: u64 = each.unwrap_or_else(|| panic!("no report: {text}")).parse().unwrap();
-    assert!(each <= MAX_KIB, "{each} KiB for each idle connection");
+    let kib_per_connection = text.lines().find_map(|line| line.strip_prefix(REPORT));
+    let kib_per_connection: u64 =
+        kib_per_connection.unwrap_or_else(|| panic!("no report: {text}")).parse().unwrap();
+    assert!(kib_per_connection <= MAX_KIB, "{kib_per_connection} KiB for each idle connection");
 }
 
 #[test]
@@ -42,8 +43,8 @@ fn measured_alone() {
         let downstream = || mesh.client.telemetry.gauge(Gauge::ConnectionsDownstream);
         wait_until(|| downstream() == CONNECTIONS + 1).await;
         let kib_after = own_kib();
-        let each = kib_after.saturating_sub(kib_before).div_ceil(CONNECTIONS);
-        let report = format!("\n{REPORT}{each}\n");
+        let kib_per_connection = kib_after.saturating_sub(kib_before).div_ceil(CONNECTIONS);
+        let report = format!("\n{REPORT}{kib_per_connection}\n");
         std::io::Write::write_all(&mut std::io::stdout(), report.as_bytes()).unwrap();
     });
 }

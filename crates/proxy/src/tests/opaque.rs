@@ -36,7 +36,7 @@ pub(super) fn port_limits(limits: RateLimits) -> PortLimits {
 
 /// A burst of `size`, and one more each hour.
 fn hourly_rate(size: u32) -> Rate {
-    Rate { count: 1, time: Duration::from_secs(3600), size }
+    Rate { count: 1, period: Duration::from_secs(3600), burst: size }
 }
 
 pub(super) fn rate_rule(size: u32) -> RateRule {
@@ -44,7 +44,7 @@ pub(super) fn rate_rule(size: u32) -> RateRule {
         name: "rule".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
-        key: RateLimitKey::Nothing,
+        key: RateLimitKey::None,
         rate: hourly_rate(size),
         stop: false,
         response: FixedResponse::default(),
@@ -52,8 +52,13 @@ pub(super) fn rate_rule(size: u32) -> RateRule {
 }
 
 fn test_service() -> CheckService {
-    let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9").unwrap());
-    CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
+    let check_service_address =
+        CheckServiceAddress::External(Server::parse("http://127.0.0.1:9").unwrap());
+    CheckService {
+        at: check_service_address,
+        timeout: Duration::from_millis(200),
+        failure_mode: FailureMode::Deny,
+    }
 }
 
 pub(super) fn denying_policy() -> InboundPolicy {
@@ -99,7 +104,7 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         body: None,
     }));
     let entry = DescriptorEntry { key: "path".to_owned(), value: DescriptorValue::Path };
-    let global = GlobalLimit {
+    let global_limit = GlobalLimit {
         check_service: test_service(),
         domain: "shop".to_owned(),
         descriptors: vec![Descriptor {
@@ -129,7 +134,7 @@ fn request_policies(port: u16) -> Vec<(&'static str, bool, Change)> {
         (
             "global",
             true,
-            Box::new(limited(RateLimits { global: Some(Box::new(global)), ..no_limits() })),
+            Box::new(limited(RateLimits { global: Some(Box::new(global_limit)), ..no_limits() })),
         ),
         ("optional tokens", true, Box::new(guarded(jwt, tokens(TokenRequirement::Never)))),
         ("required tokens", false, Box::new(guarded(jwt, tokens(TokenRequirement::Always)))),
@@ -179,9 +184,9 @@ fn opaque_bytes_do_not_bypass_policies_that_decide_by_request() {
                     reason: "denied-by-policy".into(),
                 };
                 assert_eq!(response, expected, "{policy} {protocol:?}");
-                let denied = || mesh.server.failure_counts().get("denied-by-policy").copied();
+                let denied_count = || mesh.server.failure_counts().get("denied-by-policy").copied();
                 // An open connection of a `TCP` port may be closed at the same time.
-                wait_until(|| denied() > Some(count_before)).await;
+                wait_until(|| denied_count() > Some(count_before)).await;
             }
             assert!(protocol == Protocol::Tcp || app.accepted.get() == 0, "{protocol:?}");
             assert!(app.requests.borrow().is_empty(), "{protocol:?}");
@@ -340,7 +345,7 @@ fn http2_with_prior_knowledge_is_authorized_on_a_port_without_a_declared_protoco
         assert_eq!(
             call_status_on(&mut first, "/ratings").await,
             Some(200),
-            "it was never one of bytes"
+            "the connection never carried opaque bytes"
         );
     });
 }
@@ -381,12 +386,12 @@ fn policies_apply_to_plaintext_http2() {
     run(async {
         let app = start_http2_application().await;
         let mesh = protocol_mesh(app.address, Protocol::Detect).await;
-        let in_clear =
+        let allow_plaintext =
             |workload_config| WorkloadConfig { mtls: MtlsMode::Permissive, ..workload_config };
-        mesh.change_server_config(&in_clear);
+        mesh.change_server_config(&allow_plaintext);
         assert_eq!(call_status(mesh.inbound, "/admin").await, Some(200));
         mesh.change_server_config(&|workload_config| {
-            in_clear(WorkloadConfig { inbound: denying_policy(), ..workload_config })
+            allow_plaintext(WorkloadConfig { inbound: denying_policy(), ..workload_config })
         });
         for (path, status) in [("/ratings", 200), ("/admin", 403)] {
             assert_eq!(call_status(mesh.inbound, path).await, Some(status), "{path}");
@@ -429,8 +434,8 @@ fn faults_are_injected_into_requests_and_opaque_bytes_are_rejected() {
             assert_eq!(client.read_rest().await.0, expected, "{protocol:?}");
             drop(client);
             wait_until(|| mesh.client.ended_count() == 1).await;
-            let denied = mesh.client.failure_counts().get("denied-by-policy").copied();
-            assert_eq!(denied, (!passes).then_some(1));
+            let denied_count = mesh.client.failure_counts().get("denied-by-policy").copied();
+            assert_eq!(denied_count, (!passes).then_some(1));
         }
     });
 }

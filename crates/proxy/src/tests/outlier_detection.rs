@@ -64,7 +64,7 @@ async fn request_until_ejected(mesh: &Mesh, client: &mut Client<tokio::net::TcpS
     let mut failed = 0;
     while ejection_count(mesh) == 0 {
         failed += usize::from(client.send_request(GET).await.status != 200);
-        assert!(failed <= 3, "three in a row are enough");
+        assert!(failed <= 3, "three consecutive failures eject the endpoint");
     }
     failed
 }
@@ -88,26 +88,33 @@ fn an_endpoint_with_error_responses_is_ejected_and_unejected_after_its_recovery(
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(request_until_ejected(&mesh, &mut client).await, 3);
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 1);
-        let ejections = mesh.client.worker.ejected.snapshot();
+        let ejections = mesh.client.worker.ejected_endpoints.snapshot();
         assert_eq!(ejections.len(), 1);
         assert_eq!(ejections[0].1.endpoint.id.workload.to_string(), "bookinfo/ratings-1");
         let count_before = app.received_requests().len();
         for _ in 0..50 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), count_before, "nothing is sent there");
+        assert_eq!(
+            app.received_requests().len(),
+            count_before,
+            "the ejected endpoint receives no request"
+        );
         failing.set(false);
         let is_unejected = || mesh.client.telemetry.count(Count::EndpointUnejections) == 1;
         while !is_unejected() {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
         assert_eq!(mesh.client.telemetry.gauge(Gauge::EndpointsEjected), 0);
-        assert!(mesh.client.worker.ejected.snapshot().is_empty());
+        assert!(mesh.client.worker.ejected_endpoints.snapshot().is_empty());
         let count_before = app.received_requests().len();
         for _ in 0..50 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(app.received_requests().len() > count_before, "it takes its share again");
+        assert!(
+            app.received_requests().len() > count_before,
+            "the endpoint receives requests again"
+        );
     });
 }
 
@@ -167,9 +174,9 @@ fn a_rejection_by_its_sidecar_does_not_count_for_an_endpoint() {
             let head =
                 format!("HTTP/1.1 503 No\r\nleno-reason: {reason}\r\ncontent-length: 0\r\n\r\n");
             let second = start_peer(&mesh, move |peer, stream| {
-                let write =
+                let write_head =
                     |buffer: &mut bytes::BytesMut| buffer.extend_from_slice(head.as_bytes());
-                peer.link.send_rejection(stream, true, write).unwrap();
+                peer.link.send_rejection(stream, true, write_head).unwrap();
             })
             .await;
             apply_rule(&mesh, ejection_rule(server_errors()), &[mesh.server_endpoint(), second]);
@@ -226,7 +233,7 @@ fn an_ejection_ends_with_its_endpoint_or_policy() {
         for _ in 0..30 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), count_before, "it is still out");
+        assert_eq!(app.received_requests().len(), count_before, "the endpoint is still ejected");
         mesh.route_to(&[mesh.server_endpoint(), second]);
         let is_over = || mesh.client.telemetry.gauge(Gauge::EndpointsEjected) == 0;
         while app.received_requests().len() == count_before {
@@ -259,11 +266,15 @@ fn an_ejection_survives_changes_of_weight_and_tags() {
         for _ in 0..30 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert_eq!(app.received_requests().len(), count_before, "it is still out");
-        let ejections = mesh.client.worker.ejected.snapshot();
+        assert_eq!(app.received_requests().len(), count_before, "the endpoint is still ejected");
+        let ejections = mesh.client.worker.ejected_endpoints.snapshot();
         let reported: Vec<_> =
             ejections.iter().map(|(_, it)| (it.endpoint.weight, it.cause)).collect();
-        assert_eq!(reported, [(Weight::new(1000), EjectionCause::Consecutive)], "as it is now");
+        assert_eq!(
+            reported,
+            [(Weight::new(1000), EjectionCause::ConsecutiveFailures)],
+            "the current ejections"
+        );
     });
 }
 

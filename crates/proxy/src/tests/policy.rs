@@ -126,8 +126,8 @@ fn opaque_bytes_need_a_tcp_policy() {
             assert_eq!(client.read_rest().await, expected, "{:?}", setup.access);
             assert_eq!(app.accepted.get() - count_before, usize::from(allowed));
             wait_until(|| mesh.server.ended_count() == 1).await;
-            let denied = mesh.server.failure_counts().get("denied").copied();
-            assert_eq!(denied, (!allowed).then_some(1));
+            let denied_count = mesh.server.failure_counts().get("denied").copied();
+            assert_eq!(denied_count, (!allowed).then_some(1));
         }
     });
 }
@@ -229,8 +229,8 @@ fn a_denial_names_the_rule() {
         mesh.set_access_and_policy(Access::AllowAll, inbound);
         let response = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(response.verdict(), (403, Some("denied-by-policy")));
-        let named = "(AccessPolicy bookinfo/guard rule closed)";
-        assert!(response.body_text().contains(named), "{}", response.body_text());
+        let rule_description = "(AccessPolicy bookinfo/guard rule closed)";
+        assert!(response.body_text().contains(rule_description), "{}", response.body_text());
     });
 }
 
@@ -246,7 +246,7 @@ fn an_open_tcp_stream_ends_once_it_is_denied() {
         .await;
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(app.address, setup).await;
-        let open = || async {
+        let open_client = || async {
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes("a").await;
             assert_eq!(client.read_exactly(1).await, b"a");
@@ -259,7 +259,7 @@ fn an_open_tcp_stream_ends_once_it_is_denied() {
             (allow_all(), InboundPolicy { rules: rules(), ..InboundPolicy::default() }),
         ] {
             mesh.set_access(Access::AllowAll);
-            let mut client = open().await;
+            let mut client = open_client().await;
             // Requests that remain allowed, or are denied in a dry run only, continue.
             mesh.set_access(allow_all());
             mesh.set_access_and_policy(

@@ -35,12 +35,12 @@ fn a_rejection_by_the_clients_sidecar_is_valid_in_http2_and_grpc() {
         let mesh = super::http2::http2_mesh(app.address, Protocol::Grpc).await;
         // The sidecar receives no ports of a service that it must not use.
         let service = service_config(Protocol::Grpc, &[]);
-        let denied = ServiceConfig {
+        let denied_service = ServiceConfig {
             client_authorization: ClientAuthorization::Denied,
             ports: Default::default(),
             ..service
         };
-        mesh.set_client_services(vec![denied]);
+        mesh.set_client_services(vec![denied_service]);
         let response = send_request(&mesh, get()).await;
         assert_eq!(response.status(), 403);
         assert!(
@@ -69,7 +69,7 @@ fn the_http_proxy_rejects_http2_with_an_explanation() {
         {
             let (client, connection) =
                 h2::client::handshake(TcpStream::connect(proxy).await.unwrap()).await.unwrap();
-            let driven = tokio::task::spawn_local(connection);
+            let connection_task = tokio::task::spawn_local(connection);
             let mut client = client.ready().await.unwrap();
             let response = client.send_request(request, true).unwrap().0.await.unwrap();
             assert_eq!(response.status(), status);
@@ -81,7 +81,7 @@ fn the_http_proxy_rejects_http2_with_an_explanation() {
             let (body, _) = super::http2::read_body(response.into_body()).await;
             let text = message.unwrap_or_else(|| String::from_utf8(body).unwrap());
             assert!(text.contains("The HTTP proxy supports HTTP/1.1 only"), "{text}");
-            drop(driven.await.unwrap());
+            drop(connection_task.await.unwrap());
             assert!(client.ready().await.is_err(), "the connection has ended");
         }
 
@@ -190,9 +190,9 @@ fn an_application_without_http2_is_reported_as_a_protocol_mismatch() {
             }
         }
         // A closed port is another fault.
-        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = closed.local_addr().unwrap();
-        drop(closed);
+        let closed_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = closed_listener.local_addr().unwrap();
+        drop(closed_listener);
         let mesh = super::http2::http2_mesh(address, Protocol::Http2).await;
         let reason = send_request(&mesh, get()).await.headers()["leno-reason"].clone();
         assert!(reason.to_str().unwrap().starts_with("connect-failed;"), "{reason:?}");

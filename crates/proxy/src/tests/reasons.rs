@@ -87,8 +87,8 @@ fn limit_to_one_per_hour(mesh: &Mesh) {
         name: "few".to_owned(),
         requests: Vec::new(),
         peers: Vec::new(),
-        rate: Rate { count: 1, time: Duration::from_secs(3600), size: 1 },
-        key: RateLimitKey::Nothing,
+        rate: Rate { count: 1, period: Duration::from_secs(3600), burst: 1 },
+        key: RateLimitKey::None,
         stop: false,
         response: FixedResponse::default(),
     });
@@ -121,8 +121,11 @@ async fn expect_recorded_reason(sidecar: &mut Sidecar, reason: &str) {
     // Only failures have a span in this setup.
     let entry = sidecar.spans.try_recv().expect("a span");
     let attributes = source::span_attributes(&entry);
-    let named = attributes.iter().find(|(name, _)| *name == "leno.reason");
-    assert!(matches!(named, Some((_, Attribute::Text(text))) if text == reason), "{reason}");
+    let reason_attribute = attributes.iter().find(|(name, _)| *name == "leno.reason");
+    assert!(
+        matches!(reason_attribute, Some((_, Attribute::Text(text))) if text == reason),
+        "{reason}"
+    );
 }
 
 async fn expect_reason(mesh: &mut Mesh, case: &Case) {

@@ -26,11 +26,11 @@ async fn denying_mesh(protocol: Protocol) -> (Application, Mesh) {
 }
 
 /// Asserts that both sidecars counted one failure each, for `reason`.
-async fn expect_failures(mesh: &Mesh, reason: &'static str, about: &str) {
+async fn expect_failures(mesh: &Mesh, reason: &'static str, case: &str) {
     wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
     let expected = BTreeMap::from([(reason, 1)]);
-    assert_eq!(mesh.server.failure_counts(), expected, "{about}: server");
-    assert_eq!(mesh.client.failure_counts(), expected, "{about}: client");
+    assert_eq!(mesh.server.failure_counts(), expected, "{case}: server");
+    assert_eq!(mesh.client.failure_counts(), expected, "{case}: client");
 }
 
 #[test]
@@ -78,16 +78,16 @@ fn limits_of_the_servers_sidecar_are_counted_with_their_own_reason() {
 }
 
 /// Asserts that neither sidecar counts or logs a reason for the one response of the application.
-async fn expect_unclaimed(mesh: &mut Mesh, about: &str) {
+async fn expect_unclaimed(mesh: &mut Mesh, case: &str) {
     wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
     for sidecar in [&mut mesh.server, &mut mesh.client] {
-        assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{about}");
+        assert_eq!(sidecar.failure_counts(), BTreeMap::new(), "{case}");
         let mut line = String::new();
         let entry = sidecar.log.recv().await.expect("a line");
         access_log::append_log_line(&entry, &LogFormat::Json, &mut line);
         let fields: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{about}: {line}");
-        assert!(!line.contains(CLAIMED), "{about}: {line}");
+        assert_eq!(fields.get("response_code_details"), Some(&Value::Null), "{case}: {line}");
+        assert!(!line.contains(CLAIMED), "{case}: {line}");
     }
 }
 
@@ -128,7 +128,7 @@ fn an_application_cannot_claim_a_rejection() {
             let app = Application::respond_with(move |_| head.clone()).await;
             let mut mesh = Mesh::permissive(app.address).await;
             let response = Client::connect(mesh.listener).await.send_request(GET).await;
-            assert_eq!(response.verdict(), (403, Some(reason)), "the field is passed on");
+            assert_eq!(response.verdict(), (403, Some(reason)), "the field is forwarded");
             expect_unclaimed(&mut mesh, "HTTP/1.1").await;
             for sidecar in [&mesh.server, &mesh.client] {
                 assert_eq!(sidecar.series_summaries()[0].success, 1);
@@ -140,7 +140,7 @@ fn an_application_cannot_claim_a_rejection() {
             (Protocol::Grpc, "head"),
             (Protocol::Grpc, "trailers"),
         ] {
-            let about = format!("{protocol:?} {claim}");
+            let case = format!("{protocol:?} {claim}");
             let app = start_claiming(claim).await;
             let mut mesh = http2::http2_mesh(app.address, protocol).await;
             let mut client = connect_client(mesh.listener).await;
@@ -151,9 +151,9 @@ fn an_application_cannot_claim_a_rejection() {
             let (head, body) =
                 client.send_request(request, true).unwrap().0.await.unwrap().into_parts();
             let trailers = read_body(body).await.1.unwrap_or_default();
-            let passed_on = head.headers.get("leno-reason").or(trailers.get("leno-reason"));
-            assert_eq!(passed_on.unwrap(), &format!("{CLAIMED};side=mesh"), "{about}");
-            expect_unclaimed(&mut mesh, &about).await;
+            let forwarded_reason = head.headers.get("leno-reason").or(trailers.get("leno-reason"));
+            assert_eq!(forwarded_reason.unwrap(), &format!("{CLAIMED};side=mesh"), "{case}");
+            expect_unclaimed(&mut mesh, &case).await;
         }
     });
 }
@@ -182,9 +182,9 @@ pub(super) async fn start_peer(
             });
         }
     });
-    let played = meshed_endpoint("ratings-2", address, "ratings");
-    mesh.route_to(std::slice::from_ref(&played));
-    played
+    let scripted_endpoint = meshed_endpoint("ratings-2", address, "ratings");
+    mesh.route_to(std::slice::from_ref(&scripted_endpoint));
+    scripted_endpoint
 }
 
 #[test]
@@ -203,11 +203,11 @@ fn only_a_verified_sidecar_can_mark_a_rejection() {
             let mesh = Mesh::permissive(app.address).await;
             let bytes = head.to_owned();
             start_peer(&mesh, move |peer, stream| {
-                let write =
+                let write_response =
                     |buffer: &mut bytes::BytesMut| buffer.extend_from_slice(bytes.as_bytes());
                 match marked {
-                    true => peer.link.send_rejection(stream, true, write).unwrap(),
-                    false => peer.link.send_head(stream, false, true, write).unwrap(),
+                    true => peer.link.send_rejection(stream, true, write_response).unwrap(),
+                    false => peer.link.send_head(stream, false, true, write_response).unwrap(),
                 }
             })
             .await;

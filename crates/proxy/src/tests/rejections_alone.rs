@@ -158,7 +158,7 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
             let mesh = Mesh::permissive(app.address).await;
             let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
             let bytes = head.clone();
-            let played = Application::start(move |client| {
+            let scripted_server = Application::start(move |client| {
                 let (identity, bytes) = (identity.clone(), bytes.clone());
                 async move {
                     let tls = tls_accept(client.stream, &identity, &[alpn]).await.unwrap();
@@ -169,7 +169,7 @@ fn only_a_verified_sidecar_over_its_protocol_marks_a_rejection() {
                 }
             })
             .await;
-            mesh.route_to(&[meshed_endpoint("ratings-2", played.address, "ratings")]);
+            mesh.route_to(&[meshed_endpoint("ratings-2", scripted_server.address, "ratings")]);
             let response =
                 Client::connect(mesh.listener).await.send_request(REQUEST_WITH_CREDENTIALS).await;
             assert_eq!(response.status, 429);

@@ -45,8 +45,8 @@ fn unreachable_endpoints_are_reported_to_the_client() {
         mesh.route_to(&[]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("no-endpoint")));
-        let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
-        mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
+        let dead_endpoint = |name| meshed_endpoint(name, closed_port(), "ratings");
+        mesh.route_to(&[dead_endpoint("ratings-1"), dead_endpoint("ratings-2")]);
         let response = client.send_request(GET).await;
         assert_eq!(response.status, 503);
         let reason = "connect-failed;side=upstream;workload=\"bookinfo/productpage\"";
@@ -62,11 +62,12 @@ fn a_request_leaves_an_endpoint_that_does_not_respond_in_time() {
         setup.limits.connect_timeout = Duration::from_secs(1);
         let app = Application::with_response(OK).await;
         let mesh = Mesh::new(app.address, setup).await;
-        // The kernel accepts, but the server never starts TLS; or it completes TLS, but never sends a hello.
+        // The kernel accepts, but the server never starts TLS; or it completes TLS, but never sends the first
+        // bytes of a link.
         let silent_app =
             Application::start(|mut client| async move { drop(client.read_rest().await) }).await;
         let identity = Rc::new(test_credential(&mesh.authority, "ratings"));
-        let flooding_client = Application::start(move |client| {
+        let tls_only_app = Application::start(move |client| {
             let identity = identity.clone();
             async move {
                 let alpn = &[crate::tls::ALPN_LINK];
@@ -75,19 +76,19 @@ fn a_request_leaves_an_endpoint_that_does_not_respond_in_time() {
             }
         })
         .await;
-        for silent in [silent_app.address, flooding_client.address] {
-            let silent = meshed_endpoint("ratings-2", silent, "ratings");
-            mesh.route_to(std::slice::from_ref(&silent));
+        for silent_address in [silent_app.address, tls_only_app.address] {
+            let silent_endpoint = meshed_endpoint("ratings-2", silent_address, "ratings");
+            mesh.route_to(std::slice::from_ref(&silent_endpoint));
             let mut client = Client::connect(mesh.listener).await;
             assert_eq!(client.send_request(GET).await.verdict(), (504, Some("connect-timeout")));
-            mesh.route_to(&[mesh.server_endpoint(), silent]);
+            mesh.route_to(&[mesh.server_endpoint(), silent_endpoint]);
             for _ in 0..10 {
                 assert_eq!(client.send_request(POST).await.status, 200);
             }
         }
         // Abandoned links are closed.
-        let open = leno_telemetry::Gauge::LinksUpstream;
-        wait_until(|| mesh.client.telemetry.gauge(open) == 1).await;
+        let link_gauge = leno_telemetry::Gauge::LinksUpstream;
+        wait_until(|| mesh.client.telemetry.gauge(link_gauge) == 1).await;
     });
 }
 
@@ -97,13 +98,13 @@ fn a_request_leaves_an_application_that_accepts_no_connections() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let (_server, dead) = mesh.start_server("ratings-2", closed_port()).await;
-        mesh.route_to(&[mesh.server_endpoint(), dead.clone()]);
+        let (_server, dead_endpoint) = mesh.start_server("ratings-2", closed_port()).await;
+        mesh.route_to(&[mesh.server_endpoint(), dead_endpoint.clone()]);
         let mut client = Client::connect(mesh.listener).await;
         for request in [GET, POST_EMPTY].repeat(10) {
             assert_eq!(client.send_request(request).await.verdict(), (200, None));
         }
-        mesh.route_to(&[dead]);
+        mesh.route_to(&[dead_endpoint]);
         assert_eq!(client.send_request(GET).await.verdict(), (503, Some("connect-failed")));
     });
 }
@@ -151,21 +152,21 @@ fn requests_in_flight_move_to_another_endpoint_if_they_are_idempotent() {
         ] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let dying = start_peer(&mesh, async |_, event| match event {
+            let dying_peer = start_peer(&mesh, async |_, event| match event {
                 LinkEvent::Opened { .. } => PeerAction::Close,
                 _ => PeerAction::Continue,
             })
             .await;
             // Both are usable at first: the balancer may select either.
-            let dying = meshed_endpoint("ratings-2", dying.address, "ratings");
-            mesh.route_to(&[mesh.server_endpoint(), dying]);
-            let mut lost = 0;
-            while lost == 0 {
+            let dying_endpoint = meshed_endpoint("ratings-2", dying_peer.address, "ratings");
+            mesh.route_to(&[mesh.server_endpoint(), dying_endpoint]);
+            let mut lost_requests = 0;
+            while lost_requests == 0 {
                 let count_before = app.requests.borrow().len();
                 let response = Client::connect(mesh.listener).await.send_request(request).await;
                 let retries = mesh.client.telemetry.count(Count::Retries);
                 if retries == 1 || response.status != 200 {
-                    lost += 1;
+                    lost_requests += 1;
                     assert_eq!(response.verdict(), verdict, "{request}");
                     assert_eq!(app.requests.borrow().len() - count_before, repeated);
                 }
@@ -180,11 +181,11 @@ fn unprocessed_streams_are_retried_with_any_method() {
         for code in [None, Some(ResetCode::Refused), Some(ResetCode::Unreachable)] {
             let app = Application::with_response(OK).await;
             let mesh = Mesh::permissive(app.address).await;
-            let turned_away = Rc::new(Cell::new(0));
-            let count = turned_away.clone();
-            let refusing = start_peer(&mesh, async move |peer, event| {
+            let refused_streams = Rc::new(Cell::new(0));
+            let refused_count = refused_streams.clone();
+            let refusing_peer = start_peer(&mesh, async move |peer, event| {
                 if let LinkEvent::Opened { stream, .. } = event {
-                    count.set(count.get() + 1);
+                    refused_count.set(refused_count.get() + 1);
                     match code {
                         Some(code) => peer.link.reset_stream(stream, code),
                         // GOAWAY without a stream, written by hand: our implementation would include this one.
@@ -199,10 +200,10 @@ fn unprocessed_streams_are_retried_with_any_method() {
             .await;
             mesh.route_to(&[
                 mesh.server_endpoint(),
-                meshed_endpoint("ratings-2", refusing.address, "ratings"),
+                meshed_endpoint("ratings-2", refusing_peer.address, "ratings"),
             ]);
             let mut client = Client::connect(mesh.listener).await;
-            while turned_away.get() < 2 {
+            while refused_streams.get() < 2 {
                 assert_eq!(
                     client.send_request(POST_EMPTY).await.verdict(),
                     (200, None),
@@ -354,15 +355,15 @@ fn removed_endpoints_finish_their_requests_and_close() {
         .await;
         let other_app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut slow = Client::connect(mesh.listener).await;
-        slow.send_bytes(GET).await;
+        let mut slow_client = Client::connect(mesh.listener).await;
+        slow_client.send_bytes(GET).await;
         wait_until(|| app.accepted.get() == 1).await;
         let (_server, endpoint) = mesh.start_server("ratings-2", other_app.address).await;
         mesh.route_to(&[endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         release.send_replace(true);
-        assert_eq!(slow.read_response().await.status, 200);
+        assert_eq!(slow_client.read_response().await.status, 200);
         wait_until(|| mesh.server.telemetry.gauge(leno_telemetry::Gauge::LinksDownstream) == 0)
             .await;
         assert_eq!(mesh.client.telemetry.gauge(leno_telemetry::Gauge::LinksUpstream), 1);
@@ -403,8 +404,8 @@ fn tcp_connections_spread_over_endpoints_and_skip_unreachable_ones() {
         let setup = Setup { protocol: Protocol::Tcp, ..Setup::default() };
         let mesh = Mesh::new(first.address, setup).await;
         let (_server, other_endpoint) = mesh.start_server("ratings-2", second.address).await;
-        let dead = meshed_endpoint("ratings-3", closed_port(), "ratings");
-        mesh.route_to(&[mesh.server_endpoint(), other_endpoint, dead]);
+        let dead_endpoint = meshed_endpoint("ratings-3", closed_port(), "ratings");
+        mesh.route_to(&[mesh.server_endpoint(), other_endpoint, dead_endpoint]);
         let mut clients = Vec::new();
         for _ in 0..20 {
             let mut client = Client::connect(mesh.listener).await;
@@ -412,8 +413,8 @@ fn tcp_connections_spread_over_endpoints_and_skip_unreachable_ones() {
             clients.push(client);
         }
         // Least-loaded of two: open connections count as load.
-        let shares = (first.accepted.get(), second.accepted.get());
-        assert!(shares.0 >= 8 && shares.1 >= 8, "{shares:?}");
+        let accepted_counts = (first.accepted.get(), second.accepted.get());
+        assert!(accepted_counts.0 >= 8 && accepted_counts.1 >= 8, "{accepted_counts:?}");
         for client in &mut clients {
             use tokio::io::AsyncWriteExt;
             client.stream.shutdown().await.unwrap();

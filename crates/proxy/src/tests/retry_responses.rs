@@ -48,26 +48,26 @@ const BUSY: &str = "HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy";
 #[test]
 fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
     run(async {
-        let busy = Application::with_response(BUSY).await;
-        let fine = Application::with_response(OK).await;
-        let mesh = Mesh::permissive(busy.address).await;
-        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
+        let busy_app = Application::with_response(BUSY).await;
+        let healthy_app = Application::with_response(OK).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", healthy_app.address).await;
         apply_rule(&mesh, retry_rule(&[503], 1), &[other_endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         const BODY: &str = "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello";
         // The balancer sends one of them to the busy endpoint first.
         let mut request_count = 0;
-        while busy.received_requests().is_empty() {
+        while busy_app.received_requests().is_empty() {
             assert_eq!(client.send_request(BODY).await.body_text(), "ok");
             request_count += 1;
         }
         // Both endpoints received the whole body.
-        let whole = |app: &Application| {
+        let has_complete_requests = |app: &Application| {
             app.received_requests().iter().all(|request| request.body == b"hello")
         };
-        assert!(whole(&busy) && whole(&fine));
+        assert!(has_complete_requests(&busy_app) && has_complete_requests(&healthy_app));
         assert_eq!(
-            (busy.received_requests().len(), fine.received_requests().len()),
+            (busy_app.received_requests().len(), healthy_app.received_requests().len()),
             (1, request_count)
         );
         assert_eq!(retry_counts(&mesh), (1, 0));
@@ -78,15 +78,15 @@ fn a_response_that_the_rule_names_is_retried_at_another_endpoint() {
 #[test]
 fn a_retried_attempt_is_counted_with_its_own_reason() {
     run(async {
-        let busy = Application::start(|mut client| async move {
+        let busy_app = Application::start(|mut client| async move {
             while client.read_head().await.is_some() {
                 client.send_bytes("HTTP/1.1 503 Busy\r\ncontent-length: 9\r\n\r\nbusy").await;
             }
         })
         .await;
-        let mesh = Mesh::permissive(busy.address).await;
-        let fine = Application::with_response(OK).await;
-        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
+        let healthy_app = Application::with_response(OK).await;
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", healthy_app.address).await;
         apply_rule(&mesh, retry_rule(&[503], 1), &[other_endpoint]);
         let mut client = Client::connect(mesh.listener).await;
         while mesh.server.ended_count() == 0 {
@@ -100,18 +100,18 @@ fn a_retried_attempt_is_counted_with_its_own_reason() {
 #[test]
 fn the_client_gets_the_last_response_and_other_statuses_without_delay() {
     run(async {
-        let busy = Application::with_response(BUSY).await;
-        let mesh = Mesh::permissive(busy.address).await;
+        let busy_app = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
         for (rule, request_count) in [
             (retry_rule(&[503], 2), 3),
             (retry_rule(&[500, 502], 2), 1),
             (retry_rule(&[503], 0), 1),
         ] {
             apply_rule(&mesh, rule, &[]);
-            busy.requests.borrow_mut().clear();
+            busy_app.requests.borrow_mut().clear();
             let response = Client::connect(mesh.listener).await.send_request(GET).await;
             assert_eq!((response.status, response.body_text()), (503, "busy"));
-            assert_eq!(busy.received_requests().len(), request_count);
+            assert_eq!(busy_app.received_requests().len(), request_count);
         }
     });
 }
@@ -119,8 +119,8 @@ fn the_client_gets_the_last_response_and_other_statuses_without_delay() {
 #[test]
 fn the_retry_budget_permits_a_fifth_more_requests_above_its_minimum() {
     run(async {
-        let busy = Application::with_response(BUSY).await;
-        let mesh = Mesh::permissive(busy.address).await;
+        let busy_app = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
         apply_rule(&mesh, retry_rule(&[503], 3), &[]);
         let mut client = Client::connect(mesh.listener).await;
         let started = std::time::Instant::now();
@@ -130,25 +130,25 @@ fn the_retry_budget_permits_a_fifth_more_requests_above_its_minimum() {
         let floor = 10 + started.elapsed().as_secs();
         let (retries, over) = retry_counts(&mesh);
         assert!((30..=20 + floor).contains(&retries), "{retries} retries");
-        assert!(over >= 60, "{over} were not paid for");
-        assert_eq!(busy.received_requests().len() as u64, 100 + retries);
+        assert!(over >= 60, "{over} retries were denied");
+        assert_eq!(busy_app.received_requests().len() as u64, 100 + retries);
     });
 }
 
 #[test]
 fn a_body_over_the_buffer_limit_is_not_sent_again() {
     run(async {
-        let busy = Application::with_response(BUSY).await;
-        let mesh = Mesh::permissive(busy.address).await;
+        let busy_app = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
         apply_rule(&mesh, retry_rule(&[503], 1), &[]);
         for (bytes, request_count) in [(60 * 1024, 2), (80 * 1024, 1)] {
-            busy.requests.borrow_mut().clear();
+            busy_app.requests.borrow_mut().clear();
             let mut client = Client::connect(mesh.listener).await;
             let head = format!("PUT /x HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
             client.send_bytes(head).await;
             client.send_bytes(vec![b'a'; bytes]).await;
             assert_eq!(client.read_response().await.status, 503);
-            assert_eq!(busy.received_requests().len(), request_count, "{bytes} bytes");
+            assert_eq!(busy_app.received_requests().len(), request_count, "{bytes} bytes");
         }
     });
 }
@@ -156,14 +156,14 @@ fn a_body_over_the_buffer_limit_is_not_sent_again() {
 #[test]
 fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
     run(async {
-        let silent =
+        let silent_app =
             Application::start(
                 |mut client| async move { while client.read_head().await.is_some() {} },
             );
-        let silent = silent.await;
-        let fine = Application::with_response(OK).await;
-        let mesh = Mesh::permissive(silent.address).await;
-        let (_server, other_endpoint) = mesh.start_server("ratings-2", fine.address).await;
+        let silent_app = silent_app.await;
+        let healthy_app = Application::with_response(OK).await;
+        let mesh = Mesh::permissive(silent_app.address).await;
+        let (_server, other_endpoint) = mesh.start_server("ratings-2", healthy_app.address).await;
         let limited = |codes: &[u16], attempts| {
             let mut rule = retry_rule(codes, attempts);
             rule.actions.attempt_timeout = Some(Duration::from_secs(1));
@@ -174,7 +174,7 @@ fn an_attempt_that_takes_too_long_is_retried_at_another_endpoint() {
         for _ in 0..4 {
             assert_eq!(client.send_request(GET).await.status, 200);
         }
-        assert!(retry_counts(&mesh).0 > 0, "chance chose the silent one at least once");
+        assert!(retry_counts(&mesh).0 > 0, "the silent endpoint was selected at least once");
         // If there is no other endpoint, the client gets the timeout.
         apply_rule(&mesh, limited(&[], 0), &[]);
         assert_eq!(client.send_request(GET).await.verdict(), (504, Some("attempt-timeout")));
@@ -226,8 +226,8 @@ fn a_call_with_status_unavailable_is_retried() {
 #[test]
 fn a_retry_policy_of_the_client_applies_without_a_retry_rule_of_the_route() {
     run(async {
-        let busy = Application::with_response(BUSY).await;
-        let mesh = Mesh::permissive(busy.address).await;
+        let busy_app = Application::with_response(BUSY).await;
+        let mesh = Mesh::permissive(busy_app.address).await;
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
             rule: RetryRule { codes: vec![503], attempts: 5, backoff: Duration::from_millis(1) },
@@ -244,14 +244,14 @@ fn a_retry_policy_of_the_client_applies_without_a_retry_rule_of_the_route() {
         under([(test_service(), retry)].into());
         let response = Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!((response.status, response.body_text()), (503, "busy"));
-        assert_eq!((busy.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
+        assert_eq!((busy_app.received_requests().len(), retry_counts(&mesh)), (6, (5, 0)));
         let matches = mesh.client.telemetry.matched_rules().into_iter();
         let matches: Vec<_> =
             matches.map(|(rule, matches)| (rule.kind, rule.name.clone(), matches)).collect();
         assert_eq!(matches, [("Retry", "again".to_owned(), 5)]);
         under(BTreeMap::new());
         assert_eq!(Client::connect(mesh.listener).await.send_request(GET).await.status, 503);
-        assert_eq!(busy.received_requests().len(), 7);
+        assert_eq!(busy_app.received_requests().len(), 7);
     });
 }
 
@@ -260,7 +260,7 @@ fn the_attempt_timeout_of_a_policy_ends_at_the_response_head() {
     run(async {
         let release = Rc::new(Notify::new());
         let release_notify = release.clone();
-        let slow = Application::start(move |mut client| {
+        let slow_app = Application::start(move |mut client| {
             let release = release_notify.clone();
             async move {
                 let request = client.read_head().await.unwrap();
@@ -272,7 +272,7 @@ fn the_attempt_timeout_of_a_policy_ends_at_the_response_head() {
                 while client.read_head().await.is_some() {}
             }
         });
-        let mesh = Mesh::permissive(slow.await.address).await;
+        let mesh = Mesh::permissive(slow_app.await.address).await;
         let limit = Duration::from_secs(2);
         let retry = ServiceRetry {
             policy: PolicyName::new("bookinfo", "again").unwrap(),
@@ -298,7 +298,8 @@ fn the_attempt_timeout_of_a_policy_ends_at_the_response_head() {
         release.notify_one();
         assert_eq!(client.read_exactly(2).await, b"ow");
         let mut client = Client::connect(mesh.listener).await;
-        let never = client.send_request("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
-        assert_eq!(never.verdict(), (504, Some("attempt-timeout")));
+        let unmatched_response =
+            client.send_request("GET /never HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert_eq!(unmatched_response.verdict(), (504, Some("attempt-timeout")));
     });
 }

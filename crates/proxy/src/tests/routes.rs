@@ -122,12 +122,12 @@ fn a_service_that_policies_deny_is_not_called() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let denied = ServiceConfig {
+        let denied_service = ServiceConfig {
             client_authorization: ClientAuthorization::Denied,
             ports: BTreeMap::new(),
             ..service_config(Protocol::Http, &[])
         };
-        mesh.set_client_services(vec![denied]);
+        mesh.set_client_services(vec![denied_service]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(GET).await.verdict(), (403, Some("denied-outbound")));
         assert_eq!(app.accepted.get(), 0);

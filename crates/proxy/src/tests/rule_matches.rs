@@ -82,8 +82,8 @@ fn rules_of_policies_count_allowed_denied_and_dry_run_matches() {
         for is_dry_run in [false, true] {
             let inbound = InboundPolicy { rules: rules.clone(), is_dry_run };
             mesh.set_access_and_policy(Access::AllowAll, inbound);
-            let denied = if is_dry_run { 200 } else { 403 };
-            assert_eq!(send_request(&mut client, "/secret").await, denied);
+            let expected_status = if is_dry_run { 200 } else { 403 };
+            assert_eq!(send_request(&mut client, "/secret").await, expected_status);
             assert_eq!(send_request(&mut client, "/open").await, 200);
         }
         wait_until(|| mesh.server.ended_count() == 4).await;

@@ -84,9 +84,9 @@ fn a_client_stays_at_the_endpoint_of_its_cookie() {
             let cookie = response_cookie(&first).unwrap();
             names.insert(first.body_text().to_owned());
             for _ in 0..20 {
-                let again = client.send_request(&get(&cookie)).await;
-                assert_eq!(again.body_text(), first.body_text());
-                assert_eq!(again.field_value("set-cookie"), None, "it knows");
+                let second_response = client.send_request(&get(&cookie)).await;
+                assert_eq!(second_response.body_text(), first.body_text());
+                assert_eq!(second_response.field_value("set-cookie"), None, "it knows");
             }
         }
     });
@@ -131,11 +131,11 @@ fn a_client_of_an_unreachable_endpoint_gets_another_one() {
         let failing_index =
             ["one", "two", "three"].iter().position(|name| *name == first.body_text()).unwrap();
         // The workload has moved to an address without a listener.
-        let mut moved = endpoints.clone();
-        moved[failing_index].address = super::fixture::closed_port();
+        let mut moved_endpoints = endpoints.clone();
+        moved_endpoints[failing_index].address = super::fixture::closed_port();
         let mut rule = sticky_rule(cookie_persistence());
         rule.actions.retry = Some(RetryRule { codes: vec![503], attempts: 1, backoff });
-        apply_rule(&mesh, rule, &moved);
+        apply_rule(&mesh, rule, &moved_endpoints);
         let second = client.send_request(&get(&response_cookie(&first).unwrap())).await;
         assert_eq!(second.status, 200);
         assert_ne!(second.body_text(), first.body_text());
@@ -148,17 +148,20 @@ fn a_client_of_an_unreachable_endpoint_gets_another_one() {
 fn the_idle_time_counts_from_the_last_response() {
     run(async {
         let (mesh, endpoints, _held) = start_three().await;
-        let idle = Some(Duration::from_secs(3600));
+        let idle_timeout = Some(Duration::from_secs(3600));
         apply_rule(
             &mesh,
-            sticky_rule(SessionPersistence { idle, ..cookie_persistence() }),
+            sticky_rule(SessionPersistence { idle: idle_timeout, ..cookie_persistence() }),
             &endpoints,
         );
         let mut client = Client::connect(mesh.listener).await;
         let first = client.send_request(&get("")).await;
-        let again = client.send_request(&get(&response_cookie(&first).unwrap())).await;
-        assert_eq!(again.body_text(), first.body_text());
-        assert!(again.field_value("set-cookie").is_some(), "each response sets the cookie");
+        let second_response = client.send_request(&get(&response_cookie(&first).unwrap())).await;
+        assert_eq!(second_response.body_text(), first.body_text());
+        assert!(
+            second_response.field_value("set-cookie").is_some(),
+            "each response sets the cookie"
+        );
         // The session's last response was in 1970.
         let cookie = response_cookie(&first).unwrap();
         let (number, _) = cookie.trim_end().split_once('.').unwrap();
@@ -211,15 +214,15 @@ fn session_affinity_by_header_works_over_http2() {
             let value = values[0].to_str().unwrap().to_owned();
             (String::from_utf8(http2::read_body(response.into_body()).await.0).unwrap(), value)
         };
-        let mut both = BTreeSet::new();
-        while both.len() < 2 {
+        let mut serving_apps = BTreeSet::new();
+        while serving_apps.len() < 2 {
             let (name, value) = request_with(None).await;
             for _ in 0..10 {
                 // The application receives the clients' header.
                 let encoded = name.replace('-', "+");
                 assert_eq!(request_with(Some(&value)).await, (encoded, value.clone()));
             }
-            both.insert(name);
+            serving_apps.insert(name);
         }
     });
 }

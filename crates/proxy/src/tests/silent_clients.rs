@@ -137,17 +137,17 @@ fn silent_clients_without_mutual_tls_are_awaited() {
             mtls,
             ..workload_config
         });
-        let silent = async |number| {
+        let connect_silent_client = async |number| {
             let client = Client::connect(mesh.inbound).await;
             wait_until(|| mesh.server.telemetry.count(Count::DownstreamPlaintext) == number).await;
             client
         };
-        drop(silent(1).await);
-        let mut client = silent(2).await;
+        drop(connect_silent_client(1).await);
+        let mut client = connect_silent_client(2).await;
         assert_eq!(client.send_request(GET).await.status, 200);
         assert_eq!(client.send_request(GET_ADMIN).await.status, 403);
         assert_eq!(denial_counts(&mesh), [None, Some(1)]);
-        let mut client = silent(3).await;
+        let mut client = connect_silent_client(3).await;
         client.send_bytes("\0").await;
         assert_eq!(client.read_end().await, End::Reset);
         wait_until(|| denial_counts(&mesh) == [None, Some(2)]).await;

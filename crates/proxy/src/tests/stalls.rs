@@ -50,9 +50,9 @@ fn a_slow_client_that_makes_progress_is_served() {
         let mesh = Mesh::new(app.address, stall_setup(stall)).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n").await;
-        let mut pace = tokio::time::interval(stall / 4);
+        let mut send_interval = tokio::time::interval(stall / 4);
         for byte in ["1", "2", "3", "4", "5", "6"] {
-            pace.tick().await;
+            send_interval.tick().await;
             client.send_bytes(byte).await;
         }
         assert_eq!(client.read_response().await.status, 200);
@@ -122,9 +122,9 @@ fn a_response_and_its_request_may_pause() {
             while client.read_head().await.is_some() {
                 let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
                 client.send_bytes(format!("{head}5\r\nfirst\r\n")).await;
-                let mut pace = tokio::time::interval(stall * 3 / 2);
-                pace.tick().await;
-                pace.tick().await;
+                let mut send_interval = tokio::time::interval(stall * 3 / 2);
+                send_interval.tick().await;
+                send_interval.tick().await;
                 client.send_bytes("4\r\nlast\r\n0\r\n\r\n").await;
             }
         });

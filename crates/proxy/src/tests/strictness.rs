@@ -25,17 +25,17 @@ fn an_invalid_request_is_rejected_and_not_forwarded() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut wrong = Vec::new();
+        let mut mismatches = Vec::new();
         for vector in &matching_vectors("request", is_rejected) {
             // The client's own sidecar, and the server's for clients without one.
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&vector.bytes).await;
-            wrong.extend(rejection_deviation(&mut client, vector).await);
+            mismatches.extend(rejection_deviation(&mut client, vector).await);
             let mut client = connect_foreign(&mesh).await;
             client.send_bytes(&vector.bytes).await;
-            wrong.extend(rejection_deviation(&mut client, vector).await);
+            mismatches.extend(rejection_deviation(&mut client, vector).await);
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
         assert_eq!(app.accepted.get(), 0);
     });
 }
@@ -45,17 +45,17 @@ fn an_invalid_body_is_never_forwarded_completely() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let mut wrong = Vec::new();
+        let mut mismatches = Vec::new();
         for vector in &matching_vectors("body", is_rejected) {
             let bytes = [POST.as_bytes(), &vector.bytes].concat();
             let mut client = Client::connect(mesh.listener).await;
             client.send_bytes(&bytes).await;
-            wrong.extend(unfinished_body_deviation(&mut client, vector).await);
+            mismatches.extend(unfinished_body_deviation(&mut client, vector).await);
             let mut client = connect_foreign(&mesh).await;
             client.send_bytes(&bytes).await;
-            wrong.extend(unfinished_body_deviation(&mut client, vector).await);
+            mismatches.extend(unfinished_body_deviation(&mut client, vector).await);
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
         assert!(app.received_requests().is_empty(), "{:?}", app.received_requests());
     });
 }
@@ -65,9 +65,11 @@ fn a_valid_request_is_forwarded_with_its_meaning() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let passing = |vector: &Vector| !is_rejected(vector) || vector.sidecar_status.is_some();
-        for vector in
-            matching_vectors("request", passing).iter().chain(&matching_vectors("body", passing))
+        let is_forwarded =
+            |vector: &Vector| !is_rejected(vector) || vector.sidecar_status.is_some();
+        for vector in matching_vectors("request", is_forwarded)
+            .iter()
+            .chain(&matching_vectors("body", is_forwarded))
         {
             let count_before = app.received_requests().len();
             let mut client = Client::connect(mesh.listener).await;
@@ -114,8 +116,8 @@ fn an_invalid_response_head_is_rejected() {
                     assert_eq!(verdict, (502, Some("upstream-malformed")), "{}", vector.name);
                 }
             }
-            let mut next = Client::connect(mesh.listener).await;
-            assert_eq!(next.send_request(GET).await.body_text(), "ok", "{}", vector.name);
+            let mut next_client = Client::connect(mesh.listener).await;
+            assert_eq!(next_client.send_request(GET).await.body_text(), "ok", "{}", vector.name);
             assert_eq!(app.accepted.get(), 2, "{}: its connection was used again", vector.name);
         }
     });
@@ -150,9 +152,10 @@ fn an_invalid_response_body_truncates_the_response() {
 #[test]
 fn a_valid_response_is_forwarded_once() {
     run(async {
-        let passing = |vector: &Vector| !is_rejected(vector) && vector.sidecar_status.is_none();
-        let bodies = matching_vectors("body", passing);
-        for vector in matching_vectors("response", passing).iter().chain(&bodies) {
+        let is_forwarded =
+            |vector: &Vector| !is_rejected(vector) && vector.sidecar_status.is_none();
+        let bodies = matching_vectors("body", is_forwarded);
+        for vector in matching_vectors("response", is_forwarded).iter().chain(&bodies) {
             // Vectors with a tunnel do not apply to a service.
             if vector.request_method == "CONNECT" {
                 continue;
@@ -243,17 +246,17 @@ async fn start_sending(vector: &Vector) -> (Mesh, Application) {
     }
     let until_close =
         accepted_outcome(vector).and_then(|outcome| outcome.body.as_deref()) == Some("until-close");
-    let leaves = vector.closes_connection || until_close;
+    let server_closes = vector.closes_connection || until_close;
     let pending = Rc::new(RefCell::new(Some(bytes)));
     let app = Application::start(move |mut client| {
         let pending = pending.clone();
         async move {
             while client.read_head().await.is_some() {
                 let first = pending.borrow_mut().take();
-                let last = leaves && first.is_some();
+                let closes = server_closes && first.is_some();
                 let bytes = first.unwrap_or_else(|| OK.into());
                 // The sidecar may reset the connection of an invalid request before it has read all bytes.
-                if client.stream.write_all(&bytes).await.is_err() || last {
+                if client.stream.write_all(&bytes).await.is_err() || closes {
                     return;
                 }
             }

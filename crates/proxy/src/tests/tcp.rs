@@ -53,7 +53,7 @@ fn bytes_are_forwarded_unchanged_in_both_directions() {
 /// Returns the number of opened connections over all series.
 fn opened_count(worker: &Worker) -> u64 {
     let mut text = String::new();
-    worker.shard.telemetry().expose(ExpositionFormat::Prometheus, &mut text);
+    worker.metrics.telemetry().expose(ExpositionFormat::Prometheus, &mut text);
     let lines = text.lines().filter(|line| line.starts_with("leno_tcp_connections_opened_total{"));
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
 }
@@ -157,21 +157,22 @@ fn a_silent_client_that_sends_first_is_no_detection_delay() {
 fn tls_of_the_application_is_forwarded_unchanged() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let theirs = test_authority(directory.path(), "their.own");
+        let other_authority = test_authority(directory.path(), "their.own");
         let protocols =
             [Protocol::Http, Protocol::Http2, Protocol::Grpc, Protocol::Tcp, Protocol::Detect];
         for protocol in protocols {
-            let holder = Rc::new(test_credential(&theirs, "ratings"));
+            let server_credential = Rc::new(test_credential(&other_authority, "ratings"));
             let app = Application::start(move |client| {
-                let holder = holder.clone();
+                let server_credential = server_credential.clone();
                 async move {
-                    let mut tls = tls_accept(client.stream, &holder, &[b"h2"]).await.unwrap();
+                    let mut tls =
+                        tls_accept(client.stream, &server_credential, &[b"h2"]).await.unwrap();
                     tls.write_all(b"sealed").await.unwrap();
                     tls.shutdown().await.unwrap();
                 }
             });
             let mesh = tcp_mesh(app.await.address, protocol).await;
-            let caller = test_credential(&theirs, "productpage");
+            let caller = test_credential(&other_authority, "productpage");
             let mut tls = tls_connect(mesh.listener, &caller, &[b"h2"]).await.unwrap();
             let mut received = Vec::new();
             tls.read_to_end(&mut received).await.unwrap();
@@ -192,8 +193,8 @@ fn each_direction_ends_separately() {
             assert_eq!(end, End::Clean);
             client.send_bytes(format!("{} bytes", request.len())).await;
         });
-        let mesh1 = tcp_mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh1.listener).await;
+        let first_mesh = tcp_mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(first_mesh.listener).await;
         client.send_bytes(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
         assert_eq!(client.read_rest().await, (b"300000 bytes".to_vec(), End::Clean));
@@ -209,15 +210,16 @@ fn each_direction_ends_separately() {
                 report_sender.send_replace(request.len());
             }
         });
-        let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh2.listener).await;
+        let second_mesh = tcp_mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(second_mesh.listener).await;
         assert_eq!(client.read_end().await, End::Clean);
         client.send_bytes(vec![0; 300_000]).await;
         client.stream.shutdown().await.unwrap();
         wait_until(|| *reported.borrow() == 300_000).await;
-        wait_until(|| mesh2.client.ended_count() == 1).await;
+        wait_until(|| second_mesh.client.ended_count() == 1).await;
         assert!(
-            mesh2.client.failure_counts().is_empty() && mesh2.server.failure_counts().is_empty()
+            second_mesh.client.failure_counts().is_empty()
+                && second_mesh.server.failure_counts().is_empty()
         );
     });
 }
@@ -244,12 +246,12 @@ fn a_reset_is_forwarded_as_a_reset() {
             client.read_exactly(1).await;
             client.stream.set_zero_linger().unwrap();
         });
-        let mesh1 = tcp_mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh1.listener).await;
+        let first_mesh = tcp_mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(first_mesh.listener).await;
         client.send_bytes("x").await;
         assert_eq!(client.read_end().await, End::Reset);
-        wait_until(|| mesh1.client.ended_count() == 1).await;
-        assert_eq!(mesh1.server.failure_counts(), [("upstream-reset", 1)].into());
+        wait_until(|| first_mesh.client.ended_count() == 1).await;
+        assert_eq!(first_mesh.server.failure_counts(), [("upstream-reset", 1)].into());
 
         let (report_sender, reported) = tokio::sync::watch::channel(None);
         let (start, started) = tokio::sync::watch::channel(false);
@@ -262,17 +264,17 @@ fn a_reset_is_forwarded_as_a_reset() {
                 report_sender.send_replace(Some(client.read_rest().await.1));
             }
         });
-        let mesh2 = tcp_mesh(app.await.address, Protocol::Tcp).await;
-        let mut client = Client::connect(mesh2.listener).await;
+        let second_mesh = tcp_mesh(app.await.address, Protocol::Tcp).await;
+        let mut client = Client::connect(second_mesh.listener).await;
         client.send_bytes("x").await;
         wait_until(|| *started.borrow()).await;
         client.stream.set_zero_linger().unwrap();
         drop(client);
         wait_until(|| reported.borrow().is_some()).await;
         assert_eq!(*reported.borrow(), Some(End::Reset));
-        wait_until(|| mesh2.server.ended_count() == 1).await;
-        assert_eq!(mesh2.client.failure_counts(), [("downstream-closed", 1)].into());
-        assert_eq!(mesh2.server.failure_counts(), [("downstream-closed", 1)].into());
+        wait_until(|| second_mesh.server.ended_count() == 1).await;
+        assert_eq!(second_mesh.client.failure_counts(), [("downstream-closed", 1)].into());
+        assert_eq!(second_mesh.server.failure_counts(), [("downstream-closed", 1)].into());
     });
 }
 
@@ -292,11 +294,11 @@ fn a_stalled_application_does_not_hold_a_disconnected_client() {
         let identity = test_credential(&mesh.authority, "productpage");
         let mut peer = Peer::connect_link(mesh.inbound, &identity).await;
         let stream = peer.open_stream(StreamKind::Tcp, "", false);
-        let full = vec![0; 64 * 1024];
+        let full_buffer = vec![0; 64 * 1024];
         // The application has accepted the connection.
         assert!(matches!(peer.next().await, Some(LinkEvent::Head { .. })));
         loop {
-            peer.link.send_data(stream, &full, false).unwrap();
+            peer.link.send_data(stream, &full_buffer, false).unwrap();
             // No credit for many turns of the event loop: all buffers on the path are full.
             tokio::select! {
                 event = peer.next() => assert_eq!(event, Some(LinkEvent::Credit { stream })),

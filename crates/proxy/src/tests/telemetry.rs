@@ -58,9 +58,10 @@ fn a_request_that_ends_before_its_route_counts_for_the_service_of_the_listener()
             .client
             .open_listener(ListenerKind::Service { service: test_service(), port: PORT })
             .await;
-        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        let oversized_request =
+            format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         let requests = [
-            (&*huge, "head-too-large"),
+            (&*oversized_request, "head-too-large"),
             ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
             ("GET https://x/ HTTP/1.1\r\nhost: x\r\n\r\n", "unsupported"),
         ];
@@ -92,9 +93,10 @@ fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
-        let huge = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
+        let oversized_request =
+            format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(65_536));
         for (request, reason) in [
-            (&*huge, "head-too-large"),
+            (&*oversized_request, "head-too-large"),
             ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "bad-request"),
         ] {
             let response = Client::connect(proxy).await.send_request(request).await;
@@ -111,8 +113,8 @@ fn a_request_that_the_http_proxy_cannot_read_counts_for_no_service() {
 fn a_retried_request_counts_as_one_request() {
     run(async {
         let mesh = Mesh::permissive(closed_port()).await;
-        let dead = |name| meshed_endpoint(name, closed_port(), "ratings");
-        mesh.route_to(&[dead("ratings-1"), dead("ratings-2")]);
+        let dead_endpoint = |name| meshed_endpoint(name, closed_port(), "ratings");
+        mesh.route_to(&[dead_endpoint("ratings-1"), dead_endpoint("ratings-2")]);
         Client::connect(mesh.listener).await.send_request(GET).await;
         assert_eq!(mesh.client.ended_count(), 1);
         assert_eq!(mesh.client.failure_counts(), [("connect-failed", 1)].into());
@@ -201,8 +203,8 @@ fn a_log_line_has_the_outcome_without_the_query() {
 fn a_log_line_has_the_reason_of_a_rejection() {
     run(async {
         let app = Application::with_response(OK).await;
-        let strict = leno_model::Access::AllowListed(Vec::new());
-        let mut mesh = Mesh::with_access(app.address, strict).await;
+        let allow_none = leno_model::Access::AllowListed(Vec::new());
+        let mut mesh = Mesh::with_access(app.address, allow_none).await;
         let mut client = Client::connect(mesh.listener).await;
         client.send_request(GET).await;
         let line = read_entry(&mut mesh.server);

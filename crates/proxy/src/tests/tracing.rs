@@ -155,12 +155,11 @@ fn a_failed_request_has_a_span_in_an_unsampled_trace() {
         );
         assert!(!entry.span.unwrap().is_sampled && entry.upstream.is_some());
         // The settings can disable spans of failed requests.
-        let quiet = Tracing { errors: false, ..tracing_settings("0%") };
-        mesh.client
-            .worker
-            .config_store
-            .observability
-            .apply_settings(&Observability { tracing: Some(quiet), ..Observability::default() });
+        let quiet_settings = Tracing { errors: false, ..tracing_settings("0%") };
+        mesh.client.worker.config_store.observability.apply_settings(&Observability {
+            tracing: Some(quiet_settings),
+            ..Observability::default()
+        });
         client.send_request(&request).await;
         wait_until(|| mesh.client.ended_count() == 2).await;
         assert!(mesh.client.spans.try_recv().is_err());

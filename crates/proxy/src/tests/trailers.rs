@@ -12,8 +12,8 @@ use super::http2;
 /// trailer section.
 fn broken_fields() -> Vec<(String, (u16, &'static str))> {
     let bad_request = (400, "bad-request");
-    let large = (431, "head-too-large");
-    let long = "y".repeat(MAX_HEAD_BYTES);
+    let too_large_response = (431, "head-too-large");
+    let long_value = "y".repeat(MAX_HEAD_BYTES);
     vec![
         ("x: a\u{1}b\r\n".to_owned(), bad_request),
         ("x: a\0b\r\n".to_owned(), bad_request),
@@ -23,8 +23,8 @@ fn broken_fields() -> Vec<(String, (u16, &'static str))> {
         ("x: y\r\n folded\r\n".to_owned(), bad_request),
         ("x: y\nz: w\r\n".to_owned(), bad_request),
         (": y\r\n".to_owned(), bad_request),
-        ("x: y\r\n".repeat(MAX_FIELDS + 1), large),
-        (format!("x: {long}\r\n"), large),
+        ("x: y\r\n".repeat(MAX_FIELDS + 1), too_large_response),
+        (format!("x: {long_value}\r\n"), too_large_response),
     ]
 }
 
@@ -45,15 +45,16 @@ fn an_http1_request_is_rejected_for_invalid_trailers() {
     run(async {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
-        let late = FORBIDDEN_TRAILERS.map(|line| (format!("{line}\r\n"), (400, "bad-request")));
-        let (heads, late) = (broken_fields(), late.to_vec());
+        let late_trailers =
+            FORBIDDEN_TRAILERS.map(|line| (format!("{line}\r\n"), (400, "bad-request")));
+        let (heads, late_trailers) = (broken_fields(), late_trailers.to_vec());
         let mut expected = std::collections::BTreeMap::new();
-        for (lines, (status, reason)) in heads.iter().chain(&late) {
-            let is_of_heads = !late.iter().any(|(late, _)| late == lines);
+        for (lines, (status, reason)) in heads.iter().chain(&late_trailers) {
+            let is_invalid_in_head = !late_trailers.iter().any(|(line, _)| line == lines);
             let start = "POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n";
             let in_head = format!("{start}{lines}\r\n0\r\n\r\n");
             let in_trailers = format!("{start}\r\n3\r\nabc\r\n0\r\n{lines}\r\n");
-            for request in [Some(in_head).filter(|_| is_of_heads), Some(in_trailers)] {
+            for request in [Some(in_head).filter(|_| is_invalid_in_head), Some(in_trailers)] {
                 let Some(request) = request else { continue };
                 let mut client = Client::connect(mesh.listener).await;
                 client.send_bytes(request).await;
@@ -74,9 +75,9 @@ fn an_http1_request_is_rejected_for_invalid_trailers() {
 #[test]
 fn an_http1_response_is_truncated_for_invalid_trailers() {
     run(async {
-        let late = FORBIDDEN_TRAILERS.map(|line| format!("{line}\r\n"));
+        let late_trailers = FORBIDDEN_TRAILERS.map(|line| format!("{line}\r\n"));
         let invalid_names: Vec<String> =
-            broken_fields().into_iter().map(|name| name.0).chain(late).collect();
+            broken_fields().into_iter().map(|name| name.0).chain(late_trailers).collect();
         let lines = invalid_names.clone();
         let app = Application::respond_with(move |request| {
             let number = request.head.split(['/', ' ']).nth(2).unwrap();
@@ -135,11 +136,11 @@ async fn wait_for_end(sidecar: &Sidecar) {
 
 /// Returns HEADERS and CONTINUATION frames that end a stream.
 fn trailer_frames(stream: u32, block: &[u8]) -> Vec<u8> {
-    let mut pieces = block.chunks(16_000).peekable();
+    let mut header_fragments = block.chunks(16_000).peekable();
     let (mut kind, mut end) = (HEADERS, END_STREAM);
     let mut frames = Vec::new();
-    while let Some(piece) = pieces.next() {
-        let flags = end | if pieces.peek().is_none() { END_HEADERS } else { 0 };
+    while let Some(piece) = header_fragments.next() {
+        let flags = end | if header_fragments.peek().is_none() { END_HEADERS } else { 0 };
         frames.extend(frames::encode_frame(kind, flags, stream, piece));
         (kind, end) = (frames::CONTINUATION, 0);
     }
@@ -174,10 +175,10 @@ fn an_http2_request_is_rejected_for_invalid_trailers() {
             let expected = rejected.into_iter().map(|reason| (reason, 1)).collect();
             assert_eq!(mesh.client.failure_counts(), expected, "{name}");
             // The client's sidecar rejects them, not the one behind it.
-            let behind = mesh.server.failure_counts();
+            let server_failures = mesh.server.failure_counts();
             assert!(
-                behind.keys().all(|reason| *reason == "downstream-closed"),
-                "{name}: {behind:?}"
+                server_failures.keys().all(|reason| *reason == "downstream-closed"),
+                "{name}: {server_failures:?}"
             );
             let received_trailers = app
                 .received_requests()

@@ -136,11 +136,11 @@ fn an_http1_client_may_send_after_the_application_half_closes() {
         mesh.accept_plaintext(Access::AllowAll);
         let proxy = mesh.client.open_listener(ListenerKind::HttpProxy).await;
         let absolute = |authority: &str| UPGRADE.replace("/chat", &format!("http://{authority}/"));
-        let outside = absolute(&app.application.address.to_string());
+        let outside_request = absolute(&app.application.address.to_string());
         for (address, request) in [
             (mesh.listener, UPGRADE),
             (proxy, &*absolute("ratings.bookinfo:9080")),
-            (proxy, &*outside),
+            (proxy, &*outside_request),
             // Without mutual TLS.
             (mesh.inbound, UPGRADE),
         ] {
@@ -238,38 +238,42 @@ fn a_half_closed_tunnel_ends_after_the_idle_timeout() {
 #[test]
 fn a_half_closed_tunnel_ends_with_its_application() {
     run(async {
-        let gone = Rc::new(Notify::new());
-        let leave = gone.clone();
-        let app1 = Application::start(move |mut client| {
-            let gone = gone.clone();
+        let app_end_signal = Rc::new(Notify::new());
+        let end_signal = app_end_signal.clone();
+        let first_app = Application::start(move |mut client| {
+            let app_end_signal = app_end_signal.clone();
             async move {
                 client.read_head().await.unwrap();
                 client.send_bytes(accept_response("a")).await;
                 client.stream.shutdown().await.unwrap();
-                gone.notified().await;
+                app_end_signal.notified().await;
                 client.abandon();
             }
         });
-        let mesh1 = Mesh::permissive(app1.await.address).await;
-        let _silent = open_half_closed(mesh1.listener, UPGRADE).await;
-        leave.notify_one();
-        wait_until(|| mesh1.client.ended_count() == 1 && mesh1.server.ended_count() == 1).await;
+        let first_mesh = Mesh::permissive(first_app.await.address).await;
+        let _client = open_half_closed(first_mesh.listener, UPGRADE).await;
+        end_signal.notify_one();
+        wait_until(|| first_mesh.client.ended_count() == 1 && first_mesh.server.ended_count() == 1)
+            .await;
 
-        let leave = Rc::new(Notify::new());
-        let gone = leave.clone();
-        let app2 = start_http2(move |request, mut respond| {
-            let gone = gone.clone();
+        let end_signal = Rc::new(Notify::new());
+        let app_end_signal = end_signal.clone();
+        let second_app = start_http2(move |request, mut respond| {
+            let app_end_signal = app_end_signal.clone();
             async move {
                 let mut stream = respond.send_response(Response::new(()), false).unwrap();
                 stream.send_data(Bytes::from_static(b"hello"), true).unwrap();
-                gone.notified().await;
+                app_end_signal.notified().await;
                 // The codec resets a stream when its unread body is dropped.
                 drop(request);
             }
         });
-        let mesh2 = http2_mesh(app2.await.address, Protocol::Http2).await;
-        let _silent = open_half_closed(mesh2.listener, UPGRADE).await;
-        leave.notify_one();
-        wait_until(|| mesh2.client.ended_count() == 1 && mesh2.server.ended_count() == 1).await;
+        let second_mesh = http2_mesh(second_app.await.address, Protocol::Http2).await;
+        let _client = open_half_closed(second_mesh.listener, UPGRADE).await;
+        end_signal.notify_one();
+        wait_until(|| {
+            second_mesh.client.ended_count() == 1 && second_mesh.server.ended_count() == 1
+        })
+        .await;
     });
 }

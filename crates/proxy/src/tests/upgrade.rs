@@ -46,19 +46,19 @@ fn an_upgraded_protocol_is_forwarded_unchanged() {
         assert_eq!((head.status, head.field_value("upgrade")), (101, Some("websocket")));
         assert_eq!(head.field_value("sec-websocket-accept"), Some("b"));
         assert_eq!(client.read_exactly(10).await, b"helloearly");
-        let long: Vec<u8> = (0..300_000_u32).map(|index| index as u8).collect();
-        let (reading, mut writing) = client.stream.into_split();
+        let long_payload: Vec<u8> = (0..300_000_u32).map(|index| index as u8).collect();
+        let (read_half, mut write_half) = client.stream.into_split();
         let upload = tokio::task::spawn_local(async move {
-            tokio::io::AsyncWriteExt::write_all(&mut writing, &long).await.unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut write_half, &long_payload).await.unwrap();
             // A half-close ends one direction only.
-            tokio::io::AsyncWriteExt::shutdown(&mut writing).await.unwrap();
-            (writing, long)
+            tokio::io::AsyncWriteExt::shutdown(&mut write_half).await.unwrap();
+            (write_half, long_payload)
         });
-        let mut reading = Client::new(tokio::io::join(reading, tokio::io::sink()));
-        let (received, end) = reading.read_rest().await;
-        let (_writing, long) = upload.await.unwrap();
+        let mut reading_client = Client::new(tokio::io::join(read_half, tokio::io::sink()));
+        let (received, end) = reading_client.read_rest().await;
+        let (_write_half, long_payload) = upload.await.unwrap();
         assert_eq!(end, End::Clean);
-        assert!(received == [&long[..], b"bye"].concat(), "{} bytes", received.len());
+        assert!(received == [&long_payload[..], b"bye"].concat(), "{} bytes", received.len());
         wait_until(|| mesh.client.ended_count() == 1 && mesh.server.ended_count() == 1).await;
         assert!(mesh.client.failure_counts().is_empty() && mesh.server.failure_counts().is_empty());
         let [series] = &mesh.client.series_summaries()[..] else { panic!("one series") };

@@ -1,4 +1,4 @@
-//! The target of an attempt: an endpoint of the mesh or the own application.
+//! The target of one attempt to forward a request: an endpoint of the mesh, or the local application.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ pub(crate) enum AttemptTarget {
 }
 
 impl AttemptTarget {
-    /// Returns the endpoint; `None` for the application.
+    /// Returns the ID of the endpoint; `None` for the application.
     pub(crate) fn endpoint_id(&self) -> Option<EndpointId> {
         match self {
             Self::Application(_) => None,
@@ -30,7 +30,7 @@ impl AttemptTarget {
         }
     }
 
-    /// Returns the address.
+    /// Returns the address of the application or endpoint.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
             Self::Application(application) => application.address,
@@ -38,7 +38,8 @@ impl AttemptTarget {
         }
     }
 
-    /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick.
+    /// Counts a request as in flight until the guard is dropped, and measures its latency from the pick; `None`
+    /// for the application.
     pub(crate) fn start_timed_attempt(&self) -> Option<TimedAttempt> {
         match self {
             Self::Application(_) => None,
@@ -46,7 +47,8 @@ impl AttemptTarget {
         }
     }
 
-    /// Records an attempt for circuit breakers and outlier detection.
+    /// Records the start of an attempt for circuit breakers and outlier detection; `None` for the application.
+    /// Fails if a circuit breaker rejects the attempt.
     pub(crate) fn start_attempt(
         &self,
         cluster: &Rc<UpstreamCluster>,
@@ -71,8 +73,8 @@ impl AttemptTarget {
         match self {
             Self::Application(application) => application.acquire(worker).await,
             // Boxed to keep the future small for other requests.
-            Self::Upstream(upstream) if detected_http2 && upstream.is_plain() => {
-                let result = Box::pin(upstream.checkout_http2(worker, wait.into())).await;
+            Self::Upstream(upstream) if detected_http2 && upstream.is_unmeshed() => {
+                let result = Box::pin(upstream.acquire_http2(worker, wait.into())).await;
                 timed_attempt.into_iter().for_each(TimedAttempt::mark_connected);
                 result
             }
@@ -91,7 +93,7 @@ impl AttemptTarget {
     }
 
     /// Checks out an HTTP/1.1 connection, for a request that HTTP/2 cannot express.
-    pub(crate) async fn checkout_http1(
+    pub(crate) async fn acquire_http1(
         &self,
         worker: &Rc<Worker>,
         timed_attempt: Option<&TimedAttempt>,
@@ -99,8 +101,8 @@ impl AttemptTarget {
     ) -> Result<Checkout, Reason> {
         let result = match self {
             Self::Application(_) => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) if upstream.is_plain() => return Err(Reason::Unsupported),
-            Self::Upstream(upstream) => connect::checkout_tls_http1(upstream, worker, wait).await,
+            Self::Upstream(upstream) if upstream.is_unmeshed() => return Err(Reason::Unsupported),
+            Self::Upstream(upstream) => connect::acquire_tls_http1(upstream, worker, wait).await,
         };
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_connected();
@@ -109,14 +111,14 @@ impl AttemptTarget {
     }
 
     /// Checks out an HTTP/1.1 connection reserved for one client, if the upstream supports it.
-    pub(crate) async fn checkout_exclusive(
+    pub(crate) async fn acquire_exclusive(
         &self,
         worker: &Rc<Worker>,
         timed_attempt: Option<&TimedAttempt>,
         wait: ConnectWait,
     ) -> Result<Checkout, Reason> {
         let result = match self {
-            Self::Application(application) => application.checkout_exclusive(worker).await,
+            Self::Application(application) => application.acquire_exclusive(worker).await,
             Self::Upstream(upstream) => connect::acquire_exclusive(upstream, worker, wait).await,
         };
         if let Some(timed_attempt) = timed_attempt {
@@ -129,8 +131,8 @@ impl AttemptTarget {
     pub(crate) fn return_connection(&self, connection: Box<Http1Upstream>) {
         let now = Instant::now();
         match self {
-            Self::Application(application) => application.pool.put_back(connection, now),
-            Self::Upstream(upstream) => upstream.http1.put_back(connection, now),
+            Self::Application(application) => application.http1_pool.put_back(connection, now),
+            Self::Upstream(upstream) => upstream.http1_pool.put_back(connection, now),
         }
     }
 }

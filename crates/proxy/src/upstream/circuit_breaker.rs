@@ -1,4 +1,5 @@
-//! Circuit breakers of a port under one set of policies, as one data thread sees them.
+//! Circuit breakers of a port under one set of policies, as one data thread sees them. Each attempt needs the
+//! permission of all circuit breakers that apply to it, and reports its outcome to them.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -26,30 +27,34 @@ use crate::worker::Worker;
 /// One circuit breaker, shared by all policy sets of its port, and by all ports to which a route of its service
 /// forwards.
 pub(crate) struct CircuitBreakerState {
-    compiled: Arc<CompiledCircuitBreaker>,
+    /// The policy of the circuit breaker, with its counts of work in progress.
+    compiled_breaker: Arc<CompiledCircuitBreaker>,
+    /// The circuit; `None` if the policy has no conditions for opening one.
     circuit: Option<RefCell<Circuit>>,
-    /// The number of the circuit in the conditions of the proxy.
+    /// The number of the circuit in the proxy's list of open circuits.
     circuit_number: u64,
     config_store: Arc<ConfigStore>,
-    shard: Rc<MetricsShard>,
+    metrics: Rc<MetricsShard>,
 }
 
-/// The circuit breakers that apply to a request: that of the called service, and that of the port. Both must
-/// permit the request.
+/// The circuit breakers that apply to a request: one of the called service, and one of the port to which the
+/// request is routed. Both must permit the request.
 #[derive(Clone)]
 pub(crate) struct CircuitBreakers {
-    /// The circuit breaker of the called service.
-    service: Option<Rc<CircuitBreakerState>>,
-    /// The circuit breaker of the port.
-    port: Option<Rc<CircuitBreakerState>>,
+    /// The circuit breaker of the called service, if it has one.
+    service_breaker: Option<Rc<CircuitBreakerState>>,
+    /// The circuit breaker of the port to which the request is routed, if it has one.
+    port_breaker: Option<Rc<CircuitBreakerState>>,
+    /// The connect timeout of the policies; `None` if they set none.
     pub(super) connect_timeout: Option<Duration>,
 }
 
-/// A permitted attempt.
+/// The permit of one attempt.
 pub(crate) struct CircuitPermit {
     /// One ticket for each circuit breaker, in the order of [`CircuitBreakers::breakers`].
     tickets: [Option<CircuitTicket>; 2],
-    start: Duration,
+    /// The time of admission, on the clock of [`ConfigStore::age`].
+    started_at: Duration,
     _limit_permit: Option<LimitPermit>,
 }
 
@@ -57,27 +62,27 @@ impl CircuitBreakerState {
     fn new(breaker: &Arc<CompiledCircuitBreaker>, worker: &Worker) -> Self {
         let trip = breaker.breaker.rule.trip.clone();
         Self {
-            compiled: breaker.clone(),
+            compiled_breaker: breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
             circuit_number: worker.config_store.conditions.next_number(),
             config_store: worker.config_store.clone(),
-            shard: worker.shard.clone(),
+            metrics: worker.metrics.clone(),
         }
     }
 
-    /// Admits an attempt to its circuit, if it has one.
+    /// Admits an attempt to the circuit; `None` without a circuit. Fails while the circuit is open.
     fn admit_attempt(&self, now: Duration) -> Result<Option<CircuitTicket>, Reason> {
         let Some(circuit) = &self.circuit else { return Ok(None) };
         let ticket = circuit.borrow_mut().admit_request(now);
         ticket.map(Some).ok_or_else(|| self.count_rejection(Reason::CircuitOpen))
     }
 
-    /// Records the result of an attempt that its circuit admitted.
+    /// Records the result of an attempt that the circuit admitted.
     fn finish_attempt(
         &self,
         ticket: Option<CircuitTicket>,
         result: EndpointResult,
-        start: Duration,
+        started_at: Duration,
         now: Duration,
     ) {
         let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) else { return };
@@ -85,24 +90,26 @@ impl CircuitBreakerState {
         let is_failure = match classify_result(&circuit.rule().failures, result) {
             FailureEvidence::Unknown => return circuit.release_ticket(ticket),
             FailureEvidence::Failure => true,
-            FailureEvidence::NoFailure => false,
+            FailureEvidence::Success => false,
         };
         let upgraded = matches!(result, EndpointResult::Response { status: 101, .. });
-        let duration = if upgraded { Duration::ZERO } else { now.saturating_sub(start) };
+        let duration = if upgraded { Duration::ZERO } else { now.saturating_sub(started_at) };
         let transition =
             circuit.record_result(ticket, RequestOutcome { failed: is_failure, duration }, now);
         self.report_transition(transition);
     }
 
+    /// Releases the ticket of an attempt with an unknown result.
     fn release_ticket(&self, ticket: Option<CircuitTicket>) {
         if let (Some(circuit), Some(ticket)) = (&self.circuit, ticket) {
             circuit.borrow_mut().release_ticket(ticket);
         }
     }
 
-    /// Acquires a slot of one of its limits. Returns true if it is counted, and has to be released.
+    /// Acquires a slot of one of the limits. Returns true if the slot is counted and has to be released, false
+    /// without a limit.
     fn acquire_slot(&self, selector: LimitSelector) -> Result<bool, Reason> {
-        match selector(&self.compiled.in_progress).try_enter() {
+        match selector(&self.compiled_breaker.in_progress).try_enter() {
             CountResult::Unlimited => Ok(false),
             CountResult::Counted => Ok(true),
             CountResult::Full => Err(self.count_rejection(Reason::CircuitFull)),
@@ -112,34 +119,35 @@ impl CircuitBreakerState {
     /// Counts a rejection, and returns its reason.
     fn count_rejection(&self, reason: Reason) -> Reason {
         rule_matches::count_whole_policy(
-            &self.shard,
-            &self.compiled.breaker.policy,
-            &self.compiled.match_slot,
+            &self.metrics,
+            &self.compiled_breaker.breaker.policy,
+            &self.compiled_breaker.match_slot,
         );
         reason
     }
 
+    /// True while the circuit is open; false without a circuit.
     fn is_open(&self, now: Duration) -> bool {
         self.circuit.as_ref().is_some_and(|circuit| circuit.borrow().is_open(now))
     }
 
     /// Reports a transition of the circuit to the counters, the log and the conditions of the proxy.
     fn report_transition(&self, transition: Option<Transition>) {
-        let policy = &self.compiled.breaker.policy;
-        let ServicePortId { service, port } = &self.compiled.subject;
+        let policy = &self.compiled_breaker.breaker.policy;
+        let ServicePortId { service, port } = &self.compiled_breaker.subject;
         match transition {
             None => {}
             Some(Transition::Opened(trigger)) => {
-                self.shard.add(Count::CircuitOpened, 1);
+                self.metrics.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
                 let open_duration =
-                    self.compiled.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
+                    self.compiled_breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
                 let open_duration = tracing::field::debug(open_duration.unwrap_or_default());
                 let trigger = trigger.as_str();
                 tracing::warn!(%service, port, %policy, trigger, open_duration, "circuit opened");
             }
             Some(Transition::Closed) => {
-                self.shard.add(Count::CircuitClosed, 1);
+                self.metrics.add(Count::CircuitClosed, 1);
                 self.config_store.conditions.remove_circuit(self.circuit_number);
                 tracing::info!(%service, port, %policy, "circuit closed");
             }
@@ -150,9 +158,9 @@ impl CircuitBreakerState {
 impl CircuitBreakerState {
     /// Adds the open circuit to the conditions of the proxy.
     fn report_open(&self, trigger: Trigger) {
-        let breaker = &self.compiled.breaker;
+        let breaker = &self.compiled_breaker.breaker;
         let circuit = OpenCircuit {
-            subject: self.compiled.subject.clone(),
+            subject: self.compiled_breaker.subject.clone(),
             policy: breaker.policy.clone(),
             trigger,
             since: Instant::now(),
@@ -172,37 +180,42 @@ impl Drop for CircuitBreakerState {
 }
 
 impl CircuitBreakers {
-    /// Returns the circuit breakers of a traffic policy, if it has any; `existing` are those of other policy
-    /// sets, which are shared.
+    /// Returns the circuit breakers of a traffic policy; `None` if the policy has none. A circuit breaker
+    /// that another policy set in `existing_breakers` already has is shared.
     pub(crate) fn new<'a>(
         traffic_policy: &PortTrafficPolicy,
         worker: &Worker,
-        existing: impl Iterator<Item = &'a Self> + Clone,
+        existing_breakers: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Self> {
-        let circuit_breaker = |breaker: &Arc<CompiledCircuitBreaker>| {
-            let mut existing = existing.clone().flat_map(Self::breakers);
-            let shared_breaker = existing
-                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.compiled, breaker))
+        let get_or_create = |breaker: &Arc<CompiledCircuitBreaker>| {
+            let mut shareable_breakers = existing_breakers.clone().flat_map(Self::breakers);
+            let shared_breaker = shareable_breakers
+                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.compiled_breaker, breaker))
                 .cloned();
             shared_breaker.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
         };
-        let service = traffic_policy.called.as_ref().map(circuit_breaker);
-        let port = traffic_policy.breaker.as_ref().map(circuit_breaker);
+        let service_breaker = traffic_policy.called.as_ref().map(get_or_create);
+        let port_breaker = traffic_policy.breaker.as_ref().map(get_or_create);
         let connect_timeout = traffic_policy.connect_timeout();
-        (service.is_some() || port.is_some()).then_some(Self { service, port, connect_timeout })
+        (service_breaker.is_some() || port_breaker.is_some()).then_some(Self {
+            service_breaker,
+            port_breaker,
+            connect_timeout,
+        })
     }
 
     fn breakers(&self) -> impl Iterator<Item = &Rc<CircuitBreakerState>> {
-        self.service.iter().chain(&self.port)
+        self.service_breaker.iter().chain(&self.port_breaker)
     }
 
-    /// Admits an attempt, or returns the reason for the rejection.
+    /// Admits an attempt, or returns the reason for the rejection. `selector`: the limit on attempts in
+    /// progress, if one applies.
     pub(crate) fn admit_attempt(
         &self,
         selector: Option<LimitSelector>,
         now: Duration,
     ) -> Result<CircuitPermit, Reason> {
-        let permit = selector.map_or(Ok(None), |selector| self.acquire_slots(selector))?;
+        let limit_permit = selector.map_or(Ok(None), |selector| self.acquire_slots(selector))?;
         let mut tickets = [None, None];
         for (circuit_breaker, ticket) in self.breakers().zip(&mut tickets) {
             match circuit_breaker.admit_attempt(now) {
@@ -213,7 +226,7 @@ impl CircuitBreakers {
                 }
             }
         }
-        Ok(CircuitPermit { tickets, start: now, _limit_permit: permit })
+        Ok(CircuitPermit { tickets, started_at: now, _limit_permit: limit_permit })
     }
 
     /// Records the outcome of the attempt.
@@ -224,7 +237,7 @@ impl CircuitBreakers {
         now: Duration,
     ) {
         for (circuit_breaker, ticket) in self.breakers().zip(&mut circuit_permit.tickets) {
-            circuit_breaker.finish_attempt(ticket.take(), result, circuit_permit.start, now);
+            circuit_breaker.finish_attempt(ticket.take(), result, circuit_permit.started_at, now);
         }
     }
 
@@ -239,7 +252,8 @@ impl CircuitBreakers {
         }
     }
 
-    /// Acquires a slot below each limit, or fails.
+    /// Acquires a slot of the same limit in each circuit breaker; `None` if no circuit breaker has this limit.
+    /// Fails if one of the limits is reached.
     pub(crate) fn acquire_slots(
         &self,
         selector: LimitSelector,
@@ -248,7 +262,7 @@ impl CircuitBreakers {
         for (circuit_breaker, slot) in self.breakers().zip(&mut permit.breakers) {
             // Slots acquired before a limit that is reached are released on drop.
             if circuit_breaker.acquire_slot(selector)? {
-                *slot = Some(circuit_breaker.compiled.clone());
+                *slot = Some(circuit_breaker.compiled_breaker.clone());
             }
         }
         Ok(permit.breakers.iter().any(Option::is_some).then_some(permit))
@@ -270,7 +284,8 @@ impl CircuitBreakers {
         }
     }
 
-    /// Returns the response while a circuit is open, if its policy has one.
+    /// Returns the response that the policy of an open circuit configures; `None` for other reasons and
+    /// without a configured response.
     pub(crate) fn fixed_response(
         &self,
         reason: Reason,
@@ -283,14 +298,14 @@ impl CircuitBreakers {
             .breakers()
             .find(|circuit_breaker| circuit_breaker.is_open(now))
             .or_else(|| self.breakers().next())?;
-        open_breaker.compiled.response.clone()
+        open_breaker.compiled_breaker.response.clone()
     }
 }
 
-/// Selects one of the limited counters.
+/// Selects the counter of one limit: requests, pending requests or retries.
 pub(crate) type LimitSelector = fn(&InProgressCounts) -> &LimitedCount;
 
-/// A slot of one or two circuit breakers, until dropped.
+/// A slot of one limit in one or two circuit breakers, held until dropped.
 pub(crate) struct LimitPermit {
     selector: LimitSelector,
     breakers: [Option<Arc<CompiledCircuitBreaker>>; 2],
@@ -304,13 +319,13 @@ impl Drop for LimitPermit {
     }
 }
 
-/// A retry slot of an exchange: acquired once, and held until its end.
+/// The slot of an exchange in the limit on concurrent retries: acquired once, and held until the exchange ends.
 #[derive(Default)]
 pub(crate) struct RetrySlot(Cell<Option<LimitPermit>>);
 
 impl RetrySlot {
     /// Acquires the slot. Returns false at the limit.
-    pub(crate) fn try_claim(&self, cluster: Option<&UpstreamCluster>) -> bool {
+    pub(crate) fn try_acquire(&self, cluster: Option<&UpstreamCluster>) -> bool {
         let permit = self.0.take();
         if permit.is_some() {
             self.0.set(permit);

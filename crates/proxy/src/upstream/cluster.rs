@@ -18,12 +18,12 @@ use crate::config_store::ConfigStore;
 use crate::error::Failure;
 use crate::worker::Worker;
 
-/// One port under one traffic policy. It lives as long as the policy is unchanged, and shares the state of
-/// common policies with other instances.
+/// One port under one traffic policy. It lives as long as the policy is unchanged. If several traffic policies
+/// of a port contain the same outlier detection, circuit breaker or load balancer, they share its state.
 pub(crate) struct UpstreamCluster {
     /// The traffic policy; held, so that its address stays unique.
     traffic_policy: Arc<PortTrafficPolicy>,
-    /// The clock of all policies.
+    /// The configuration store; its age is the clock of all policies.
     config_store: Arc<ConfigStore>,
     /// Outlier detection, if a policy configures it.
     outlier_monitor: Option<Rc<OutlierMonitor>>,
@@ -33,7 +33,7 @@ pub(crate) struct UpstreamCluster {
     load_balancer: Option<Rc<LoadBalancer>>,
 }
 
-/// Slow-start endpoints of a port, shared by its successive states.
+/// Slow-start endpoints of a port, shared by the successive cluster states of the port.
 pub(crate) type PortSlowStart = Rc<RefCell<SlowStartEndpoints>>;
 
 /// The load balancer of a port, and its slow-start endpoints.
@@ -44,39 +44,42 @@ struct LoadBalancer {
 }
 
 impl UpstreamCluster {
-    /// Creates the state for a traffic policy. `slow_start_endpoints` are those of the port, `existing` the
-    /// existing states, which share common policies.
+    /// Creates the state for a traffic policy. `slow_start_endpoints`: the slow-start endpoints of the port.
+    /// `existing_clusters`: the cluster states of other traffic policies, with which equal policies share
+    /// their state.
     pub(crate) fn new<'a>(
         worker: &Rc<Worker>,
         traffic_policy: &Arc<PortTrafficPolicy>,
         slow_start_endpoints: PortSlowStart,
-        existing: impl Iterator<Item = &'a Rc<Self>> + Clone,
+        existing_clusters: impl Iterator<Item = &'a Rc<Self>> + Clone,
     ) -> Rc<Self> {
         let outlier_monitor = traffic_policy.outlier_detection.as_ref().map(|outlier_detection| {
-            let mut existing =
-                existing.clone().filter_map(|cluster| cluster.outlier_monitor.as_ref());
-            let shared =
-                existing.find(|outlier_monitor| outlier_monitor.is_for(outlier_detection)).cloned();
-            shared.unwrap_or_else(|| OutlierMonitor::start(worker, outlier_detection))
+            let mut existing_monitors =
+                existing_clusters.clone().filter_map(|cluster| cluster.outlier_monitor.as_ref());
+            let shared_monitor = existing_monitors
+                .find(|outlier_monitor| outlier_monitor.is_for(outlier_detection))
+                .cloned();
+            shared_monitor.unwrap_or_else(|| OutlierMonitor::start(worker, outlier_detection))
         });
         let load_balancer = traffic_policy.balancing.as_ref().map(|balancing| {
-            let mut existing =
-                existing.clone().filter_map(|cluster| cluster.load_balancer.as_ref());
-            let shared = existing
+            let mut existing_balancers =
+                existing_clusters.clone().filter_map(|cluster| cluster.load_balancer.as_ref());
+            let shared_balancer = existing_balancers
                 .find(|load_balancer| Arc::ptr_eq(&load_balancer.balancing, balancing))
                 .cloned();
-            shared.unwrap_or_else(|| {
+            shared_balancer.unwrap_or_else(|| {
                 let (balancing, balancer) =
                     (balancing.clone(), Balancer::new(balancing.rule.clone()));
                 Rc::new(LoadBalancer { balancing, balancer, slow_start_endpoints })
             })
         });
-        let existing = existing.filter_map(|cluster| cluster.circuit_breakers.as_ref());
+        let existing_breakers =
+            existing_clusters.filter_map(|cluster| cluster.circuit_breakers.as_ref());
         Rc::new(Self {
             traffic_policy: traffic_policy.clone(),
             config_store: worker.config_store.clone(),
             outlier_monitor,
-            circuit_breakers: CircuitBreakers::new(traffic_policy, worker, existing),
+            circuit_breakers: CircuitBreakers::new(traffic_policy, worker, existing_breakers),
             load_balancer,
         })
     }
@@ -91,7 +94,8 @@ impl UpstreamCluster {
         Arc::ptr_eq(&self.traffic_policy, traffic_policy)
     }
 
-    /// Updates the endpoints to those of this configuration version, and advances time.
+    /// Replaces the endpoints by the endpoints of this configuration version, and advances the clock of the
+    /// policies.
     pub(crate) fn update_endpoints(
         &self,
         worker: &Rc<Worker>,
@@ -108,7 +112,7 @@ impl UpstreamCluster {
             slow_start_endpoints.update_endpoints(
                 endpoints,
                 worker.config_store.age(),
-                slow_start.time,
+                slow_start.duration,
             );
         }
     }
@@ -118,7 +122,7 @@ impl UpstreamCluster {
         self.load_balancer.as_ref().map(|load_balancer| &load_balancer.balancer)
     }
 
-    /// Returns the age of an endpoint, if it is in slow start.
+    /// Returns the age of an endpoint in slow start; `None` for other endpoints.
     pub(crate) fn endpoint_age(&self, worker: &Worker, endpoint: &EndpointId) -> Option<Duration> {
         let load_balancer = self.load_balancer.as_ref()?;
         load_balancer
@@ -134,14 +138,15 @@ impl UpstreamCluster {
             .is_none_or(|outlier_monitor| outlier_monitor.is_admitted(upstream))
     }
 
-    /// True if an endpoint stays in service only because too many others are ejected.
-    pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
+    /// True if an endpoint stays in service only because the ejection limit is reached.
+    pub(crate) fn is_exempt_from_ejection(&self, upstream: &Upstream) -> bool {
         self.outlier_monitor
             .as_ref()
-            .is_some_and(|outlier_monitor| outlier_monitor.is_spared(upstream))
+            .is_some_and(|outlier_monitor| outlier_monitor.is_exempt_from_ejection(upstream))
     }
 
-    /// Begins an attempt at an endpoint, if circuit breakers permit it. The result records its outcome.
+    /// Begins an attempt at an endpoint. Fails if a circuit breaker rejects the attempt; otherwise the returned
+    /// guard records its outcome.
     pub(crate) fn start_attempt(
         self: &Rc<Self>,
         upstream: &Rc<Upstream>,
@@ -156,14 +161,14 @@ impl UpstreamCluster {
             .as_ref()
             .is_some_and(|outlier_monitor| outlier_monitor.start_attempt(upstream));
         let (cluster, upstream) = (self.clone(), upstream.clone());
-        let rejection = Cell::new(None);
+        let rejection_reason = Cell::new(None);
         Ok(OutcomeGuard {
             cluster,
             upstream,
             is_probe,
             circuit_permit,
             is_conclusive: false,
-            rejection,
+            rejection_reason,
         })
     }
 
@@ -178,7 +183,7 @@ impl UpstreamCluster {
         }
     }
 
-    /// Acquires a slot of a limit, or fails.
+    /// Acquires a slot of a limit; `None` without this limit. Fails if the limit is reached.
     pub(crate) fn acquire_slot(
         &self,
         selector: LimitSelector,
@@ -188,12 +193,12 @@ impl UpstreamCluster {
             .map_or(Ok(None), |circuit_breakers| circuit_breakers.acquire_slots(selector))
     }
 
-    /// Returns the connect timeout of the policies, if any.
+    /// Returns the connect timeout of the policies; `None` if they configure none.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.circuit_breakers.as_ref()?.connect_timeout
     }
 
-    /// Returns a failure, with the response that a policy configures for it.
+    /// Returns the failure for a reason, with the response that a policy configures for it, if any.
     pub(crate) fn failure_for(&self, reason: Reason) -> Failure {
         let response = self
             .circuit_breakers
@@ -214,10 +219,10 @@ pub(crate) struct OutcomeGuard {
     /// True for a probe of outlier detection.
     is_probe: bool,
     circuit_permit: Option<CircuitPermit>,
-    /// True if outlier detection has a conclusive outcome.
+    /// True once outlier detection has received a conclusive outcome.
     is_conclusive: bool,
-    /// The reason for which the endpoint's sidecar rejected the request.
-    rejection: Cell<Option<Reason>>,
+    /// The reason for which the endpoint's sidecar rejected the request; `None` if it did not.
+    rejection_reason: Cell<Option<Reason>>,
 }
 
 impl OutcomeGuard {
@@ -226,18 +231,18 @@ impl OutcomeGuard {
         &self.cluster
     }
 
-    /// Records that the endpoint's sidecar rejected the request, for a reason of its own or of the client: the
-    /// status of that response does not describe the endpoint. If its application violated HTTP, the status
-    /// counts.
+    /// Records that the endpoint's sidecar rejected the request. If the sidecar or the client is the cause,
+    /// the status of the response says nothing about the endpoint. If the application violated HTTP, the
+    /// status counts.
     pub(crate) fn record_rejection(&self, reason: Reason) {
         let is_inconclusive = reason.is_rejection() || reason == Reason::UpstreamRefused;
-        self.rejection.set(is_inconclusive.then_some(reason));
+        self.rejection_reason.set(is_inconclusive.then_some(reason));
     }
 
     /// Records the outcome.
     pub(crate) fn finish(mut self, worker: &Worker, result: EndpointResult) {
         // An exchange that breaks later has its own reason.
-        let result = match (result, self.rejection.get()) {
+        let result = match (result, self.rejection_reason.get()) {
             (EndpointResult::Response { .. }, Some(reason)) => EndpointResult::Failed(reason),
             (result, _) => result,
         };

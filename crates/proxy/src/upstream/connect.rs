@@ -1,4 +1,5 @@
-//! Connection establishment: limited in time, and shared by the requests that wait for the same endpoint.
+//! Connection establishment to endpoints and to the local application: TCP, TLS, and the handshake of a link or
+//! of HTTP/2, with time limits. Requests that wait for the same endpoint share one attempt.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -32,7 +33,7 @@ use crate::worker::Worker;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectWait {
     /// The full connect timeout.
-    Whole,
+    Full,
     /// A shorter time, because there are other endpoints to try. The connection attempt continues.
     Short,
     /// The `connectTimeout` of the applicable policies. The connection attempt continues for other requests.
@@ -49,13 +50,13 @@ impl ConnectWait {
     }
 }
 
-/// Returns how long an attempt waits for a connection: a short time if the request can be retried at another
-/// endpoint.
+/// Returns the time limit of an attempt's wait for a connection: a short time if the request can be retried at
+/// another endpoint.
 pub(crate) fn connect_wait_for(retry_count: u32, endpoint_count: usize) -> ConnectWait {
     let retries = usize::try_from(retry_count).unwrap_or(usize::MAX);
-    match endpoint_count > 1 && retries < retry::unsent_max(endpoint_count - 1) {
+    match endpoint_count > 1 && retries < retry::max_unsent(endpoint_count - 1) {
         true => ConnectWait::Short,
-        false => ConnectWait::Whole,
+        false => ConnectWait::Full,
     }
 }
 
@@ -65,63 +66,65 @@ pub(crate) struct ConnectAttempt {
     /// The outcome; `None` while the attempt is in progress.
     outcome: Cell<Option<Result<(), Reason>>>,
     /// The connection to a peer that supports HTTP/1.1 only, for the first request that takes it.
-    http1: RefCell<Option<Http1Upstream>>,
+    http1_connection: RefCell<Option<Http1Upstream>>,
     /// Notified when the outcome is known.
-    done: Notify,
+    outcome_ready: Notify,
 }
 
 impl ConnectAttempt {
     async fn wait_for_outcome(&self) -> Result<(), Reason> {
         loop {
-            let done = self.done.notified();
+            let outcome_ready = self.outcome_ready.notified();
             if let Some(outcome) = self.outcome.get() {
                 return outcome;
             }
-            done.await;
+            outcome_ready.await;
         }
     }
 }
 
-/// Checks out a connection to `upstream`, which several requests may be waiting for: within the connect
-/// timeout, plus the same time for the handshake of its protocol.
+/// Checks out a connection to `upstream`, for which several requests may be waiting. The limit is twice the
+/// connect timeout: once for connecting, and once for the protocol handshake.
 pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     upstream.extend_connect_timeout(wait);
-    let mut acquisition = pin!(acquire_retrying(upstream, worker));
+    let mut acquisition = pin!(acquire_with_retries(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    if wait != ConnectWait::Whole {
+    if wait != ConnectWait::Full {
         if let Ok(result) = tokio::time::timeout(max_wait, &mut acquisition).await {
             return result;
         }
         // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
-        if upstream.attempt.borrow().is_some() && !upstream.http2.is_open() {
+        if upstream.connect_attempt.borrow().is_some() && !upstream.http2_pool.is_open() {
             upstream.mark_unresponsive(worker);
             return Err(Reason::ConnectTimeout);
         }
     }
     let max_wait = max_wait.saturating_mul(2);
-    // Connecting has a limit of its own: after this wait the endpoint is busy.
+    // The connection attempt has its own limit: if this wait times out, the endpoint is busy.
     tokio::time::timeout(max_wait, acquisition).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
 /// Acquires a connection: joins attempts until one yields a connection with room for this request.
-async fn acquire_retrying(
+async fn acquire_with_retries(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
 ) -> Result<Checkout, Reason> {
     let mut attempts = 0;
     while attempts < MAX_JOINED_ATTEMPTS {
-        if let Some(checkout) = upstream.http2.wait_for_room().await {
+        if let Some(checkout) = upstream.http2_pool.wait_for_room().await {
             return Ok(Checkout::Http2(checkout));
         }
         let attempt = join_attempt(upstream, worker);
         let outcome = tokio::select! {
             biased;
             outcome = attempt.wait_for_outcome() => outcome,
-            Some(checkout) = upstream.http2.wait_for_room_on_open() => return Ok(Checkout::Http2(checkout)),
+            Some(checkout) = upstream.http2_pool.wait_for_room_on_open() => {
+                return Ok(Checkout::Http2(checkout));
+            }
         };
         // Even after a failed attempt, a suspended link may have resumed.
         if let Some(link) = upstream.find_open_link() {
@@ -129,17 +132,17 @@ async fn acquire_retrying(
         }
         if let Err(reason) = outcome {
             // The peer may accept only a few connections.
-            let checkout = upstream.http2.wait_for_room_on_open().await.ok_or(reason)?;
+            let checkout = upstream.http2_pool.wait_for_room_on_open().await.ok_or(reason)?;
             return Ok(Checkout::Http2(checkout));
         }
-        if let Some(checkout) = upstream.http2.acquire_ready() {
+        if let Some(checkout) = upstream.http2_pool.acquire_ready() {
             return Ok(Checkout::Http2(checkout));
         }
-        if let Some(connection) = attempt.http1.take() {
+        if let Some(connection) = attempt.http1_connection.take() {
             return Ok(Checkout::Http1(Box::new(connection)));
         }
         // If other requests took the room of a connection that is still open, there is progress.
-        if !upstream.http2.is_open() {
+        if !upstream.http2_pool.is_open() {
             attempts += 1;
         }
     }
@@ -147,16 +150,16 @@ async fn acquire_retrying(
 }
 
 /// Returns an exclusive HTTP/1.1 connection to a peer that normally uses HTTP/2.
-pub(crate) async fn checkout_tls_http1(
+pub(crate) async fn acquire_tls_http1(
     upstream: &Upstream,
     worker: &Worker,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
-    if let Some(connection) = upstream.http1.take_recent() {
-        worker.shard.add(Count::CheckoutReused, 1);
+    if let Some(connection) = upstream.http1_pool.take_recent() {
+        worker.metrics.add(Count::CheckoutReused, 1);
         return Ok(Checkout::Http1(connection));
     }
-    worker.shard.add(Count::CheckoutOpened, 1);
+    worker.metrics.add(Count::CheckoutOpened, 1);
     let handshake = open_tls(upstream, worker, AlpnOffer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let handshake_result = tokio::time::timeout(max_wait, handshake).await;
@@ -170,7 +173,7 @@ pub(crate) async fn acquire_exclusive(
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
-    if upstream.is_plain() {
+    if upstream.is_unmeshed() {
         return match declared_protocol(upstream, worker) {
             ApplicationProtocol::Http1 => {
                 let result = connect_opaque(upstream, worker, wait).await;
@@ -185,7 +188,7 @@ pub(crate) async fn acquire_exclusive(
             }
         };
     }
-    worker.shard.add(Count::CheckoutOpened, 1);
+    worker.metrics.add(Count::CheckoutOpened, 1);
     let handshake = open_tls(upstream, worker, AlpnOffer::Exclusive);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let handshake_result = tokio::time::timeout(max_wait, handshake).await;
@@ -209,7 +212,7 @@ fn exclusive_connection(
     worker: &Worker,
 ) -> Http1Upstream {
     let io = Io::new(ByteStream::Client(Box::new(tls)));
-    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
     Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires)
 }
@@ -225,11 +228,11 @@ pub(crate) async fn acquire_plaintext(
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let result = match protocol {
         ApplicationProtocol::Http2 => {
-            upstream.http2.acquire_within(address, worker, max_wait).await.map(Checkout::Http2)
+            upstream.http2_pool.acquire_within(address, worker, max_wait).await.map(Checkout::Http2)
         }
         ApplicationProtocol::Http1 => {
-            worker.shard.add(Count::CheckoutOpened, 1);
-            upstream.uses_http1.set(true);
+            worker.metrics.add(Count::CheckoutOpened, 1);
+            upstream.is_http1_only.set(true);
             let result = connect_application(address, worker, max_wait).await;
             result.map(|mut connection| {
                 // No other proxy normalizes its responses.
@@ -248,7 +251,7 @@ pub(crate) async fn connect_opaque(
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Http1Upstream, Reason> {
-    worker.shard.add(Count::CheckoutOpened, 1);
+    worker.metrics.add(Count::CheckoutOpened, 1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
     let result = connect_application(upstream.endpoint.address, worker, max_wait).await;
     record_outcome(upstream, worker, result.as_ref().map(drop).map_err(|reason| *reason));
@@ -286,19 +289,19 @@ fn record_outcome(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reas
         Err(Reason::ConnectTimeout) => upstream.mark_unresponsive(worker),
         Err(_) => upstream.back_off(worker),
     }
-    worker.shard.add(outcome_counter(outcome), 1);
+    worker.metrics.add(outcome_counter(outcome), 1);
 }
 
 /// Returns the attempt in progress, or starts one.
 fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttempt> {
     // A peer without links needs a connection for each request; only the first attempt is shared.
-    if !upstream.uses_http1.get()
-        && let Some(attempt) = upstream.attempt.borrow().as_ref()
+    if !upstream.is_http1_only.get()
+        && let Some(attempt) = upstream.connect_attempt.borrow().as_ref()
     {
         return attempt.clone();
     }
     let attempt = Rc::new(ConnectAttempt::default());
-    *upstream.attempt.borrow_mut() = Some(attempt.clone());
+    *upstream.connect_attempt.borrow_mut() = Some(attempt.clone());
     let (upstream, worker, shared) = (upstream.clone(), worker.clone(), attempt.clone());
     tokio::task::spawn_local(async move {
         let outcome = open_connection(&upstream, &worker, &shared).await;
@@ -307,19 +310,19 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttem
         }
         record_outcome(&upstream, &worker, outcome);
         shared.outcome.set(Some(outcome));
-        upstream.attempt.borrow_mut().take();
-        shared.done.notify_waiters();
+        upstream.connect_attempt.borrow_mut().take();
+        shared.outcome_ready.notify_waiters();
     });
     attempt
 }
 
 /// Tries to connect to an endpoint that no request waits for.
 pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
-    if !upstream.is_plain() {
+    if !upstream.is_unmeshed() {
         drop(join_attempt(upstream, worker));
         return;
     }
-    *upstream.attempt.borrow_mut() = Some(Rc::default());
+    *upstream.connect_attempt.borrow_mut() = Some(Rc::default());
     let (upstream, worker) = (upstream.clone(), worker.clone());
     tokio::task::spawn_local(async move {
         let connecting = connect_application(
@@ -329,7 +332,7 @@ pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
         );
         let outcome = connecting.await.map(drop);
         record_outcome(&upstream, &worker, outcome);
-        upstream.attempt.borrow_mut().take();
+        upstream.connect_attempt.borrow_mut().take();
     });
 }
 
@@ -344,28 +347,28 @@ async fn open_connection(
     let max_wait = upstream.shared_connect_timeout(worker);
     let alpn = tls.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
     let io = Io::new(ByteStream::Client(Box::new(tls)));
-    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
     let is_http1 = !matches!(alpn.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
-    upstream.uses_http1.set(is_http1);
+    upstream.is_http1_only.set(is_http1);
     if is_http1 {
         let max_wait = worker.config.limits.body_stall_timeout;
         let connection = Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires);
-        *attempt.http1.borrow_mut() = Some(connection);
+        *attempt.http1_connection.borrow_mut() = Some(connection);
         return Ok(());
     }
     if alpn.as_deref() == Some(ALPN_HTTP2) {
         return Box::pin(handshake_http2(upstream, worker, (io, open_counter), expires)).await;
     }
     let link = LinkHandle::new(Role::Opener);
-    let (driven_link, shard, weak_worker) =
-        (link.clone(), worker.shard.clone(), Rc::downgrade(worker));
+    let (driven_link, metrics, weak_worker) =
+        (link.clone(), worker.metrics.clone(), Rc::downgrade(worker));
     let address = upstream.endpoint.address;
     install_silence_handler(&link, upstream, worker);
     let weak_upstream = Rc::downgrade(upstream);
     let idle_timeout = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let _open_counters =
-            (open_counter, OpenCounter::for_link(&shard, ConnectionSide::Upstream));
+            (open_counter, OpenCounter::for_link(&metrics, ConnectionSide::Upstream));
         // Only the opener opens streams; the state machine rejects streams from the other side.
         let mut driver = pin!(driven_link.clone().drive(io, idle_timeout, |_| {}));
         let outcome = tokio::select! {
@@ -384,10 +387,11 @@ async fn open_connection(
             upstream.remove_link(&driven_link);
         }
         if let (Err(error), Some(worker)) = (outcome, weak_worker.upgrade()) {
-            worker.log_misuse(address, error);
+            worker.log_protocol_violation(address, error);
         }
     });
-    // In TLS 1.3 the server verifies our certificate after we have verified its; its first frame confirms ours.
+    // In TLS 1.3 the server verifies our certificate after we have verified the server's: the first frame from
+    // the server confirms that it accepts our certificate.
     let readiness = match tokio::time::timeout(max_wait, link.wait_ready()).await {
         Ok(readiness) => readiness.map_err(|_| Reason::UpstreamHandshakeFailed),
         Err(_) => Err(Reason::ConnectTimeout),
@@ -416,7 +420,7 @@ async fn handshake_http2(
             return Err(Reason::UpstreamHandshakeFailed);
         }
         expires_at.set(expires);
-        let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+        let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
         Ok((Io::new(ByteStream::Client(Box::new(tls))), open_counter))
     };
     let result = tokio::time::timeout(
@@ -426,7 +430,7 @@ async fn handshake_http2(
     .await;
     let result = result.map_err(|_| Reason::ConnectTimeout)?;
     let sender = result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
-    upstream.http2.add_connection(sender, Some(expires_at.get()));
+    upstream.http2_pool.add_connection(sender, Some(expires_at.get()));
     Ok(())
 }
 
@@ -471,40 +475,43 @@ pub(crate) struct TlsContext<'a> {
     pub(crate) config: &'a Config,
     pub(crate) config_store: &'a ConfigStore,
     pub(crate) tls: &'a TlsConfigs,
-    pub(crate) shard: &'a MetricsShard,
+    pub(crate) metrics: &'a MetricsShard,
 }
 
-/// Opens a TLS session. Returns it with the expiration of the peer's certificate.
+/// Opens a TLS session. Returns the session with the expiration of the peer's certificate.
 async fn open_tls(
     upstream: &Upstream,
     worker: &Worker,
-    offer: AlpnOffer,
+    alpn_offer: AlpnOffer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
-    let Worker { config, config_store, tls, shard, .. } = worker;
-    open_tls_to(&upstream.endpoint, &TlsContext { config, config_store, tls, shard }, offer).await
+    let Worker { config, config_store, tls, metrics, .. } = worker;
+    open_tls_to(&upstream.endpoint, &TlsContext { config, config_store, tls, metrics }, alpn_offer)
+        .await
 }
 
-/// Opens a TLS session with explicit dependencies.
+/// Opens a TLS session with the dependencies in `context`. Returns the session with the expiration of the
+/// peer's certificate.
 pub(crate) async fn open_tls_to(
     endpoint: &Endpoint,
     context: &TlsContext<'_>,
-    offer: AlpnOffer,
+    alpn_offer: AlpnOffer,
 ) -> Result<(TlsStream<TcpStream>, Instant), Reason> {
     let credential = context.config_store.credential().ok_or(Reason::UpstreamHandshakeFailed)?;
-    // Without a sidecar there is no expected identity, and no session.
+    // An endpoint without a sidecar has no identity to verify, so no TLS session is possible.
     let account = endpoint.account.clone().ok_or(Reason::UpstreamHandshakeFailed)?;
-    let expected = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
-    let config = context.tls.client_config(&credential, expected, offer)?;
-    let name = server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    let expected_peer = SpiffeId { trust_domain: credential.id().trust_domain.clone(), account };
+    let tls_config = context.tls.client_config(&credential, expected_peer, alpn_offer)?;
+    let tls_server_name =
+        server_name(&endpoint.id.service).map_err(|_| Reason::UpstreamHandshakeFailed)?;
     let address = context.config_store.own_listener(endpoint).unwrap_or(endpoint.address);
     let tcp = connect_tcp(address, context.config).await?;
-    let handshake_result = TlsConnector::from(config).connect(name, tcp).await;
-    let count = if handshake_result.is_ok() {
+    let handshake_result = TlsConnector::from(tls_config).connect(tls_server_name, tcp).await;
+    let counter = if handshake_result.is_ok() {
         Count::UpstreamHandshake
     } else {
         Count::UpstreamHandshakeFailed
     };
-    context.shard.add(count, 1);
+    context.metrics.add(counter, 1);
     let tls = handshake_result
         .map_err(|error| handshake_failure_reason(&error, FailureSide::Upstream))?;
     // A resumed session is not verified again: the certificate may have expired since.
@@ -514,7 +521,7 @@ pub(crate) async fn open_tls_to(
     }
 }
 
-/// Returns the counter that an outcome increments.
+/// Returns the counter of connection attempts with this outcome.
 fn outcome_counter(outcome: Result<(), Reason>) -> Count {
     match outcome {
         Ok(()) => Count::UpstreamConnected,
@@ -537,13 +544,13 @@ pub(crate) async fn connect_application(
 ) -> Result<Http1Upstream, Reason> {
     let permit = worker.application_permits.clone().try_acquire_owned();
     let permit = permit.map_err(|_| Reason::TooManyConnections)?;
-    // A lack of file descriptors at a server's sidecar is not final either: the client's sidecar may know
-    // another endpoint.
+    // If a server's sidecar lacks file descriptors, the failure is not final either: the client's sidecar may
+    // know another endpoint.
     let tcp = tokio::time::timeout(max_wait, dial_address(address, &worker.config.interception))
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
-    let open_counter = OpenCounter::for_connection(&worker.shard, ConnectionSide::Upstream);
+    let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
     let max_wait = worker.config.limits.body_stall_timeout;
     let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, open_counter);
     Ok(connection.with_permit(permit))

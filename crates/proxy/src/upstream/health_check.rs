@@ -1,4 +1,5 @@
-//! Active health checks of the endpoints of a port, for outlier detection.
+//! Active health checks of a port's endpoints over HTTP or gRPC, for outlier detection: one task per outlier
+//! monitor.
 
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -28,15 +29,15 @@ impl HealthCheckTask {
         worker: &Rc<Worker>,
         outlier_monitor: Weak<OutlierMonitor>,
         outlier_detection: Arc<PortOutlierDetection>,
-        check: HealthCheck,
+        health_check: HealthCheck,
     ) -> Self {
         // Sidecars that receive a policy at the same time start with different endpoints.
         let first_index = usize::try_from(worker.random_number() >> 32).unwrap_or(0);
-        let (worker, check) = (Rc::downgrade(worker), Rc::new(check));
-        let checker =
-            HealthChecker { worker, outlier_monitor, outlier_detection, check, first_index };
-        let rounds = async move { while checker.run_round().await.is_some() {} };
-        Self(tokio::task::spawn_local(rounds).abort_handle())
+        let (worker, health_check) = (Rc::downgrade(worker), Rc::new(health_check));
+        let health_checker =
+            HealthChecker { worker, outlier_monitor, outlier_detection, health_check, first_index };
+        let check_rounds = async move { while health_checker.run_round().await.is_some() {} };
+        Self(tokio::task::spawn_local(check_rounds).abort_handle())
     }
 }
 
@@ -46,29 +47,31 @@ impl Drop for HealthCheckTask {
     }
 }
 
-/// The task's state. Between two checks it holds no strong references to the thread's state.
+/// The state of a health check task. Between two checks the task holds no strong reference to the thread's
+/// state.
 struct HealthChecker {
     worker: Weak<Worker>,
     outlier_monitor: Weak<OutlierMonitor>,
     /// The policy of the outlier detector.
     outlier_detection: Arc<PortOutlierDetection>,
-    check: Rc<HealthCheck>,
+    health_check: Rc<HealthCheck>,
     /// The index of the first endpoint of each round, modulo their number.
     first_index: usize,
 }
 
 impl HealthChecker {
-    /// Checks each endpoint once, evenly over the interval; `None` if the detector is gone.
+    /// Checks each endpoint once, evenly distributed over the interval. Returns `None` if the outlier monitor
+    /// was dropped or the proxy drains.
     async fn run_round(&self) -> Option<()> {
         let (start, interval) = (Instant::now(), self.jittered_interval()?);
         let endpoints = self.current_endpoints()?;
-        let count = endpoints.len().max(1);
-        let step = interval / u32::try_from(count).unwrap_or(u32::MAX);
+        let endpoint_count = endpoints.len().max(1);
+        let check_spacing = interval / u32::try_from(endpoint_count).unwrap_or(u32::MAX);
         let rotated_endpoints =
-            endpoints.iter().cycle().skip(self.first_index % count).take(endpoints.len());
+            endpoints.iter().cycle().skip(self.first_index % endpoint_count).take(endpoints.len());
         for (checked_count, endpoint) in (1_u32..).zip(rotated_endpoints) {
             self.check_endpoint(endpoint)?;
-            sleep_until(start + step * checked_count).await;
+            sleep_until(start + check_spacing * checked_count).await;
         }
         sleep_until(start + interval).await;
         Some(())
@@ -77,15 +80,15 @@ impl HealthChecker {
     /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
     fn jittered_interval(&self) -> Option<Duration> {
         let random = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
-        let tenth = self.check.interval / 10;
+        let max_jitter = self.health_check.interval / 10;
         Some(
-            self.check.interval - tenth
-                + (tenth * 2).mul_f64(f64::from(random) / f64::from(1 << 16)),
+            self.health_check.interval - max_jitter
+                + (max_jitter * 2).mul_f64(f64::from(random) / f64::from(1 << 16)),
         )
     }
 
-    /// Returns the endpoints of the current configuration, and updates the thread to it: without requests, no
-    /// other code does.
+    /// Returns the endpoints of the current configuration. Updates the thread's state to that configuration as
+    /// well, because on a thread without requests no other code does.
     fn current_endpoints(&self) -> Option<Arc<[Arc<Endpoint>]>> {
         let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.upgrade()?);
         if worker.is_draining() {
@@ -114,10 +117,10 @@ impl HealthChecker {
     fn check_endpoint(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
         let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.clone());
         if worker.config_store.is_current(endpoint) {
-            let (endpoint, check) = (endpoint.clone(), self.check.clone());
+            let (endpoint, health_check) = (endpoint.clone(), self.health_check.clone());
             // The task ends by itself, within its timeout, which is at most the interval.
             tokio::task::spawn_local(
-                EndpointCheck { worker, outlier_monitor, endpoint, check }.run_check(),
+                EndpointCheck { worker, outlier_monitor, endpoint, health_check }.run_check(),
             );
         }
         Some(())
@@ -129,24 +132,24 @@ struct EndpointCheck {
     worker: Rc<Worker>,
     outlier_monitor: Weak<OutlierMonitor>,
     endpoint: Arc<Endpoint>,
-    check: Rc<HealthCheck>,
+    health_check: Rc<HealthCheck>,
 }
 
 impl EndpointCheck {
     async fn run_check(self) {
         let upstream = self.worker.upstream_for(&self.endpoint);
-        let result = match timeout(self.check.timeout, self.send_probe(&upstream)).await {
+        let result = match timeout(self.health_check.timeout, self.send_probe(&upstream)).await {
             Ok(Ok(result)) => result,
             Ok(Err(reason)) => EndpointResult::Failed(reason),
             Err(_) => EndpointResult::Failed(Reason::RequestTimeout),
         };
         let evidence = classify_check(result);
-        let count = match evidence {
-            FailureEvidence::NoFailure => Count::HealthChecksOk,
+        let counter = match evidence {
+            FailureEvidence::Success => Count::HealthChecksOk,
             FailureEvidence::Failure => Count::HealthChecksFailed,
             FailureEvidence::Unknown => Count::HealthChecksUnknown,
         };
-        self.worker.shard.add(count, 1);
+        self.worker.metrics.add(counter, 1);
         tracing::debug!(workload = %self.endpoint.id.workload, ending = ?result, failed = ?evidence, "health check finished");
         if let Some(outlier_monitor) = self.outlier_monitor.upgrade() {
             outlier_monitor.record_check(&upstream, evidence, self.worker.config_store.age());
@@ -154,34 +157,34 @@ impl EndpointCheck {
     }
 
     async fn send_probe(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
-        match &self.check.probe {
-            HealthProbe::Http { path } => self.send_get(upstream, path).await,
-            HealthProbe::Grpc { .. } if upstream.is_plain() || upstream.uses_http1() => {
+        match &self.health_check.probe {
+            HealthProbe::Http { path } => self.send_http_check(upstream, path).await,
+            HealthProbe::Grpc { .. } if upstream.is_unmeshed() || upstream.uses_http1() => {
                 Err(Reason::Unsupported)
             }
             HealthProbe::Grpc { service } => {
-                match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
-                    Checkout::Link(link) => self.send_call(&link, service).await,
+                match upstream.acquire(&self.worker, None, ConnectWait::Full).await? {
+                    Checkout::Link(link) => self.send_grpc_check(&link, service).await,
                     Checkout::Http1(_) | Checkout::Http2(_) => Err(Reason::Unsupported),
                 }
             }
         }
     }
 
-    async fn send_get(
+    async fn send_http_check(
         &self,
         upstream: &Rc<Upstream>,
         path: &str,
     ) -> Result<EndpointResult, Reason> {
         let head = self.request_head("GET", path, "");
-        let status = match upstream.acquire(&self.worker, None, ConnectWait::Whole).await? {
+        let status = match upstream.acquire(&self.worker, None, ConnectWait::Full).await? {
             Checkout::Link(link) => {
                 let stream =
                     send_buffered_request(&self.worker, &link, head.as_bytes(), Vec::new()).await?;
                 discard_response(&stream).await?
             }
             Checkout::Http1(connection) => {
-                let reused = connection.reused;
+                let reused = connection.is_reused;
                 let response = plain::exchange_over_http1(
                     &self.worker,
                     upstream,
@@ -211,28 +214,32 @@ impl EndpointCheck {
         Ok(EndpointResult::Response { status, grpc: None })
     }
 
-    async fn send_call(&self, link: &LinkHandle, service: &str) -> Result<EndpointResult, Reason> {
-        let fields = "content-type: application/grpc\r\nte: trailers\r\n";
-        let head = self.request_head("POST", health::METHOD, fields);
+    async fn send_grpc_check(
+        &self,
+        link: &LinkHandle,
+        service: &str,
+    ) -> Result<EndpointResult, Reason> {
+        let grpc_fields = "content-type: application/grpc\r\nte: trailers\r\n";
+        let head = self.request_head("POST", health::METHOD, grpc_fields);
         let body = vec![BodyPiece::Data(health::encode_check(service))];
         let stream = send_buffered_request(&self.worker, link, head.as_bytes(), body).await?;
-        let code = match read_response(&stream).await {
+        let grpc_status = match read_response(&stream).await {
             Ok(response) => match health::is_serving(response) {
                 Ok(true) => GRPC_OK,
                 Ok(false) | Err(_) => GRPC_UNAVAILABLE,
             },
             Err(CheckError::Mesh(reason)) => return Err(reason),
-            Err(CheckError::Grpc(code)) => code.parse().unwrap_or(GRPC_UNAVAILABLE),
+            Err(CheckError::Grpc(grpc_status)) => grpc_status.parse().unwrap_or(GRPC_UNAVAILABLE),
             Err(_) => GRPC_UNAVAILABLE,
         };
-        Ok(EndpointResult::Response { status: 200, grpc: Some(code) })
+        Ok(EndpointResult::Response { status: 200, grpc: Some(grpc_status) })
     }
 
-    fn request_head(&self, method: &str, path: &str, fields: &str) -> String {
+    fn request_head(&self, method: &str, path: &str, extra_fields: &str) -> String {
         let id = &self.endpoint.id;
         let host = format!("{}.{}:{}", id.service.name, id.service.namespace, id.port);
         format!(
-            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {USER_AGENT}\r\n{fields}\r\n"
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\nuser-agent: {USER_AGENT}\r\n{extra_fields}\r\n"
         )
     }
 }

@@ -1,4 +1,6 @@
-//! Per-thread outlier detection for one service port under one policy.
+//! Per-thread outlier detection for one service port under one policy: passes request outcomes and health
+//! checks to the detector of `leno-traffic`, and reports its ejections to the log, the metrics and the admin
+//! endpoint.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -24,12 +26,12 @@ pub(crate) struct OutlierMonitor {
     /// Active health checks, if the policy configures them.
     _health_check_task: Option<HealthCheckTask>,
     /// The configuration version of the endpoints.
-    version: Cell<u64>,
+    config_version: Cell<u64>,
     state: RefCell<MonitorState>,
-    shard: Rc<MetricsShard>,
+    metrics: Rc<MetricsShard>,
     /// The list of ejected endpoints, shared with the admin interface.
     ejected_list: Arc<EjectedEndpoints>,
-    /// The number of the monitor in that list.
+    /// The number of this monitor in `ejected_list`.
     monitor_number: u64,
 }
 
@@ -37,12 +39,20 @@ pub(crate) struct OutlierMonitor {
 struct MonitorState {
     detector: OutlierDetector,
     endpoints: Arc<[Arc<Endpoint>]>,
-    /// In the order of `endpoints`.
+    /// The upstreams of `endpoints`, in the same order.
     upstreams: Vec<Rc<Upstream>>,
-    /// The ejected endpoints by index, with cause and time.
-    ejected: Vec<(usize, EjectionCause, Instant)>,
+    ejected_slots: Vec<EjectedSlot>,
     /// A reused buffer of events.
     events: Vec<EjectionEvent>,
+}
+
+/// An ejected endpoint.
+struct EjectedSlot {
+    /// The index of the endpoint in [`MonitorState::endpoints`].
+    slot: usize,
+    cause: EjectionCause,
+    /// The time of the ejection.
+    since: Instant,
 }
 
 impl OutlierMonitor {
@@ -52,16 +62,16 @@ impl OutlierMonitor {
         outlier_detection: &Arc<PortOutlierDetection>,
     ) -> Rc<Self> {
         Rc::new_cyclic(|outlier_monitor: &Weak<Self>| {
-            let check = health_check(outlier_detection).cloned();
-            let start_task = |check| {
+            let health_check = active_health_check(outlier_detection).cloned();
+            let start_task = |health_check| {
                 HealthCheckTask::start(
                     worker,
                     outlier_monitor.clone(),
                     outlier_detection.clone(),
-                    check,
+                    health_check,
                 )
             };
-            Self::new(worker, outlier_detection, check.map(start_task))
+            Self::new(worker, outlier_detection, health_check.map(start_task))
         })
     }
 
@@ -74,17 +84,17 @@ impl OutlierMonitor {
             detector: OutlierDetector::new(&outlier_detection.algorithm, 0),
             endpoints: Arc::new([]),
             upstreams: Vec::new(),
-            ejected: Vec::new(),
+            ejected_slots: Vec::new(),
             events: Vec::new(),
         };
         Self {
             outlier_detection: outlier_detection.clone(),
             _health_check_task: health_check_task,
-            version: Cell::new(0),
+            config_version: Cell::new(0),
             state: RefCell::new(state),
-            shard: worker.shard.clone(),
-            ejected_list: worker.ejected.clone(),
-            monitor_number: worker.ejected.next_number(),
+            metrics: worker.metrics.clone(),
+            ejected_list: worker.ejected_endpoints.clone(),
+            monitor_number: worker.ejected_endpoints.next_number(),
         }
     }
 
@@ -93,7 +103,8 @@ impl OutlierMonitor {
         Arc::ptr_eq(&self.outlier_detection, outlier_detection)
     }
 
-    /// Updates the endpoints to those of this configuration version, and advances time.
+    /// Replaces the endpoints by the endpoints of this configuration version, and advances the clock of the
+    /// detector.
     pub(crate) fn update_endpoints(
         &self,
         worker: &Rc<Worker>,
@@ -103,8 +114,8 @@ impl OutlierMonitor {
     ) {
         let mut state = self.state.borrow_mut();
         // A request may hold an older configuration.
-        if version > self.version.get() {
-            self.version.set(version);
+        if version > self.config_version.get() {
+            self.config_version.set(version);
             if !Arc::ptr_eq(&state.endpoints, endpoints) {
                 state.replace_endpoints(worker, endpoints);
                 self.update_list(&mut state);
@@ -126,9 +137,9 @@ impl OutlierMonitor {
     }
 
     /// True if an endpoint stays in service only because of the ejection limits.
-    pub(crate) fn is_spared(&self, upstream: &Upstream) -> bool {
+    pub(crate) fn is_exempt_from_ejection(&self, upstream: &Upstream) -> bool {
         let state = self.state.borrow();
-        state.slot_for(upstream).is_some_and(|slot| state.detector.is_spared(slot))
+        state.slot_for(upstream).is_some_and(|slot| state.detector.is_ejection_prevented(slot))
     }
 
     /// Begins an attempt at an endpoint. Returns true if it is a probe.
@@ -152,7 +163,7 @@ impl OutlierMonitor {
         let is_failure = match classify_result(state.detector.failure_classes(), result) {
             FailureEvidence::Unknown => return false,
             FailureEvidence::Failure => true,
-            FailureEvidence::NoFailure => false,
+            FailureEvidence::Success => false,
         };
         let request_result = RequestResult {
             failed: is_failure,
@@ -184,7 +195,7 @@ impl OutlierMonitor {
         }
     }
 
-    /// Drops a probe without a conclusive outcome.
+    /// Ends a probe without a conclusive outcome, so that another request may probe the endpoint.
     pub(crate) fn release_probe(&self, upstream: &Upstream) {
         let mut state = self.state.borrow_mut();
         if let Some(slot) = state.slot_for(upstream) {
@@ -201,9 +212,10 @@ impl OutlierMonitor {
             let (workload, policy) = (&endpoint.id.workload, &self.outlier_detection.policy);
             match event {
                 EjectionEvent::Ejected { cause, pause, .. } => {
-                    self.shard.add(ejection_counter(cause), 1);
-                    state.ejected.retain(|(ejected_slot, ..)| *ejected_slot != slot);
-                    state.ejected.push((slot, cause, Instant::now()));
+                    self.metrics.add(ejection_counter(cause), 1);
+                    state.ejected_slots.retain(|ejected| ejected.slot != slot);
+                    let ejected_slot = EjectedSlot { slot, cause, since: Instant::now() };
+                    state.ejected_slots.push(ejected_slot);
                     let cause = cause.as_str();
                     let pause = pause.map_or("until it is healthy".to_owned(), |duration| {
                         format!("{duration:?}")
@@ -214,7 +226,7 @@ impl OutlierMonitor {
                     if let Some(upstream) = state.upstreams.get(slot) {
                         upstream.reset_latency();
                     }
-                    self.shard.add(Count::EndpointUnejections, 1);
+                    self.metrics.add(Count::EndpointUnejections, 1);
                     tracing::info!(%workload, %service, port, %policy, "endpoint unejected");
                 }
             }
@@ -225,20 +237,21 @@ impl OutlierMonitor {
     /// Updates the list and the gauge of ejected endpoints.
     fn update_list(&self, state: &mut MonitorState) {
         let old_count = self.ejected_list.count(self.monitor_number);
-        let MonitorState { detector, ejected, endpoints, .. } = state;
-        ejected.retain(|(slot, ..)| detector.endpoint_state(*slot) != EjectionState::InService);
-        let to_record = |(slot, cause, since): &(usize, EjectionCause, Instant)| {
-            let endpoint = endpoints.get(*slot)?.clone();
+        let MonitorState { detector, ejected_slots, endpoints, .. } = state;
+        ejected_slots
+            .retain(|ejected| detector.endpoint_state(ejected.slot) != EjectionState::InService);
+        let to_record = |ejected: &EjectedSlot| {
+            let endpoint = endpoints.get(ejected.slot)?.clone();
             Some(EjectionRecord {
                 endpoint,
                 policy: self.outlier_detection.policy.clone(),
-                cause: *cause,
-                since: *since,
+                cause: ejected.cause,
+                since: ejected.since,
             })
         };
-        let entries: Vec<EjectionRecord> = ejected.iter().filter_map(to_record).collect();
-        self.shard.raise(Gauge::EndpointsEjected, entries.len() as u64);
-        self.shard.lower(Gauge::EndpointsEjected, old_count as u64);
+        let entries: Vec<EjectionRecord> = ejected_slots.iter().filter_map(to_record).collect();
+        self.metrics.increment(Gauge::EndpointsEjected, entries.len() as u64);
+        self.metrics.decrement(Gauge::EndpointsEjected, old_count as u64);
         self.ejected_list.set_entries(self.monitor_number, entries);
     }
 }
@@ -247,19 +260,20 @@ impl Drop for OutlierMonitor {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         state.detector.update_endpoints(&[]);
-        state.ejected.clear();
+        state.ejected_slots.clear();
         let old_count = self.ejected_list.count(self.monitor_number);
-        self.shard.lower(Gauge::EndpointsEjected, old_count as u64);
+        self.metrics.decrement(Gauge::EndpointsEjected, old_count as u64);
         self.ejected_list.set_entries(self.monitor_number, Vec::new());
     }
 }
 
 impl MonitorState {
-    /// Returns the index of an endpoint. Several policies may apply to one endpoint, briefly with different
-    /// configuration versions: then its cached index is that of another policy.
+    /// Returns the index of an endpoint in this monitor; `None` if the endpoint is not in it. If several
+    /// policies apply to one endpoint, briefly with different configuration versions, the index cached in
+    /// `upstream` may belong to another policy.
     #[inline]
     fn slot_for(&self, upstream: &Upstream) -> Option<usize> {
-        let cached_slot = upstream.slot.get();
+        let cached_slot = upstream.detector_slot.get();
         if cached_slot == NO_SLOT {
             return None;
         }
@@ -270,7 +284,7 @@ impl MonitorState {
         }
     }
 
-    /// Replaces the endpoints. Statistics of those that remain are kept.
+    /// Replaces the endpoints. Endpoints that remain keep their statistics.
     fn replace_endpoints(&mut self, worker: &Rc<Worker>, endpoints: &Arc<[Arc<Endpoint>]>) {
         let old_slot = |endpoint: &Arc<Endpoint>| {
             let index = self
@@ -282,25 +296,27 @@ impl MonitorState {
         };
         let old_slots: Vec<Option<usize>> = endpoints.iter().map(old_slot).collect();
         self.detector.update_endpoints(&old_slots);
-        let move_to_new_slot = |(old_slot, cause, since): (usize, EjectionCause, Instant)| {
-            let slot = old_slots.iter().position(|candidate| *candidate == Some(old_slot))?;
-            Some((slot, cause, since))
+        let move_to_new_slot = |ejected: EjectedSlot| {
+            let slot = old_slots.iter().position(|old_slot| *old_slot == Some(ejected.slot))?;
+            Some(EjectedSlot { slot, ..ejected })
         };
-        self.ejected =
-            std::mem::take(&mut self.ejected).into_iter().filter_map(move_to_new_slot).collect();
+        self.ejected_slots = std::mem::take(&mut self.ejected_slots)
+            .into_iter()
+            .filter_map(move_to_new_slot)
+            .collect();
         for upstream in self.upstreams.drain(..) {
-            upstream.slot.set(NO_SLOT);
+            upstream.detector_slot.set(NO_SLOT);
         }
         self.upstreams.extend(endpoints.iter().map(|endpoint| worker.upstream_for(endpoint)));
         for (slot, upstream) in self.upstreams.iter().enumerate() {
-            upstream.slot.set(slot);
+            upstream.detector_slot.set(slot);
         }
         self.endpoints = endpoints.clone();
     }
 }
 
-/// Returns the active health check of a policy.
-fn health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck> {
+/// Returns the active health check of a policy; `None` if it configures none.
+fn active_health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck> {
     match &outlier_detection.algorithm {
         OutlierAlgorithm::Native(rule) => rule.health_check.as_deref(),
         OutlierAlgorithm::Sermant(_) => None,
@@ -310,10 +326,10 @@ fn health_check(outlier_detection: &PortOutlierDetection) -> Option<&HealthCheck
 /// Returns the counter of ejections for this cause.
 fn ejection_counter(cause: EjectionCause) -> Count {
     match cause {
-        EjectionCause::Rate => Count::EndpointEjectedForRate,
-        EjectionCause::Consecutive => Count::EndpointEjectedForConsecutive,
+        EjectionCause::FailureRate => Count::EndpointEjectedForRate,
+        EjectionCause::ConsecutiveFailures => Count::EndpointEjectedForConsecutive,
         EjectionCause::Probe => Count::EndpointEjectedForProbe,
-        EjectionCause::Check => Count::EndpointEjectedForCheck,
+        EjectionCause::HealthCheck => Count::EndpointEjectedForCheck,
     }
 }
 

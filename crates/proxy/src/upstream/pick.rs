@@ -16,25 +16,26 @@ use super::cluster::UpstreamCluster;
 use super::priorities::Priorities;
 use crate::worker::Worker;
 
-/// The hash key of one request, and the hash table of the port's endpoints.
+/// The hash of one request, for hash-based load balancing, and the hash table of the port's endpoints.
 pub(crate) struct HashSelection {
-    pub(crate) key: RequestHash,
+    pub(crate) request_hash: RequestHash,
     pub(crate) hash_table: Option<(Endpoints, Arc<EndpointHashTable>)>,
 }
 
-/// Picks an endpoint by priority and outlier detection; not `avoid` if there is another.
+/// Picks an endpoint by priority, outlier detection and load. `avoided_endpoint`: the endpoint of the
+/// previous attempt, which is picked only if there is no other.
 pub(crate) fn pick_endpoint(
     worker: &Rc<Worker>,
     priorities: &Priorities,
     cluster: Option<&UpstreamCluster>,
     hash_selection: Option<&HashSelection>,
-    avoid: Option<&EndpointId>,
+    avoided_endpoint: Option<&EndpointId>,
 ) -> Result<Rc<Upstream>, Reason> {
-    let list = priorities.serving_endpoints(worker, cluster, avoid);
-    if priorities.is_fallback(list) {
-        worker.shard.add(Count::PreferenceFallbacks, 1);
+    let endpoint_list = priorities.serving_endpoints(worker, cluster, avoided_endpoint);
+    if priorities.is_fallback(endpoint_list) {
+        worker.metrics.add(Count::PreferenceFallbacks, 1);
     }
-    let endpoints: &[Arc<Endpoint>] = list;
+    let endpoints: &[Arc<Endpoint>] = endpoint_list;
     let now = Instant::now();
     let policy_balancer = cluster.and_then(|cluster| Some((cluster, cluster.balancer()?)));
     // Also with hash-based algorithms, for requests without a key.
@@ -45,7 +46,7 @@ pub(crate) fn pick_endpoint(
         worker,
         endpoints,
         cluster,
-        avoid,
+        avoided_endpoint,
         now,
         latency_time: uses_latency.then_some(now),
     };
@@ -56,11 +57,11 @@ pub(crate) fn pick_endpoint(
             let keyed_candidates =
                 hash_selection.map(|hash_selection| match &hash_selection.hash_table {
                     Some((endpoints_of_port, hash_table))
-                        if Arc::ptr_eq(endpoints_of_port, list) =>
+                        if Arc::ptr_eq(endpoints_of_port, endpoint_list) =>
                     {
-                        (hash_selection.key, KeyedCandidates::HashTable(hash_table))
+                        (hash_selection.request_hash, KeyedCandidates::HashTable(hash_table))
                     }
-                    _ => (hash_selection.key, KeyedCandidates::Few(endpoints)),
+                    _ => (hash_selection.request_hash, KeyedCandidates::Few(endpoints)),
                 });
             let endpoint_age =
                 |index: usize| cluster.endpoint_age(worker, &endpoints.get(index)?.id);
@@ -78,15 +79,15 @@ pub(crate) fn pick_endpoint(
     Ok(upstream)
 }
 
-/// Returns the endpoint of a session, as long as it is healthy.
+/// Returns the upstream of a session's endpoint; `None` if the endpoint is not healthy.
 pub(crate) fn session_endpoint(
     worker: &Rc<Worker>,
     endpoint: &Arc<Endpoint>,
     cluster: Option<&UpstreamCluster>,
-    avoid: Option<&EndpointId>,
+    avoided_endpoint: Option<&EndpointId>,
 ) -> Option<Rc<Upstream>> {
     let (upstream, now) = (worker.upstream_for(endpoint), Instant::now());
-    if !is_healthy(&upstream, cluster, avoid, now) {
+    if !is_healthy(&upstream, cluster, avoided_endpoint, now) {
         upstream.probe_unresponsive(worker, now);
         return None;
     }
@@ -98,20 +99,20 @@ pub(crate) fn session_endpoint(
 pub(super) fn is_healthy(
     upstream: &Upstream,
     cluster: Option<&UpstreamCluster>,
-    avoid: Option<&EndpointId>,
+    avoided_endpoint: Option<&EndpointId>,
     now: Instant,
 ) -> bool {
-    avoid != Some(&upstream.endpoint.id)
+    avoided_endpoint != Some(&upstream.endpoint.id)
         && upstream.is_usable(now)
         && cluster.is_none_or(|cluster| cluster.is_admitted(upstream))
 }
 
-/// The candidates of one choice.
+/// The candidate endpoints of one request, as the balancer of `leno-traffic` sees them.
 struct EndpointChoice<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
     cluster: Option<&'a UpstreamCluster>,
-    avoid: Option<&'a EndpointId>,
+    avoided_endpoint: Option<&'a EndpointId>,
     now: Instant,
     /// The current time, if latency is considered.
     latency_time: Option<Instant>,
@@ -135,7 +136,7 @@ impl Candidates for EndpointChoice<'_> {
     fn is_usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
             let upstream = self.worker.upstream_for(endpoint);
-            let is_healthy = is_healthy(&upstream, self.cluster, self.avoid, self.now);
+            let is_healthy = is_healthy(&upstream, self.cluster, self.avoided_endpoint, self.now);
             if !is_healthy {
                 upstream.probe_unresponsive(self.worker, self.now);
             }

@@ -1,4 +1,5 @@
-//! Idle HTTP/1.1 connections, used last-in first-out so that the surplus ages and closes.
+//! Pools of idle HTTP/1.1 connections to an upstream. The most recently used connection is reused first, so
+//! that surplus connections stay idle and are closed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,14 +16,14 @@ use crate::io::Io;
 pub(crate) struct Http1Upstream {
     pub(crate) reader: MessageReader,
     pub(crate) writer: MessageWriter,
-    /// True if it was used before: the peer may be closing it at this moment.
-    pub(crate) reused: bool,
+    /// True if the connection was used before: the peer may be closing it at this moment.
+    pub(crate) is_reused: bool,
     /// True if the peer is a verified sidecar over `leno-http/1`, which marks the requests that it rejects.
     pub(crate) marks_rejections: bool,
     /// The expiration of the peer's certificate; `None` for the application, which has none.
-    expires: Option<Instant>,
+    expires_at: Option<Instant>,
     _open_counter: OpenCounter,
-    /// Its permit among the connections to the application.
+    /// The permit of this connection in the limit on connections to applications.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -38,22 +39,25 @@ pub(crate) enum ConnectionSharing {
 }
 
 /// Idle connections to one address.
-pub(crate) struct Pool {
-    idle: RefCell<VecDeque<IdleConnection>>,
+pub(crate) struct Http1Pool {
+    idle_connections: RefCell<VecDeque<IdleConnection>>,
     /// The maximum number of idle connections: 0 while the pool is closed.
     max_idle_connections: Cell<usize>,
 }
 
-impl Default for Pool {
+impl Default for Http1Pool {
     fn default() -> Self {
-        Self { idle: RefCell::default(), max_idle_connections: Cell::new(MAX_IDLE_CONNECTIONS) }
+        Self {
+            idle_connections: RefCell::default(),
+            max_idle_connections: Cell::new(MAX_IDLE_CONNECTIONS),
+        }
     }
 }
 
 /// A connection in the pool, and the time when it was returned.
 struct IdleConnection {
     connection: Box<Http1Upstream>,
-    since: Instant,
+    idle_since: Instant,
 }
 
 impl Http1Upstream {
@@ -64,25 +68,25 @@ impl Http1Upstream {
         Self {
             reader,
             writer,
-            reused: false,
+            is_reused: false,
             marks_rejections: false,
-            expires: None,
+            expires_at: None,
             _open_counter: open_counter,
             _permit: None,
         }
     }
 
-    /// Adds a permit among the connections to the application.
+    /// Adds the permit of this connection in the limit on connections to applications.
     pub(crate) fn with_permit(self, permit: OwnedSemaphorePermit) -> Self {
         Self { _permit: Some(permit), ..self }
     }
 
     /// Sets the expiration of the peer's certificate.
-    pub(crate) fn expiring_at(self, expires: Instant) -> Self {
-        Self { expires: Some(expires), ..self }
+    pub(crate) fn expiring_at(self, expires_at: Instant) -> Self {
+        Self { expires_at: Some(expires_at), ..self }
     }
 
-    /// Returns the clients that may use it; `is_pinned`: it is reserved for one client.
+    /// Returns the clients that may use the connection. `is_pinned`: it is reserved for one client.
     #[inline]
     pub(crate) fn sharing(&self, is_pinned: bool) -> ConnectionSharing {
         match (is_pinned, self.marks_rejections) {
@@ -98,39 +102,41 @@ impl Http1Upstream {
     }
 
     fn is_expired(&self) -> bool {
-        self.expires.is_some_and(|expires| expires <= Instant::now())
+        self.expires_at.is_some_and(|expires_at| expires_at <= Instant::now())
     }
 }
 
-impl Pool {
-    /// Returns the most recently used connection that is still usable.
+impl Http1Pool {
+    /// Returns the most recently used connection that is still usable; `None` if there is none.
     pub(crate) fn take_recent(&self) -> Option<Box<Http1Upstream>> {
-        let mut idle = self.idle.borrow_mut();
+        let mut idle_connections = self.idle_connections.borrow_mut();
         loop {
-            let connection = idle.pop_back()?.connection;
+            let connection = idle_connections.pop_back()?.connection;
             if connection.is_usable() {
                 return Some(connection);
             }
         }
     }
 
-    /// Keeps a connection after a clean exchange, and closes those that have been idle for too long.
+    /// Returns a connection to the pool after an exchange, unless input or output is left in its buffers.
+    /// Closes the connections that have been idle for longer than [`MAX_IDLE_TIME`].
     pub(crate) fn put_back(&self, mut connection: Box<Http1Upstream>, now: Instant) {
         let is_clean = connection.reader.buffer.is_empty() && connection.writer.is_empty();
-        let mut idle = self.idle.borrow_mut();
-        while idle.front().is_some_and(|oldest| oldest.since + MAX_IDLE_TIME < now) {
-            idle.pop_front();
+        let mut idle_connections = self.idle_connections.borrow_mut();
+        while idle_connections.front().is_some_and(|oldest| oldest.idle_since + MAX_IDLE_TIME < now)
+        {
+            idle_connections.pop_front();
         }
-        if is_clean && idle.len() < self.max_idle_connections.get() {
+        if is_clean && idle_connections.len() < self.max_idle_connections.get() {
             buffers::return_buffer(&mut connection.reader.buffer, BufferSize::Message);
-            connection.reused = true;
-            idle.push_back(IdleConnection { connection, since: now });
+            connection.is_reused = true;
+            idle_connections.push_back(IdleConnection { connection, idle_since: now });
         }
     }
 
     /// Closes all idle connections.
     pub(crate) fn clear(&self) {
-        self.idle.borrow_mut().clear();
+        self.idle_connections.borrow_mut().clear();
     }
 
     /// Opens the pool, or closes it with its idle connections: requests need new connections while it is

@@ -37,28 +37,29 @@ impl Priorities {
         std::iter::once(&self.preferred).chain(fallbacks).flat_map(|list| list.iter())
     }
 
-    /// Removes the endpoints without a sidecar.
+    /// Returns the lists without the endpoints that have no sidecar.
     pub(crate) fn with_sidecars(self) -> Self {
-        let lists = |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(retain_meshed).collect();
+        let retain_lists =
+            |lists: &Arc<[Endpoints]>| lists.iter().cloned().map(retain_meshed).collect();
         Self {
             preferred: retain_meshed(self.preferred),
-            fallbacks: self.fallbacks.as_ref().map(lists),
+            fallbacks: self.fallbacks.as_ref().map(retain_lists),
         }
     }
 
-    /// Returns the list from which an attempt picks: the first with a healthy endpoint other than `avoid` that
-    /// is not kept in service only by the minimum of outlier detection; otherwise the first with any other
-    /// endpoint that is not ejected.
+    /// Returns the list from which an attempt picks: the first with a healthy endpoint other than
+    /// `avoided_endpoint` that is not kept in service only by the minimum of outlier detection; otherwise the
+    /// first with any other endpoint that is not ejected.
     #[inline]
     pub(crate) fn serving_endpoints(
         &self,
         worker: &Rc<Worker>,
         cluster: Option<&UpstreamCluster>,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> &Endpoints {
         match &self.fallbacks {
             None => &self.preferred,
-            Some(fallbacks) => self.first_healthy_list(fallbacks, worker, cluster, avoid),
+            Some(fallbacks) => self.find_healthy_list(fallbacks, worker, cluster, avoided_endpoint),
         }
     }
 
@@ -68,28 +69,29 @@ impl Priorities {
         self.fallbacks.is_some() && !Arc::ptr_eq(serving, &self.preferred)
     }
 
-    /// Returns the serving list among several.
+    /// Returns the list from which an attempt picks, if there are several lists.
     #[inline(never)]
-    fn first_healthy_list<'a>(
+    fn find_healthy_list<'a>(
         &'a self,
         fallbacks: &'a [Endpoints],
         worker: &Rc<Worker>,
         cluster: Option<&UpstreamCluster>,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> &'a Endpoints {
         let now = Instant::now();
         let is_healthy_candidate = |upstream: &Rc<Upstream>| {
-            let is_healthy = is_healthy(upstream, cluster, avoid, now);
+            let is_healthy = is_healthy(upstream, cluster, avoided_endpoint, now);
             if !is_healthy {
                 // While another list serves, no request would detect that it responds again.
                 upstream.probe_unresponsive(worker, now);
             }
-            is_healthy && !cluster.is_some_and(|cluster| cluster.is_spared(upstream))
+            is_healthy && !cluster.is_some_and(|cluster| cluster.is_exempt_from_ejection(upstream))
         };
         let is_admitted =
             |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));
-        let is_admitted_alternative =
-            |upstream: &Rc<Upstream>| avoid != Some(&upstream.endpoint.id) && is_admitted(upstream);
+        let is_admitted_alternative = |upstream: &Rc<Upstream>| {
+            avoided_endpoint != Some(&upstream.endpoint.id) && is_admitted(upstream)
+        };
         let find_list = |condition: &dyn Fn(&Rc<Upstream>) -> bool| {
             let mut lists = std::iter::once(&self.preferred).chain(fallbacks);
             lists.find(|list| list.iter().any(|endpoint| condition(&worker.upstream_for(endpoint))))
@@ -102,9 +104,11 @@ impl Priorities {
 }
 
 /// Returns a list without unmeshed endpoints; the same list if there are none.
-fn retain_meshed(list: Endpoints) -> Endpoints {
-    match list.iter().all(|endpoint| endpoint.account.is_some()) {
-        true => list,
-        false => list.iter().filter(|endpoint| endpoint.account.is_some()).cloned().collect(),
+fn retain_meshed(endpoint_list: Endpoints) -> Endpoints {
+    match endpoint_list.iter().all(|endpoint| endpoint.account.is_some()) {
+        true => endpoint_list,
+        false => {
+            endpoint_list.iter().filter(|endpoint| endpoint.account.is_some()).cloned().collect()
+        }
     }
 }

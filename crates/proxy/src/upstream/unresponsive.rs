@@ -9,14 +9,14 @@ impl Upstream {
     pub(super) fn mark_unresponsive(&self, worker: &Worker) {
         self.back_off(worker);
         self.is_unresponsive.set(true);
-        self.http1.clear();
-        self.http2.clear();
+        self.http1_pool.clear();
+        self.http2_pool.clear();
     }
 
     /// Suspends a link that does not respond: new requests avoid it, and those in flight wait.
     pub(super) fn suspend_link(&self, link: &LinkHandle, worker: &Worker) {
         self.links.borrow_mut().retain(|candidate| !candidate.is_same(link));
-        self.suspended.borrow_mut().push(link.clone());
+        self.suspended_links.borrow_mut().push(link.clone());
         self.mark_unresponsive(worker);
     }
 
@@ -29,6 +29,6 @@ impl Upstream {
 
     /// Removes a suspended link.
     pub(super) fn remove_link(&self, link: &LinkHandle) {
-        self.suspended.borrow_mut().retain(|candidate| !candidate.is_same(link));
+        self.suspended_links.borrow_mut().retain(|candidate| !candidate.is_same(link));
     }
 }

@@ -14,8 +14,8 @@ use leno_proxy::untrusted::{dns_replies, is_dns_reply};
 /// the client offers; over TCP it has all addresses of the IP version in question.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((count, packet)) = bytes.split_first() else { return };
-    let found = record_with(*count);
-    let replies = dns_replies(packet, &ClusterDomain::default(), &found);
+    let record = record_with(*count);
+    let replies = dns_replies(packet, &ClusterDomain::default(), &record);
     if let Some(failure) = &replies.failure {
         let failure = Message::from_vec(failure).expect("a failure is a message");
         assert_eq!(failure.metadata.response_code, ResponseCode::ServFail);
@@ -31,15 +31,16 @@ pub(crate) fn check(bytes: &[u8]) {
         return;
     };
     let query = Message::from_vec(packet).expect("the packet was understood");
-    let offered = query.edns.as_ref().map_or(0, |edns| edns.max_payload());
-    assert!(udp.len() <= usize::from(offered.clamp(512, 1232)), "{} bytes", udp.len());
+    let max_payload = query.edns.as_ref().map_or(0, |edns| edns.max_payload());
+    assert!(udp.len() <= usize::from(max_payload.clamp(512, 1232)), "{} bytes", udp.len());
     let (udp, whole) = (parse_reply(udp, &query), parse_reply(tcp, &query));
     assert!(!whole.metadata.truncation);
-    let wanted = found.addresses().iter().filter(|address| match query.queries[0].query_type() {
-        RecordType::A => address.is_ipv4(),
-        _ => address.is_ipv6(),
-    });
-    assert_eq!(whole.answers.len(), wanted.count());
+    let expected_addresses =
+        record.addresses().iter().filter(|address| match query.queries[0].query_type() {
+            RecordType::A => address.is_ipv4(),
+            _ => address.is_ipv6(),
+        });
+    assert_eq!(whole.answers.len(), expected_addresses.count());
     assert!(udp.metadata.truncation || udp == whole);
 }
 

@@ -93,13 +93,13 @@ impl JsonReader<'_> {
                         Some(CollectionContent::List(_)) => false,
                         None => return Ok(()),
                     };
-                    let end = if is_map { '}' } else { ']' };
+                    let closing_bracket = if is_map { '}' } else { ']' };
                     if self.skip_text(",") {
                         expected = if is_map { ExpectedToken::Key } else { ExpectedToken::Value };
                         continue;
                     }
                     self.expect_character(
-                        end,
+                        closing_bracket,
                         if is_map { "a comma or }" } else { "a comma or ]" },
                     )?;
                     builder.end_node().map_err(JsonError::Bound)?;
@@ -130,9 +130,9 @@ impl JsonReader<'_> {
     }
 
     fn parse_number(&mut self) -> Result<NodeValue, JsonError> {
-        let end =
+        let length =
             self.remaining.find(|c: char| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E'));
-        let text = self.remaining.get(..end.unwrap_or(self.remaining.len())).unwrap_or_default();
+        let text = self.remaining.get(..length.unwrap_or(self.remaining.len())).unwrap_or_default();
         if !is_number(text) {
             return Err(self.unexpected_token("a number"));
         }

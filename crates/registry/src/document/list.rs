@@ -6,11 +6,11 @@ use super::{DocumentNode, NodeValue, TextPosition};
 /// with an item that is not a map, is left unchanged and rejected as a whole.
 pub(super) fn expand_list(document: DocumentNode) -> Vec<DocumentNode> {
     let mut documents = Vec::new();
-    // The last node is next. The depth of a document is bounded, and therefore the nesting of lists.
-    let mut pending = vec![document];
-    while let Some(node) = pending.pop() {
+    // A stack; the last node is expanded next. The bounded depth of a document also bounds the nesting of lists.
+    let mut pending_nodes = vec![document];
+    while let Some(node) = pending_nodes.pop() {
         match list_items(node) {
-            Ok(items) => pending.extend(items.into_iter().rev()),
+            Ok(items) => pending_nodes.extend(items.into_iter().rev()),
             Err(node) => documents.push(node),
         }
     }
@@ -22,11 +22,11 @@ fn list_items(mut node: DocumentNode) -> Result<Vec<DocumentNode>, DocumentNode>
     let Some((kind, version)) = kind_and_version(&node) else { return Err(node) };
     let NodeValue::Map(map) = &mut node.value else { return Err(node) };
     let has_text = |key: &DocumentNode, name: &str| matches!(&key.value, NodeValue::Text(text) if text == name);
-    let is_known = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has_text(key, name));
+    let is_list_field = |key: &DocumentNode| LIST_FIELDS.iter().any(|name| has_text(key, name));
     let are_distinct = LIST_FIELDS
         .iter()
         .all(|name| map.iter().filter(|(key, _)| has_text(key, name)).count() <= 1);
-    if !are_distinct || !map.iter().all(|(key, _)| is_known(key)) {
+    if !are_distinct || !map.iter().all(|(key, _)| is_list_field(key)) {
         return Err(node);
     }
     let items_entry = map.iter_mut().find(|(key, _)| has_text(key, "items"));

@@ -11,7 +11,7 @@ impl<'a> MapFields<'a> {
         &self.map
     }
 
-    /// Rejects unknown keys.
+    /// Rejects unknown keys; the hint proposes a similar known key, if any.
     pub(crate) fn reject_unknown(&self, known_keys: &[&str]) {
         for (key, field) in &self.entries {
             if !known_keys.contains(key) {
@@ -41,12 +41,12 @@ impl<'a> MapFields<'a> {
         (!matches!(field.node.value, NodeValue::Null)).then_some(field)
     }
 
-    /// Returns a field; an absent or null one is a problem.
+    /// Returns a field. An absent or null field is a problem.
     pub(crate) fn require(&self, key: &str) -> Option<&Field<'a>> {
         let field = self.find(key);
         if field.is_none() {
-            let missing = Field { path: self.map.child_path(key), ..self.map.clone() };
-            missing.reject("is missing", format!("add `{key}`"));
+            let missing_field = Field { path: self.map.child_path(key), ..self.map.clone() };
+            missing_field.reject("is missing", format!("add `{key}`"));
         }
         field
     }

@@ -1,4 +1,5 @@
-//! Hints for documents of every kind, applied literally.
+//! Tests of hints: mistakes are inserted into the documented examples of every kind, and the proposed replacements are
+//! applied and read again.
 
 use super::*;
 use crate::document::parse_documents;
@@ -32,35 +33,35 @@ fn count_scalars(node: &DocumentNode) -> usize {
     }
 }
 
-/// Changes the value or key with this number if it is a scalar.
+/// Changes the value or key with this number, counted in document order; false if the change does not apply to it.
 fn insert_mistake(
     node: &mut DocumentNode,
     number: &mut usize,
     change: &dyn Fn(&NodeValue) -> Option<NodeValue>,
 ) -> bool {
     if *number == 0 {
-        let changed = change(&node.value);
-        return changed.map(|value| node.value = value).is_some();
+        let changed_value = change(&node.value);
+        return changed_value.map(|value| node.value = value).is_some();
     }
     *number -= 1;
     match &mut node.value {
         NodeValue::List(list) => {
             for node in list {
-                let before = count_scalars(node);
-                if *number < before {
+                let scalar_count = count_scalars(node);
+                if *number < scalar_count {
                     return insert_mistake(node, number, change);
                 }
-                *number -= before;
+                *number -= scalar_count;
             }
             false
         }
         NodeValue::Map(map) => {
             for node in map.iter_mut().flat_map(|(key, value)| [key, value]) {
-                let before = count_scalars(node);
-                if *number < before {
+                let scalar_count = count_scalars(node);
+                if *number < scalar_count {
                     return insert_mistake(node, number, change);
                 }
-                *number -= before;
+                *number -= scalar_count;
             }
             false
         }
@@ -76,7 +77,7 @@ fn scalar_text(value: &NodeValue) -> Option<String> {
     }
 }
 
-/// Replaces a value by a wrong one if the mistake is possible there.
+/// A function that returns a wrong value in place of a value; `None` if the mistake does not apply to the value.
 type Mistake = Box<dyn Fn(&NodeValue) -> Option<NodeValue>>;
 
 /// Returns the kinds of mistakes that hints cover.
@@ -108,7 +109,7 @@ fn reported_problems(node: &DocumentNode) -> Vec<FieldDiagnostic> {
 
 #[test]
 fn a_proposed_replacement_is_accepted() {
-    let mut hints = [0; 3];
+    let mut hint_counts = [0; 3];
     for document in documented_examples() {
         for number in 0..count_scalars(&document) {
             for mistake in mistakes() {
@@ -118,36 +119,43 @@ fn a_proposed_replacement_is_accepted() {
                 }
                 let diagnostics = reported_problems(&document_with_mistake);
                 for diagnostic in &diagnostics {
-                    check_hint(&document_with_mistake, diagnostic, &diagnostics, &mut hints);
+                    check_hint(&document_with_mistake, diagnostic, &diagnostics, &mut hint_counts);
                 }
             }
         }
     }
-    assert!(hints.iter().all(|count| *count > 100), "quote, unquote, other words: {hints:?}");
+    assert!(
+        hint_counts.iter().all(|count| *count > 100),
+        "quote, unquote, other words: {hint_counts:?}"
+    );
 }
 
 fn check_hint(
     document: &DocumentNode,
     diagnostic: &FieldDiagnostic,
     diagnostics: &[FieldDiagnostic],
-    hints: &mut [usize; 3],
+    hint_counts: &mut [usize; 3],
 ) {
-    let kinds = [" in quotes", "without quotes or a tag", "did you mean"];
-    let Some(kind) = kinds.iter().position(|phrase| diagnostic.hint.contains(phrase)) else {
+    let hint_phrases = [" in quotes", "without quotes or a tag", "did you mean"];
+    let Some(phrase_index) =
+        hint_phrases.iter().position(|phrase| diagnostic.hint.contains(phrase))
+    else {
         assert_eq!(diagnostic.replacement, None, "{}", diagnostic.hint);
         return;
     };
-    hints[kind] += 1;
+    hint_counts[phrase_index] += 1;
     let replacement = diagnostic.replacement.as_ref();
     let replacement = replacement.unwrap_or_else(|| panic!("{} is not tried", diagnostic.hint));
-    let mut corrected = document.clone();
+    let mut corrected_document = document.clone();
     // Documents embedded in a text are not changed.
-    if !apply_replacement(&mut corrected, &diagnostic.field, replacement) {
+    if !apply_replacement(&mut corrected_document, &diagnostic.field, replacement) {
         assert!(diagnostic.field.starts_with("spec.config."), "{}", diagnostic.field);
         return;
     }
     let path = path_after_replacement(&diagnostic.field, replacement);
-    for other in kinds::find_problems(None, &corrected).iter().filter(|other| other.field == path) {
+    for other in
+        kinds::find_problems(None, &corrected_document).iter().filter(|other| other.field == path)
+    {
         // The value of a misspelled key may be wrong as well; that problem is reported at the same time.
         let is_reported = diagnostic.hint.contains(&other.problem)
             || diagnostics
@@ -221,7 +229,7 @@ fn a_scalar_in_place_of_a_map_gets_an_accepted_proposal() {
 /// Replaces each map of the pages by a scalar.
 #[test]
 fn each_map_in_a_hint_is_accepted() {
-    let mut proposed = 0;
+    let mut proposal_count = 0;
     for document in documented_examples() {
         for number in 0..count_scalars(&document) {
             for text in ["api", "/x", "5s"] {
@@ -239,23 +247,28 @@ fn each_map_in_a_hint_is_accepted() {
                     );
                     let Some((_, map)) = diagnostic.hint.split_once("such as {") else { continue };
                     let map = parse_documents(&format!("{{{map}\n")).unwrap().remove(0);
-                    let mut corrected = document_with_mistake.clone();
+                    let mut corrected_document = document_with_mistake.clone();
                     assert!(
-                        set_value(&mut corrected, &diagnostic.field, &map),
+                        set_value(&mut corrected_document, &diagnostic.field, &map),
                         "{}",
                         diagnostic.field
                     );
-                    let problems = kinds::find_problems(None, &corrected);
-                    let remaining = problems
+                    let problems = kinds::find_problems(None, &corrected_document);
+                    let remaining_problem = problems
                         .iter()
                         .find(|problem| problem.field.starts_with(&diagnostic.field));
-                    assert!(remaining.is_none(), "{}: {}", diagnostic.field, diagnostic.hint);
-                    proposed += 1;
+                    assert!(
+                        remaining_problem.is_none(),
+                        "{}: {}",
+                        diagnostic.field,
+                        diagnostic.hint
+                    );
+                    proposal_count += 1;
                 }
             }
         }
     }
-    assert!(proposed > 100, "{proposed}");
+    assert!(proposal_count > 100, "{proposal_count}");
 }
 
 /// Sets the value at a path.

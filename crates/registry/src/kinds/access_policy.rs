@@ -156,7 +156,7 @@ pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<Pee
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
     let fields = element.read_fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {
-        // Deny rules match every form of a path; they are written in the normalized one.
+        // Deny rules match every encoding of a path and are written with the decoded path.
         Some(field) if action == PolicyAction::Deny => read_path_with(field, read_decoded_path),
         Some(field) => read_path(field),
         None => Some(PathMatch::Any),

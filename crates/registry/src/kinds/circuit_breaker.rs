@@ -85,7 +85,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
             Duration::from_secs(10),
         )?,
         buckets: u8::try_from(read_number_or(&fields, "buckets", 1, 60, 10)?).ok()?,
-        requests_min: read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20)?,
+        min_requests: read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20)?,
         failure_threshold,
         consecutive_failures,
         slow,
@@ -122,7 +122,7 @@ pub(super) fn read_slow_threshold(field: &Field<'_>) -> Option<Duration> {
     read_duration_within(field, Duration::from_millis(1), MAX_DURATION)
 }
 
-/// Minimum length of the window: in a shorter one, most buckets would have no requests.
+/// Minimum length of the window: in a shorter window, most buckets would have no requests.
 pub(super) const MIN_WINDOW: Duration = Duration::from_millis(100);
 /// Minimum time that the circuit stays open.
 pub(super) const MIN_OPEN_DURATION: Duration = Duration::from_millis(10);

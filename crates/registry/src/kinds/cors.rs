@@ -13,15 +13,15 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
         "exposeHeaders",
         "maxAge",
     ])?;
-    let list = fields.require("allowOrigins")?;
-    let origins: Vec<OriginPattern> = list.read_each(MAX_WORDS, |field| {
+    let origins_field = fields.require("allowOrigins")?;
+    let origins: Vec<OriginPattern> = origins_field.read_each(MAX_WORDS, |field| {
         let reject_origin = |error: InvalidOrigin| {
             field.reject(format!("{} is not an origin", field.quoted_value()), error.hint);
         };
         OriginPattern::new(field.read_text()?).map_err(reject_origin).ok()
     });
     if origins.is_empty() {
-        list.reject("names no origin", "add one, or remove the filter");
+        origins_field.reject("names no origin", "add one, or remove the filter");
     }
     let credentials = match fields.find("allowCredentials") {
         Some(field) => field.read_boolean()?,
@@ -51,7 +51,7 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     })
 }
 
-/// Reads a list of words, or a single `*`.
+/// Reads a list of words, or a single `*`; an empty list if the field is absent.
 fn read_words(
     fields: &MapFields<'_>,
     key: &str,
@@ -71,7 +71,7 @@ fn read_words(
 
 fn read_header(field: &Field<'_>) -> Option<String> {
     let name = field.read_text()?.to_ascii_lowercase();
-    if !HeaderEdits::is_name(&name) {
+    if !HeaderEdits::is_valid_name(&name) {
         let problem = format!("{} is not the name of a header", field.quoted_value());
         field.reject(problem, "use letters, digits and `-`");
         return None;

@@ -28,7 +28,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<EgressP
     Some(policy)
 }
 
-/// Rejects fields that have no effect in combination with the others.
+/// Rejects fields that have no effect in combination with the policy's other fields.
 fn reject_ineffective(spec: &Field<'_>, fields: &MapFields<'_>, policy: &EgressPolicy) {
     let has_port_matched_by =
         |matched_by: MatchedBy| policy.ports.iter().any(|port| port.matched_by == matched_by);
@@ -74,7 +74,7 @@ pub(super) fn read_unique<'a, T: PartialEq>(
     read_unique_elements(fields.require(key)?, hint, read)
 }
 
-/// Reads a list without duplicates; empty if absent.
+/// Reads a list without duplicates; empty if the field is absent.
 fn read_optional_unique<'a, T: PartialEq>(
     fields: &MapFields<'a>,
     key: &str,

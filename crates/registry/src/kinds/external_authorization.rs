@@ -24,7 +24,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, A
         "body",
     ])?;
     let scope = read_targets(&fields, namespace);
-    let check_service = check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Deny);
+    let check_service = check_service::read(&fields, namespace, DEFAULT_TIMEOUT, FailureMode::Deny);
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
     let headers = read_headers(&fields);
@@ -79,19 +79,19 @@ fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String
 fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let read_flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);
-    let bytes_max = match fields.find("maxRequestBytes") {
+    let max_bytes = match fields.find("maxRequestBytes") {
         Some(field) => field.read_number(1, BodyExcerpt::MAX_BYTES),
-        None => Some(BodyExcerpt::BYTES_DEFAULT),
+        None => Some(BodyExcerpt::DEFAULT_MAX_BYTES),
     };
     let (allow_partial_message, pack_as_bytes) =
         (read_flag("allowPartialMessage"), read_flag("packAsBytes"));
     let long_body =
         if allow_partial_message? { LongBodyAction::SendPrefix } else { LongBodyAction::Reject };
-    Some(BodyExcerpt { bytes_max: bytes_max?, long_body, pack_as_bytes: pack_as_bytes? })
+    Some(BodyExcerpt { max_bytes: max_bytes?, long_body, pack_as_bytes: pack_as_bytes? })
 }
 
 /// The default timeout, as in Envoy.
-const TIMEOUT_DEFAULT: Duration = Duration::from_millis(200);
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of headers sent to a check service.
 const MAX_HEADERS: usize = 64;
 /// Maximum number of context extensions per policy.

@@ -63,11 +63,11 @@ fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
         &["fixedDelay", "percent"],
         &[vec![("fixedDelay", None)], example],
     )?;
-    let min = Duration::from_millis(1);
+    let min_delay = Duration::from_millis(1);
     let time = fields
         .require("fixedDelay")
-        .and_then(|field| read_duration_within(field, min, FaultDelay::MAX_DELAY));
-    Some(FaultDelay { share_ppm: read_percent(&fields)?, time: time? })
+        .and_then(|field| read_duration_within(field, min_delay, FaultDelay::MAX_DELAY));
+    Some(FaultDelay { share_ppm: read_percent(&fields)?, duration: time? })
 }
 
 fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
@@ -98,21 +98,21 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
     Some(FaultAbort { share_ppm: read_percent(&fields)?, response, grpc })
 }
 
-/// Reads `percent`, the share of requests, in parts per million: above 0, with up to four decimals; 100 % if
-/// absent.
+/// Reads `percent`, the percentage of requests, and returns it in parts per million. It must be above 0 and have at
+/// most four decimals; the default is 100 %.
 pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
-    let parse_share = |text: &str| parse_percent_ppm(text).filter(|share| *share > 0);
+    let parse_share_ppm = |text: &str| parse_percent_ppm(text).filter(|share_ppm| *share_ppm > 0);
     let problem = format!("{} is not a percentage", field.quoted_value());
     match field.value() {
         NodeValue::Number(text) => {
-            if let Some(share) = parse_share(text) {
-                return Some(share);
+            if let Some(share_ppm) = parse_share_ppm(text) {
+                return Some(share_ppm);
             }
         }
         NodeValue::Text(text) => {
             let number = text.trim_end_matches('%').trim_end();
-            if parse_share(number).is_some() {
+            if parse_share_ppm(number).is_some() {
                 let hint = format!("write {number}, without quotes or a tag");
                 field.reject_with_replacement(
                     problem,
@@ -131,7 +131,7 @@ pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
     None
 }
 
-/// Parses a percentage into parts per million.
+/// Parses a percentage of at most 100 with at most four decimals into parts per million.
 fn parse_percent_ppm(text: &str) -> Option<u32> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

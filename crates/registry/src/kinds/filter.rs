@@ -1,4 +1,4 @@
-//! Reader of the filters of a Gateway API route rule.
+//! Reader of the filters of HTTPRoute and GRPCRoute rules, and of the filters of their backends.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,9 @@ pub(super) fn read(
     let Some(field) = rule.find("filters") else { return };
     let mut seen_kinds = Vec::new();
     for filter in field.read_list(MAX_FILTERS).unwrap_or_default() {
-        let Some((kind, config)) = read_type(&filter, FilterKind::for_rules(family)) else {
+        let Some((kind, config)) =
+            read_type_and_config(&filter, FilterKind::supported_in_rules(family))
+        else {
             continue;
         };
         if seen_kinds.contains(&kind) && kind != FilterKind::Mirror {
@@ -75,8 +77,8 @@ pub(super) fn read_backend_filters(
     let mut edits = BackendEdits::default();
     let mut seen_kinds = Vec::new();
     for filter in backend.find("filters")?.read_list(MAX_FILTERS)? {
-        let supported_kinds = FilterKind::for_backends(family);
-        let Some((kind, config)) = read_type(&filter, supported_kinds) else { continue };
+        let supported_kinds = FilterKind::supported_in_backends(family);
+        let Some((kind, config)) = read_type_and_config(&filter, supported_kinds) else { continue };
         if seen_kinds.contains(&kind) {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
@@ -126,7 +128,8 @@ impl FilterKind {
         }
     }
 
-    const fn for_rules(family: RouteFamily) -> &'static [Self] {
+    /// Returns the filters that a rule of this route family may have.
+    const fn supported_in_rules(family: RouteFamily) -> &'static [Self] {
         match family {
             RouteFamily::Http => &[
                 Self::RequestHeaders,
@@ -140,7 +143,8 @@ impl FilterKind {
         }
     }
 
-    const fn for_backends(family: RouteFamily) -> &'static [Self] {
+    /// Returns the filters that a backend in a rule of this route family may have.
+    const fn supported_in_backends(family: RouteFamily) -> &'static [Self] {
         match family {
             RouteFamily::Http => &[Self::RequestHeaders, Self::ResponseHeaders, Self::Rewrite],
             RouteFamily::Grpc => &[Self::RequestHeaders, Self::ResponseHeaders],
@@ -148,8 +152,8 @@ impl FilterKind {
     }
 }
 
-/// Reads the filter type and its configuration field.
-fn read_type<'a>(
+/// Reads the filter type and returns it with the field of its configuration; `None` if the type is unsupported.
+fn read_type_and_config<'a>(
     filter: &Field<'a>,
     supported_kinds: &[FilterKind],
 ) -> Option<(FilterKind, Field<'a>)> {
@@ -173,9 +177,9 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
     };
     let header_names =
         edits.set.iter().chain(&edits.add).map(|header| &header.name).chain(&edits.remove);
-    let mut names: Vec<&String> = header_names.collect();
-    names.sort_unstable();
-    if let Some([name, _]) = names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
+    let mut sorted_names: Vec<&String> = header_names.collect();
+    sorted_names.sort_unstable();
+    if let Some([name, _]) = sorted_names.windows(2).find(|pair| matches!(pair, [a, b] if a == b)) {
         config.reject(
             format!("has two changes of the header {name:?}"),
             "name each header once; several values go into one, separated by commas",
@@ -193,7 +197,8 @@ pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
         fields.require("name").and_then(|field| read_editable_header(field, field.read_text()?));
     let value = fields.require("value").and_then(|field| {
         let text = field.read_text()?;
-        let is_valid = HeaderEdits::is_value(text) && (1..=MAX_HEADER_BYTES).contains(&text.len());
+        let is_valid =
+            HeaderEdits::is_valid_value(text) && (1..=MAX_HEADER_VALUE_BYTES).contains(&text.len());
         if !is_valid {
             field.reject(
                 format!("{} is not a value of a header", field.quoted_value()),
@@ -205,10 +210,10 @@ pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     Some(Header { name: name?, value: value? })
 }
 
-/// Returns the lower-case name of a header that a rule may modify.
+/// Returns the lower-case name of a header that a rule may modify; rejects headers of the protocol, such as `host`.
 fn read_editable_header(field: &Field<'_>, text: &str) -> Option<String> {
     let name = text.to_ascii_lowercase();
-    if !HeaderEdits::is_name(&name) || name.len() > MAX_HEADER_NAME_BYTES {
+    if !HeaderEdits::is_valid_name(&name) || name.len() > MAX_HEADER_NAME_BYTES {
         let problem = format!("{} is not the name of a header", field.quoted_value());
         field.reject(problem, "use letters, digits and `-`");
         return None;
@@ -275,13 +280,13 @@ fn read_hostname(field: &Field<'_>) -> Option<Name> {
 
 fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     let fields = path.read_any_fields()?;
-    let is_full = fields
+    let replaces_full_path = fields
         .require("type")?
         .read_choice(&[("ReplaceFullPath", true), (REPLACE_PREFIX, false)])?;
-    let key = if is_full { "replaceFullPath" } else { "replacePrefixMatch" };
+    let key = if replaces_full_path { "replaceFullPath" } else { "replacePrefixMatch" };
     fields.reject_unknown(&["type", key]);
     let value = fields.require(key)?;
-    if is_full {
+    if replaces_full_path {
         return read_literal_path(value).map(PathEdit::Full);
     }
     let has_single_prefix =
@@ -306,7 +311,7 @@ const REPLACE_PREFIX: &str = "ReplacePrefixMatch";
 const MAX_FILTERS: usize = 16;
 /// Maximum number of headers per list, as in the resource's schema.
 const MAX_HEADERS: usize = 16;
-/// Maximum length of a header value.
-const MAX_HEADER_BYTES: usize = 4096;
+/// Maximum length of a header value in bytes.
+const MAX_HEADER_VALUE_BYTES: usize = 4096;
 /// Maximum length of a header name.
 const MAX_HEADER_NAME_BYTES: usize = 256;

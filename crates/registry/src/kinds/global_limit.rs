@@ -25,7 +25,7 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
         "rateLimitHeaders",
     ])?;
     let check_service =
-        check_service::read(&fields, namespace, TIMEOUT_DEFAULT, FailureMode::Allow);
+        check_service::read(&fields, namespace, DEFAULT_TIMEOUT, FailureMode::Allow);
     let domain = fields.require("domain").and_then(read_descriptor_text);
     let descriptors = fields.require("descriptors").and_then(|field| {
         let elements = field.read_list(MAX_DESCRIPTORS)?;
@@ -62,12 +62,12 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
     Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 
-/// Reads `{key, value}`, `{key, header}`, or `{key, from}` with a word.
+/// Reads `{source_key, value}`, `{source_key, header}`, or `{source_key, from}` with a word.
 fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     let fields = element.read_fields(&["key", "value", "header", "from"])?;
-    let key = require_exactly_one_key(&fields, &["value", "header", "from"])?;
-    let field = fields.find(key)?;
-    let value = match key {
+    let source_key = require_exactly_one_key(&fields, &["value", "header", "from"])?;
+    let field = fields.find(source_key)?;
+    let value = match source_key {
         "value" => DescriptorValue::Text(read_descriptor_text(field)?),
         "header" => DescriptorValue::Header(read_header_name(field, field.read_text()?)?),
         _ => field.read_choice(&[
@@ -82,15 +82,19 @@ fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
 
 /// Reads a text that is sent to the rate limit service.
 fn read_descriptor_text(field: &Field<'_>) -> Option<String> {
-    let parse = |text: &str| {
-        let is_valid = !text.is_empty() && text.len() <= MAX_TEXT_BYTES;
+    let parse_descriptor_text = |text: &str| {
+        let is_valid = !text.is_empty() && text.len() <= MAX_DESCRIPTOR_TEXT_BYTES;
         (is_valid && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.read_with(parse, "a text to send", "use 1 to 256 bytes without control characters")
+    field.read_with(
+        parse_descriptor_text,
+        "a text to send",
+        "use 1 to 256 bytes without control characters",
+    )
 }
 
 /// The default timeout, as in Envoy.
-const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum number of descriptors per request.
 const MAX_DESCRIPTORS: usize = 16;
 /// Maximum number of entries per descriptor.
@@ -98,4 +102,4 @@ const MAX_ENTRIES: usize = 16;
 /// Maximum value of `hitsAddend`, the number of hits that a request counts as.
 const MAX_HITS_ADDEND: u32 = 1_000_000;
 /// Maximum length of a text in a descriptor.
-const MAX_TEXT_BYTES: usize = 256;
+const MAX_DESCRIPTOR_TEXT_BYTES: usize = 256;

@@ -72,8 +72,9 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
         Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
-    let (service, name) = (non_empty_field(&fields, "service"), non_empty_field(&fields, "method"));
-    if service.is_none() && name.is_none() {
+    let (service, method_name) =
+        (non_empty_field(&fields, "service"), non_empty_field(&fields, "method"));
+    if service.is_none() && method_name.is_none() {
         method.reject("names neither a service nor a method", "add `service` or `method`");
         return None;
     }
@@ -82,16 +83,19 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
             Some(field) => field.read_regex().map(|text| format!("(?:{text})")),
             None => Some(ANY_SEGMENT.to_owned()),
         };
-        let path = format!("/{}/{}", read_segment_regex(service)?, read_segment_regex(name)?);
+        let path =
+            format!("/{}/{}", read_segment_regex(service)?, read_segment_regex(method_name)?);
         return Some(PathMatch::Regex(path));
     }
     let service = service.map(|field| read_grpc_name(field, is_service_name, "com.example.Books"));
-    let name = name.map(|field| read_grpc_name(field, is_method_name, "ListBooks"));
-    match (service, name) {
-        (Some(service), Some(name)) => Some(PathMatch::Exact(format!("/{}/{}", service?, name?))),
+    let method_name = method_name.map(|field| read_grpc_name(field, is_method_name, "ListBooks"));
+    match (service, method_name) {
+        (Some(service), Some(method_name)) => {
+            Some(PathMatch::Exact(format!("/{}/{}", service?, method_name?)))
+        }
         (Some(service), None) => Some(PathMatch::Prefix(format!("/{}", service?))),
         // A name has no regular expression metacharacters.
-        (None, name) => Some(PathMatch::Regex(format!("/{ANY_SEGMENT}/{}", name??))),
+        (None, method_name) => Some(PathMatch::Regex(format!("/{ANY_SEGMENT}/{}", method_name??))),
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, H
         .and_then(|field| read_duration_within(field, HedgeRule::MIN_AFTER, HedgeRule::MAX_AFTER));
     let methods = fields.read_each("methods", HedgeRule::MAX_METHODS, |field| {
         let method = field.read_text()?;
-        if !HedgeRule::is_method(method) {
+        if !HedgeRule::is_valid_method(method) {
             let problem =
                 format!("{} is not a method that can be sent twice", field.quoted_value());
             field.reject(problem, "use one such as GET or POST");

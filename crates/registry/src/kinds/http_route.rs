@@ -25,7 +25,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRou
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Http, created: 0 })
 }
 
-/// Reads the rules; at least one is required.
+/// Reads the rules. Without rules, it warns and returns the default rule of the schema.
 pub(super) fn read_rules(
     spec: &Field<'_>,
     fields: &MapFields<'_>,
@@ -51,8 +51,8 @@ pub(super) fn read_rules(
     rules
 }
 
-/// Warns about host names, which have no effect on routes of services in the Gateway API. It is not a rejection,
-/// because the route may also be attached to a gateway.
+/// Warns about host names, which have no effect on routes of services in the Gateway API. They are not rejected, because
+/// the route may also be attached to a gateway.
 pub(super) fn warn_about_hostnames(fields: &MapFields<'_>) {
     let hostnames = fields
         .find("hostnames")
@@ -185,7 +185,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     };
     let method = fields.find("method").map(|field| field.read_choice(METHODS));
     let headers = read_headers(&fields);
-    let query = fields.read_each("queryParams", MAX_FIELDS, read_field_match);
+    let query = fields.read_each("queryParams", MAX_FIELD_MATCHES, read_field_match);
     reject_repeated(&fields, "queryParams", &query);
     Some(RequestMatch {
         path: path?,
@@ -197,7 +197,7 @@ pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
 
 /// Reads the header matches.
 pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
-    let headers = fields.read_each("headers", MAX_FIELDS, |field| {
+    let headers = fields.read_each("headers", MAX_FIELD_MATCHES, |field| {
         let mut header = read_field_match(field)?;
         header.name = read_header_name(field, &header.name)?;
         Some(header)
@@ -210,14 +210,14 @@ pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
     read_path_with(path, read_literal_path)
 }
 
-/// Reads a path match like [`read_path`], but reads paths that are not regular expressions with `read_literal`.
+/// Reads a path match like [`read_path`], but reads exact paths and prefixes with `read_literal`.
 pub(super) fn read_path_with(
     path: &Field<'_>,
     read_literal: impl Fn(&Field<'_>) -> Option<String>,
 ) -> Option<PathMatch> {
     let example = vec![("type", Some("PathPrefix")), ("value", None)];
     let fields = path.read_fields_with_examples(&["type", "value"], &[example])?;
-    let kind = match fields.find("type") {
+    let match_type = match fields.find("type") {
         Some(field) => field.read_choice(&[
             ("Exact", PathMatchType::Exact),
             ("PathPrefix", PathMatchType::Prefix),
@@ -226,7 +226,7 @@ pub(super) fn read_path_with(
         None => PathMatchType::Prefix,
     };
     let Some(value) = fields.find("value") else {
-        return match kind {
+        return match match_type {
             PathMatchType::Exact => Some(PathMatch::Exact("/".to_owned())),
             PathMatchType::Prefix => Some(PathMatch::Any),
             PathMatchType::Regex => {
@@ -235,7 +235,7 @@ pub(super) fn read_path_with(
             }
         };
     };
-    match kind {
+    match match_type {
         PathMatchType::Exact => read_literal(value).map(PathMatch::Exact),
         PathMatchType::Prefix => read_literal(value).map(normalize_prefix),
         PathMatchType::Regex => value.read_regex().map(PathMatch::Regex),
@@ -298,11 +298,11 @@ pub(super) fn read_header_name(field: &Field<'_>, name: &str) -> Option<String> 
     }
 }
 
-/// Rejects two matches of one name, of which only the first would apply.
+/// Rejects a second match for the same name: only the first match would apply.
 fn reject_repeated(fields: &MapFields<'_>, key: &str, matches: &[FieldMatch]) {
     let is_repeated = |(index, field_match): (usize, &FieldMatch)| {
-        let preceding = matches.iter().take(index);
-        preceding.map(|other| &other.name).any(|name| *name == field_match.name)
+        let preceding_matches = matches.iter().take(index);
+        preceding_matches.map(|other| &other.name).any(|name| *name == field_match.name)
     };
     if matches.iter().enumerate().any(is_repeated)
         && let Some(field) = fields.find(key)
@@ -402,11 +402,11 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     }
     let attempts = match fields.find("attempts") {
         Some(field) => read_attempts(field)?,
-        None => RETRIES_DEFAULT,
+        None => DEFAULT_RETRIES,
     };
     let backoff = match fields.find("backoff") {
         Some(field) => read_duration(field)?,
-        None => RETRY_BACKOFF_DEFAULT,
+        None => DEFAULT_RETRY_BACKOFF,
     };
     Some(RetryRule { codes, attempts, backoff })
 }
@@ -415,13 +415,14 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
 /// it with a warning.
 fn read_attempts(field: &Field<'_>) -> Option<u8> {
     let attempts = field.read_number(0, i32::MAX.unsigned_abs())?;
-    let max = RetryRule::MAX_ATTEMPTS;
-    let accepted_attempts = u8::try_from(attempts).ok().filter(|attempts| *attempts <= max);
+    let max_attempts = RetryRule::MAX_ATTEMPTS;
+    let accepted_attempts =
+        u8::try_from(attempts).ok().filter(|attempts| *attempts <= max_attempts);
     if accepted_attempts.is_none() {
-        let problem = format!("{attempts} exceeds the limit of {max}");
-        field.warn(problem, format!("use at most {max}"));
+        let problem = format!("{attempts} exceeds the limit of {max_attempts}");
+        field.warn(problem, format!("use at most {max_attempts}"));
     }
-    Some(accepted_attempts.unwrap_or(max))
+    Some(accepted_attempts.unwrap_or(max_attempts))
 }
 
 /// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.
@@ -472,7 +473,7 @@ pub(super) const MAX_MATCHES: usize = 64;
 /// Maximum number of backends per rule, as in the resource's schema.
 pub(super) const MAX_BACKENDS: usize = 16;
 /// Maximum number of headers or query parameters per match, as in the resource's schema.
-const MAX_FIELDS: usize = 16;
+const MAX_FIELD_MATCHES: usize = 16;
 /// Maximum length of a header or query parameter name, as in the resource's schema.
 const MAX_FIELD_NAME_BYTES: usize = 256;
 /// Maximum weight of a backend, as in the resource's schema.
@@ -480,9 +481,9 @@ pub(super) const MAX_WEIGHT: u32 = 1_000_000;
 /// Maximum number of retry statuses: each status from 400 to 599 once.
 const MAX_RETRY_CODES: usize = 200;
 /// The default number of retries.
-pub(super) const RETRIES_DEFAULT: u8 = 1;
+pub(super) const DEFAULT_RETRIES: u8 = 1;
 /// The default backoff before the first retry.
-pub(super) const RETRY_BACKOFF_DEFAULT: Duration = Duration::from_millis(25);
+pub(super) const DEFAULT_RETRY_BACKOFF: Duration = Duration::from_millis(25);
 
 #[cfg(test)]
 mod tests {

@@ -75,13 +75,13 @@ fn apply_tls_settings(
 ) -> Option<IngressProtocol> {
     let (mut client_certificate, mut server_names) = (ClientCertificateMode::Required, Vec::new());
     if let Some(field) = fields.find("tls") {
-        let tls = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
-        if let Some(skip) = tls.find("skipClientCertValidation")
+        let tls_fields = field.read_fields(&["skipClientCertValidation", "sniHosts"])?;
+        if let Some(skip) = tls_fields.find("skipClientCertValidation")
             && skip.read_flag()?
         {
             client_certificate = ClientCertificateMode::Skipped;
         }
-        if let Some(field) = tls.find("sniHosts") {
+        if let Some(field) = tls_fields.find("sniHosts") {
             server_names = field.read_each(MAX_LIST, |name| Some(name.read_name()?.to_string()));
         }
         if protocol.is_plaintext()

@@ -1,4 +1,4 @@
-//! Reader of the JWKS locations of a token issuer.
+//! Reader of the JWKS of a token issuer: an inline key set, the path of a file, or the URL of a server.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::request_condition::require_exactly_one_key;
 use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
 
-/// Reads the only field of `inline`, `file` and `url`, and `refreshInterval` with the latter.
+/// Reads exactly one of the fields `inline`, `file` and `url`, and `refreshInterval` together with `url`.
 pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     if field.plain_text().is_some_and(|text| text.trim_start().starts_with('{')) {
         field.reject("is a text, not a map", "write a map with the text as `inline`");
@@ -28,8 +28,8 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     }
     match key {
         "inline" => read_inline(fields.find("inline")?),
-        "file" => read_file_path(fields.find("file")?).map(KeySource::File).map(IssuerKeys::At),
-        _ => read_server(&fields).map(KeySource::Server).map(IssuerKeys::At),
+        "file" => read_file_path(fields.find("file")?).map(KeySource::File).map(IssuerKeys::Source),
+        _ => read_server(&fields).map(KeySource::Server).map(IssuerKeys::Source),
     }
 }
 
@@ -44,7 +44,7 @@ fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
     let hint = match file_url_path(text) {
         Some(path) => format!("write the path alone: \"{path}\""),
         None if !is_url(text) => return Some(path),
-        None if KeyServer::parse(text, REFRESH_INTERVAL_DEFAULT).is_ok() => {
+        None if KeyServer::parse(text, DEFAULT_REFRESH_INTERVAL).is_ok() => {
             "write it as `url`".to_owned()
         }
         None => "write the path of a file, as in `/etc/leno/keys.json`".to_owned(),
@@ -84,7 +84,7 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
         }
     };
     match problem {
-        None => Some(IssuerKeys::Set(text.into())),
+        None => Some(IssuerKeys::Inline(text.into())),
         Some(problem) => {
             inline.reject(problem, "copy the content of the issuer's `jwks_uri`");
             None
@@ -98,7 +98,7 @@ fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
         "refreshInterval",
         KeyServer::MIN_REFRESH_INTERVAL,
         KeyServer::MAX_REFRESH_INTERVAL,
-        REFRESH_INTERVAL_DEFAULT,
+        DEFAULT_REFRESH_INTERVAL,
     );
     let field = fields.find("url")?;
     match KeyServer::parse(field.read_text()?, refresh_interval?) {
@@ -149,4 +149,4 @@ fn is_loopback_host(host: &str) -> bool {
 /// Maximum length of a path that a hint repeats.
 const MAX_PATH_IN_HINT_BYTES: usize = 256;
 /// The default refresh interval, as in Envoy.
-const REFRESH_INTERVAL_DEFAULT: Duration = Duration::from_secs(300);
+const DEFAULT_REFRESH_INTERVAL: Duration = Duration::from_secs(300);

@@ -35,7 +35,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, J
     Some((scope?, JwtValidation { issuers, required: required? }))
 }
 
-/// Reads `required: true`, or `requiredFor` with request matches.
+/// Reads `required`, or `requiredFor` with request matches. Without both fields, no request requires a token.
 fn read_required(fields: &MapFields<'_>) -> Option<TokenRequirement> {
     let requests = read_elements(
         fields,
@@ -91,7 +91,7 @@ fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
         "clockSkew",
         Duration::ZERO,
         JwtIssuer::MAX_CLOCK_SKEW,
-        CLOCK_SKEW_DEFAULT,
+        DEFAULT_CLOCK_SKEW,
     );
     let requires_expiration = match fields.find("requireExpiration") {
         Some(field) => field.read_boolean()?,
@@ -134,7 +134,7 @@ fn read_max_age(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     }
 }
 
-/// Reads `{header}` with a `prefix`, or `{query}`.
+/// Reads the location of a token: `header` with an optional `prefix`, or `query`.
 fn read_token_location(element: &Field<'_>) -> Option<JwtLocation> {
     let fields = element.read_fields(&["header", "prefix", "query"])?;
     if require_exactly_one_key(&fields, &["header", "query"])? == "query" {
@@ -157,7 +157,7 @@ fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
     let claim = fields.require("claim").and_then(read_compared_text);
     let field = fields.require("header")?;
     let header = read_header_name(field, field.read_text()?)?;
-    if !HeaderEdits::is_name(&header) || !HeaderEdits::may_edit(&header) {
+    if !HeaderEdits::is_valid_name(&header) || !HeaderEdits::may_edit(&header) {
         let problem = format!("{} is a header of the protocol", field.quoted_value());
         field.reject(problem, "use another header, such as `x-user`");
         return None;
@@ -167,16 +167,20 @@ fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
 
 /// Reads a text that tokens are compared with.
 pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
-    let parse = |text: &str| {
-        let is_valid = !text.is_empty() && text.len() <= MAX_TEXT_BYTES;
+    let parse_compared_text = |text: &str| {
+        let is_valid = !text.is_empty() && text.len() <= MAX_COMPARED_TEXT_BYTES;
         (is_valid && !text.contains(char::is_control)).then(|| text.to_owned())
     };
-    field.read_with(parse, "a text to compare", "use 1 to 512 bytes without control characters")
+    field.read_with(
+        parse_compared_text,
+        "a text to compare",
+        "use 1 to 512 bytes without control characters",
+    )
 }
 
 /// Maximum number of issuers per policy.
 const MAX_ISSUERS: usize = 16;
 /// The default clock skew, as in Envoy.
-const CLOCK_SKEW_DEFAULT: Duration = Duration::from_secs(60);
+const DEFAULT_CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Maximum length of an issuer, audience or claim.
-const MAX_TEXT_BYTES: usize = 512;
+const MAX_COMPARED_TEXT_BYTES: usize = 512;

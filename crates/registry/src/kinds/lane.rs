@@ -51,6 +51,7 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     Some(LaneRule { origin, priority, request_match, marks })
 }
 
+/// Reads a mark: headers that are added to a percentage of the matching requests.
 fn read_mark(element: &Field<'_>) -> Option<LaneMark> {
     let fields = element.read_fields(&["percent", "headers"])?;
     let percent = match fields.find("percent") {

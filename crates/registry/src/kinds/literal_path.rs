@@ -1,4 +1,4 @@
-//! Readers of literal paths, encoded as in requests or decoded.
+//! Readers of literal paths: routes match paths encoded as in requests, deny rules match decoded paths.
 
 use std::fmt::Write as _;
 
@@ -58,7 +58,9 @@ fn normalization_problem(path: &str) -> Option<&'static str> {
         Some("does not start with `/`")
     } else if path.len() > MAX_PATH_BYTES {
         Some("is longer than 1024 bytes")
-    } else if path.contains("//") || path.split('/').any(|part| part == "." || part == "..") {
+    } else if path.contains("//")
+        || path.split('/').any(|segment| segment == "." || segment == "..")
+    {
         Some("is not normalized: it has an empty, `.` or `..` element")
     } else {
         None
@@ -113,7 +115,8 @@ fn has_escapes(path: &str) -> bool {
     })
 }
 
-/// Returns the path without escapes and parameters, if it is valid text.
+/// Returns the decoded path without parameters; `None` if it is not valid UTF-8, not normalized, or has escapes even
+/// after decoding.
 fn percent_decode(path: &str) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
     let mut remaining = path.as_bytes();

@@ -100,8 +100,8 @@ fn read_slow_start(field: &Field<'_>) -> Option<SlowStart> {
     let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
     let duration =
         fields.require("duration").and_then(|field| read_duration_within(field, min, max));
-    let percent_min = read_percent_or(&fields, "minimumPercent", 1, 10)?;
-    Some(SlowStart { time: duration?, percent_min })
+    let min_percent = read_percent_or(&fields, "minimumPercent", 1, 10)?;
+    Some(SlowStart { duration: duration?, min_percent })
 }
 
 /// An algorithm as named in documents, without its parameters.

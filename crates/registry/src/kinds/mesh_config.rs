@@ -35,7 +35,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         config.floor = Box::new(read_floor(field)?);
     }
     let admission = read_admission(&fields)?;
-    // Exempted namespaces may need a weaker setting of the mesh.
+    // If namespaces are exempt from the floor, the mesh-wide setting may be below the floor for their sake.
     if config.floor.except_namespaces.is_empty() {
         reject_below_floor(
             &fields,
@@ -53,7 +53,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         config.api_server_egress =
             field.read_choice(&named_choices(Egress::ALL, Egress::as_str))?;
     }
-    for revoked in fields.read_each("revoked", MAX_REVOKED, read_revoked) {
+    for revoked in fields.read_each("revoked", MAX_REVOKED_WORKLOADS, read_revoked) {
         match revoked {
             RevokedEntry::Account(account) => drop(config.revoked.insert(account)),
             RevokedEntry::Workload(workload) => drop(config.revoked_workloads.insert(workload)),
@@ -147,6 +147,7 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
     Some(namespaces)
 }
 
+/// Reads `floor`, the minimum security settings that namespaces and workloads cannot weaken.
 fn read_floor(field: &Field<'_>) -> Option<Floor> {
     const KNOWN_FIELDS: &[&str] =
         &["defaultPolicy", "mtls", "injection", "exclusions", "sidecarImages", "exceptNamespaces"];
@@ -157,9 +158,9 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         }
         None => None,
     };
-    // Each field has one allowed word: a minimum cannot permit more than no minimum.
-    let read_requirement = |key: &str, word: &'static str| match fields.find(key) {
-        Some(field) => field.read_choice(&[(word, true)]),
+    // Each field accepts only the strict word: the other word would be the same as no minimum.
+    let read_requirement = |key: &str, required_word: &'static str| match fields.find(key) {
+        Some(field) => field.read_choice(&[(required_word, true)]),
         None => Some(false),
     };
     let floor = Floor {
@@ -177,9 +178,9 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
             .collect(),
     };
     // An empty list would permit any image, while its author may intend none.
-    let is_empty =
+    let is_empty_list =
         |field: &&Field<'_>| matches!(field.value(), NodeValue::List(list) if list.is_empty());
-    if let Some(images) = fields.find("sidecarImages").filter(is_empty) {
+    if let Some(images) = fields.find("sidecarImages").filter(is_empty_list) {
         images.reject("permits no image", "name repositories, or remove it");
     }
     if matches!(field.value(), NodeValue::Map(map) if map.is_empty()) {
@@ -188,6 +189,7 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
     Some(floor)
 }
 
+/// Reads an image repository without a tag or digest.
 fn read_repository(element: &Field<'_>) -> Option<String> {
     let text = element.read_text()?;
     let is_invalid_character = |c: char| c.is_whitespace() || c.is_control();
@@ -227,7 +229,7 @@ fn reject_below_floor(
 }
 
 /// Maximum number of revoked accounts and workloads: every sidecar receives all of them.
-const MAX_REVOKED: usize = 1024;
+const MAX_REVOKED_WORKLOADS: usize = 1024;
 /// Maximum number of namespaces with their own settings.
 const MAX_NAMESPACES: usize = 1024;
 /// Maximum number of sidecar image repositories.

@@ -17,7 +17,7 @@ pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBacke
     Some(WeightedBackend::new(service?, port?, weight?))
 }
 
-/// Reads the share of requests in parts per million.
+/// Reads the share of requests to copy, `percent` or `fraction`, in parts per million; the default is all requests.
 fn read_share(fields: &MapFields<'_>) -> Option<u32> {
     match (fields.find("percent"), fields.find("fraction")) {
         (None, None) => Some(WHOLE_PPM),

@@ -58,8 +58,10 @@ fn read_collector(field: &Field<'_>) -> Option<Collector> {
 }
 
 fn read_metrics_push(field: &Field<'_>) -> Option<MetricsPush> {
-    let export = field.read_fields(&["export"])?.require("export")?.read_fields(&["otlp"])?;
-    let fields = export.require("otlp")?.read_fields(&["endpoint", "protocol", "interval"])?;
+    let export_fields =
+        field.read_fields(&["export"])?.require("export")?.read_fields(&["otlp"])?;
+    let fields =
+        export_fields.require("otlp")?.read_fields(&["endpoint", "protocol", "interval"])?;
     let collector = read_otlp_collector(&fields, Signal::Metrics);
     let interval = match fields.find("interval") {
         Some(field) => {
@@ -134,7 +136,7 @@ fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
         Err(error) => error,
     };
     match &error {
-        InvalidTemplate::Unknown(name) => match closest_word(name, LOG_FIELDS) {
+        InvalidTemplate::UnknownField(name) => match closest_word(name, LOG_FIELDS) {
             Some(word) => {
                 let corrected = text.replacen(&format!("{{{name}"), &format!("{{{word}"), 1);
                 let hint = format!("did you mean `{word}`?");

@@ -67,7 +67,7 @@ fn read_failure_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, O
         None => None,
     };
     Some(match (failure_rate, consecutive_failures) {
-        (None, None) => (Some(FailureRate { percent: 50, requests_min: 20 }), Some(5)),
+        (None, None) => (Some(FailureRate { percent: 50, min_requests: 20 }), Some(5)),
         limits => limits,
     })
 }
@@ -75,8 +75,8 @@ fn read_failure_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, O
 fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
     let fields = field.read_fields(&["percent", "minimumRequests"])?;
     let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
-    let requests_min = read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20);
-    Some(FailureRate { percent: u8::try_from(percent?).ok()?, requests_min: requests_min? })
+    let min_requests = read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20);
+    Some(FailureRate { percent: u8::try_from(percent?).ok()?, min_requests: min_requests? })
 }
 
 /// Reads the failure classes from the fields `failures` and `grpcStatuses`. Without both fields, the classes
@@ -183,8 +183,9 @@ fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
 
 fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
-        (Some(get), None) => {
-            let path = get.read_fields(&["path"])?.require("path").and_then(read_literal_path)?;
+        (Some(http_get), None) => {
+            let path =
+                http_get.read_fields(&["path"])?.require("path").and_then(read_literal_path)?;
             Some(HealthProbe::Http { path })
         }
         (None, Some(grpc)) => {
@@ -215,7 +216,7 @@ fn parse_grpc_service(text: &str) -> Option<String> {
     is_valid.then(|| text.to_owned())
 }
 
-/// Returns the flag of a failure class.
+/// A function that returns the flag of a failure class.
 type FailureClassAccessor = fn(&mut FailureClasses) -> &mut bool;
 
 /// The failure classes by name.
@@ -248,9 +249,9 @@ pub(super) const GRPC_STATUSES: &[(&str, u8)] = &[
 ];
 /// The gRPC status `UNAVAILABLE`.
 const UNAVAILABLE: u8 = 14;
-/// Minimum length of the window: in a shorter one, most buckets would have no requests.
+/// Minimum length of the window: in a shorter window, most buckets would have no requests.
 const MIN_WINDOW: Duration = Duration::from_millis(100);
-/// Minimum interval and timeout of health checks: more frequent ones would cause noticeable load.
+/// Minimum interval and timeout of health checks: more frequent checks would cause noticeable load.
 const MIN_HEALTH_CHECK_DURATION: Duration = Duration::from_millis(100);
 /// Maximum interval of health checks.
 const MAX_HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(3600);

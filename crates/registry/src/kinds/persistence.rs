@@ -122,7 +122,7 @@ fn read_lifetime(cookie: &MapFields<'_>) -> PersistenceType {
 
 fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     let path = field.read_text()?;
-    if SessionPersistence::is_path(path) {
+    if SessionPersistence::is_valid_path(path) {
         return Some(path.to_owned());
     }
     let problem = format!("{} is not the path of a cookie", field.quoted_value());
@@ -136,7 +136,7 @@ fn read_name(field: &Field<'_>, persistence_type: PersistenceType) -> Option<Str
         PersistenceType::Header => text.to_ascii_lowercase(),
         PersistenceType::Cookie | PersistenceType::LastingCookie => text.to_owned(),
     };
-    if SessionPersistence::is_name(&name, persistence_type) {
+    if SessionPersistence::is_valid_name(&name, persistence_type) {
         return Some(name);
     }
     let problem = match persistence_type {

@@ -67,14 +67,14 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
                 "minConcurrency",
                 1,
                 requests,
-                MIN_CONCURRENCY_DEFAULT.min(requests),
+                DEFAULT_MIN_CONCURRENCY.min(requests),
             )?;
             let percent = read_number_or(
                 &fields,
                 "latencyTolerancePercent",
                 1,
                 MAX_LATENCY_TOLERANCE,
-                LATENCY_TOLERANCE_DEFAULT,
+                DEFAULT_LATENCY_TOLERANCE,
             )?;
             Some(AdaptiveConcurrency {
                 min_concurrency,
@@ -126,9 +126,9 @@ fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
                 "add `key`, or remove it",
             );
         }
-        return Some(RateLimitKey::Nothing);
+        return Some(RateLimitKey::None);
     };
-    let buckets = read_number_or(fields, "maxKeys", 1, Rate::MAX_BUCKETS, BUCKETS_DEFAULT)?;
+    let buckets = read_number_or(fields, "maxKeys", 1, Rate::MAX_BUCKETS, DEFAULT_BUCKETS)?;
     if let NodeValue::Map(_) = field.value() {
         let header = field.read_fields(&["header"])?.require("header")?.clone();
         let name = read_header_name(&header, header.read_text()?)?;
@@ -146,16 +146,16 @@ fn read_rate(fields: &MapFields<'_>, key: &str) -> Option<Rate> {
         .and_then(|field| read_duration_within(field, Rate::MIN_PERIOD, Rate::MAX_PERIOD));
     let (count, window) = (count?, window?);
     let bucket_size = read_number_or(fields, "burst", 1, Rate::MAX_BUCKET_SIZE, count)?;
-    Some(Rate { count, time: window, size: bucket_size })
+    Some(Rate { count, period: window, burst: bucket_size })
 }
 
 /// The default of `minConcurrency`, low enough for applications with very little capacity.
-const MIN_CONCURRENCY_DEFAULT: u32 = 4;
+const DEFAULT_MIN_CONCURRENCY: u32 = 4;
 /// The default of `latencyTolerancePercent`: few clients notice 50 % more latency.
-const LATENCY_TOLERANCE_DEFAULT: u32 = 50;
+const DEFAULT_LATENCY_TOLERANCE: u32 = 50;
 /// Maximum value of `latencyTolerancePercent`.
 const MAX_LATENCY_TOLERANCE: u32 = 1000;
 /// Maximum number of rules per policy.
 const MAX_RULES: usize = 64;
 /// The default of `maxKeys`: enough for the clients of most services, at about 100 KiB.
-const BUCKETS_DEFAULT: u32 = 1000;
+const DEFAULT_BUCKETS: u32 = 1000;

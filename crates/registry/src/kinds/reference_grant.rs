@@ -21,6 +21,7 @@ fn read_elements<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec
     elements
 }
 
+/// Reads the kind and namespace of the routes that are granted access.
 fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
     let fields = element.read_fields(&["group", "kind", "namespace"])?;
     let groups: [(&str, &[(&str, RouteKind)]); 2] =
@@ -31,6 +32,7 @@ fn read_from(element: &Field<'_>) -> Option<GrantedRoutes> {
     Some(GrantedRoutes { kind: kind?, namespace: namespace? })
 }
 
+/// Reads a granted service; `Some(None)` without `name`, which means all services of the namespace.
 fn read_to(element: &Field<'_>) -> Option<Option<Name>> {
     let fields = element.read_fields(&["group", "kind", "name"])?;
     super::reject_other_kinds(&fields, false);

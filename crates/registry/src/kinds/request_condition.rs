@@ -15,13 +15,13 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
         None => Some(PathMatch::Any),
     };
     let headers = fields.find("headers").map(read_headers);
-    let read_tests_of = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
+    let read_tests_in = |key: &str| fields.find(key).map(read_tests).unwrap_or_default();
     Some(TagMatch {
         path: path?,
         methods: fields.read_each("methods", MAX_LIST, read_method),
         headers: headers.unwrap_or_default(),
-        query: read_tests_of("queryParams"),
-        cookies: read_tests_of("cookies"),
+        query: read_tests_in("queryParams"),
+        cookies: read_tests_in("cookies"),
         ..TagMatch::default()
     })
 }
@@ -71,10 +71,10 @@ pub(super) fn read_tests(field: &Field<'_>) -> Vec<FieldTest> {
         field.reject(format!("has {} entries", entries.len()), format!("use at most {MAX_LIST}"));
         return Vec::new();
     }
-    let test = |(name, value): (&str, Field<'_>)| {
+    let read_entry = |(name, value): (&str, Field<'_>)| {
         Some(FieldTest { name: name.to_owned(), test: read_test(&value)? })
     };
-    entries.into_iter().filter_map(test).collect()
+    entries.into_iter().filter_map(read_entry).collect()
 }
 
 /// Reads one operator with its operand; a plain text means `exact`.
@@ -119,10 +119,10 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
         "prefix" => read_text_test(TextRelation::Prefix),
         "regex" => read_text_test(TextRelation::Regex),
         "in" => read_text_test(TextRelation::In),
-        "not" => read_text_test(TextRelation::Not),
-        "above" => read_number_test(NumberRelation::Above),
+        "not" => read_text_test(TextRelation::NotEqual),
+        "above" => read_number_test(NumberRelation::GreaterThan),
         "atLeast" => read_number_test(NumberRelation::AtLeast),
-        "below" => read_number_test(NumberRelation::Below),
+        "below" => read_number_test(NumberRelation::LessThan),
         "atMost" => read_number_test(NumberRelation::AtMost),
         _ => Some(if value.read_boolean()? { ValueTest::Present } else { ValueTest::Absent }),
     }

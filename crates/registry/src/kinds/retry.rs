@@ -7,7 +7,7 @@ use leno_model::{Name, PolicyName, RetryPolicy, RetryRule, ServiceAccount, Servi
 
 use super::ObjectMetadata;
 use super::egress::read_unique;
-use super::http_route::{RETRIES_DEFAULT, RETRY_BACKOFF_DEFAULT, read_duration};
+use super::http_route::{DEFAULT_RETRIES, DEFAULT_RETRY_BACKOFF, read_duration};
 use super::service_policy::read_number_or;
 use super::smi::read_account;
 use crate::document::NodeValue;
@@ -58,10 +58,10 @@ fn read_retry_rule(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
     let max_attempts = u32::from(RetryRule::MAX_ATTEMPTS);
-    let attempts = read_number_or(&fields, "numRetries", 0, max_attempts, RETRIES_DEFAULT.into());
+    let attempts = read_number_or(&fields, "numRetries", 0, max_attempts, DEFAULT_RETRIES.into());
     let backoff = match fields.find("retryBackoffBaseInterval") {
         Some(field) => read_duration(field),
-        None => Some(RETRY_BACKOFF_DEFAULT),
+        None => Some(DEFAULT_RETRY_BACKOFF),
     };
     let try_timeout = read_try_timeout(&fields);
     let attempts = u8::try_from(attempts?).ok()?;

@@ -42,8 +42,8 @@ enum ConfigKey {
     /// The documents of one service.
     Service(ServiceName),
     /// A map from services to documents.
-    Services,
-    /// The documents of every service without its own.
+    ServiceMap,
+    /// The documents of all services without documents of their own.
     Global,
 }
 
@@ -51,7 +51,7 @@ fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     let text = field.read_text()?;
     let service = text.strip_prefix("servicecomb.routeRule.");
     match (text, service) {
-        ("servicecomb.routeRule", _) => Some(ConfigKey::Services),
+        ("servicecomb.routeRule", _) => Some(ConfigKey::ServiceMap),
         ("servicecomb.globalRouteRule", _) => Some(ConfigKey::Global),
         (_, Some(service)) => read_service_name(field, service, namespace).map(ConfigKey::Service),
         _ => {
@@ -102,15 +102,18 @@ fn parse_embedded(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
     }
 }
 
-/// Shifts the positions of a node, parsed from a text, by the position of the text.
-fn shift_positions(node: &mut DocumentNode, start: TextPosition) {
-    node.position.line = node.position.line.saturating_add(start.line).saturating_sub(1);
-    node.position.column = node.position.column.saturating_add(start.column).saturating_sub(1);
+/// Shifts the positions of a node that was parsed from an embedded text by the position of this text.
+fn shift_positions(node: &mut DocumentNode, text_position: TextPosition) {
+    node.position.line = node.position.line.saturating_add(text_position.line).saturating_sub(1);
+    node.position.column =
+        node.position.column.saturating_add(text_position.column).saturating_sub(1);
     match &mut node.value {
-        NodeValue::List(list) => list.iter_mut().for_each(|node| shift_positions(node, start)),
+        NodeValue::List(list) => {
+            list.iter_mut().for_each(|node| shift_positions(node, text_position))
+        }
         NodeValue::Map(map) => map.iter_mut().for_each(|(key, node)| {
-            shift_positions(key, start);
-            shift_positions(node, start);
+            shift_positions(key, text_position);
+            shift_positions(node, text_position);
         }),
         NodeValue::Null
         | NodeValue::Boolean(_)
@@ -142,7 +145,7 @@ fn read_content(
             let rules = SermantRules { lanes: Vec::new(), ..rules };
             Some(vec![(TagScope::Namespace(name.namespace.clone()), rules)])
         }
-        ConfigKey::Services => {
+        ConfigKey::ServiceMap => {
             let mut entries = Vec::new();
             for (service, field) in content.read_entries()? {
                 let service = read_service_name(&field, service, &name.namespace)?;
@@ -200,9 +203,12 @@ fn read_documents(
             .get_mut(kind as usize)
             .is_some_and(|is_seen| std::mem::replace(is_seen, true));
         if is_repeated {
-            let applied = if duplicate_policy == DuplicatePolicy::First { "first" } else { "last" };
+            let applied_document =
+                if duplicate_policy == DuplicatePolicy::First { "first" } else { "last" };
             kind_field.warn(
-                format!("is also the kind of another document: only the {applied} applies"),
+                format!(
+                    "is also the kind of another document: only the {applied_document} applies"
+                ),
                 "put the rules of a kind into one document",
             );
             if duplicate_policy == DuplicatePolicy::First {
@@ -236,7 +242,7 @@ fn read_precedence(field: &Field<'_>) -> Option<i32> {
     precedence.ok()
 }
 
-/// Reads the rules of one document, in descending precedence. They replace the earlier rules of the same kind.
+/// Reads the rules of one document in descending precedence. They replace rules of the same kind from earlier documents.
 fn read_rules(
     rules: &mut SermantRules,
     kind: SermantRuleKind,
@@ -246,20 +252,21 @@ fn read_rules(
     let TagRules { rules: flow_rules, caller_rules, .. } = &mut rules.rules;
     let mut precedences = Vec::new();
     for element in elements {
-        let field = element.read_any_fields()?;
-        precedences.push(match field.find("precedence") {
+        let fields = element.read_any_fields()?;
+        precedences.push(match fields.find("precedence") {
             Some(field) => read_precedence(field)?,
             None => 0,
         });
     }
-    let mut order: Vec<(usize, &Field<'_>)> = elements.iter().enumerate().collect();
-    order.sort_by_key(|(index, _)| Reverse(precedences.get(*index).copied().unwrap_or(0)));
+    let mut ordered_elements: Vec<(usize, &Field<'_>)> = elements.iter().enumerate().collect();
+    ordered_elements
+        .sort_by_key(|(index, _)| Reverse(precedences.get(*index).copied().unwrap_or(0)));
     match kind {
         SermantRuleKind::Flow => flow_rules.clear(),
         SermantRuleKind::Tag => caller_rules.clear(),
         SermantRuleKind::Lane => rules.lanes.clear(),
     }
-    for (index, element) in order {
+    for (index, element) in ordered_elements {
         let (origin, precedence) =
             (location.rule_origin(index), precedences.get(index).copied().unwrap_or(0));
         match kind {
@@ -276,7 +283,7 @@ fn read_rules(
     Some(())
 }
 
-/// Warns about fields that Sermant ignores. They are not rejected, because Sermant accepts the document.
+/// Warns about fields that Sermant ignores. These fields are not rejected, because Sermant accepts the document.
 fn warn_about_unknown_fields(field: &Field<'_>, known_fields: &[&str]) {
     for (key, field) in field.read_entries().unwrap_or_default() {
         if !known_fields.contains(&key) {

@@ -90,9 +90,9 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
         };
         let is_duplicate = match key.read_text()? {
             "default-rule" => default_rule.replace(rule).is_some(),
-            text => {
+            key_text => {
                 // Nacos prefixes the service name with a group.
-                let name = text.rsplit("@@").next().unwrap_or(text);
+                let name = key_text.rsplit("@@").next().unwrap_or(key_text);
                 let Ok(name) = Name::new(name) else {
                     key.reject(
                         format!("{} is not the name of a service here", key.quoted_value()),
@@ -120,11 +120,13 @@ fn read_share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32>
     }
 }
 
+/// Reads a number of milliseconds from 1 ms to 24 h, or returns `default` if the field is absent.
 fn read_milliseconds(fields: &MapFields<'_>, key: &str, default: u32) -> Option<Duration> {
     let number = read_number_or(fields, key, 1, 24 * 3_600_000, default)?;
     Some(Duration::from_millis(number.into()))
 }
 
+/// Reads `exceptions` as failure classes; the default is timeouts only.
 fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
     let mut classes = FailureClasses::default();
     let Some(field) = fields.find("exceptions") else {
@@ -132,7 +134,7 @@ fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
         return Some(classes);
     };
     for element in field.read_list(MAX_EXCEPTIONS)? {
-        match element.read_choice(EXCEPTIONS)? {
+        match element.read_choice(EXCEPTION_CLASSES)? {
             ClientException::Timeout => classes.timeout = true,
             ClientException::Connect => classes.connect = true,
             ClientException::Reset => classes.reset = true,
@@ -141,7 +143,7 @@ fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
     Some(classes)
 }
 
-/// A failure that a sidecar observes, as the equivalent of an exception in the client's JVM.
+/// A failure that a sidecar can observe, for which an exception class of the client's JVM stands.
 #[derive(Clone, Copy)]
 enum ClientException {
     Timeout,
@@ -150,7 +152,7 @@ enum ClientException {
 }
 
 /// The supported exception classes.
-const EXCEPTIONS: &[(&str, ClientException)] = &[
+const EXCEPTION_CLASSES: &[(&str, ClientException)] = &[
     ("com.alibaba.dubbo.remoting.TimeoutException", ClientException::Timeout),
     ("org.apache.dubbo.remoting.TimeoutException", ClientException::Timeout),
     ("java.util.concurrent.TimeoutException", ClientException::Timeout),

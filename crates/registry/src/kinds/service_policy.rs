@@ -1,5 +1,5 @@
-//! Reader of all service policies: calls the reader of the kind. Also contains the readers of targets, durations,
-//! numbers and shares that those have in common.
+//! Reader of all service policies, which calls the reader of the policy's kind. This module also contains the readers
+//! of targets, durations, numbers and shares that several kinds use.
 
 use std::time::Duration;
 

@@ -45,6 +45,7 @@ fn read_destination(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceAc
     Some(account)
 }
 
+/// Reads a reference to a ServiceAccount.
 pub(super) fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
     let fields = field.read_fields(&["kind", "name", "namespace"])?;
     let kind = fields.require("kind").and_then(|kind| kind.read_choice(&[("ServiceAccount", ())]));
@@ -141,14 +142,14 @@ fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
 /// Reads methods. An empty list, or one with `*`, means all methods; the result is empty then.
 pub(super) fn read_methods(fields: &MapFields<'_>) -> Vec<String> {
     let mut methods: Vec<String> = Vec::new();
-    let mut allows_any = false;
+    let mut allows_any_method = false;
     for method in fields.read_each("methods", MAX_LIST, |field| field.read_choice(METHODS)) {
-        allows_any |= method == "*";
+        allows_any_method |= method == "*";
         if !methods.iter().any(|existing| existing == method) {
             methods.push(method.to_owned());
         }
     }
-    if allows_any {
+    if allows_any_method {
         methods.clear();
     }
     methods
@@ -177,8 +178,8 @@ fn read_headers(field: &Field<'_>) -> Vec<FieldMatch> {
 /// Reads a `TCPRoute` of SMI.
 pub(super) fn read_tcp_route(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TcpRoute> {
     let fields = spec.read_fields(&["matches"])?;
-    let matches = fields.require("matches")?.read_fields(&["ports"])?;
-    let ports = match matches.find("ports") {
+    let match_fields = fields.require("matches")?.read_fields(&["ports"])?;
+    let ports = match match_fields.find("ports") {
         None => PortSet::All,
         Some(field) => {
             if matches!(field.value(), NodeValue::List(list) if list.is_empty()) {

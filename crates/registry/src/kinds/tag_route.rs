@@ -76,26 +76,27 @@ fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
 }
 
 /// Reads one fallback policy, or several in order of preference. The word `fail` adds no policy to the list: requests
-/// fail if the sets of all listed policies are empty.
+/// fail if no listed policy selects an endpoint.
 fn read_fallback_policies(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
-    const WORDS: &[(&str, Option<FallbackPolicy>)] = &[
+    const POLICY_WORDS: &[(&str, Option<FallbackPolicy>)] = &[
         ("any", Some(FallbackPolicy::Any)),
         ("default", Some(FallbackPolicy::Default)),
         ("fail", None),
     ];
     let policies = match field.value() {
         NodeValue::List(_) => {
-            let policies = field.read_each(WORDS.len(), |policy| policy.read_choice(WORDS));
+            let policies =
+                field.read_each(POLICY_WORDS.len(), |policy| policy.read_choice(POLICY_WORDS));
             if policies.is_empty() {
                 field.reject("is empty", "use `any`, `default` or `fail`");
             }
             policies
         }
-        _ => vec![field.read_choice(WORDS)?],
+        _ => vec![field.read_choice(POLICY_WORDS)?],
     };
-    let (last, preceding) = policies.split_last()?;
-    if preceding.iter().any(|policy| *policy != Some(FallbackPolicy::Default))
-        || preceding.contains(last)
+    let (last_policy, preceding_policies) = policies.split_last()?;
+    if preceding_policies.iter().any(|policy| *policy != Some(FallbackPolicy::Default))
+        || preceding_policies.contains(last_policy)
     {
         field.reject(
             "has an unreachable value",

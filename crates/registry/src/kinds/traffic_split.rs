@@ -30,6 +30,7 @@ pub(super) fn read(
     })
 }
 
+/// Reads `service`, the root of the split, which must be in the split's namespace.
 fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     let root = read_service(field, namespace)?;
     if root.namespace != *namespace {

@@ -17,8 +17,8 @@ pub(super) fn read(
     let fields =
         spec.read_fields(&["enable", "duration", "minWeight", "maxWeight", "aggression"])?;
     let (min, max) = (Duration::from_secs(1), Duration::from_secs(24 * 3600));
-    let duration = read_duration_or(&fields, "duration", min, max, DURATION_DEFAULT);
-    let percent_min = read_percent_or(&fields, "minWeight", 1, 10);
+    let duration = read_duration_or(&fields, "duration", min, max, DEFAULT_DURATION);
+    let min_percent = read_percent_or(&fields, "minWeight", 1, 10);
     let max_weight = read_number_or(&fields, "maxWeight", 0, 100, 100);
     if let (Some(field), Some(0..100)) = (fields.find("maxWeight"), max_weight) {
         field.reject(
@@ -31,11 +31,11 @@ pub(super) fn read(
         Some(field) => field.read_boolean()?,
         None => true,
     };
-    let (duration, percent_min) = (duration?, percent_min?);
+    let (duration, min_percent) = (duration?, min_percent?);
     max_weight?;
     let service =
         ServiceName { namespace: name.namespace.clone(), name: require_service_name(spec, name)? };
-    let slow_start = is_enabled.then_some(SlowStart { time: duration, percent_min });
+    let slow_start = is_enabled.then_some(SlowStart { duration, min_percent });
     // The same as a LoadBalancing that sets only `warmup`.
     let rule = LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start };
     Some((PolicyScope::Services(vec![RouteParent { service, port: None }]), rule))
@@ -66,4 +66,4 @@ fn reject_nonlinear_growth(fields: &MapFields<'_>) {
 }
 
 /// The default duration of the slow start, as in FSM.
-const DURATION_DEFAULT: Duration = Duration::from_secs(90);
+const DEFAULT_DURATION: Duration = Duration::from_secs(90);

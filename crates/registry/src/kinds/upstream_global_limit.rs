@@ -31,7 +31,7 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     ])?;
     let address = fields.require("rateLimitService").and_then(read_server);
     let (min, max) = (CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT);
-    let timeout = read_duration_or(&fields, "timeout", min, max, TIMEOUT_DEFAULT);
+    let timeout = read_duration_or(&fields, "timeout", min, max, DEFAULT_TIMEOUT);
     let is_fail_open = read_boolean_or(&fields, "failOpen", true)?;
     let failure_mode = if is_fail_open { FailureMode::Allow } else { FailureMode::Deny };
     let check_service = CheckService { at: address?, timeout: timeout?, failure_mode };
@@ -48,36 +48,37 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
     })
 }
 
-/// Reads the field `descriptors` for requests that match `base`; empty if the field is absent.
+/// Reads the field `descriptors` for requests that match `base_match`; empty if the field is absent.
 pub(super) fn read_descriptors(
     fields: &MapFields<'_>,
-    base: &RequestMatch,
+    base_match: &RequestMatch,
 ) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
     let elements = field.read_list(MAX_DESCRIPTORS)?;
-    elements.iter().map(|element| read_descriptor(element, base)).collect()
+    elements.iter().map(|element| read_descriptor(element, base_match)).collect()
 }
 
-fn read_descriptor(element: &Field<'_>, base: &RequestMatch) -> Option<Descriptor> {
+fn read_descriptor(element: &Field<'_>, base_match: &RequestMatch) -> Option<Descriptor> {
     let elements = element.read_fields(&["entries"])?.require("entries")?.read_list(MAX_ENTRIES)?;
     if elements.is_empty() {
         element.reject("has no entries, so no descriptor is sent", "add one, or remove it");
         return None;
     }
-    let mut request = base.clone();
+    let mut request_match = base_match.clone();
     let entries: Option<Vec<_>> =
-        elements.iter().map(|element| read_entry(element, &mut request)).collect();
-    let requests = if request == RequestMatch::default() { Vec::new() } else { vec![request] };
+        elements.iter().map(|element| read_entry(element, &mut request_match)).collect();
+    let requests =
+        if request_match == RequestMatch::default() { Vec::new() } else { vec![request_match] };
     Some(Descriptor { requests, entries: entries?, hits_addend: 1 })
 }
 
-/// Reads one of the four descriptor entry types and adds its conditions to `request`.
-fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<DescriptorEntry> {
+/// Reads one of the four descriptor entry types and adds its conditions to `request_match`.
+fn read_entry(element: &Field<'_>, request_match: &mut RequestMatch) -> Option<DescriptorEntry> {
     let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
     let element_fields = element.read_fields(&keys)?;
-    let kind = require_exactly_one_key(&element_fields, &keys)?;
-    let field = element_fields.find(kind)?;
-    let (default_key, value, fields) = match kind {
+    let type_key = require_exactly_one_key(&element_fields, &keys)?;
+    let field = element_fields.find(type_key)?;
+    let (default_key, value, fields) = match type_key {
         "genericKey" => {
             let fields = field.read_fields(&["value", "key"])?;
             ("generic_key", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
@@ -99,7 +100,7 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
                 return None;
             }
             for header in fields.require("headers")?.read_list(MAX_ENTRIES)? {
-                request.headers.push(read_header_match(&header)?);
+                request_match.headers.push(read_header_match(&header)?);
             }
             ("header_match", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
@@ -112,15 +113,15 @@ fn read_entry(element: &Field<'_>, request: &mut RequestMatch) -> Option<Descrip
 }
 
 fn read_header_match(element: &Field<'_>) -> Option<FieldMatch> {
-    const KINDS: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
+    const MATCH_KEYS: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
     let fields = element
         .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
     let name = fields.require("name")?;
     let name = read_header_name(name, name.read_text()?)?;
-    let kind = require_exactly_one_key(&fields, &KINDS)?;
-    let field = fields.find(kind)?;
+    let match_key = require_exactly_one_key(&fields, &MATCH_KEYS)?;
+    let field = fields.find(match_key)?;
     let read_escaped_text = || field.read_text().map(regex::escape);
-    let value = match kind {
+    let value = match match_key {
         "exact" => ValueMatch::Exact(field.read_text()?.to_owned()),
         "regex" => ValueMatch::Regex(field.read_regex()?),
         "prefix" => ValueMatch::Regex(format!("{}.*", read_escaped_text()?)),
@@ -144,8 +145,8 @@ fn read_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     let (host, port) = (host?, port?);
     match Server::parse(&format!("http://{}:{port}", host.read_text()?)) {
         Ok(server) => Some(CheckServiceAddress::External(server)),
-        Err(reason) => {
-            let problem = format!("{} is not a valid host: {reason}", host.quoted_value());
+        Err(error) => {
+            let problem = format!("{} is not a valid host: {error}", host.quoted_value());
             host.reject(problem, "use a host name or an address");
             None
         }
@@ -169,7 +170,7 @@ pub(super) fn path_pattern_match(pattern: String) -> RequestMatch {
 }
 
 /// The schema's default timeout.
-const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum number of descriptors per request, as in a `RateLimit`.
 const MAX_DESCRIPTORS: usize = 16;
 /// Maximum number of entries per descriptor.

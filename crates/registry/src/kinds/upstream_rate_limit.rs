@@ -12,30 +12,30 @@ use crate::field::{Field, MapFields};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BurstMeaning {
     /// `burst` is added to the capacity of the bucket (OSM).
-    Added,
+    AddsToCapacity,
     /// `burst` replaces the capacity of the bucket, unless it is 0 (FSM).
-    Replaces,
+    ReplacesCapacity,
 }
 
 impl BurstMeaning {
     pub(super) fn for_version(version: &str) -> Self {
         match version.starts_with("policy.flomesh.io/") {
-            true => Self::Replaces,
-            false => Self::Added,
+            true => Self::ReplacesCapacity,
+            false => Self::AddsToCapacity,
         }
     }
 
     fn bucket_size(self, count: u32, burst: u32) -> u32 {
         match (self, burst) {
-            (Self::Added, burst) => count.saturating_add(burst),
-            (Self::Replaces, 0) => count,
-            (Self::Replaces, burst) => burst,
+            (Self::AddsToCapacity, burst) => count.saturating_add(burst),
+            (Self::ReplacesCapacity, 0) => count,
+            (Self::ReplacesCapacity, burst) => burst,
         }
     }
 }
 
-/// Reads the limits of a `spec`. Limits of paths come first: requests that match one are not counted by the
-/// limit of all requests.
+/// Reads the limits of a `spec`. Limits for paths come first: requests to these paths are not counted by the limit for
+/// all requests.
 pub(super) fn read(spec: &MapFields<'_>, burst_meaning: BurstMeaning) -> Option<RateLimits> {
     let mut limits = RateLimits::default();
     let mut descriptors = Vec::new();
@@ -59,7 +59,7 @@ pub(super) fn read(spec: &MapFields<'_>, burst_meaning: BurstMeaning) -> Option<
         read_local_limits(local, burst_meaning, &mut limits)?;
     }
     if let Some(field) = fields.find("global") {
-        // Envoy sends a route's descriptors in place of the general ones; here both are sent.
+        // Envoy sends a route's descriptors instead of the general descriptors; Leno sends both.
         let limit = global::read(field)?;
         if !limit.descriptors.is_empty() && !descriptors.is_empty() {
             field.reject(
@@ -99,7 +99,7 @@ fn add_descriptors(
     Some(limits)
 }
 
-/// Reads the path of a route and its descriptors. Adds its local limit to `rules`.
+/// Reads a route: returns its path and the field with its descriptors, and adds its local limit to `rules`.
 fn read_route<'a>(
     route: &Field<'a>,
     index: usize,
@@ -120,11 +120,11 @@ fn read_route<'a>(
         return Some((path, None));
     }
     let rate_limit = fields.find("rateLimit");
-    let limits = match rate_limit {
+    let limit_fields = match rate_limit {
         Some(field) => Some(field.read_fields(&["local", "global"])?),
         None => None,
     };
-    let limit_field = |key| limits.as_ref().and_then(|limits| limits.find(key));
+    let limit_field = |key| limit_fields.as_ref().and_then(|limit_fields| limit_fields.find(key));
     let (local, global) = (limit_field("local"), limit_field("global"));
     if local.is_none() && global.is_none() {
         route.reject("has no limits", "add `rateLimit`, or remove the route");
@@ -200,7 +200,7 @@ fn read_request_limit(
         name,
         requests: Vec::new(),
         peers: Vec::new(),
-        key: RateLimitKey::Nothing,
+        key: RateLimitKey::None,
         rate: read_rate(&fields, "requests", burst_meaning)?,
         stop: false,
         response: FixedResponse { status, body: None, headers },
@@ -215,10 +215,10 @@ fn read_rate(fields: &MapFields<'_>, key: &str, burst_meaning: BurstMeaning) -> 
         None => 0,
     };
     let count = count?;
-    Some(Rate { count, time: window?, size: burst_meaning.bucket_size(count, burst) })
+    Some(Rate { count, period: window?, burst: burst_meaning.bucket_size(count, burst) })
 }
 
-/// The windows by the name of their unit.
+/// The values of `unit`, and the lengths of their windows.
 const UNITS: &[(&str, Duration)] = &[
     ("second", Duration::from_secs(1)),
     ("minute", Duration::from_secs(60)),

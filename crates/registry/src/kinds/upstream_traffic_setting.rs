@@ -40,10 +40,10 @@ fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
     let fields = settings.read_fields(&["tcp", "http"])?;
     let mut circuit_breaker = CircuitBreaker::default();
     if let Some(field) = fields.find("tcp") {
-        let tcp = field.read_fields(&["maxConnections", "connectTimeout"])?;
+        let tcp_fields = field.read_fields(&["maxConnections", "connectTimeout"])?;
         circuit_breaker.limits.connections =
-            read_limit(&tcp, "maxConnections", 0)?.filter(is_bounded);
-        if let Some(field) = tcp.find("connectTimeout") {
+            read_limit(&tcp_fields, "maxConnections", 0)?.filter(is_bounded);
+        if let Some(field) = tcp_fields.find("connectTimeout") {
             circuit_breaker.connect_timeout = Some(read_connect_timeout(field)?);
         }
     }
@@ -85,6 +85,7 @@ fn read_http_settings(field: &Field<'_>, circuit_breaker: &mut CircuitBreaker) -
     Some(())
 }
 
+/// Reads `circuitBreaking`: the conditions that open the circuit, and the response while it is open.
 fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResponse)> {
     let fields = field.read_fields(&[
         "statTimeWindow",
@@ -104,7 +105,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     let open_duration = fields
         .require("degradedTimeWindow")
         .and_then(|field| read_duration_within(field, MIN_OPEN_DURATION, MAX_DURATION));
-    let requests_min = fields
+    let min_requests = fields
         .require("minRequestAmount")
         .and_then(|field| field.read_number(1, MAX_REQUEST_COUNT));
     let failure_threshold =
@@ -122,7 +123,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
             }
             status
         }
-        None => STATUS_DEFAULT,
+        None => DEFAULT_STATUS,
     };
     let body = read_body(&fields, "degradedResponseContent")?;
     let window = window?;
@@ -137,17 +138,18 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
         window,
         // Buckets of one second, as in the original implementation.
         buckets: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
-        requests_min: requests_min?,
+        min_requests: min_requests?,
         failure_threshold,
         consecutive_failures: None,
         slow,
         open_duration: open_duration?,
         half_open_requests: 1,
     };
-    let body = Some(body.unwrap_or_else(|| BODY_DEFAULT.to_owned()));
+    let body = Some(body.unwrap_or_else(|| DEFAULT_BODY.to_owned()));
     Some((trip, FixedResponse { status: Some(status), body, headers: Vec::new() }))
 }
 
+/// Reads the conditions for slow requests; `Some(None)` without a threshold for them.
 fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
     let threshold = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let min_duration = match fields.find("slowTimeThreshold") {
@@ -157,7 +159,7 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
             }
             read_slow_threshold(field)?
         }
-        None => SLOW_THRESHOLD_DEFAULT,
+        None => DEFAULT_SLOW_THRESHOLD,
     };
     Some(
         (threshold != FailureThreshold::default())
@@ -165,8 +167,8 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
     )
 }
 
-/// Reads a failure threshold from two fields: `amount_key` names the field for a number of requests, and `ratio_key`
-/// the one for a share of requests.
+/// Reads a failure threshold from two fields: `amount_key` names the field for a number of requests, and `ratio_key` the
+/// field for a share of requests.
 fn read_failure_threshold(
     fields: &MapFields<'_>,
     amount_key: &str,
@@ -223,8 +225,8 @@ fn is_bounded(limit: &u32) -> bool {
 }
 
 /// The schema's default status while the circuit is open.
-const STATUS_DEFAULT: u16 = 409;
+const DEFAULT_STATUS: u16 = 409;
 /// The schema's default body while the circuit is open.
-const BODY_DEFAULT: &str = "Coming soon ...";
+const DEFAULT_BODY: &str = "Coming soon ...";
 /// The schema's default duration from which a response counts as slow.
-const SLOW_THRESHOLD_DEFAULT: Duration = Duration::from_secs(5);
+const DEFAULT_SLOW_THRESHOLD: Duration = Duration::from_secs(5);

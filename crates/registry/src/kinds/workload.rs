@@ -18,7 +18,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workloa
     let fields = spec.read_fields(SUPPORTED_FIELDS)?;
     let account = match fields.find("serviceAccount") {
         Some(field) => field.read_name(),
-        None => Name::new(ACCOUNT_DEFAULT).ok(),
+        None => Name::new(DEFAULT_ACCOUNT).ok(),
     };
     let address = match fields.find("address") {
         Some(field) => read_address(field),
@@ -120,6 +120,7 @@ fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
     Some(WorkloadPort { name: name.flatten(), port: port?, protocol })
 }
 
+/// Reads the environment variables of the command in `run`.
 fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     let Some(field) = fields.find("env") else {
         return BTreeMap::new();
@@ -145,7 +146,7 @@ fn read_env(fields: &MapFields<'_>) -> BTreeMap<String, String> {
     env
 }
 
-/// Reads the program and its arguments.
+/// Reads `run`, the program and its arguments.
 fn read_command(field: &Field<'_>) -> Vec<String> {
     let NodeValue::Text(text) = field.value() else {
         return field.read_each(MAX_RUN_ARGUMENTS, Field::read_literal);
@@ -160,14 +161,14 @@ fn command_hint(text: &str) -> String {
     let is_plain =
         |character: char| character.is_ascii_alphanumeric() || " -_./:=@%+,".contains(character);
     let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
-    let list = match text.chars().all(is_plain) && text.len() <= MAX_RUN_TEXT_BYTES {
+    let list_text = match text.chars().all(is_plain) && text.len() <= MAX_RUN_TEXT_BYTES {
         true if !words.is_empty() => format!(": [{}]", words.join(", ")),
         _ => "; for a shell: [\"sh\", \"-c\", \"COMMAND\"]".to_owned(),
     };
-    format!("write the program and each argument as an element{list}")
+    format!("write the program and each argument as an element{list_text}")
 }
 
-/// Reads the settings of the command in `run`; they are rejected if there is no command.
+/// Reads the settings of the command in `run`. Without a command, they are rejected.
 fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOptions {
     for name in ["cwd", "user", "readiness"] {
         if let Some(field) = fields.find(name)
@@ -226,6 +227,7 @@ fn parse_user(text: &str) -> Option<RunUser> {
     (is_name && text.chars().all(is_name_character)).then(|| RunUser::Named(text.to_owned()))
 }
 
+/// Reads the readiness check of the command: an HTTP GET to a port of the workload; the default path is `/`.
 fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> {
     let fields = field.read_fields(&["httpGet"])?;
     let http_get = fields.require("httpGet")?;
@@ -358,8 +360,8 @@ const SUPPORTED_FIELDS: &[&str] = &[
     "mtls",
     "weight",
 ];
-/// The default account, which is that of Kubernetes.
-const ACCOUNT_DEFAULT: &str = "default";
+/// The default service account, the same as in Kubernetes.
+const DEFAULT_ACCOUNT: &str = "default";
 /// The namespace of the control plane's own account.
 const CONTROL_NAMESPACE: &str = "leno-system";
 /// The name of the control plane's own account.

@@ -1,4 +1,4 @@
-//! Warnings about inbound authorization: modes and rules of access policies.
+//! Warnings about inbound authorization: default policies of namespaces and workloads, and access policies.
 
 use leno_model::{
     AccessPolicy, DefaultPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol,
@@ -10,6 +10,7 @@ use super::{ObjectIndex, WarningCollector};
 use crate::rejected::{DocumentLocation, Warning};
 
 impl ObjectIndex<'_> {
+    /// Warns about namespaces with settings but without workloads.
     pub(super) fn lint_mesh_config(
         &self,
         config: &MeshConfig,
@@ -22,7 +23,7 @@ impl ObjectIndex<'_> {
             }
             if config.annotated.contains(name) {
                 collector.warnings.push(Warning {
-                    at: DocumentLocation {
+                    location: DocumentLocation {
                         kind: Some("Namespace".to_owned()),
                         name: Some(name.to_string()),
                         field: Some("metadata.annotations".to_owned()),
@@ -48,7 +49,8 @@ impl ObjectIndex<'_> {
 
     /// Warns about a workload with settings below the mesh minimum.
     pub(super) fn lint_floor(&self, workload: &Workload, collector: &mut WarningCollector<'_>) {
-        for setting in self.config.overridden_in(&workload.name.namespace, workload.admission) {
+        for setting in self.mesh_config.overridden_in(&workload.name.namespace, workload.admission)
+        {
             collector.add_warning(
                 format!("spec.{}", setting.field),
                 format!(
@@ -67,7 +69,7 @@ impl ObjectIndex<'_> {
         collector: &mut WarningCollector<'_>,
     ) {
         let account = &workload.account;
-        let default_policy = self.config.default_policy_of(workload);
+        let default_policy = self.mesh_config.default_policy_of(workload);
         let allows_access = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             let allows_access = rules.any(|rule| rule.action == PolicyAction::Allow);
@@ -78,21 +80,23 @@ impl ObjectIndex<'_> {
         if default_policy != DefaultPolicy::Deny || is_target {
             return;
         }
-        let are_all_strict = self
+        let all_deny_by_default = self
             .workloads
             .iter()
-            .all(|workload| self.config.default_policy_of(workload) == default_policy);
-        let calls = if are_all_strict { "the workload may call no service and " } else { "" };
+            .all(|workload| self.mesh_config.default_policy_of(workload) == default_policy);
+        let outbound_clause =
+            if all_deny_by_default { "the workload may call no service and " } else { "" };
         collector.add_warning(
             "spec.serviceAccount".to_owned(),
             format!(
-                "no policy mentions the account {account}: with default policy deny {calls}no client may \
+                "no policy mentions the account {account}: with default policy deny {outbound_clause}no client may \
                  call it"
             ),
             "add it as a source or destination of a TrafficTarget, or in an AccessPolicy",
         );
     }
 
+    /// Warns about a policy without matching workloads, and about each rule of the policy.
     pub(super) fn lint_access_policy(
         &self,
         policy: &AccessPolicy,
@@ -124,9 +128,9 @@ impl ObjectIndex<'_> {
                 "move the policy to the namespace of the called workloads",
             );
         }
-        let mut counts = [0, 0];
+        let mut rule_counts = [0, 0];
         for rule in &policy.rules {
-            let count = &mut counts[usize::from(rule.action == PolicyAction::Allow)];
+            let count = &mut rule_counts[usize::from(rule.action == PolicyAction::Allow)];
             let field = format!("spec.{}[{count}]", rule.action.as_str());
             *count += 1;
             self.lint_policy_rule(rule, &field, &workloads, collector);
@@ -153,10 +157,10 @@ impl ObjectIndex<'_> {
             }
         }
         let default_policies =
-            || workloads.iter().map(|workload| self.config.default_policy_of(workload));
-        let are_all_permissive =
+            || workloads.iter().map(|workload| self.mesh_config.default_policy_of(workload));
+        let all_allow_by_default =
             || default_policies().all(|default_policy| default_policy == DefaultPolicy::Allow);
-        if rule.action == PolicyAction::Allow && !workloads.is_empty() && are_all_permissive() {
+        if rule.action == PolicyAction::Allow && !workloads.is_empty() && all_allow_by_default() {
             collector.add_warning(
                 field.to_owned(),
                 "has no effect: default policy allow already allows it".to_owned(),
@@ -215,9 +219,9 @@ fn lint_shadowed_rule(
             && (preceding_rule.peers.is_empty() || preceding_rule.peers == rule.peers)
             && (preceding_rule.action == rule.action || preceding_rule.action == PolicyAction::Deny)
     };
-    let mut preceding =
+    let mut preceding_rules =
         policy.rules.iter().take_while(|preceding_rule| !std::ptr::eq(*preceding_rule, rule));
-    if let Some(preceding_rule) = preceding.find(shadows) {
+    if let Some(preceding_rule) = preceding_rules.find(shadows) {
         collector.add_warning(
             field.to_owned(),
             format!(

@@ -57,9 +57,9 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
 }
 
 pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollector<'_>) {
-    let mut counts = [0, 0];
+    let mut rule_counts = [0, 0];
     for rule in &policy.rules {
-        let count = &mut counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
+        let count = &mut rule_counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
         let field = format!("spec.{}[{count}]", rule.action.as_str());
         *count += 1;
         for (request, index) in rule.requests.iter().zip(0..) {
@@ -129,19 +129,21 @@ fn lint_anchors(text: &str, field: &str, collector: &mut WarningCollector<'_>) {
 /// or with an optional first character.
 fn cannot_begin_with_slash(path: &str) -> bool {
     let mut characters = path.chars();
-    let (first, second) = (characters.next(), characters.next());
-    let may_be_missing = matches!(second, Some('?' | '*' | '{'));
-    first.is_some_and(|first| first != '/' && !METACHARACTERS.contains(&first))
-        && !may_be_missing
+    let (first_character, second_character) = (characters.next(), characters.next());
+    let may_be_missing = matches!(second_character, Some('?' | '*' | '{'));
+    first_character.is_some_and(|first_character| {
+        first_character != '/' && !METACHARACTERS.contains(&first_character)
+    }) && !may_be_missing
         && !path.contains('|')
 }
 
 /// True if a dot between two characters of a name is neither escaped nor repeated.
 fn has_bare_dot(text: &str) -> bool {
     let characters: Vec<char> = text.chars().collect();
-    let is_name = |character: &char| character.is_ascii_alphanumeric() || *character == '-';
+    let is_name_character =
+        |character: &char| character.is_ascii_alphanumeric() || *character == '-';
     characters.windows(3).any(|window| match window {
-        [before, '.', after] => is_name(before) && is_name(after),
+        [before, '.', after] => is_name_character(before) && is_name_character(after),
         _ => false,
     })
 }

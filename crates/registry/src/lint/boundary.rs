@@ -9,6 +9,7 @@ use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
+    /// Warns about an ingress policy: missing services and ports, conflicts, unknown sources and missing route groups.
     pub(super) fn lint_ingress(
         &self,
         policy: &IngressPolicy,
@@ -27,8 +28,10 @@ impl ObjectIndex<'_> {
                         ServiceReference { service, port: None, field, name_field: "name" };
                     self.lint_reference(&reference, collector);
                 }
-                IngressSource::Principal(id) if id.trust_domain != self.config.trust_domain => {
-                    let (own_domain, domain) = (&self.config.trust_domain, &id.trust_domain);
+                IngressSource::Principal(id)
+                    if id.trust_domain != self.mesh_config.trust_domain =>
+                {
+                    let (own_domain, domain) = (&self.mesh_config.trust_domain, &id.trust_domain);
                     collector.add_warning(
                         format!("{field}.name"),
                         format!("is in the trust domain {domain}, but this mesh is {own_domain}"),
@@ -45,7 +48,7 @@ impl ObjectIndex<'_> {
     /// Warns about the name of a source that is neither an account of the mesh's trust domain nor an external
     /// principal.
     fn lint_named_source(&self, name: &Name, field: String, collector: &mut WarningCollector<'_>) {
-        let own_domain = &self.config.trust_domain;
+        let own_domain = &self.mesh_config.trust_domain;
         let is_account = IngressSource::Named(name.clone()).account_in(own_domain).is_some();
         if !is_account && !self.external_principals.contains(name) {
             collector.add_warning(
@@ -60,18 +63,22 @@ impl ObjectIndex<'_> {
         }
     }
 
+    /// Warns about names of an `AccessCert` that an external principal may not have.
     pub(super) fn lint_access_cert(&self, cert: &AccessCert, collector: &mut WarningCollector<'_>) {
         let issuing_scope = SubjectScope::Namespace(&cert.name.namespace);
         for (index, subject) in cert.subjects.iter().enumerate() {
-            if let Err(reason) = check_subject(subject, issuing_scope, &self.config.trust_domain) {
+            if let Err(reason) =
+                check_subject(subject, issuing_scope, &self.mesh_config.trust_domain)
+            {
                 let field = format!("spec.subjectAltNames[{index}]");
                 collector.add_warning(field, reason.to_string(), "use a name outside the mesh");
             }
         }
     }
 
+    /// Warns about an egress policy: no effect because all egress is allowed, missing accounts and missing route groups.
     pub(super) fn lint_egress(&self, policy: &EgressPolicy, collector: &mut WarningCollector<'_>) {
-        if self.config.egress == Egress::Allow {
+        if self.mesh_config.egress == Egress::Allow {
             collector.add_warning(
                 "spec".to_owned(),
                 "has no effect while the MeshConfig allows all egress".to_owned(),
@@ -96,7 +103,7 @@ impl ObjectIndex<'_> {
     }
 
     /// Warns about a backend whose service does not exist, or whose port is not a port of the service's workloads. The
-    /// ports of workloads may differ from those of the service.
+    /// ports of workloads may differ from the ports of the service.
     fn lint_ingress_port(
         &self,
         namespace: &Name,
@@ -138,8 +145,9 @@ impl ObjectIndex<'_> {
             let mut other_backends = other.backends.iter();
             other.name.namespace == policy.name.namespace
                 && other.precedence() < policy.precedence()
-                && other_backends
-                    .any(|opened| opened.service == backend.service && opened.port == backend.port)
+                && other_backends.any(|other_backend| {
+                    other_backend.service == backend.service && other_backend.port == backend.port
+                })
         };
         if let Some(preceding_policy) = self
             .ingress_policies
@@ -155,16 +163,17 @@ impl ObjectIndex<'_> {
         }
     }
 
+    /// Warns about missing `HTTPRouteGroup`s.
     fn lint_groups(&self, groups: &[RouteGroupName], collector: &mut WarningCollector<'_>) {
         for (index, group) in groups.iter().enumerate() {
-            if !self.groups.contains_key(group) {
+            if !self.route_groups.contains_key(group) {
                 collector.add_warning(
                     format!("spec.matches[{index}].name"),
                     format!("there is no HTTPRouteGroup {group}, so it allows no request"),
                     suggest_name(
                         &group.namespace,
                         &group.name,
-                        existing_names!(self.groups.keys()),
+                        existing_names!(self.route_groups.keys()),
                         "add the HTTPRouteGroup",
                     ),
                 );
@@ -173,7 +182,7 @@ impl ObjectIndex<'_> {
     }
 }
 
-/// True if the workload may listen on the port; one without declared ports may listen on any.
+/// True if the workload may listen on the port. A workload without declared ports may listen on any port.
 fn has_port(workload: &Workload, port: u16) -> bool {
     workload.ports.is_empty()
         || workload.ports.iter().any(|workload_port| workload_port.port == port)

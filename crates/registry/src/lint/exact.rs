@@ -1,4 +1,4 @@
-//! Warnings about rules that deny or check the requests for one exact path, and none for a path below it.
+//! Warnings about rules that deny or check requests for one exact path, but not requests for paths below it.
 
 use leno_model::{
     AccessPolicy, PathMatch, PolicyAction, RequestCheck, RequestMatch, ServicePolicy,

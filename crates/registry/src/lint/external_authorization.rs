@@ -1,5 +1,5 @@
-//! Warnings about checks of requests: references to check services, and rules on token claims without token
-//! verification.
+//! Warnings about request checks: references to check services, and rules that match token claims on ports without
+//! token verification.
 
 use leno_model::{
     CheckServiceAddress, PolicyAction, PolicyRule, PortCheck, RequestCheck, Service, ServicePolicy,
@@ -64,8 +64,11 @@ impl ObjectIndex<'_> {
             selected_workloads.any(|workload| targets_allowed_port(port, workload, rule))
         };
         let token_requirement = |(service, port): (&Service, &ServicePort)| {
-            let port_checks =
-                PortCheck::for_port(self.policies.iter().copied(), &service.name, port.port);
+            let port_checks = PortCheck::for_port(
+                self.service_policies.iter().copied(),
+                &service.name,
+                port.port,
+            );
             port_checks.into_iter().find_map(|port_check| match port_check.check {
                 RequestCheck::Tokens(tokens) => Some(tokens.required),
                 RequestCheck::Authorization(_) => None,

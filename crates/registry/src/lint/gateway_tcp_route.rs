@@ -5,6 +5,7 @@ use leno_model::GatewayTcpRoute;
 use super::{ObjectIndex, WarningCollector};
 
 impl ObjectIndex<'_> {
+    /// Warns about missing parents, backends and grants, and about an older route on the same port.
     pub(super) fn lint_gateway_tcp_route(
         &self,
         route: &GatewayTcpRoute,
@@ -12,31 +13,31 @@ impl ObjectIndex<'_> {
     ) {
         self.lint_parents(&route.parents, collector);
         self.lint_backends(0, &route.rule.backends, collector);
-        let name = &route.rule.route;
+        let route_name = &route.rule.route;
         self.lint_grants(
             route.rule.kind,
-            &name.namespace,
+            &route_name.namespace,
             &route.parents[..],
             0,
             &route.rule.backends,
             collector,
         );
         for (index, parent) in route.parents.iter().enumerate() {
-            let preceding = self.gateway_tcp_routes.iter().find(|other| {
-                (other.created, &other.rule.route) < (route.created, name)
-                    && other.rule.route.namespace == name.namespace
-                    && other.parents.iter().any(|other| {
-                        let ports = other.port.zip(parent.port);
-                        other.service == parent.service
+            let preceding_route = self.gateway_tcp_routes.iter().find(|other| {
+                (other.created, &other.rule.route) < (route.created, route_name)
+                    && other.rule.route.namespace == route_name.namespace
+                    && other.parents.iter().any(|other_parent| {
+                        let ports = other_parent.port.zip(parent.port);
+                        other_parent.service == parent.service
                             && ports.is_none_or(|(left, right)| left == right)
                     })
             });
-            if let Some(preceding) = preceding {
+            if let Some(preceding_route) = preceding_route {
                 collector.add_warning(
                     format!("spec.parentRefs[{index}]"),
                     format!(
                         "the TCPRoute {} is attached to the same port and takes precedence",
-                        preceding.rule.route
+                        preceding_route.rule.route
                     ),
                     "remove one of the two, or name another port",
                 );

@@ -52,6 +52,7 @@ impl<'a> NormalizedMatch<'a> {
 }
 
 impl<'a> RepeatedMatches<'a> {
+    /// Adds the matches of a route, with the index of the first rule that has each match.
     pub(super) fn add_route(&mut self, route: &'a HttpRoute) {
         let services: BTreeSet<&ServiceName> =
             route.parents.iter().map(|parent| &parent.service).collect();
@@ -60,7 +61,8 @@ impl<'a> RepeatedMatches<'a> {
                 for service in &services {
                     let rules = self.0.entry((*service, request.clone())).or_default();
                     // The first rule of each route suffices.
-                    if rules.last().is_none_or(|(last, _)| !std::ptr::eq(*last, route)) {
+                    if rules.last().is_none_or(|(last_route, _)| !std::ptr::eq(*last_route, route))
+                    {
                         rules.push((route, rule_index));
                     }
                 }
@@ -74,7 +76,7 @@ impl<'a> RepeatedMatches<'a> {
         route: &'a HttpRoute,
         request: &NormalizedMatch<'a>,
     ) -> Option<MatchingRule<'a>> {
-        // A preceding route has all parents of this one, so checking the first suffices.
+        // A preceding route has all parents of this route, so checking the first parent suffices.
         let first_service = &route.parents.first()?.service;
         let rules = self.0.get(&(first_service, request.clone()))?;
         rules.iter().find(|(other, _)| takes_precedence(other, route)).copied()
@@ -82,22 +84,23 @@ impl<'a> RepeatedMatches<'a> {
 }
 
 impl<'a> ObjectIndex<'a> {
-    /// Warns about matches repeated from an earlier rule, of this route or of a preceding one.
+    /// Warns about matches that an earlier rule of this route or of a preceding route already has.
     pub(super) fn lint_repeated(&self, route: &'a HttpRoute, collector: &mut WarningCollector<'_>) {
         let mut own_matches: HashMap<NormalizedMatch<'_>, usize> = HashMap::new();
         for (rule_index, rule) in route.rules.iter().enumerate() {
             for (index, request) in rule.matches.iter().map(NormalizedMatch::from_match).enumerate()
             {
+                let preceding_rule = own_matches
+                    .get(&request)
+                    .filter(|preceding_index| **preceding_index < rule_index);
                 let preceding_rule =
-                    own_matches.get(&request).filter(|rule_number| **rule_number < rule_index);
-                let preceding_rule =
-                    preceding_rule.map(|rule_number| format!("spec.rules[{rule_number}]"));
+                    preceding_rule.map(|preceding_index| format!("spec.rules[{preceding_index}]"));
                 let preceding_route = || {
-                    let (preceding_route, rule_number) =
-                        self.matches.find_preceding(route, &request)?;
+                    let (preceding_route, preceding_index) =
+                        self.route_matches.find_preceding(route, &request)?;
                     let (kind, name) = (preceding_route.kind.as_str(), &preceding_route.name);
                     Some(format!(
-                        "rules[{rule_number}] of the {kind} {name}, which takes precedence,"
+                        "rules[{preceding_index}] of the {kind} {name}, which takes precedence,"
                     ))
                 };
                 if let Some(earlier_rule) = preceding_rule.or_else(preceding_route) {
@@ -118,25 +121,25 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
     let matches_all = |requests: &[RequestMatch], peers: usize| {
         peers == 0 && (requests.is_empty() || requests.contains(&RequestMatch::default()))
     };
-    let (first_catch_all, count) = match &policy.rule {
+    let (catch_all_index, rule_count) = match &policy.rule {
         ServiceRule::FaultInjection(rules) => {
-            let first_index =
+            let catch_all_index =
                 rules.iter().position(|rule| matches_all(&rule.requests, rule.peers.len()));
-            (first_index, rules.len())
+            (catch_all_index, rules.len())
         }
         ServiceRule::RateLimit(limits) => {
             let mut rules = limits.rules.iter();
-            let first_index =
+            let catch_all_index =
                 rules.position(|rule| rule.stop && matches_all(&rule.requests, rule.peers.len()));
-            (first_index, limits.rules.len())
+            (catch_all_index, limits.rules.len())
         }
         _ => (None, 0),
     };
-    let Some(first_index) = first_catch_all else { return };
-    for index in first_index + 1..count {
+    let Some(catch_all_index) = catch_all_index else { return };
+    for index in catch_all_index + 1..rule_count {
         collector.add_warning(
             format!("spec.rules[{index}]"),
-            format!("never applies: rules[{first_index}] matches every request first"),
+            format!("never applies: rules[{catch_all_index}] matches every request first"),
             "move it before that rule, or restrict the requests of that rule",
         );
     }
@@ -159,17 +162,20 @@ pub(super) fn lint_lane(lane: &Lane, collector: &mut WarningCollector<'_>) {
     }
 }
 
-/// True if the rules of the first route are evaluated before those of the second, on all ports of the second: both
-/// have the same kind and namespace, and the older route is first, then the one with the lesser name.
-fn takes_precedence(first: &HttpRoute, second: &HttpRoute) -> bool {
+/// True if the rules of the first route are evaluated before the rules of the second route, on all ports of the second
+/// route. Both have the same kind and namespace; the older route is first and, at equal age, the route with the lesser
+/// name.
+fn takes_precedence(first_route: &HttpRoute, second_route: &HttpRoute) -> bool {
     let shares_port = |parent: &RouteParent| {
-        let mut parents = first.parents.iter();
+        let mut parents = first_route.parents.iter();
         parents.any(|first_parent| {
             first_parent.service == parent.service
                 && first_parent.port.is_none_or(|port| parent.port == Some(port))
         })
     };
-    (first.kind, &first.name.namespace) == (second.kind, &second.name.namespace)
-        && (first.created, &first.name.name) < (second.created, &second.name.name)
-        && second.parents.iter().all(shares_port)
+    (first_route.kind, &first_route.name.namespace)
+        == (second_route.kind, &second_route.name.namespace)
+        && (first_route.created, &first_route.name.name)
+            < (second_route.created, &second_route.name.name)
+        && second_route.parents.iter().all(shares_port)
 }

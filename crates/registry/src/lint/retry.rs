@@ -31,8 +31,11 @@ impl ObjectIndex<'_> {
                     && other.precedence() < policy.precedence()
                     && other.services.contains(service)
             };
-            if let Some(preceding_policy) =
-                self.retries.iter().filter(takes_precedence).min_by_key(|other| other.precedence())
+            if let Some(preceding_policy) = self
+                .retry_policies
+                .iter()
+                .filter(takes_precedence)
+                .min_by_key(|other| other.precedence())
             {
                 collector.add_warning(
                     field,

@@ -1,4 +1,5 @@
-//! Warnings about service policies: references, and policies that take precedence.
+//! Warnings about service policies: missing targets, policies that other policies override, and policies without
+//! effect on any port.
 
 use leno_model::{
     AccessPolicy, AttachedRoutes, ConflictStatus, Destinations, NoEffect, NoEffectCause,
@@ -35,7 +36,8 @@ impl ObjectIndex<'_> {
         self.lint_check_service(policy, collector);
     }
 
-    /// Warns about a connection limit that has no effect: all its ports carry requests, which share links.
+    /// Warns about a connection limit without effect: all ports of the policy carry HTTP requests, which share links
+    /// between sidecars.
     fn lint_connections(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
         let has_breaker_limit =
             policy.rule.circuit_breaker().is_some_and(|rule| rule.limits.connections.is_some());
@@ -136,9 +138,9 @@ impl ObjectIndex<'_> {
         let ports = services
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
         match ConflictStatus::for_policy(policy, ports, self) {
-            ConflictStatus::Overridden(winner) => collector.add_warning(
+            ConflictStatus::Overridden(preceding_policy) => collector.add_warning(
                 "metadata.name".to_owned(),
-                format!("has no effect: {winner} takes precedence at all of its targets"),
+                format!("has no effect: {preceding_policy} takes precedence at all of its targets"),
                 "attach it to other services or ports, or remove one of the two",
             ),
             ConflictStatus::NoEffect(no_effect) => collector.add_warning(
@@ -146,14 +148,14 @@ impl ObjectIndex<'_> {
                 format!("{}: {no_effect}", no_effect_problem(&no_effect)),
                 no_effect_hint(&no_effect),
             ),
-            ConflictStatus::InForce | ConflictStatus::NoTarget => {}
+            ConflictStatus::Effective | ConflictStatus::NoTarget => {}
         }
     }
 }
 
 impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
     fn policies_of(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        let policies = self.policies.iter().copied();
+        let policies = self.service_policies.iter().copied();
         policies.filter(|policy| policy.name.namespace == service.namespace).collect()
     }
 
@@ -164,18 +166,19 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
         let tcp =
             self.gateway_tcp_routes.iter().copied().filter(|route| has_parent(&route.parents));
         let tls = self.tls_routes.iter().copied().filter(|route| has_parent(&route.parents));
-        let splits = self.splits.iter().copied().filter(|split| split.root.service == *service);
+        let splits =
+            self.traffic_splits.iter().copied().filter(|split| split.root.service == *service);
         let attached_routes = AttachedRoutes {
-            requests: requests.collect(),
-            tcp: tcp.collect(),
-            tls: tls.collect(),
+            request_routes: requests.collect(),
+            tcp_routes: tcp.collect(),
+            tls_routes: tls.collect(),
             splits: splits.collect(),
         };
         let is_opaque = self.is_opaque(service, port);
         attached_routes.compute_destinations(service, port, is_opaque, |(kind, name), to| {
             let permits_destination =
                 |grant: &&ReferenceGrant| grant.permits_route(kind, &name.namespace, to);
-            name.namespace == to.namespace || self.grants.iter().any(permits_destination)
+            name.namespace == to.namespace || self.reference_grants.iter().any(permits_destination)
         })
     }
 
@@ -200,7 +203,7 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
         self.forwards_requests_to(service, port)
             || self.gateway_tcp_routes.iter().any(|route| route.forwards_to(service, port))
             || self.tls_routes.iter().any(|route| route.forwards_to(service, port))
-            || self.splits.iter().any(|split| split.forwards_to(service))
+            || self.traffic_splits.iter().any(|split| split.forwards_to(service))
     }
 
     fn sees_requests(&self, service: &ServiceName, port: u16, side: PolicySide) -> bool {
@@ -227,16 +230,16 @@ impl ObjectIndex<'_> {
     /// True if the server conventionally speaks first on this port and no policy needs HTTP parsing.
     fn is_opaque_by_convention(&self, service: &ServiceName, port: &ServicePort) -> bool {
         let attached_policies = self
-            .policies
+            .service_policies
             .iter()
             .filter(|policy| policy.specificity_for(service, port.port).is_some());
-        let mut needs = attached_policies.map(|policy| policy.rule.request_need());
+        let mut request_needs = attached_policies.map(|policy| policy.rule.request_need());
         let needs_requests = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
             rules.any(|rule| rule.request_need() != RequestNeed::None)
         };
         port.is_server_first()
-            && needs.all(|need| need == RequestNeed::None)
+            && request_needs.all(|need| need == RequestNeed::None)
             && !self.access_policies.iter().any(needs_requests)
     }
 
@@ -250,7 +253,7 @@ impl ObjectIndex<'_> {
 
     /// True if a route of another service, or a gateway, forwards requests to the port.
     fn forwards_requests_to(&self, service: &ServiceName, port: u16) -> bool {
-        let mut splits = self.splits.iter().filter(|split| split.forwards_to(service));
+        let mut splits = self.traffic_splits.iter().filter(|split| split.forwards_to(service));
         let mut backends = self.gateways.iter().flat_map(|gateway| gateway.backends());
         splits.any(|split| !self.is_opaque(&split.root.service, port))
             || self.routes.iter().any(|route| route.forwards_to(service, port))
@@ -269,12 +272,13 @@ impl ObjectIndex<'_> {
         };
         self.workloads.iter().filter(|workload| selects_workload(service_object, workload)).any(
             |workload| {
-                let other_ports =
+                let selecting_services =
                     self.services.values().filter(|other| selects_workload(other, workload));
-                let other_ports = other_ports
+                let other_ports = selecting_services
                     .flat_map(|other| other.ports.iter().map(|port| (&other.name, port)));
-                let parsed = other_ports.filter(|(name, port)| !self.is_opaque(name, port.port));
-                port.target.sees_requests_at(workload, parsed.map(|(_, port)| &port.target))
+                let parsed_ports =
+                    other_ports.filter(|(name, port)| !self.is_opaque(name, port.port));
+                port.target.sees_requests_at(workload, parsed_ports.map(|(_, port)| &port.target))
             },
         )
     }
@@ -308,7 +312,8 @@ fn no_effect_problem(no_effect: &NoEffect) -> &'static str {
 
 /// Returns the hint: the change that gives a policy an effect, or its deletion.
 pub(super) fn no_effect_hint(no_effect: &NoEffect) -> String {
-    let other_services: Vec<String> = no_effect.others.iter().map(ToString::to_string).collect();
+    let other_services: Vec<String> =
+        no_effect.other_services.iter().map(ToString::to_string).collect();
     match no_effect.cause {
         NoEffectCause::NoTraffic => {
             "attach it to the service that receives the requests".to_owned()

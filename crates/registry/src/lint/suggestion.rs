@@ -21,16 +21,16 @@ macro_rules! existing_names {
 }
 pub(super) use existing_names;
 
-/// Returns the hint for a missing name: the same name in another namespace, a similar name in the same one, or
-/// `otherwise`.
+/// Returns the hint for a missing name: the same name in another namespace, a similar name in the same namespace, or
+/// `default_hint`.
 pub(super) fn suggest_name<'a>(
     namespace: &Name,
     name: &Name,
-    existing: impl Iterator<Item = ExistingObject<'a>>,
-    otherwise: &str,
+    existing_objects: impl Iterator<Item = ExistingObject<'a>>,
+    default_hint: &str,
 ) -> String {
     let (mut other_namespaces, mut same_namespace) = (Vec::new(), Vec::new());
-    for existing in existing {
+    for existing in existing_objects {
         if existing.namespace == namespace {
             same_namespace.push(existing.name.as_str());
         } else if existing.name == name {
@@ -39,15 +39,16 @@ pub(super) fn suggest_name<'a>(
     }
     match (other_namespaces.as_slice(), closest_word(name.as_str(), &same_namespace)) {
         ([], Some(closest)) => format!("did you mean `{closest}`?"),
-        ([], None) => otherwise.to_owned(),
+        ([], None) => default_hint.to_owned(),
         ([namespace], _) => {
             format!("there is one in the namespace `{namespace}`: use that namespace")
         }
         (namespaces, _) => {
-            let listed = namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default();
+            let listed_namespaces =
+                namespaces.get(..namespaces.len().min(MAX_NAMESPACES)).unwrap_or_default();
             format!(
                 "there is one in each of the namespaces {}: use one of them",
-                join_with_or(listed).replace(" or ", " and ")
+                join_with_or(listed_namespaces).replace(" or ", " and ")
             )
         }
     }

@@ -11,6 +11,7 @@ use super::service_policy::no_effect_hint;
 use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
+    /// Warns about a `TagRoute`: missing service, unreachable rules, tags that no workload has, and no effect.
     pub(super) fn lint_tag_route(&self, route: &TagRoute, collector: &mut WarningCollector<'_>) {
         if let TagScope::Service(service, port) = &route.scope {
             let reference = ServiceReference {
@@ -34,6 +35,8 @@ impl ObjectIndex<'_> {
         );
     }
 
+    /// Warns about a `SermantRouteRule`: objects that take precedence, missing service, tags that no workload has, and no
+    /// effect.
     pub(super) fn lint_sermant(
         &self,
         rule: &SermantRouteRule,
@@ -74,6 +77,7 @@ impl ObjectIndex<'_> {
         self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), collector);
     }
 
+    /// Warns about a `Lane` for a missing service, or without effect.
     pub(super) fn lint_lane(&self, lane: &Lane, collector: &mut WarningCollector<'_>) {
         let reference = ServiceReference {
             service: &lane.service,
@@ -83,8 +87,8 @@ impl ObjectIndex<'_> {
         };
         self.lint_reference(&reference, collector);
         let scope = TagScope::Service(lane.service.clone(), None);
-        let marks = TagEffects { marks: !lane.rules.is_empty(), ..TagEffects::default() };
-        self.lint_effects("spec.service", &[(&scope, marks)], collector);
+        let effects = TagEffects { marks: !lane.rules.is_empty(), ..TagEffects::default() };
+        self.lint_effects("spec.service", &[(&scope, effects)], collector);
     }
 
     /// Warns if the rules have no effect on any port of their scopes.
@@ -145,11 +149,12 @@ impl ObjectIndex<'_> {
         if workloads.is_empty() {
             return;
         }
-        let mut reported = BTreeSet::new();
+        let mut reported_sets = BTreeSet::new();
         for rule in &rules.rules {
             for (index, target) in rule.split.targets.iter().enumerate() {
-                let is_empty = !workloads.iter().any(|workload| has_tags(&target.set, workload));
-                if is_empty && target.weight > 0 && reported.insert(&target.set) {
+                let matches_no_workload =
+                    !workloads.iter().any(|workload| has_tags(&target.set, workload));
+                if matches_no_workload && target.weight > 0 && reported_sets.insert(&target.set) {
                     collector.add_warning(
                         format!("spec.rules[{}].{key}[{index}].tags", rule.origin.index),
                         format!("no workload of the Service {} has them", service.name),
@@ -161,6 +166,7 @@ impl ObjectIndex<'_> {
     }
 }
 
+/// True if the workload may belong to the set of tagged endpoints; tags of the caller are unknown here.
 fn has_tags(set: &TagSet, workload: &Workload) -> bool {
     let has_tag = |(name, value): (&String, &TagValue)| match value {
         TagValue::Exact(value) => workload.labels.get(name) == Some(value),

@@ -76,7 +76,7 @@ impl ObjectIndex<'_> {
     ) {
         let (own_namespace, service_namespace) =
             (&split.name.namespace, &backend.service.namespace);
-        let mut grants = self.grants.iter();
+        let mut grants = self.reference_grants.iter();
         if own_namespace != service_namespace
             && !grants
                 .any(|grant| grant.permits_route(RouteKind::Split, own_namespace, &backend.service))
@@ -98,14 +98,14 @@ impl ObjectIndex<'_> {
         index: usize,
         collector: &mut WarningCollector<'_>,
     ) {
-        if !self.groups.contains_key(group) {
+        if !self.route_groups.contains_key(group) {
             collector.add_warning(
                 format!("spec.matches[{index}].name"),
                 format!("there is no HTTPRouteGroup {group}, so it splits no request"),
                 suggest_name(
                     &group.namespace,
                     &group.name,
-                    existing_names!(self.groups.keys()),
+                    existing_names!(self.route_groups.keys()),
                     "add the HTTPRouteGroup",
                 ),
             );
@@ -116,7 +116,7 @@ impl ObjectIndex<'_> {
     fn lint_split_conflicts(&self, split: &TrafficSplit, collector: &mut WarningCollector<'_>) {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached_routes {
-            // Routes of other namespaces apply only to clients there.
+            // Routes in other namespaces apply only to clients in those namespaces.
             let mut parents = parents.iter().filter(|_| **namespace == root.namespace);
             if let Some(parent) = parents.find(|parent| parent.service == *root) {
                 let location = match parent.port {
@@ -130,7 +130,7 @@ impl ObjectIndex<'_> {
                 );
             }
         }
-        let unrestricted_splits = self.splits.iter().filter(|other| {
+        let unrestricted_splits = self.traffic_splits.iter().filter(|other| {
             other.groups.is_none()
                 && other.root.service == *root
                 && other.precedence() < split.precedence()

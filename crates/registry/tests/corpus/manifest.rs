@@ -2,8 +2,8 @@
 
 use leno_registry::{lint_objects, read_str};
 
-/// Reading ends without a panic. Accepted objects have a line of the text; rejections have location, problem
-/// and hint; a second reading has the same result.
+/// Checks that reading does not panic, accepted objects have a line of the text, rejections have location, problem and
+/// hint, and a second reading has the same result.
 pub(crate) fn check_manifest(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lines = u32::try_from(text.chars().filter(|c| "\r\n".contains(*c)).count() + 1);
@@ -13,10 +13,10 @@ pub(crate) fn check_manifest(bytes: &[u8]) {
         assert!((1..=lines).contains(line), "line {line} of {lines}");
     }
     for rejection in &rejected {
-        assert_eq!(rejection.at.file.as_deref(), Some(NAME));
+        assert_eq!(rejection.location.file.as_deref(), Some(NAME));
         // A field missing at the end is reported after the last line.
         assert!(
-            rejection.at.line.is_none_or(|line| (1..=lines + 1).contains(&line)),
+            rejection.location.line.is_none_or(|line| (1..=lines + 1).contains(&line)),
             "{rejection}"
         );
         assert!(!rejection.problem.is_empty() && !rejection.hint.is_empty(), "{rejection}");

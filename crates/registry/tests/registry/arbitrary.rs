@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::manifest::check_manifest;
 
-const PIECES: &[&str] = &[
+const FRAGMENTS: &[&str] = &[
     "apiVersion: leno.dev/v1alpha1\n",
     "apiVersion: gateway.networking.k8s.io/v1\n",
     "apiVersion: access.smi-spec.io/v1alpha3\n",
@@ -51,8 +51,8 @@ proptest! {
 
     #[test]
     fn any_mixture_of_fragments_is_accepted_or_rejected(
-        pieces in prop::collection::vec(prop::sample::select(PIECES), 0..24)
+        fragments in prop::collection::vec(prop::sample::select(FRAGMENTS), 0..24)
     ) {
-        check_manifest(pieces.concat().as_bytes());
+        check_manifest(fragments.concat().as_bytes());
     }
 }

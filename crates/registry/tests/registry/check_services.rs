@@ -25,7 +25,7 @@ fn the_documented_authorization_is_read_with_all_fields() {
     assert_eq!(rule.headers.unwrap(), ["authorization", "x-request-id"]);
     assert_eq!(rule.context_extensions, [("policy".to_owned(), "writers".to_owned())]);
     let body =
-        BodyExcerpt { bytes_max: 16384, long_body: LongBodyAction::Reject, pack_as_bytes: false };
+        BodyExcerpt { max_bytes: 16384, long_body: LongBodyAction::Reject, pack_as_bytes: false };
     assert_eq!(rule.body, Some(body));
 }
 
@@ -45,7 +45,7 @@ fn omitted_fields_have_the_defaults_of_envoy() {
     assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
     assert_eq!((rule.headers, rule.requests.len(), rule.context_extensions.len()), (None, 0, 0));
     assert_eq!(rule.body, None);
-    for (body, bytes_max, long_body, pack_as_bytes) in [
+    for (body, max_bytes, long_body, pack_as_bytes) in [
         ("{}", 65536, LongBodyAction::Reject, false),
         (
             "{maxRequestBytes: 1, allowPartialMessage: true, packAsBytes: true}",
@@ -59,7 +59,7 @@ fn omitted_fields_have_the_defaults_of_envoy() {
         let Some(RequestCheck::Authorization(rule)) = rule.server_check() else {
             panic!("no authorization")
         };
-        assert_eq!(rule.body, Some(BodyExcerpt { bytes_max, long_body, pack_as_bytes }));
+        assert_eq!(rule.body, Some(BodyExcerpt { max_bytes, long_body, pack_as_bytes }));
     }
 
     let spec = "{targetRefs: [{name: a}], global: {service: {name: rl, port: 8081}, domain: d, \

@@ -40,7 +40,7 @@ fn a_circuit_breaker_is_read_with_all_fields() {
         },
         window: from_seconds(10),
         buckets: 10,
-        requests_min: 20,
+        min_requests: 20,
         failure_threshold: threshold_of_share(500_000),
         consecutive_failures: None,
         slow: Some(SlowRequests {
@@ -112,15 +112,15 @@ spec:
             (trip.window, trip.buckets, trip.open_duration),
             (from_seconds(60), 60, from_seconds(20))
         );
-        assert_eq!(trip.requests_min, 50);
+        assert_eq!(trip.min_requests, 50);
         assert_eq!(
             trip.failure_threshold,
             FailureThreshold { share_ppm: Some(305_000), count: Some(9) }
         );
-        let too_many = FailureThreshold { share_ppm: None, count: Some(4) };
+        let slow_threshold = FailureThreshold { share_ppm: None, count: Some(4) };
         assert_eq!(
             trip.slow,
-            Some(SlowRequests { min_duration: from_seconds(5), threshold: too_many })
+            Some(SlowRequests { min_duration: from_seconds(5), threshold: slow_threshold })
         );
         assert_eq!(rule.response.status, Some(409));
         assert_eq!(rule.response.body.as_deref(), Some("Coming soon ..."));

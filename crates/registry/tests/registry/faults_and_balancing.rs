@@ -19,12 +19,12 @@ fn a_fault_injection_is_read_with_all_fields() {
     let all_requests = 1_000_000;
     assert_eq!(
         first.delay,
-        Some(FaultDelay { share_ppm: all_requests, time: Duration::from_secs(7) })
+        Some(FaultDelay { share_ppm: all_requests, duration: Duration::from_secs(7) })
     );
     assert_eq!(first.abort, None);
     assert_eq!(
         second.delay,
-        Some(FaultDelay { share_ppm: 100_000, time: Duration::from_millis(200) })
+        Some(FaultDelay { share_ppm: 100_000, duration: Duration::from_millis(200) })
     );
     let Some(FaultAbort { share_ppm, response, grpc }) = &second.abort else {
         panic!("{second:?}")
@@ -110,7 +110,7 @@ fn all_balancing_algorithms_are_read() {
     ] {
         assert_eq!(read_balancing(spec), without_slow_start(expected), "{spec}");
     }
-    let slow_start = Some(SlowStart { time: Duration::from_secs(60), percent_min: 10 });
+    let slow_start = Some(SlowStart { duration: Duration::from_secs(60), min_percent: 10 });
     assert_eq!(
         read_balancing(", algorithm: Random, warmup: {duration: 1m}").slow_start,
         slow_start
@@ -209,13 +209,15 @@ fn a_traffic_warmup_applies_to_the_service_of_its_name() {
     };
     let policy = read_policy(text);
     let ServiceRule::LoadBalancing(rule) = policy.rule else { panic!("{text}") };
-    let slow_start = Some(SlowStart { time: Duration::from_secs(120), percent_min: 5 });
+    let slow_start = Some(SlowStart { duration: Duration::from_secs(120), min_percent: 5 });
     // A migrated warm-up equals a LoadBalancing with only that setting.
-    let balancing = read_policy(
+    let equal_policy = read_policy(
         "{apiVersion: leno.dev/v1alpha1, kind: LoadBalancing, metadata: {name: stock}, \
          spec: {targetRefs: [{kind: Service, name: stock}], warmup: {duration: 2m, minimumPercent: 5}}}",
     );
-    let ServiceRule::LoadBalancing(balancing) = balancing.rule else { panic!("{balancing:?}") };
+    let ServiceRule::LoadBalancing(balancing) = equal_policy.rule else {
+        panic!("{equal_policy:?}")
+    };
     assert_eq!(
         balancing,
         LoadBalancing { algorithm: BalanceAlgorithm::PeakEwma { choices: 2 }, slow_start }
@@ -231,8 +233,8 @@ fn a_traffic_warmup_applies_to_the_service_of_its_name() {
         let ServiceRule::LoadBalancing(rule) = read_policy(&text).rule else { panic!("{text}") };
         rule.slow_start
     };
-    let default = SlowStart { time: Duration::from_secs(90), percent_min: 10 };
-    assert_eq!(slow_start_of("{aggression: 1.0, maxWeight: 100}"), Some(default));
+    let default_slow_start = SlowStart { duration: Duration::from_secs(90), min_percent: 10 };
+    assert_eq!(slow_start_of("{aggression: 1.0, maxWeight: 100}"), Some(default_slow_start));
     assert_eq!(slow_start_of("{enable: false}"), None);
 }
 

@@ -36,7 +36,7 @@ fn mirror_filter(fields: &str) -> String {
 
 #[test]
 fn request_mirrors_are_read_with_their_shares() {
-    for (fields, ppm) in [
+    for (fields, share_ppm) in [
         ("", 1_000_000),
         (", percent: 0", 0),
         (", percent: 7", 70_000),
@@ -48,7 +48,7 @@ fn request_mirrors_are_read_with_their_shares() {
             let mirrors = read_actions(&mirror_filter(fields), kind).mirrors;
             let [mirror] = mirrors.as_slice() else { panic!("{mirrors:?}") };
             let result = (mirror.service.to_string(), mirror.port, mirror.weight);
-            assert_eq!(result, ("default/b".to_owned(), 81, ppm), "{fields}");
+            assert_eq!(result, ("default/b".to_owned(), 81, share_ppm), "{fields}");
         }
     }
     assert_eq!(read_actions(&format!("{0}, {0}", mirror_filter("")), "HTTPRoute").mirrors.len(), 2);

@@ -4,7 +4,7 @@ use expect_test::expect;
 use leno_model::Object;
 use leno_registry::{lint_objects, read_str};
 
-/// Returns a service with a route, services with the same instances, and services with others.
+/// Returns a service with a route, a service with some of its instances, and services with other instances.
 fn canary_manifests(backends: &str, more_manifests: &str) -> String {
     let service = |(name, number): (&str, u8), labels: &str| {
         format!(
@@ -19,7 +19,7 @@ fn canary_manifests(backends: &str, more_manifests: &str) -> String {
         "---\n{{apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {{name: api}}, \
          spec: {{parentRefs: [{{group: '', kind: Service, name: api}}], rules: [{backends}]}}}}\n"
     );
-    let parts = [
+    let manifests = [
         service(("api", 1), "app: api"),
         service(("api-v1", 2), "app: api, version: v1"),
         service(("next", 3), "app: next"),
@@ -27,7 +27,7 @@ fn canary_manifests(backends: &str, more_manifests: &str) -> String {
         route,
         more_manifests.to_owned(),
     ];
-    parts.concat()
+    manifests.concat()
 }
 
 fn policy_for(kind: &str, name: &str, targets: &str, spec: &str) -> String {
@@ -48,7 +48,7 @@ fn lint_warnings(text: &str) -> String {
 }
 
 /// Returns one policy of each kind for a service.
-fn each_kind(targets: &str) -> String {
+fn policies_of_each_kind(targets: &str) -> String {
     [
         policy_for("CircuitBreaker", "breaker", targets, "limits: {requests: 2}"),
         policy_for("OutlierDetection", "removal", targets, "consecutiveFailures: 5"),
@@ -67,15 +67,19 @@ fn each_kind(targets: &str) -> String {
 
 #[test]
 fn policies_of_a_called_service_apply_where_its_routes_forward() {
-    let forwarded = "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
-    assert_eq!(lint_warnings(&canary_manifests(forwarded, &each_kind("api"))), "");
+    let forwarding_rule =
+        "{backendRefs: [{name: api-v1, port: 80, weight: 8}, {name: next, port: 80}]}";
+    assert_eq!(
+        lint_warnings(&canary_manifests(forwarding_rule, &policies_of_each_kind("api"))),
+        ""
+    );
     // A share for the service itself, clients without a match, and policies of a backend.
-    let partly_forwarded = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    let partly_forwarding_rule = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
     let backend_policy = policy_for("OutlierDetection", "theirs", "next", "consecutiveFailures: 5");
     assert_eq!(
         lint_warnings(&canary_manifests(
-            partly_forwarded,
-            &format!("{}{backend_policy}", each_kind("api"))
+            partly_forwarding_rule,
+            &format!("{}{backend_policy}", policies_of_each_kind("api"))
         )),
         ""
     );
@@ -83,12 +87,13 @@ fn policies_of_a_called_service_apply_where_its_routes_forward() {
 
 #[test]
 fn policies_of_a_service_whose_route_forwards_everything_cause_warnings() {
-    let forwarded = "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
+    let forwarding_rule =
+        "{backendRefs: [{name: next, port: 80}, {name: third, port: 80, weight: 0}]}";
     let backend_policies = [
         policy_for("OutlierDetection", "own-removal", "next", "consecutiveFailures: 5"),
         policy_for("LoadBalancing", "own-balancing", "next", "algorithm: Random"),
     ];
-    let policies = format!("{}{}", each_kind("third"), backend_policies.concat())
+    let policies = format!("{}{}", policies_of_each_kind("third"), backend_policies.concat())
         .replace("name: third", "name: lone");
     let lone_service = "---\n{apiVersion: v1, kind: Service, metadata: {name: lone}, \
          spec: {selector: {app: lone}, ports: [{port: 80, appProtocol: http}]}}\n\
@@ -96,7 +101,7 @@ fn policies_of_a_service_whose_route_forwards_everything_cause_warnings() {
          labels: {app: lone}}, spec: {address: 127.0.0.5, ports: [{port: 80, protocol: HTTP}]}}\n";
     let split = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: lone}, spec: {service: lone, backends: [{service: next, weight: 1}]}}\n";
-    let text = canary_manifests(forwarded, &format!("{policies}{lone_service}{split}"));
+    let text = canary_manifests(forwarding_rule, &format!("{policies}{lone_service}{split}"));
     expect![[r#"
         OutlierDetection default/removal: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as OutlierDetection default/own-removal; remove it, or the policies of the other services
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: TrafficSplit default/lone forwards all requests to default/next, and each of these has its own policy, such as LoadBalancing default/own-balancing; remove it, or the policies of the other services
@@ -113,7 +118,7 @@ fn policies_of_a_service_whose_route_responds_to_everything_cause_warnings() {
         LoadBalancing default/balancing: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         Hedging default/hedging: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
         FaultInjection default/faults: spec.targetRefs[0]: has no effect: HTTPRoute default/api answers all requests to default/api without forwarding any; attach it to the service that receives the requests
-    "#]].assert_eq(&lint_warnings(&canary_manifests(redirect, &each_kind("api"))));
+    "#]].assert_eq(&lint_warnings(&canary_manifests(redirect, &policies_of_each_kind("api"))));
 }
 
 /// Returns a service with these ports, and one workload behind it.
@@ -208,31 +213,35 @@ fn tag_rules(service: &str) -> String {
 
 #[test]
 fn tag_rules_of_a_service_whose_route_forwards_everything_cause_warnings() {
-    let forwarded = "{backendRefs: [{name: next, port: 80}]}";
+    let forwarding_rule = "{backendRefs: [{name: next, port: 80}]}";
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/api only; write the rules for default/next, or remove them
-    "#]].assert_eq(&lint_warnings(&canary_manifests(forwarded, &tag_rules("api"))));
+    "#]].assert_eq(&lint_warnings(&canary_manifests(forwarding_rule, &tag_rules("api"))));
     // Another service with the same workloads receives no requests of the route, but can be called.
-    let same_workloads = canary_manifests(forwarded, &tag_rules("third"))
+    let same_workloads = canary_manifests(forwarding_rule, &tag_rules("third"))
         .replace("name: api}], rules", "name: third}], rules");
     expect![[r#"
         TagRoute default/tags: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and tag rules select from the endpoints of default/third only; write the rules for default/next, or remove them
         Lane default/lane: spec.service: has no effect: HTTPRoute default/api forwards all requests to default/next, and no workload of default/third receives any; attach it to default/next
     "#]].assert_eq(&lint_warnings(&same_workloads));
     // Rules of the backend, of a service that keeps a share, and of a service that another route forwards to.
-    assert_eq!(lint_warnings(&canary_manifests(forwarded, &tag_rules("next"))), "");
-    let partly_forwarded = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
-    assert_eq!(lint_warnings(&canary_manifests(partly_forwarded, &tag_rules("api"))), "");
+    assert_eq!(lint_warnings(&canary_manifests(forwarding_rule, &tag_rules("next"))), "");
+    let partly_forwarding_rule = "{backendRefs: [{name: api, port: 80}, {name: next, port: 80}]}";
+    assert_eq!(lint_warnings(&canary_manifests(partly_forwarding_rule, &tag_rules("api"))), "");
     let other_route = "---\n{apiVersion: split.smi-spec.io/v1alpha4, kind: TrafficSplit, \
          metadata: {name: third}, spec: {service: third, backends: [{service: api, weight: 1}]}}\n";
     assert_eq!(
-        lint_warnings(&canary_manifests(forwarded, &format!("{}{other_route}", tag_rules("api")))),
+        lint_warnings(&canary_manifests(
+            forwarding_rule,
+            &format!("{}{other_route}", tag_rules("api"))
+        )),
         ""
     );
     let outlier_detection =
         policy_for("OutlierDetection", "theirs", "api next", "consecutiveFailures: 5");
     let redirect = "{filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]}";
-    let policies = [outlier_detection, each_kind("api"), other_route.to_owned()].concat();
+    let policies =
+        [outlier_detection, policies_of_each_kind("api"), other_route.to_owned()].concat();
     let warnings = lint_warnings(&canary_manifests(redirect, &policies));
     assert!(!warnings.contains("has no effect: HTTPRoute default/api answers"), "{warnings}");
 }

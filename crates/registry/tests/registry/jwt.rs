@@ -29,7 +29,7 @@ fn the_documented_example_is_read_with_all_fields() {
     let [issuer] = &rule.issuers[..] else { panic!("one issuer") };
     assert_eq!(issuer.issuer, "https://accounts.example.com");
     assert_eq!(issuer.aud, ["ratings", "bookinfo"]);
-    let IssuerKeys::Set(keys) = &issuer.keys else { panic!("{:?}", issuer.keys) };
+    let IssuerKeys::Inline(keys) = &issuer.keys else { panic!("{:?}", issuer.keys) };
     assert!(keys.contains("2026-11"));
     let (name, prefix) = ("authorization".to_owned(), "Bearer ".to_owned());
     let header = JwtLocation::Header { name, prefix };
@@ -80,8 +80,10 @@ fn the_maximum_age_is_read() {
 
 #[test]
 fn token_settings_without_effect_are_rejected() {
-    let issuer = |more: &str| {
-        format!("{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}{more}}}]}}")
+    let issuer = |more_fields: &str| {
+        format!(
+            "{{targetRefs: [{{name: a}}], issuers: [{{issuer: a, jwks: {KEYS}{more_fields}}}]}}"
+        )
     };
     let specs = [
         "{targetRefs: [{name: a}]}".to_owned(),
@@ -194,8 +196,8 @@ fn keys_are_read_from_a_file_or_a_server() {
         let warnings: Vec<String> = update.warnings.iter().map(ToString::to_string).collect();
         (rule.issuers[0].keys.source().unwrap().clone(), warnings)
     };
-    let relative = KeySource::File(directory.path().join("keys/a.json"));
-    assert_eq!(read_source("{file: keys/a.json}"), (relative, vec![]));
+    let relative_source = KeySource::File(directory.path().join("keys/a.json"));
+    assert_eq!(read_source("{file: keys/a.json}"), (relative_source, vec![]));
     assert_eq!(read_source("{file: /keys.json}").0, KeySource::File("/keys.json".into()));
     for (jwks, url, seconds) in [
         ("{url: \"https://a/b?c=d\"}", "https://a:443/b?c=d", 300),

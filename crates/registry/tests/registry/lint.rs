@@ -163,7 +163,7 @@ fn an_http_route_on_the_port_of_a_grpc_route_causes_a_warning() {
 
 #[test]
 fn a_backend_in_another_namespace_without_a_grant_causes_a_warning() {
-    let foreign_route = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, \
+    let route_in_other_namespace = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: web, \
                 namespace: shop}\nspec:\n  parentRefs: [{group: \"\", kind: Service, name: web}]\n  \
                 rules: [{backendRefs: [{name: web, namespace: default, port: 80}]}]\n";
     let own_service =
@@ -173,11 +173,11 @@ fn a_backend_in_another_namespace_without_a_grant_causes_a_warning() {
                  namespace: shop}]\n  to: [{group: \"\", kind: Service}]\n";
     let backend_service = SERVED_SERVICE.replace("port: 80}]}", "port: 8080}]}");
     check_warnings(
-        &format!("{backend_service}---{own_service}{foreign_route}{grant}"),
+        &format!("{backend_service}---{own_service}{route_in_other_namespace}{grant}"),
         &expect![[""]],
     );
     check_warnings(
-        &format!("{backend_service}---{own_service}{foreign_route}"),
+        &format!("{backend_service}---{own_service}{route_in_other_namespace}"),
         &expect![[r#"
         HTTPRoute shop/web: spec.rules[0].backendRefs[0].namespace: no ReferenceGrant in default permits it, so its share of requests gets the status 500; add one there, from HTTPRoutes in shop to the Service
     "#]],
@@ -209,8 +209,8 @@ fn a_source_adds_file_and_line_to_warnings() {
     let warnings = source.lint_warnings();
     assert!(!warnings.is_empty());
     for warning in warnings {
-        assert_eq!(warning.at.file.as_deref(), path.to_str(), "{warning}");
-        assert!(warning.at.line.is_some(), "{warning}");
+        assert_eq!(warning.location.file.as_deref(), path.to_str(), "{warning}");
+        assert!(warning.location.line.is_some(), "{warning}");
     }
 }
 
@@ -223,9 +223,9 @@ fn the_line_of_a_warning_is_that_of_its_field() {
     let warnings = source.lint_warnings();
     let line_of = |field: &str, word: &str| {
         let warning = warnings.iter().find(|warning| {
-            warning.at.field.as_deref() == Some(field) && warning.problem.contains(word)
+            warning.location.field.as_deref() == Some(field) && warning.problem.contains(word)
         });
-        warning.expect(field).at.line.unwrap() as usize
+        warning.expect(field).location.line.unwrap() as usize
     };
     let line_with =
         |text: &str| 1 + MESH_WITH_MISTAKES.lines().position(|line| line.contains(text)).unwrap();

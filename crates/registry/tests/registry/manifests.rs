@@ -20,7 +20,7 @@ fn read_valid(text: &str) -> Vec<(Object, u32)> {
     objects
 }
 
-macro_rules! only {
+macro_rules! single_object {
     ($kind:ident, $text:expr) => {{
         let mut objects = read_valid($text);
         assert_eq!(objects.len(), 1);
@@ -65,14 +65,14 @@ fn the_documented_form_is_read() {
     let objects = read_valid(DOCUMENTED);
     let lines: Vec<u32> = objects.iter().map(|(_, line)| *line).collect();
     assert_eq!(lines, [2, 14, 19]);
-    let pairs = |pairs: &[(&str, &str)]| {
+    let text_map = |text_map: &[(&str, &str)]| {
         let pair = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
-        pairs.iter().map(pair).collect()
+        text_map.iter().map(pair).collect()
     };
     let workload = Workload {
         name: "bookinfo/ratings-1".parse().unwrap(),
         uid: None,
-        labels: pairs(&[("app", "ratings"), ("version", "v1")]),
+        labels: text_map(&[("app", "ratings"), ("version", "v1")]),
         account: service_account("bookinfo", "ratings"),
         ports: vec![WorkloadPort {
             name: Some("http".parse().unwrap()),
@@ -82,7 +82,7 @@ fn the_documented_form_is_read() {
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
         run: ["python3", "-m", "http.server", "9080"].map(str::to_owned).to_vec(),
         run_options: Box::new(RunOptions {
-            env: pairs(&[("KEY", "value")]),
+            env: text_map(&[("KEY", "value")]),
             ..RunOptions::default()
         }),
         outbound_listeners: vec![OutboundListener {
@@ -99,7 +99,7 @@ fn the_documented_form_is_read() {
     };
     let service = Service {
         name: "bookinfo/ratings".parse().unwrap(),
-        selector: pairs(&[("app", "ratings")]),
+        selector: text_map(&[("app", "ratings")]),
         ports: vec![leno_model::ServicePort {
             name: Some("http".parse().unwrap()),
             port: 9080,
@@ -123,7 +123,7 @@ fn the_documented_form_is_read() {
 
 #[test]
 fn omitted_workload_fields_get_defaults() {
-    let workload = only!(
+    let workload = single_object!(
         Workload,
         "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: client}, spec: {
            run: [sleep, 10, true], env: {PORT: 8080}, ports: [{port: 80}],
@@ -142,7 +142,7 @@ fn omitted_workload_fields_get_defaults() {
 
 #[test]
 fn directory_user_and_readiness_check_of_a_command_are_read() {
-    let workload = only!(
+    let workload = single_object!(
         Workload,
         "{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {name: api}, spec: {
            run: [api], cwd: /srv/api, user: www-data, ports: [{port: 80}],
@@ -159,14 +159,14 @@ fn directory_user_and_readiness_check_of_a_command_are_read() {
             "{{apiVersion: leno.dev/v1alpha1, kind: Workload, metadata: {{name: a}}, \
              spec: {{run: [a], user: {text}}}}}"
         );
-        let workload = only!(Workload, &text);
+        let workload = single_object!(Workload, &text);
         assert_eq!(workload.run_options.user, Some(expected), "{text}");
     }
 }
 
 #[test]
 fn mtls_mode_and_trust_domain_are_read() {
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {trustDomain: edge.example.com, defaultPolicy: deny}"
@@ -178,7 +178,7 @@ fn mtls_mode_and_trust_domain_are_read() {
 #[test]
 fn revoked_accounts_and_workloads_are_read() {
     let mesh = "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\nspec:\n  revoked:\n";
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         &format!(
             "{mesh}  - {{kind: ServiceAccount, name: batch, namespace: shop}}\n  \
@@ -209,7 +209,7 @@ fn revoked_accounts_and_workloads_are_read() {
 
 #[test]
 fn observability_settings_are_read() {
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec:\n  tracing: {sampling: 0.5%, errors: false, propagation: b3multi, export: {otlp: \
@@ -225,7 +225,7 @@ fn observability_settings_are_read() {
     assert_eq!((log.sampling.millionths(), log.errors), (100_000, true));
     let LogFormat::Template(template) = log.format else { panic!("a template") };
     assert_eq!(template.to_string(), "{method} {path}");
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {tracing: {export: {zipkin: {endpoint: 'http://[::1]:9411'}}}, accessLog: {}}"
@@ -239,7 +239,7 @@ fn observability_settings_are_read() {
 
 #[test]
 fn export_settings_of_metrics_and_access_logs_are_read() {
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec:\n  metrics: {export: {otlp: {endpoint: 'https://c:4317', protocol: grpc, interval: \
@@ -253,7 +253,7 @@ fn export_settings_of_metrics_and_access_logs_are_read() {
     );
     let log = config.observability.access_log.unwrap();
     assert_eq!(log.collector.unwrap().to_string(), "http://c:4318/tenant/logs");
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {metrics: {export: {otlp: {endpoint: 'http://c:4318'}}}}"
@@ -265,7 +265,7 @@ fn export_settings_of_metrics_and_access_logs_are_read() {
 
 #[test]
 fn the_most_specific_setting_takes_precedence() {
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {defaultPolicy: deny, namespaces: [{name: shop, defaultPolicy: dry-run}]}"
@@ -282,7 +282,7 @@ fn the_most_specific_setting_takes_precedence() {
              metadata: {{name: a, namespace: {namespace}}}\n{workload_fields}"
         );
         assert_eq!(
-            config.default_policy_of(&only!(Workload, &text)),
+            config.default_policy_of(&single_object!(Workload, &text)),
             expected,
             "{namespace} {workload_fields}"
         );
@@ -291,7 +291,7 @@ fn the_most_specific_setting_takes_precedence() {
 
 #[test]
 fn the_floor_overrules_settings_of_workloads() {
-    let config = only!(
+    let config = single_object!(
         MeshConfig,
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
          spec: {mtls: permissive, namespaces: [{name: legacy, defaultPolicy: allow}], \
@@ -316,7 +316,7 @@ fn the_floor_overrules_settings_of_workloads() {
             "apiVersion: leno.dev/v1alpha1\nkind: Workload\n\
              metadata: {{name: a, namespace: {namespace}}}\nspec: {workload_spec}"
         );
-        let workload = only!(Workload, &text);
+        let workload = single_object!(Workload, &text);
         assert_eq!(
             config.default_policy_of(&workload),
             default_policy,
@@ -328,7 +328,7 @@ fn the_floor_overrules_settings_of_workloads() {
 
 #[test]
 fn a_service_is_read_as_printed_by_kubectl() {
-    let service = only!(
+    let service = single_object!(
         Service,
         r#"
 apiVersion: v1
@@ -416,12 +416,12 @@ spec:
 
 #[test]
 fn an_http_route_is_read_with_all_fields() {
-    let route: HttpRoute = only!(HttpRoute, HTTP_ROUTE);
+    let route: HttpRoute = single_object!(HttpRoute, HTTP_ROUTE);
     let service = |name: &str| ServiceName::new("bookinfo", name).unwrap();
     let parent = |name, port| RouteParent { service: service(name), port };
     assert_eq!(route.parents, [parent("reviews", Some(9080)), parent("ratings", None)]);
     let path = |path| RequestMatch { path, ..RequestMatch::default() };
-    let full = RequestMatch {
+    let full_match = RequestMatch {
         path: PathMatch::Exact("/reviews/1".to_owned()),
         methods: vec!["GET".to_owned()],
         headers: vec![
@@ -434,7 +434,7 @@ fn an_http_route_is_read_with_all_fields() {
     assert_eq!(
         first.matches,
         [
-            full,
+            full_match,
             path(PathMatch::Prefix("/reviews".to_owned())),
             path(PathMatch::Regex("/r[0-9]+".to_owned())),
             path(PathMatch::Any),
@@ -448,7 +448,7 @@ fn an_http_route_is_read_with_all_fields() {
     assert_eq!(second.backends, [backend("reviews-v1", 90), backend("reviews-v2", 0)]);
     assert_eq!(second.request_timeout, None);
     let older_version = HTTP_ROUTE.replace("k8s.io/v1\n", "k8s.io/v1beta1\n");
-    assert_eq!(only!(HttpRoute, &older_version), route);
+    assert_eq!(single_object!(HttpRoute, &older_version), route);
 }
 
 #[test]
@@ -458,7 +458,7 @@ fn retries_and_the_attempt_timeout_are_read() {
             "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: x}}\n\
              spec: {{parentRefs: [{{group: \"\", kind: Service, name: a}}], rules: [{rule}]}}\n"
         );
-        only!(HttpRoute, &text).rules.remove(0)
+        single_object!(HttpRoute, &text).rules.remove(0)
     };
     let rule = read_rule(
         "{retry: {codes: [503, 500], attempts: 3, backoff: 100ms}, \
@@ -482,7 +482,7 @@ fn retries_and_the_attempt_timeout_are_read() {
 
 #[test]
 fn grpc_method_matches_become_path_matches() {
-    let route: HttpRoute = only!(GrpcRoute, GRPC_ROUTE);
+    let route: HttpRoute = single_object!(GrpcRoute, GRPC_ROUTE);
     assert_eq!(route.kind, RouteKind::Grpc);
     assert_eq!(route.parents.len(), 1);
     let [rule, default_rule] = route.rules.as_slice() else { panic!("{route:?}") };
@@ -529,7 +529,7 @@ spec:
 
 #[test]
 fn grants_and_backends_in_other_namespaces_are_read() {
-    let grant: ReferenceGrant = only!(
+    let grant: ReferenceGrant = single_object!(
         ReferenceGrant,
         r#"
 apiVersion: gateway.networking.k8s.io/v1beta1
@@ -558,7 +558,7 @@ spec:
             "{namespace} {service}"
         );
     }
-    let route: HttpRoute = only!(
+    let route: HttpRoute = single_object!(
         HttpRoute,
         r#"
 apiVersion: gateway.networking.k8s.io/v1
@@ -587,7 +587,7 @@ fn the_traffic_target_of_the_smi_specification_is_read() {
         ],
     };
     assert_eq!(
-        only!(
+        single_object!(
             TrafficTarget,
             r#"
 apiVersion: access.smi-spec.io/v1alpha3
@@ -640,7 +640,7 @@ fn a_route_group_is_read_with_headers_in_both_forms() {
         ],
     };
     assert_eq!(
-        only!(
+        single_object!(
             HttpRouteGroup,
             r#"apiVersion: specs.smi-spec.io/v1alpha4
 kind: HTTPRouteGroup
@@ -670,7 +670,7 @@ fn tcp_routes_are_read_with_and_without_ports() {
              metadata: {{name: stock-admin, namespace: stock}}\nspec: {{matches: {matches}}}\n"
         );
         let expected = TcpRoute { name: "stock/stock-admin".parse().unwrap(), ports };
-        assert_eq!(only!(TcpRoute, &text), expected);
+        assert_eq!(single_object!(TcpRoute, &text), expected);
     }
 }
 

@@ -15,7 +15,7 @@ fn read_limits(text: &str) -> RateLimits {
 }
 
 const fn new_rate(count: u32, seconds: u64, size: u32) -> Rate {
-    Rate { count, time: Duration::from_secs(seconds), size }
+    Rate { count, period: Duration::from_secs(seconds), burst: size }
 }
 
 #[test]
@@ -25,10 +25,10 @@ fn the_documented_example_is_read_with_all_fields() {
     let summary = |rule: &RateRule| (rule.name.clone(), rule.rate, rule.stop, rule.key.clone());
     let header = RateLimitKey::Header { name: "x-user".to_owned(), buckets: 5000 };
     let expected = [
-        ("health".to_owned(), new_rate(1000, 1, 1000), true, RateLimitKey::Nothing),
+        ("health".to_owned(), new_rate(1000, 1, 1000), true, RateLimitKey::None),
         ("writers".to_owned(), new_rate(10, 60, 20), false, RateLimitKey::Client { buckets: 1000 }),
         ("users".to_owned(), new_rate(5, 1, 5), false, header),
-        ("all".to_owned(), new_rate(500, 1, 500), false, RateLimitKey::Nothing),
+        ("all".to_owned(), new_rate(500, 1, 500), false, RateLimitKey::None),
     ];
     assert_eq!(limits.rules.iter().map(summary).collect::<Vec<_>>(), expected);
     let writers = &limits.rules[1];
@@ -67,13 +67,17 @@ spec:
         let text = text.replace("GROUP", group);
         let limits = read_limits(&text);
         assert_eq!(limits.connections, Some(connections), "{group}");
-        let [by_path, for_all] = limits.rules.as_slice() else { panic!("{limits:?}") };
-        assert_eq!((by_path.rate, by_path.stop), (route, true), "{group}");
-        assert_eq!(by_path.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
-        assert_eq!((for_all.rate, for_all.stop), (new_rate(5, 3600, 5), false), "{group}");
-        assert_eq!((for_all.requests.len(), for_all.response.status), (0, Some(503)));
+        let [path_rule, general_rule] = limits.rules.as_slice() else { panic!("{limits:?}") };
+        assert_eq!((path_rule.rate, path_rule.stop), (route, true), "{group}");
+        assert_eq!(path_rule.requests[0].path, PathMatch::Regex("/items/[0-9]+".to_owned()));
         assert_eq!(
-            (&*for_all.response.headers[0].name, &*for_all.response.headers[0].value),
+            (general_rule.rate, general_rule.stop),
+            (new_rate(5, 3600, 5), false),
+            "{group}"
+        );
+        assert_eq!((general_rule.requests.len(), general_rule.response.status), (0, Some(503)));
+        assert_eq!(
+            (&*general_rule.response.headers[0].name, &*general_rule.response.headers[0].value),
             ("x-a", "b")
         );
         let policy = read_policy(&text);
@@ -217,14 +221,14 @@ fn format_descriptor(descriptor: &Descriptor) -> String {
     let entries =
         descriptor.entries.iter().map(|entry| format!("{}: {:?}", entry.key, entry.value));
     let entries = entries.collect::<Vec<_>>().join(", ");
-    let request = |request: &RequestMatch| {
+    let format_request = |request: &RequestMatch| {
         assert!(request.methods.is_empty() && request.query.is_empty(), "{request:?}");
         match &request.headers[..] {
             [] => format!("    of {:?}\n", request.path),
             headers => format!("    of {:?} with {headers:?}\n", request.path),
         }
     };
-    format!("{entries}\n{}", descriptor.requests.iter().map(request).collect::<String>())
+    format!("{entries}\n{}", descriptor.requests.iter().map(format_request).collect::<String>())
 }
 
 #[test]

@@ -61,10 +61,10 @@ fn update_problems(update: &RegistryUpdate) -> Vec<&str> {
 fn only_changes_are_reported_removals_first() {
     let mut folder = FolderFixture::new();
     let update = folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("+a +b", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("+a +b", 2));
     assert_eq!(format_changes(&folder.source.reload()), "");
     let update = folder.write("a.yaml", &(service_manifest("a", 2) + &service_manifest("c", 1)));
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("-b +a +c", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("-b +a +c", 2));
     assert_eq!(format_changes(&folder.write("below.yml", &service_manifest("d", 1))), "+d");
     assert_eq!(format_changes(&folder.remove("a.yaml")), "-a -c");
     let located = folder.source.object_locations();
@@ -102,7 +102,7 @@ fn the_last_valid_version_of_a_rejected_document_stays_in_force() {
     let mut folder = FolderFixture::new();
     folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     let update = folder.write("a.yaml", &(service_manifest("a", 0) + &service_manifest("b", 2)));
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("+b", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("+b", 2));
     assert_eq!(update_problems(&update), ["0 is out of range"]);
     let update = folder.source.reload();
     assert_eq!(format_changes(&update), "");
@@ -134,7 +134,7 @@ fn a_rejected_document_retains_only_objects_that_it_may_define() {
         folder.write("a.yaml", &service_manifest("a", 1));
         let update = folder.write("a.yaml", &rejected);
         assert!(!update.rejected.is_empty(), "{rejected}");
-        assert_eq!(update.objects == 1, is_retained, "{rejected}");
+        assert_eq!(update.object_count == 1, is_retained, "{rejected}");
     }
 }
 
@@ -147,10 +147,10 @@ fn a_rejected_typed_list_retains_the_objects_of_its_file() {
     for rejected in [list("AccessPolicyList", "[a]"), list("AccesPolicyList", "{}")] {
         let mut folder = FolderFixture::new();
         let update = folder.write("a.yaml", &list("AccessPolicyList", &format!("[{policy}]")));
-        assert_eq!((update_problems(&update), update.objects), (vec![], 1));
+        assert_eq!((update_problems(&update), update.object_count), (vec![], 1));
         let update = folder.write("a.yaml", &rejected);
         assert!(!update.rejected.is_empty(), "{rejected}");
-        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{rejected}");
+        assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 1), "{rejected}");
     }
 }
 
@@ -160,13 +160,13 @@ fn a_file_that_is_not_yaml_retains_its_objects_and_is_rejected_once() {
     folder.write("a.yaml", &(service_manifest("a", 1) + &service_manifest("b", 1)));
     let update = folder
         .write("a.yaml", &(service_manifest("a", 2) + "spec: [\n" + &service_manifest("c", 1)));
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 2));
     assert_eq!(update.rejected.len(), 1);
     assert!(update.rejected[0].problem.starts_with("is not YAML"));
-    assert!(update.rejected[0].at.line.is_some());
+    assert!(update.rejected[0].location.line.is_some());
     fs::write(folder.file_path("a.yaml"), b"\xff").unwrap();
     let update = folder.source.reload();
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 2));
     assert_eq!(format_changes(&folder.write("a.yaml", "")), "-a -b");
 }
 
@@ -182,7 +182,7 @@ fn unreadable_paths_retain_their_objects() {
     fs::remove_file(folder.file_path("b.yaml")).unwrap();
     symlink("b.yaml", folder.file_path("b.yaml")).unwrap();
     let update = folder.source.reload();
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 2));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 2));
     assert_eq!(update.rejected.len(), 2);
     fs::remove_file(folder.file_path("below")).unwrap();
     assert_eq!(format_changes(&folder.source.reload()), "-a");
@@ -209,7 +209,7 @@ fn an_object_belongs_to_the_first_file_that_defined_it() {
     // Initially, the order of the files decides.
     fs::write(&b, service_manifest("x", 1)).unwrap();
     let update = FileSource::new(vec![b, a.clone()]).reload();
-    assert_eq!(update.objects, 2);
+    assert_eq!(update.object_count, 2);
     assert!(update.rejected[0].problem.contains(a.to_str().unwrap()));
 }
 
@@ -224,7 +224,7 @@ fn a_second_mesh_config_is_rejected() {
     let mut folder = FolderFixture::new();
     folder.write("a.yaml", &config("deny"));
     let update = folder.write("b.yaml", &config("allow"));
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 1));
     assert!(update.rejected[0].problem.contains("a mesh has one MeshConfig"));
     let update = folder.write("a.yaml", &(config("deny") + &config("deny")));
     assert_eq!(update.rejected.len(), 2);
@@ -238,7 +238,7 @@ fn a_missing_source_path_is_rejected_and_retains_its_objects() {
     assert_eq!(update_problems(&folder.source.reload()), ["does not exist"]);
     assert_eq!(format_changes(&folder.write("a.yaml", &service_manifest("a", 1))), "+a");
     let update = folder.remove("a.yaml");
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 1));
     assert_eq!(update_problems(&update), ["does not exist"]);
     assert_eq!(format_changes(&folder.write("a.yaml", "# none")), "-a");
 }
@@ -255,7 +255,7 @@ fn a_dangling_link_retains_its_objects_until_it_is_deleted() {
         assert_eq!(format_changes(&folder.source.reload()), "+a");
         fs::rename(folder.file_path("away"), folder.file_path("moved")).unwrap();
         let update = folder.source.reload();
-        assert_eq!((format_changes(&update).as_str(), update.objects), ("", 1), "{link}");
+        assert_eq!((format_changes(&update).as_str(), update.object_count), ("", 1), "{link}");
         assert_eq!(update_problems(&update), ["is a link to a missing target"], "{link}");
         assert_eq!(format_changes(&folder.remove(link)), "-a");
         assert_eq!(update_problems(&folder.source.reload()), Vec::<&str>::new());
@@ -275,7 +275,7 @@ fn an_updated_config_map_mount_is_read() {
     symlink("..v2", folder.file_path("..tmp")).unwrap();
     fs::rename(folder.file_path("..tmp"), folder.file_path("..data")).unwrap();
     let update = folder.source.reload();
-    assert_eq!((format_changes(&update).as_str(), update.objects), ("+a", 1));
+    assert_eq!((format_changes(&update).as_str(), update.object_count), ("+a", 1));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn warnings_stay_as_long_as_their_documents() {
         rules:\n  - {kind: HTTPRouteGroup, name: g}\n";
     let update = folder.write("a.yaml", target);
     let file = folder.file_path("a.yaml");
-    assert_eq!(update.objects, 1);
+    assert_eq!(update.object_count, 1);
     assert_eq!(
         update.warnings[0].to_string(),
         format!(

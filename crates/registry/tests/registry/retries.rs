@@ -106,7 +106,7 @@ fn missing_references_and_preceding_retries_cause_warnings() {
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let warnings: Vec<String> = lint_objects(&objects)
         .iter()
-        .filter(|warning| warning.at.kind.as_deref() == Some("Retry"))
+        .filter(|warning| warning.location.kind.as_deref() == Some("Retry"))
         .map(ToString::to_string)
         .collect();
     expect![[r#"

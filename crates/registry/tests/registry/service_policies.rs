@@ -94,7 +94,7 @@ spec:
         },
         window: Duration::from_secs(5),
         buckets: 5,
-        failure_rate: Some(FailureRate { percent: 40, requests_min: 7 }),
+        failure_rate: Some(FailureRate { percent: 40, min_requests: 7 }),
         consecutive_failures: Some(3),
         max_ejection_percent: 34,
         min_healthy: 2,
@@ -215,11 +215,11 @@ spec:
         (Duration::from_secs(60), Duration::from_secs(30))
     );
     let rule = policy_of("ratings").rule;
-    let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
-    assert_eq!(shares, (600_000, 1, 600_000));
+    let limits = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
+    assert_eq!(limits, (600_000, 1, 600_000));
     let rule = policy_of("other").rule;
-    let shares = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
-    assert_eq!(shares, (250_000, 2, 1_000_000));
+    let limits = (rule.scale_up_limit_ppm, rule.min_instances, rule.error_rate_ppm);
+    assert_eq!(limits, (250_000, 2, 1_000_000));
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn policies_without_targets_or_effect_cause_warnings() {
     };
     let sermant = "---\n{apiVersion: leno.dev/v1alpha1, kind: SermantRemoval, metadata: {name: s}, \
          spec: {compat: sermant, config: \"{enableRemoval: true, rules: [{key: wbe}]}\"}}\n";
-    let text = [
+    let manifests = [
         "---\n{apiVersion: v1, kind: Service, metadata: {name: web}, \
          spec: {selector: {app: web}, ports: [{port: 80}]}}\n"
             .to_owned(),
@@ -308,7 +308,7 @@ fn policies_without_targets_or_effect_cause_warnings() {
         outlier_detection("d", "web, port: 81"),
         sermant.to_owned(),
     ];
-    let (objects, rejected) = read_str("f.yaml", &text.concat());
+    let (objects, rejected) = read_str("f.yaml", &manifests.concat());
     assert_eq!(rejected, []);
     let objects: Vec<Object> = objects.into_iter().map(|(object, _)| object).collect();
     let lines: Vec<String> =

@@ -16,7 +16,7 @@ fn the_documented_examples_are_accepted_without_warnings() {
         let mut source = FileSource::new(vec![directory.path().to_owned()]);
         let update = source.reload();
         assert_eq!((update.rejected, update.warnings), (Vec::new(), Vec::new()), "{page}");
-        assert_eq!(update.objects, count, "{page}");
+        assert_eq!(update.object_count, count, "{page}");
     }
 }
 

@@ -104,8 +104,8 @@ fn missing_references_of_a_tls_route_cause_warnings() {
 
 #[test]
 fn a_grant_for_tls_routes_permits_backends_in_other_namespaces() {
-    let with_foreign_backend = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
-    let backends = read_route(&with_foreign_backend).rule.backends;
+    let with_backend_elsewhere = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
+    let backends = read_route(&with_backend_elsewhere).rule.backends;
     assert_eq!(backends[1].service, ServiceName::new("away", "two").unwrap());
     let grant = "{apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, \
                  metadata: {name: g, namespace: away}, spec: {to: [{group: \"\", kind: Service}], \
@@ -133,8 +133,10 @@ fn host_names_of_a_service_route_cause_a_warning() {
             },
         });
         let (_, warnings) = leno_registry::read_json(&document).unwrap();
-        let problems: Vec<_> =
-            warnings.iter().map(|warning| (&warning.at.field, warning.problem.as_str())).collect();
+        let problems: Vec<_> = warnings
+            .iter()
+            .map(|warning| (&warning.location.field, warning.problem.as_str()))
+            .collect();
         let field = Some("spec.hostnames".to_owned());
         let reason = "is ignored: a route of a service applies to all its host names";
         assert_eq!(problems, [(&field, reason)], "{kind}");

@@ -52,7 +52,7 @@ impl WatchFixture {
     async fn wait_for_problem_with_active_object(&mut self, problem: &str) {
         loop {
             let update = self.next_update().await;
-            assert_eq!(update.objects, 1, "{update:?}");
+            assert_eq!(update.object_count, 1, "{update:?}");
             if update.rejected.iter().any(|rejected| rejected.problem.contains(problem)) {
                 return;
             }
@@ -61,7 +61,7 @@ impl WatchFixture {
 
     /// Waits until no object is left.
     async fn wait_until_empty(&mut self) {
-        while self.next_update().await.objects > 0 {}
+        while self.next_update().await.object_count > 0 {}
     }
 }
 
@@ -70,9 +70,9 @@ fn run<F: Future<Output = ()>>(paths: Vec<PathBuf>, scenario: impl FnOnce(WatchF
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (sender, updates) = channel(4);
     let reload_requests = Arc::new(Notify::new());
-    let watching = watch_source(FileSource::new(paths), sender, Arc::clone(&reload_requests));
+    let watch_task = watch_source(FileSource::new(paths), sender, Arc::clone(&reload_requests));
     let watch_and_scenario =
-        async { tokio::join!(watching, scenario(WatchFixture { updates, reload_requests })) };
+        async { tokio::join!(watch_task, scenario(WatchFixture { updates, reload_requests })) };
     let (result, ()): (Result<(), WatchError>, ()) = runtime.block_on(watch_and_scenario);
     result.unwrap();
 }

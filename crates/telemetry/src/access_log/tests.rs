@@ -35,9 +35,9 @@ const ENTRY: AccessLogEntry<'_> = AccessLogEntry {
 };
 
 fn format_line(entry: &AccessLogEntry<'_>) -> String {
-    let mut out = String::new();
-    write_json(entry, &mut out);
-    out
+    let mut output = String::new();
+    write_json(entry, &mut output);
+    output
 }
 
 #[test]
@@ -101,12 +101,12 @@ fn texts_are_escaped_and_truncated() {
 #[test]
 fn a_template_writes_its_fields_and_no_client_can_start_a_line() {
     let line = |entry: &AccessLogEntry<'_>| {
-        let mut out = String::new();
+        let mut output = String::new();
         let parts = ["method", "path", "response_code", "duration", "upstream_host", "user_agent"];
         let parts =
             parts.iter().flat_map(|name| [TemplatePart::Field(name), TemplatePart::Text(" ")]);
-        write_fields(entry, parts, &mut out);
-        out
+        write_fields(entry, parts, &mut output);
+        output
     };
     assert_eq!(line(&ENTRY), "GET /ratings/1 200 1.234 - curl/8 \n");
     let entry =

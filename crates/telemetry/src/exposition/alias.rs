@@ -1,4 +1,5 @@
-//! Aliases: metric names that dashboards of OSM, osm-edge and FSM query.
+//! Metric aliases: names that dashboards of OSM, osm-edge and FSM query, with values computed from Leno's
+//! metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -12,7 +13,7 @@ use crate::telemetry::Telemetry;
 
 use super::escape_label;
 
-/// A product whose metric names are exposed in addition to ours.
+/// A product: its metric names are exposed in addition to Leno's own names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AliasNames {
     /// OSM: names of Envoy, and `osm_request_…`.
@@ -25,20 +26,21 @@ impl AliasNames {
     /// The values of the query parameter `names`.
     pub const ALL: [(&'static str, Self); 2] = [("osm", Self::Osm), ("fsm", Self::Fsm)];
 
-    /// Parses the query parameter `names`, if present.
+    /// Parses the query parameter `names`; `Ok(None)` if it is absent.
     ///
     /// # Errors
     /// A message for the client, if the value is unknown.
     pub fn from_query(query: &str) -> Result<Option<Self>, String> {
         // Scrapers may add other parameters.
-        let requested = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
-        let Some(requested) = requested else { return Ok(None) };
-        let alias = Self::ALL.iter().find(|(name, _)| *name == requested);
-        let invalid = || format!("`names={requested}` is unknown: use names=osm or names=fsm\n");
-        alias.map(|(_, names)| Some(*names)).ok_or_else(invalid)
+        let requested_name = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
+        let Some(requested_name) = requested_name else { return Ok(None) };
+        let alias = Self::ALL.iter().find(|(name, _)| *name == requested_name);
+        let invalid_error =
+            || format!("`names={requested_name}` is unknown: use names=osm or names=fsm\n");
+        alias.map(|(_, names)| Some(*names)).ok_or_else(invalid_error)
     }
 
-    /// The prefix of sidecar metrics.
+    /// Returns the name prefix of sidecar metrics.
     const fn sidecar_prefix(self) -> &'static str {
         match self {
             Self::Osm => "envoy",
@@ -46,7 +48,7 @@ impl AliasNames {
         }
     }
 
-    /// The prefix of the product's own metrics, and of all metrics of its control plane.
+    /// Returns the name prefix of the product's own metrics and of all metrics of its control plane.
     #[must_use]
     pub const fn mesh_prefix(self) -> &'static str {
         match self {
@@ -60,13 +62,13 @@ impl AliasNames {
 pub(crate) struct Alias {
     /// The name without the prefix of the product.
     pub(crate) name: &'static str,
-    /// The meaning of the numbers in this mesh, for the documents.
-    pub(crate) means: &'static str,
+    /// The meaning of the values in this mesh, for `docs/metrics.md`.
+    pub(crate) meaning: &'static str,
 }
 
 /// The aliases of each cluster, `PREFIX_cluster_upstream_NAME`, with the functions that compute their values.
 const CLUSTER_ALIASES: &[(Alias, ClusterValue)] = &[
-    (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.requests),
+    (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.request_count),
     (
         new_alias("rq_timeout", "requests with the reason `request-timeout` or `attempt-timeout`"),
         |cluster| cluster.count_reasons(&["request-timeout", "attempt-timeout"]),
@@ -100,11 +102,11 @@ const CLUSTER_ALIASES: &[(Alias, ClusterValue)] = &[
     }),
     (
         new_alias("cx_tx_bytes_total", "`leno_request_bytes_total`: bodies, without heads"),
-        |cluster| cluster.sent,
+        |cluster| cluster.sent_bytes,
     ),
     (
         new_alias("cx_rx_bytes_total", "`leno_response_bytes_total`: bodies, without heads"),
-        |cluster| cluster.received,
+        |cluster| cluster.received_bytes,
     ),
 ];
 
@@ -136,49 +138,51 @@ type ClusterValue = fn(&ClusterStats) -> u64;
 /// Computes the value of an alias of the sidecar.
 type SidecarValue = fn(&Telemetry) -> u64;
 
-const fn new_alias(name: &'static str, means: &'static str) -> Alias {
-    Alias { name, means }
+const fn new_alias(name: &'static str, meaning: &'static str) -> Alias {
+    Alias { name, meaning }
 }
 
-/// The metrics of one client for one port of a service.
+/// The totals of this sidecar's outbound requests to one port of a service.
 #[derive(Default)]
 struct ClusterStats {
-    requests: u64,
+    request_count: u64,
     classes: BTreeMap<&'static str, u64>,
     reasons: BTreeMap<&'static str, u64>,
-    sent: u64,
-    received: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
     durations: Histogram,
 }
 
 impl ClusterStats {
+    /// Adds the totals of a series.
     fn add_series(&mut self, series: &SeriesTotals) {
         for (outcome, count) in &series.requests {
-            self.requests = self.requests.saturating_add(*count);
+            self.request_count = self.request_count.saturating_add(*count);
             *self.classes.entry(outcome.class.label()).or_default() += count;
             *self.reasons.entry(outcome.reason).or_default() += count;
         }
-        self.sent = self.sent.saturating_add(series.bytes_in);
-        self.received = self.received.saturating_add(series.bytes_out);
+        self.sent_bytes = self.sent_bytes.saturating_add(series.bytes_in);
+        self.received_bytes = self.received_bytes.saturating_add(series.bytes_out);
         self.durations.merge(&series.durations);
     }
 
+    /// Returns the number of requests with one of these reasons.
     fn count_reasons(&self, reasons: &[&str]) -> u64 {
         reasons.iter().filter_map(|reason| self.reasons.get(reason)).sum()
     }
 }
 
-/// Appends the aliases: always in the text format 0.0.4, because these names violate the rules of OpenMetrics.
-/// `namespace` and `name` are those of the sidecar's workload.
+/// Appends the aliases, always in the text format 0.0.4, because their names violate the rules of OpenMetrics.
+/// `namespace` and `name` are the namespace and name of the sidecar's workload.
 pub(super) fn write_aliases(
     telemetry: &Telemetry,
     names: AliasNames,
     namespace: &str,
     name: &str,
-    out: &mut String,
+    output: &mut String,
 ) {
     let mut clusters: BTreeMap<(String, u16), ClusterStats> = BTreeMap::new();
-    let mut limited: BTreeMap<String, u64> = BTreeMap::new();
+    let mut limited_counts: BTreeMap<String, u64> = BTreeMap::new();
     for (labels, cells) in telemetry.series_cells() {
         let series = SeriesTotals::sum_shards(labels.clone(), &cells);
         match labels.direction {
@@ -190,21 +194,23 @@ pub(super) fn write_aliases(
                     series.requests.iter().filter(|(outcome, _)| outcome.reason == "rate-limited");
                 let count: u64 = limited_requests.map(|(_, count)| count).sum();
                 let (service, port, protocol) = (labels.service, labels.port, labels.protocol);
-                *limited.entry(format!("{service}_{port}_{protocol}.rate_limited")).or_default() +=
-                    count;
+                *limited_counts
+                    .entry(format!("{service}_{port}_{protocol}.rate_limited"))
+                    .or_default() += count;
             }
             _ => {}
         }
     }
-    let mut page = AliasWriter { names, out };
+    let mut page = AliasWriter { names, output };
     page.write_clusters(&clusters);
     page.write_requests(&clusters, namespace, name);
     let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
     page.start_family(&name, "counter");
-    for (label, count) in limited.iter().filter(|(_, count)| **count > 0) {
+    for (label, count) in limited_counts.iter().filter(|(_, count)| **count > 0) {
         page.write_value(&format!("{name}{{label=\"{}\"}}", escape_label(label)), count);
     }
-    let http_counts = limited.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP_SUFFIX));
+    let http_counts =
+        limited_counts.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP_SUFFIX));
     page.write_http_limits(http_counts.map(|(_, count)| count).sum());
     for (Alias { name, .. }, value) in SIDECAR_ALIASES {
         let name = format!("{}_{name}", names.sidecar_prefix());
@@ -213,13 +219,14 @@ pub(super) fn write_aliases(
     }
 }
 
-/// Appends the aliases of one product.
+/// A writer of the aliases of one product.
 struct AliasWriter<'a> {
     names: AliasNames,
-    out: &'a mut String,
+    output: &'a mut String,
 }
 
 impl AliasWriter<'_> {
+    /// Writes the aliases of each cluster.
     fn write_clusters(&mut self, clusters: &BTreeMap<(String, u16), ClusterStats>) {
         let prefix = self.names.sidecar_prefix();
         let label = |service: &str, port: u16| {
@@ -254,9 +261,9 @@ impl AliasWriter<'_> {
     ) {
         let source = format!(
             "source_namespace=\"{}\",source_name=\"{}\",source_pod=\"{}\"",
-            self.label_word(namespace),
-            self.label_word(name),
-            self.label_word(name)
+            self.label_value(namespace),
+            self.label_value(name),
+            self.label_value(name)
         );
         // One line per service, for all its ports.
         let mut services: BTreeMap<&str, ClusterStats> = BTreeMap::new();
@@ -269,7 +276,7 @@ impl AliasWriter<'_> {
         }
         let destination = |page: &Self, service: &str| {
             let (namespace, name) = service.split_once('/').unwrap_or(("", service));
-            let (namespace, name) = (page.label_word(namespace), page.label_word(name));
+            let (namespace, name) = (page.label_value(namespace), page.label_value(name));
             format!("destination_namespace=\"{namespace}\",destination_name=\"{name}\"")
         };
         let total_name = format!("{}_request_total", self.names.mesh_prefix());
@@ -316,8 +323,8 @@ impl AliasWriter<'_> {
         self.write_value(&format!("{name}{labels}"), count);
     }
 
-    /// Converts a text to a label value in the way of the product: OSM replaces `-` in these labels.
-    fn label_word(&self, text: &str) -> String {
+    /// Escapes a text for a label value. OSM also replaces `-` by `_` in these labels.
+    fn label_value(&self, text: &str) -> String {
         match self.names {
             AliasNames::Osm => escape_label(&text.replace('-', "_")),
             AliasNames::Fsm => escape_label(text),
@@ -325,30 +332,30 @@ impl AliasWriter<'_> {
     }
 
     fn start_family(&mut self, name: &str, kind: &str) {
-        write_family_header(name, kind, self.out);
+        write_family_header(name, kind, self.output);
     }
 
     fn write_value(&mut self, name: &str, value: impl Display) {
         // Writing to a `String` cannot fail.
-        writeln!(self.out, "{name} {value}").unwrap_or_default();
+        writeln!(self.output, "{name} {value}").unwrap_or_default();
     }
 }
 
-/// Appends the lines before the numbers of an alias.
-pub(super) fn write_family_header(name: &str, kind: &str, out: &mut String) {
+/// Appends the header lines of an alias.
+pub(super) fn write_family_header(name: &str, kind: &str, output: &mut String) {
     let lines = format!("# HELP {name} An alias: see docs/metrics.md.\n# TYPE {name} {kind}\n");
-    out.push_str(&lines);
+    output.push_str(&lines);
 }
 
-/// Returns the names and meanings of all aliases, for the documents.
+/// Returns the names and meanings of all aliases, for `docs/metrics.md`.
 pub(crate) fn document_rows() -> impl Iterator<Item = (String, &'static str)> {
     let clusters = CLUSTER_ALIASES
         .iter()
-        .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.means));
-    clusters.chain(SIDECAR_ALIASES.iter().map(|(alias, _)| (alias.name.to_owned(), alias.means)))
+        .map(|(alias, _)| (format!("cluster_upstream_{}", alias.name), alias.meaning));
+    clusters.chain(SIDECAR_ALIASES.iter().map(|(alias, _)| (alias.name.to_owned(), alias.meaning)))
 }
 
-/// The other sidecar metrics of these products, without a prefix, and the reason that they are absent here.
+/// The sidecar metrics of these products that have no alias, without a prefix, and the reasons.
 pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
     (
         "cluster_upstream_rq_retry_success",
@@ -385,7 +392,7 @@ const LIMITED_TCP_SUFFIX: &str = "_tcp.rate_limited";
 /// The class of requests without a response.
 const NO_RESPONSE_CLASS: &str = StatusClass::None.label();
 
-/// The limits of the duration buckets, as in both products.
+/// The upper limits of the duration buckets, which are the same in both products.
 const DURATION_LIMITS: [Duration; 17] = [
     Duration::from_millis(1),
     Duration::from_millis(5),
@@ -440,9 +447,9 @@ mod tests {
             shard.record_request(shard.series_id(&labels), &outcome);
         }
         shard.add(Count::Retries, 2);
-        let mut out = String::new();
-        telemetry.expose_as(names, "shop", "web-1", &mut out);
-        out
+        let mut output = String::new();
+        telemetry.expose_as(names, "shop", "web-1", &mut output);
+        output
     }
 
     #[test]

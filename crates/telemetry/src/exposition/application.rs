@@ -1,5 +1,5 @@
-//! Validation of an application's metrics before they are exposed with ours: one invalid line would invalidate
-//! the whole page.
+//! Validation of an application's metrics before they are appended to the sidecar's metrics: one invalid line
+//! would invalidate the whole page.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,41 +21,42 @@ impl fmt::Display for InvalidExposition {
 
 impl std::error::Error for InvalidExposition {}
 
-/// Returns the lines of a page in the Prometheus text format 0.0.4, without those with names of our metrics,
-/// which a scraper would confuse. Comments that do not describe a metric are removed.
+/// Returns the lines of a page in the Prometheus text format 0.0.4. Lines with names of sidecar metrics are
+/// removed, since scrapers could not distinguish them; comments that do not describe a metric are removed as
+/// well.
 ///
 /// # Errors
-/// [`InvalidExposition`] for the first invalid line: then the whole page is rejected.
+/// [`InvalidExposition`] if a line is invalid: then the whole page is rejected.
 pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
-    let own_names: BTreeSet<&str> =
+    let sidecar_names: BTreeSet<&str> =
         names::all_metrics().map(|MetricFamily { name, .. }| *name).collect();
-    let is_own = |name: &str| {
+    let is_sidecar_name = |name: &str| {
         let suffixes = ["_bucket", "_sum", "_count"];
         let family = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
-        own_names.contains(name) || own_names.contains(family)
+        sidecar_names.contains(name) || sidecar_names.contains(family)
     };
-    let mut out = String::with_capacity(page.len());
+    let mut adopted_lines = String::with_capacity(page.len());
     for (index, line) in page.lines().enumerate() {
         let line = line.trim_matches([' ', '\t', '\r']);
-        let invalid = InvalidExposition { line: index + 1 };
+        let invalid_line = InvalidExposition { line: index + 1 };
         let name = match line.strip_prefix('#') {
             None if line.is_empty() => continue,
-            None => parse_sample(line).ok_or(invalid)?,
+            None => parse_sample(line).ok_or(invalid_line)?,
             Some(comment) => match parse_comment(comment) {
-                Some(name) => name.ok_or(invalid)?,
+                Some(name) => name.ok_or(invalid_line)?,
                 None => continue,
             },
         };
-        if !is_own(name) {
-            out.push_str(line);
-            out.push('\n');
+        if !is_sidecar_name(name) {
+            adopted_lines.push_str(line);
+            adopted_lines.push('\n');
         }
     }
-    Ok(out)
+    Ok(adopted_lines)
 }
 
-/// Returns the name in a comment that describes a metric, or `Some(None)` if it lacks a valid one: `HELP` and
-/// `TYPE` must contain a name. Other comments are `None`.
+/// Returns the metric name in a `HELP` or `TYPE` comment; `Some(None)` if such a comment is invalid. Returns
+/// `None` for other comments.
 fn parse_comment(comment: &str) -> Option<Option<&str>> {
     let mut words = comment.split_ascii_whitespace();
     let word = words.next()?;
@@ -71,16 +72,17 @@ fn parse_comment(comment: &str) -> Option<Option<&str>> {
     }
 }
 
-/// Returns the metric name of a valid line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`.
+/// Returns the metric name of a line `NAME[{LABEL="VALUE",…}] NUMBER [MILLISECONDS]`; `None` if the line is
+/// invalid.
 fn parse_sample(line: &str) -> Option<&str> {
-    let end = line.find(|character: char| !is_name_character(character)).unwrap_or(line.len());
-    let (name, rest) = line.split_at_checked(end)?;
-    let rest = match rest.trim_start_matches([' ', '\t']).strip_prefix('{') {
+    let name_end = line.find(|character: char| !is_name_character(character)).unwrap_or(line.len());
+    let (name, remaining) = line.split_at_checked(name_end)?;
+    let remaining = match remaining.trim_start_matches([' ', '\t']).strip_prefix('{') {
         Some(labels) => skip_labels(labels)?,
         // A separator is required.
-        None => rest.strip_prefix([' ', '\t'])?,
+        None => remaining.strip_prefix([' ', '\t'])?,
     };
-    let mut words = rest.split_ascii_whitespace();
+    let mut words = remaining.split_ascii_whitespace();
     let is_number =
         |word: &str| matches!(word, "Nan" | "NaN" | "+Inf" | "-Inf" | "Inf") || is_decimal(word);
     let is_valid = is_valid_name(name)
@@ -91,22 +93,22 @@ fn parse_sample(line: &str) -> Option<&str> {
 }
 
 /// Skips labels and the closing brace, and returns the rest of the line; `None` if the labels are invalid.
-fn skip_labels(mut rest: &str) -> Option<&str> {
+fn skip_labels(mut remaining: &str) -> Option<&str> {
     loop {
-        rest = rest.trim_start_matches([' ', '\t']);
-        if let Some(after) = rest.strip_prefix('}') {
-            return Some(after);
+        remaining = remaining.trim_start_matches([' ', '\t']);
+        if let Some(after_separator) = remaining.strip_prefix('}') {
+            return Some(after_separator);
         }
-        let (name, value) = rest.split_once('=')?;
+        let (name, value) = remaining.split_once('=')?;
         let name = name.trim_matches([' ', '\t']);
         if !is_valid_name(name) || name.contains(':') {
             return None;
         }
         let value = value.trim_start_matches([' ', '\t']).strip_prefix('"')?;
-        rest = skip_label_value(value)?.trim_start_matches([' ', '\t']);
-        if let Some(after) = rest.strip_prefix(',') {
-            rest = after;
-        } else if !rest.starts_with('}') {
+        remaining = skip_label_value(value)?.trim_start_matches([' ', '\t']);
+        if let Some(after_separator) = remaining.strip_prefix(',') {
+            remaining = after_separator;
+        } else if !remaining.starts_with('}') {
             return None;
         }
     }
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn one_invalid_line_rejects_the_page() {
-        for invalid in [
+        for invalid_line in [
             "a",
             "a b",
             "a 0x1",
@@ -201,8 +203,8 @@ mod tests {
             "# HELP",
             "\u{e9} 1",
         ] {
-            let page = format!("good 1\n{invalid}\n");
-            assert_eq!(adopt_page(&page), Err(InvalidExposition { line: 2 }), "{invalid}");
+            let page = format!("good 1\n{invalid_line}\n");
+            assert_eq!(adopt_page(&page), Err(InvalidExposition { line: 2 }), "{invalid_line}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Exposition formats, and their negotiation with scrapers.
+//! The exposition formats of metrics, and their selection by the `Accept` header of scrapers.
 
 use crate::names::{MetricFamily, MetricKind};
 
@@ -12,12 +12,13 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// Selects the format for an `Accept` header: OpenMetrics if it is listed and not excluded.
+    /// Selects the format for an `Accept` header: OpenMetrics if it is listed in a supported version and not
+    /// excluded by `q=0`, otherwise the Prometheus format.
     #[must_use]
     pub fn from_accept(accept: &str) -> Self {
         let accepts_openmetrics = |range: &str| {
-            let mut parts = range.split(';').map(str::trim);
-            let is_openmetrics = parts
+            let mut parameters = range.split(';').map(str::trim);
+            let is_openmetrics = parameters
                 .next()
                 .is_some_and(|kind| kind.eq_ignore_ascii_case("application/openmetrics-text"));
             let is_excluded = |parameter: &str| {
@@ -29,7 +30,8 @@ impl ExpositionFormat {
                 version.is_some_and(|version| !matches!(version, "1.0.0" | "0.0.1"))
             };
             is_openmetrics
-                && !parts.any(|parameter| is_excluded(parameter) || has_other_version(parameter))
+                && !parameters
+                    .any(|parameter| is_excluded(parameter) || has_other_version(parameter))
         };
         match accept.split(',').map(str::trim).any(accepts_openmetrics) {
             true => Self::OpenMetrics,
@@ -46,7 +48,7 @@ impl ExpositionFormat {
         }
     }
 
-    /// Returns the lines before the numbers of a metric. OpenMetrics names a counter without its suffix.
+    /// Returns the header lines of a metric. In OpenMetrics, the header of a counter omits the suffix `_total`.
     pub(crate) fn metric_header(self, metric: &MetricFamily) -> String {
         let MetricFamily { name, kind, help, .. } = metric;
         let name = match (self, kind) {
@@ -56,7 +58,7 @@ impl ExpositionFormat {
         format!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.as_str())
     }
 
-    /// Returns the last line; empty if the format has none.
+    /// Returns the last line of the exposition; empty if the format requires none.
     pub(crate) const fn end_line(self) -> &'static str {
         match self {
             Self::Prometheus => "",

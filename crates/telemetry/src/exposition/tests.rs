@@ -92,9 +92,9 @@ fn label_values_are_escaped() {
         ("a\nb", r#"l="a\nb""#),
         ("ä", r#"l="ä""#),
     ] {
-        let mut out = String::new();
-        write_label(&mut out, "l", value);
-        assert_eq!(out, expected);
+        let mut output = String::new();
+        write_label(&mut output, "l", value);
+        assert_eq!(output, expected);
     }
 }
 

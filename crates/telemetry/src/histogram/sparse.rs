@@ -1,11 +1,11 @@
-//! Sparse histograms for transfer and storage.
+//! Sparse histograms, for traffic reports and for the history in the control plane.
 
 use std::time::Duration;
 
 use super::{BUCKETS, bucket_middle};
 
-/// The non-empty buckets of a [`Histogram`](super::Histogram) with their counts: a few dozen entries instead of
-/// two KiB for all buckets.
+/// The non-empty buckets of a [`Histogram`](super::Histogram) with their counts: usually a few dozen entries,
+/// while all buckets take about 2 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SparseHistogram {
     /// The number and count of each non-empty bucket, in ascending order.
@@ -13,7 +13,8 @@ pub struct SparseHistogram {
 }
 
 impl SparseHistogram {
-    /// Adds to a bucket. A number beyond the last bucket counts as the last, and counts saturate.
+    /// Adds `count` to a bucket. A bucket number beyond the last bucket counts as the last bucket; counts
+    /// saturate.
     pub fn add(&mut self, bucket: u8, count: u64) {
         let bucket = bucket.min(LAST_BUCKET);
         let count = u32::try_from(count).unwrap_or(u32::MAX);
@@ -42,19 +43,19 @@ impl SparseHistogram {
         self.buckets.iter().copied()
     }
 
-    /// Returns the number of durations.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// Returns the bucket of the duration that a share of all durations, from 0 to 1, does not exceed; `None`
-    /// if there are none.
+    /// Returns the bucket of the duration that the given share of all durations does not exceed. `quantile` is
+    /// from 0 to 1. Returns `None` if the histogram is empty.
     #[must_use]
-    pub fn quantile(&self, share: f64) -> Option<u8> {
+    pub fn quantile(&self, quantile: f64) -> Option<u8> {
         let count = self.count();
         // The rank of `Histogram::quantile`.
-        let rank = ((share * count as f64).ceil() as u64).clamp(1, count.max(1));
+        let rank = ((quantile * count as f64).ceil() as u64).clamp(1, count.max(1));
         let mut cumulative_count = 0;
         let bucket = self.buckets.iter().find(|(_, count)| {
             cumulative_count += u64::from(*count);
@@ -80,7 +81,7 @@ pub fn bucket_duration(bucket: u8) -> Duration {
     bucket_middle(usize::from(bucket.min(LAST_BUCKET)))
 }
 
-/// The number of the last bucket: all numbers fit in a byte.
+/// The number of the last bucket; it fits in a byte.
 const LAST_BUCKET: u8 = (BUCKETS - 1) as u8;
 
 #[cfg(test)]

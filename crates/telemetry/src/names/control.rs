@@ -84,7 +84,7 @@ pub struct ControlAlias {
     /// The kind of the metric in these products.
     pub kind: MetricKind,
     /// The meaning of the metric in this mesh.
-    pub means: &'static str,
+    pub meaning: &'static str,
 }
 
 /// All aliases, in the order of the exposition.
@@ -133,11 +133,15 @@ pub const ALIASES: &[ControlAlias] = &[
     ),
 ];
 
-const fn control_alias(name: &'static str, kind: MetricKind, means: &'static str) -> ControlAlias {
-    ControlAlias { name, kind, means }
+const fn control_alias(
+    name: &'static str,
+    kind: MetricKind,
+    meaning: &'static str,
+) -> ControlAlias {
+    ControlAlias { name, kind, meaning }
 }
 
-/// The other control plane metrics of these products, and the reason that they are absent here.
+/// The control plane metrics of these products that have no alias, and the reasons.
 pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",

@@ -5,41 +5,41 @@ use super::{MetricFamily, all_metrics, control};
 /// Renders the document about all metrics, `docs/metrics.md`.
 #[must_use]
 pub fn render_page() -> String {
-    let mut out = PREFACE.to_owned();
-    render_rows(&mut out, all_metrics());
-    out.push_str(CONTROL);
-    render_rows(&mut out, control::METRICS);
-    out.push_str(LABELS);
-    out.push_str(ALIASES);
-    for (name, means) in crate::exposition::alias::document_rows() {
-        out.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {means} |\n"));
+    let mut page = PREFACE.to_owned();
+    render_rows(&mut page, all_metrics());
+    page.push_str(CONTROL);
+    render_rows(&mut page, control::METRICS);
+    page.push_str(LABELS);
+    page.push_str(ALIASES);
+    for (name, meaning) in crate::exposition::alias::document_rows() {
+        page.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {meaning} |\n"));
     }
-    out.push_str(ALIASES_END);
-    render_absent(&mut out, crate::exposition::alias::ABSENT_METRICS);
-    out.push_str(CONTROL_ALIASES);
-    for control::ControlAlias { name, means, .. } in control::ALIASES {
-        out.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {means} |\n"));
+    page.push_str(ALIASES_END);
+    render_absent(&mut page, crate::exposition::alias::ABSENT_METRICS);
+    page.push_str(CONTROL_ALIASES);
+    for control::ControlAlias { name, meaning, .. } in control::ALIASES {
+        page.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {meaning} |\n"));
     }
-    out.push_str(CONTROL_ALIASES_END);
-    render_absent(&mut out, control::ABSENT_METRICS);
-    out
+    page.push_str(CONTROL_ALIASES_END);
+    render_absent(&mut page, control::ABSENT_METRICS);
+    page
 }
 
-/// Renders the metrics of other products that are absent here.
-fn render_absent(out: &mut String, names: &[(&str, &str)]) {
-    out.push_str("| absent | reason |\n|---|---|\n");
+/// Renders a table of other products' metrics that have no equivalent, with the reasons.
+fn render_absent(page: &mut String, names: &[(&str, &str)]) {
+    page.push_str("| absent | reason |\n|---|---|\n");
     for (name, reason) in names {
-        out.push_str(&format!("| `{name}` | {reason} |\n"));
+        page.push_str(&format!("| `{name}` | {reason} |\n"));
     }
 }
 
 /// Renders a table of metrics.
-fn render_rows<'a>(out: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
-    out.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+fn render_rows<'a>(page: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
+    page.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
     for MetricFamily { name, kind, labels, help } in metrics {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
         let (kind, labels) = (kind.as_str(), labels.join(", "));
-        out.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
+        page.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
     }
 }
 

@@ -81,10 +81,10 @@ fn a_grpc_failure_with_http_status_200_is_no_success() {
             .record_request(series, &RequestRecord { grpc: Some(grpc), ..test_outcome(200, None) });
     }
     shard.record_request(series, &test_outcome(403, Some("denied")));
-    let denied = Some(GrpcStatus::PermissionDenied);
+    let denied_status = Some(GrpcStatus::PermissionDenied);
     shard.record_request(
         series,
-        &RequestRecord { grpc: denied, ..test_outcome(403, Some("denied")) },
+        &RequestRecord { grpc: denied_status, ..test_outcome(403, Some("denied")) },
     );
     let summary = telemetry.series_summaries();
     let [series] = summary.as_slice() else { panic!("{summary:?}") };
@@ -96,7 +96,7 @@ fn a_grpc_failure_with_http_status_200_is_no_success() {
 #[test]
 fn a_gauge_never_reads_below_zero() {
     let telemetry = Telemetry::new();
-    telemetry.new_shard().lower(Gauge::LinksUpstream, 1);
+    telemetry.new_shard().decrement(Gauge::LinksUpstream, 1);
     assert_eq!(telemetry.gauge(Gauge::LinksUpstream), 0);
 }
 
@@ -130,7 +130,7 @@ fn series_over_the_limit_are_counted_together() {
 fn two_writers_and_a_reader_lose_nothing() {
     let telemetry = Telemetry::new();
     let (start, running) = (Barrier::new(3), AtomicUsize::new(2));
-    let write = |shard: MetricsShard| {
+    let write_metrics = |shard: MetricsShard| {
         let series = shard.series_id(&request_labels("a"));
         start.wait();
         for n in 0..REQUESTS {
@@ -142,7 +142,7 @@ fn two_writers_and_a_reader_lose_nothing() {
     };
     thread::scope(|scope| {
         for shard in [telemetry.new_shard(), telemetry.new_shard()] {
-            scope.spawn(|| write(shard));
+            scope.spawn(|| write_metrics(shard));
         }
         start.wait();
         let mut last_count = 0;

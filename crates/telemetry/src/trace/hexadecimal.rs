@@ -1,25 +1,26 @@
 //! Conversion between numbers and lower-case hexadecimal digits. Eight digits are converted at once, since the
 //! headers of a traced request have over a hundred.
 
-/// Writes the digits of a big-endian number, two for each byte. Its length must be a multiple of four bytes.
-pub(super) fn write(number: &[u8], out: &mut [u8]) {
+/// Writes the digits of a big-endian number, two for each byte. The length of `number` must be a multiple of
+/// four bytes.
+pub(super) fn write(number: &[u8], output: &mut [u8]) {
     let (numbers, _) = number.as_chunks::<4>();
-    let (digits, _) = out.as_chunks_mut::<8>();
+    let (digits, _) = output.as_chunks_mut::<8>();
     for (number, digits) in numbers.iter().zip(digits) {
         *digits = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number))).to_be_bytes();
     }
 }
 
-/// Parses 1 to 32 digits; `None` if there is another character.
+/// Parses 1 to 32 digits; `None` if the length is invalid or if there is another character.
 pub(super) fn read(digits: &[u8]) -> Option<u128> {
     if digits.is_empty() || digits.len() > 32 {
         return None;
     }
-    let (rest, groups) = digits.as_rchunks::<8>();
+    let (partial_group, groups) = digits.as_rchunks::<8>();
     let mut number = 0;
-    if !rest.is_empty() {
+    if !partial_group.is_empty() {
         let mut group = [b'0'; 8];
-        group.get_mut(8 - rest.len()..)?.copy_from_slice(rest);
+        group.get_mut(8 - partial_group.len()..)?.copy_from_slice(partial_group);
         number = u128::from(parse_digits(group)?);
     }
     for group in groups {
@@ -28,6 +29,7 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
     Some(number)
 }
 
+/// Parses eight digits; `None` if there is another character.
 fn parse_digits(digits: [u8; 8]) -> Option<u32> {
     let digits = u64::from_be_bytes(digits);
     // Letters have a bit that digits lack, and begin at one: `a` is 0x61.
@@ -41,7 +43,7 @@ fn parse_digits(digits: [u8; 8]) -> Option<u32> {
     u32::try_from((values | (values >> 16)) & 0xffff_ffff).ok()
 }
 
-/// Spreads the eight nibbles over bytes.
+/// Spreads the eight nibbles of a number over eight bytes.
 fn spread_nibbles(number: u32) -> u64 {
     let number = u64::from(number);
     let number = (number | (number << 16)) & 0x0000_ffff_0000_ffff;

@@ -1,57 +1,57 @@
-//! Propagated headers of a trace context, written without an allocation.
+//! Writing of the trace context headers of a forwarded request, without allocation.
 
 use super::{SpanId, TraceSpan, hexadecimal};
 
-/// The propagated headers of a context.
+/// The trace context headers of a forwarded request.
 #[derive(Debug, Clone, Copy)]
 pub struct PropagatedHeaders {
     span: TraceSpan,
-    trace: [u8; 32],
-    id: [u8; 16],
-    parent: [u8; 16],
+    trace_digits: [u8; 32],
+    span_digits: [u8; 16],
+    parent_digits: [u8; 16],
     traceparent: [u8; 55],
     b3: [u8; 68],
 }
 
 impl PropagatedHeaders {
-    /// Writes the context that the receiver continues.
+    /// Writes the headers with which the receiver continues the trace of `span`.
     #[must_use]
     pub fn from_span(span: &TraceSpan) -> Self {
         let mut headers = Self {
             span: *span,
-            trace: [0; 32],
-            id: [0; 16],
-            parent: [0; 16],
+            trace_digits: [0; 32],
+            span_digits: [0; 16],
+            parent_digits: [0; 16],
             traceparent: *b"00-00000000000000000000000000000000-0000000000000000-00",
             b3: [b'-'; 68],
         };
-        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut headers.trace);
-        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut headers.id);
+        hexadecimal::write(&span.trace.0.get().to_be_bytes(), &mut headers.trace_digits);
+        hexadecimal::write(&span.id.0.get().to_be_bytes(), &mut headers.span_digits);
         if span.formats.b3 || span.formats.b3_multi {
             let parent = span.parent.map_or(0, |SpanId(id)| id.get());
-            hexadecimal::write(&parent.to_be_bytes(), &mut headers.parent);
+            hexadecimal::write(&parent.to_be_bytes(), &mut headers.parent_digits);
         }
         if span.formats.w3c {
-            headers.traceparent[3..35].copy_from_slice(&headers.trace);
-            headers.traceparent[36..52].copy_from_slice(&headers.id);
+            headers.traceparent[3..35].copy_from_slice(&headers.trace_digits);
+            headers.traceparent[36..52].copy_from_slice(&headers.span_digits);
             if span.is_sampled {
                 headers.traceparent[54] = b'1';
             }
         }
         if span.formats.b3 {
-            headers.b3[..32].copy_from_slice(&headers.trace);
-            headers.b3[33..49].copy_from_slice(&headers.id);
+            headers.b3[..32].copy_from_slice(&headers.trace_digits);
+            headers.b3[33..49].copy_from_slice(&headers.span_digits);
             headers.b3[50] = match (span.is_debug, span.is_sampled) {
                 (true, _) => b'd',
                 (false, true) => b'1',
                 (false, false) => b'0',
             };
-            headers.b3[52..].copy_from_slice(&headers.parent);
+            headers.b3[52..].copy_from_slice(&headers.parent_digits);
         }
         headers
     }
 
-    /// Returns the names and values; at most [`MAX_FIELDS`].
+    /// Returns the names and values of the headers; at most [`MAX_FIELDS`].
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let TraceSpan { formats, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
         let start = if is_narrow { 16 } else { 0 };
@@ -61,10 +61,11 @@ impl PropagatedHeaders {
         [
             formats.w3c.then_some(("traceparent", &self.traceparent[..])),
             formats.b3.then_some(("b3", &self.b3[start..end])),
-            has_b3_multi.then_some(("x-b3-traceid", &self.trace[start..])),
-            has_b3_multi.then_some(("x-b3-spanid", &self.id[..])),
-            (has_b3_multi && parent.is_some()).then_some(("x-b3-parentspanid", &self.parent[..])),
-            // Debug implies the decision, which is then not written.
+            has_b3_multi.then_some(("x-b3-traceid", &self.trace_digits[start..])),
+            has_b3_multi.then_some(("x-b3-spanid", &self.span_digits[..])),
+            (has_b3_multi && parent.is_some())
+                .then_some(("x-b3-parentspanid", &self.parent_digits[..])),
+            // The debug flag implies the sampling decision, so only one of them is written.
             has_b3_multi.then_some(match is_debug {
                 true => ("x-b3-flags", &b"1"[..]),
                 false => ("x-b3-sampled", sampled),
@@ -75,5 +76,5 @@ impl PropagatedHeaders {
     }
 }
 
-/// The maximum number of headers of a context.
+/// The maximum number of headers of a trace context.
 pub const MAX_FIELDS: usize = 6;

@@ -1,4 +1,4 @@
-//! Trace context in the headers of a received request.
+//! Parsing of the trace context in the headers of a received request.
 
 use std::num::{NonZeroU64, NonZeroU128};
 use std::ops::Range;
@@ -11,12 +11,12 @@ use super::{PropagationFormats, SamplingDecision, SpanId, TraceContext, TraceId}
 pub struct TraceHeaders<'a> {
     traceparent: HeaderOccurrence<'a>,
     b3: HeaderOccurrence<'a>,
-    trace_id: HeaderOccurrence<'a>,
-    span_id: HeaderOccurrence<'a>,
-    sampled: HeaderOccurrence<'a>,
-    flags: HeaderOccurrence<'a>,
-    has_parent_span: bool,
-    has_state: bool,
+    b3_trace_id: HeaderOccurrence<'a>,
+    b3_span_id: HeaderOccurrence<'a>,
+    b3_sampled: HeaderOccurrence<'a>,
+    b3_flags: HeaderOccurrence<'a>,
+    has_b3_parent_span: bool,
+    has_tracestate: bool,
 }
 
 /// A header that should occur once.
@@ -51,24 +51,26 @@ impl<'a> HeaderOccurrence<'a> {
 }
 
 impl<'a> TraceHeaders<'a> {
-    /// Records a header of the request; most are distinguished by their lengths.
+    /// Records a header of the request. Headers that do not belong to a trace context are ignored, most of them
+    /// because of their length.
     #[inline]
     pub fn record_header(&mut self, name: &[u8], value: &'a [u8]) {
         let is_named = |expected: &[u8]| name.eq_ignore_ascii_case(expected);
         match name.len() {
             2 if is_named(b"b3") => self.b3.add_value(value),
-            10 if is_named(b"x-b3-flags") => self.flags.add_value(value),
-            10 if is_named(b"tracestate") => self.has_state = true,
+            10 if is_named(b"x-b3-flags") => self.b3_flags.add_value(value),
+            10 if is_named(b"tracestate") => self.has_tracestate = true,
             11 if is_named(b"traceparent") => self.traceparent.add_value(value),
-            11 if is_named(b"x-b3-spanid") => self.span_id.add_value(value),
-            12 if is_named(b"x-b3-traceid") => self.trace_id.add_value(value),
-            12 if is_named(b"x-b3-sampled") => self.sampled.add_value(value),
-            17 if is_named(b"x-b3-parentspanid") => self.has_parent_span = true,
+            11 if is_named(b"x-b3-spanid") => self.b3_span_id.add_value(value),
+            12 if is_named(b"x-b3-traceid") => self.b3_trace_id.add_value(value),
+            12 if is_named(b"x-b3-sampled") => self.b3_sampled.add_value(value),
+            17 if is_named(b"x-b3-parentspanid") => self.has_b3_parent_span = true,
             _ => {}
         }
     }
 
-    /// Parses the context; `None` if there is none, or no valid one.
+    /// Parses the trace context: `traceparent` first, then `b3`, then the `X-B3-` headers. Returns `None` if
+    /// there is no valid context.
     #[must_use]
     pub fn parse_context(&self) -> Option<TraceContext> {
         let w3c = self.traceparent.only_value().and_then(parse_traceparent);
@@ -79,7 +81,7 @@ impl<'a> TraceHeaders<'a> {
     /// Returns the propagation formats of the received headers, valid or not.
     #[must_use]
     pub fn received_formats(&self) -> PropagationFormats {
-        let b3_multi_headers = [self.trace_id, self.span_id, self.sampled, self.flags];
+        let b3_multi_headers = [self.b3_trace_id, self.b3_span_id, self.b3_sampled, self.b3_flags];
         PropagationFormats {
             w3c: self.traceparent.is_present(),
             b3: self.b3.is_present(),
@@ -87,11 +89,12 @@ impl<'a> TraceHeaders<'a> {
         }
     }
 
-    /// Returns names that include those of all received headers, except for a `tracestate` that is retained.
-    pub(super) fn header_names(&self, retains_state: bool) -> &'static [&'static str] {
+    /// Returns a list of header names that includes all received headers of the context, and possibly others.
+    /// `tracestate` is included unless `retains_tracestate` is true.
+    pub(super) fn header_names(&self, retains_tracestate: bool) -> &'static [&'static str] {
         let formats = self.received_formats();
-        let has_b3 = formats.b3 || formats.b3_multi || self.has_parent_span;
-        match (formats.w3c, has_b3, self.has_state && !retains_state) {
+        let has_b3 = formats.b3 || formats.b3_multi || self.has_b3_parent_span;
+        match (formats.w3c, has_b3, self.has_tracestate && !retains_tracestate) {
             (false, false, false) => &[],
             (true, false, false) => &["traceparent"],
             (_, true, false) => CONTEXT_HEADERS,
@@ -101,49 +104,54 @@ impl<'a> TraceHeaders<'a> {
 
     /// Parses B3 in several headers: `X-B3-Flags: 1` is debug and overrides `X-B3-Sampled`.
     fn parse_b3_multi(&self) -> Option<TraceContext> {
-        let decision = match (self.flags.only_value(), self.sampled.only_value()) {
+        let decision = match (self.b3_flags.only_value(), self.b3_sampled.only_value()) {
             (Some(b"1"), _) => SamplingDecision::Debug,
             // Older tracers wrote words.
             (_, Some(b"1" | b"true")) => SamplingDecision::Sampled,
             (_, Some(b"0" | b"false")) => SamplingDecision::NotSampled,
             _ => SamplingDecision::Deferred,
         };
-        let ids = self.trace_id.only_value().zip(self.span_id.only_value());
+        let ids = self.b3_trace_id.only_value().zip(self.b3_span_id.only_value());
         let ids =
             ids.and_then(|(trace, sender)| Some((parse_b3_trace(trace)?, parse_span(sender)?)));
         if ids.is_none() && decision == SamplingDecision::Deferred {
             return None;
         }
         let is_narrow =
-            ids.is_some() && self.trace_id.only_value().is_some_and(|id| id.len() == 16);
+            ids.is_some() && self.b3_trace_id.only_value().is_some_and(|id| id.len() == 16);
         Some(TraceContext { ids, decision, is_narrow, is_w3c: false })
     }
 }
 
-/// Parses `version-traceid-parentid-flags` in lower case (W3C Trace Context §3.2). Of future versions, the part
-/// that this version defines is parsed (§4.3).
+/// Parses `version-traceid-parentid-flags` in lower case (W3C Trace Context §3.2). Additional fields of future
+/// versions are ignored (§4.3).
 fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
-    let (prefix, rest) = value.split_at_checked(TRACEPARENT_BYTES)?;
-    let part = |range: Range<usize>| prefix.get(range);
-    let (version, trace, parent, flags) = (part(0..2)?, part(3..35)?, part(36..52)?, part(53..55)?);
+    let (prefix, suffix) = value.split_at_checked(TRACEPARENT_BYTES)?;
+    let field_at = |range: Range<usize>| prefix.get(range);
+    let (version, trace_digits, parent_digits, flags) =
+        (field_at(0..2)?, field_at(3..35)?, field_at(36..52)?, field_at(53..55)?);
     if [2, 35, 52].iter().any(|position| prefix.get(*position) != Some(&b'-')) {
         return None;
     }
     match hexadecimal::read(version)? {
-        0 if !rest.is_empty() => return None,
+        0 if !suffix.is_empty() => return None,
         0xff => return None,
-        _ if !rest.is_empty() && !rest.starts_with(b"-") => return None,
+        _ if !suffix.is_empty() && !suffix.starts_with(b"-") => return None,
         _ => {}
     }
     let decision = match hexadecimal::read(flags)? & 1 {
         1 => SamplingDecision::Sampled,
         _ => SamplingDecision::NotSampled,
     };
-    let ids = Some((TraceId(NonZeroU128::new(hexadecimal::read(trace)?)?), parse_span(parent)?));
+    let ids = Some((
+        TraceId(NonZeroU128::new(hexadecimal::read(trace_digits)?)?),
+        parse_span(parent_digits)?,
+    ));
     Some(TraceContext { ids, decision, is_narrow: false, is_w3c: true })
 }
 
-/// Parses `traceid-spanid-sampled-parentid`, of which the last two may be absent; or only `sampled`.
+/// Parses `traceid-spanid-sampled-parentid`, where the last field or the last two may be absent, or `sampled`
+/// alone.
 fn parse_b3(value: &[u8]) -> Option<TraceContext> {
     let parse_decision = |text: &[u8]| match text {
         b"1" => Some(SamplingDecision::Sampled),
@@ -154,30 +162,30 @@ fn parse_b3(value: &[u8]) -> Option<TraceContext> {
     if let Some(decision) = parse_decision(value) {
         return Some(TraceContext { ids: None, decision, is_narrow: false, is_w3c: false });
     }
-    let mut parts = value.split(|byte| *byte == b'-');
-    let trace = parts.next()?;
-    let sender = parse_span(parts.next()?)?;
-    let decision = match parts.next() {
+    let mut fields = value.split(|byte| *byte == b'-');
+    let trace_digits = fields.next()?;
+    let sender = parse_span(fields.next()?)?;
+    let decision = match fields.next() {
         Some(text) => parse_decision(text)?,
         None => SamplingDecision::Deferred,
     };
-    if let Some(parent) = parts.next() {
+    if let Some(parent) = fields.next() {
         parse_span(parent)?;
     }
-    if parts.next().is_some() {
+    if fields.next().is_some() {
         return None;
     }
-    let ids = Some((parse_b3_trace(trace)?, sender));
-    Some(TraceContext { ids, decision, is_narrow: trace.len() == 16, is_w3c: false })
+    let ids = Some((parse_b3_trace(trace_digits)?, sender));
+    Some(TraceContext { ids, decision, is_narrow: trace_digits.len() == 16, is_w3c: false })
 }
 
-/// Parses a trace ID of 16 or 32 digits.
+/// Parses a trace ID of 16 or 32 hexadecimal digits; `None` if it is not valid or zero.
 fn parse_b3_trace(text: &[u8]) -> Option<TraceId> {
     let id = Some(text).filter(|text| matches!(text.len(), 16 | 32)).and_then(hexadecimal::read)?;
     Some(TraceId(NonZeroU128::new(id)?))
 }
 
-/// Parses a span ID of 16 digits.
+/// Parses a span ID of 16 hexadecimal digits; `None` if it is not valid or zero.
 fn parse_span(text: &[u8]) -> Option<SpanId> {
     let id = Some(text).filter(|text| text.len() == 16).and_then(hexadecimal::read)?;
     Some(SpanId(NonZeroU64::new(u64::try_from(id).ok()?)?))
@@ -205,5 +213,5 @@ const CONTEXT_AND_STATE_HEADERS: &[&str] = &[
     "tracestate",
 ];
 
-/// The length of `traceparent`: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
+/// The length of `traceparent` in bytes: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const TRACEPARENT_BYTES: usize = 55;

@@ -29,15 +29,15 @@ fn describe_context(context: Option<TraceContext>) -> String {
 /// Returns the headers that are propagated for these received ones, with 1, 2 and so on as random numbers.
 fn propagated_lines(fields: &[(&str, &str)], samples: bool) -> Vec<String> {
     let headers = headers_with(fields);
-    let mut drawn = 0;
+    let mut random_count = 0;
     let mut random = || {
-        drawn += 1;
-        drawn
+        random_count += 1;
+        random_count
     };
     let forms = PropagationFormats { w3c: true, ..PropagationFormats::default() };
     let span = TraceSpan::from_headers(&headers, forms, &mut random, |_| samples);
-    let written = PropagatedHeaders::from_span(&span);
-    let fields: Vec<_> = written.fields().collect();
+    let written_headers = PropagatedHeaders::from_span(&span);
+    let fields: Vec<_> = written_headers.fields().collect();
     assert!(fields.len() <= MAX_FIELDS);
     fields
         .into_iter()
@@ -72,8 +72,8 @@ fn traceparent_is_parsed_by_the_w3c_rules() {
         assert_eq!(describe_context(parse_context("TraceParent", &value)), expected, "{value}");
     }
     let value = format!("00-{TRACE}-{SPAN}-01");
-    let twice = [("traceparent", &*value), ("traceparent", &*value)];
-    assert_eq!(headers_with(&twice).parse_context(), None);
+    let repeated_headers = [("traceparent", &*value), ("traceparent", &*value)];
+    assert_eq!(headers_with(&repeated_headers).parse_context(), None);
 }
 
 #[test]
@@ -220,14 +220,14 @@ proptest! {
     ) {
         let mut headers = TraceHeaders::default();
         headers.record_header(name.as_bytes(), &value);
-        let mut near = format!("00-{TRACE}-{SPAN}-01").into_bytes();
-        if let Some(byte) = near.get_mut(edit.0) {
+        let mut altered_value = format!("00-{TRACE}-{SPAN}-01").into_bytes();
+        if let Some(byte) = altered_value.get_mut(edit.0) {
             *byte = edit.1;
         }
-        headers.record_header(name.as_bytes(), &near);
-        let mut single = TraceHeaders::default();
-        single.record_header(name.as_bytes(), &near);
-        for headers in [headers, single] {
+        headers.record_header(name.as_bytes(), &altered_value);
+        let mut single_header = TraceHeaders::default();
+        single_header.record_header(name.as_bytes(), &altered_value);
+        for headers in [headers, single_header] {
             let span = TraceSpan::from_headers(&headers, PropagationFormats::default(), &mut || 7, |_| true);
             for (_, value) in PropagatedHeaders::from_span(&span).fields() {
                 prop_assert!(value.iter().all(u8::is_ascii_graphic));
@@ -245,15 +245,15 @@ proptest! {
         let mut draws = draws.into_iter().cycle();
         let mut random = || draws.next().unwrap();
         let first = TraceSpan::from_headers(&TraceHeaders::default(), forms, &mut random, |_| is_sampled);
-        let written = PropagatedHeaders::from_span(&first);
+        let written_headers = PropagatedHeaders::from_span(&first);
         let mut headers = TraceHeaders::default();
-        written.fields().for_each(|(name, value)| headers.record_header(name.as_bytes(), value));
+        written_headers.fields().for_each(|(name, value)| headers.record_header(name.as_bytes(), value));
         prop_assert_eq!(headers.received_formats(), forms);
         if forms != PropagationFormats::default() {
-            let next = TraceSpan::from_headers(&headers, PropagationFormats::default(), &mut random, |_| !is_sampled);
-            prop_assert_eq!(next.trace, first.trace);
-            prop_assert_eq!(next.parent, Some(first.id));
-            prop_assert_eq!(next.is_sampled, is_sampled);
+            let next_span = TraceSpan::from_headers(&headers, PropagationFormats::default(), &mut random, |_| !is_sampled);
+            prop_assert_eq!(next_span.trace, first.trace);
+            prop_assert_eq!(next_span.parent, Some(first.id));
+            prop_assert_eq!(next_span.is_sampled, is_sampled);
         }
     }
 }

@@ -124,12 +124,15 @@ fn set_fields_replace_received_ones() {
     assert_eq!(request.remove.iter().map(|name| &**name).collect::<Vec<_>>(), ["x-gone", "x-set"]);
     assert_eq!(request.appended().collect::<Vec<_>>(), [("x-set", "1"), ("x-add", "2")]);
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    let before = [pair("X-Set", "0"), pair("x-add", "0"), pair("x-gone", "0"), pair("a", "0")];
-    let after = [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
-    assert_eq!(request.apply_to(&before), after);
-    let before = ["X_Set", "x.gone", "x_add", "a"].map(|name| pair(name, "0"));
-    let after = [pair("x_add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
-    assert_eq!(request.apply_to(&before), after);
+    let received_fields =
+        [pair("X-Set", "0"), pair("x-add", "0"), pair("x-gone", "0"), pair("a", "0")];
+    let edited_fields =
+        [pair("x-add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
+    assert_eq!(request.apply_to(&received_fields), edited_fields);
+    let received_fields = ["X_Set", "x.gone", "x_add", "a"].map(|name| pair(name, "0"));
+    let edited_fields =
+        [pair("x_add", "0"), pair("a", "0"), pair("x-set", "1"), pair("x-add", "2")];
+    assert_eq!(request.apply_to(&received_fields), edited_fields);
 }
 
 #[test]
@@ -161,35 +164,45 @@ fn backend_edits_follow_the_rule_for_requests_and_precede_it_for_responses() {
     );
     assert_eq!(actions.for_mirrors(), &*rule);
     let received = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), "client".to_owned()));
-    let after = |edits: &FieldEdits| {
-        let mut after = edits.apply_to(&received);
-        after.sort();
-        after.iter().map(|(name, source)| format!("{name}={source}")).collect::<Vec<_>>().join(" ")
+    let edited_fields = |edits: &FieldEdits| {
+        let mut edited_fields = edits.apply_to(&received);
+        edited_fields.sort();
+        edited_fields
+            .iter()
+            .map(|(name, source)| format!("{name}={source}"))
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     // Two steps have the same result.
-    assert_eq!(after(&actions.request), "a=backend c=backend c=client c=rule d=backend e=client");
-    assert_eq!(after(&actions.response), "a=rule b=rule c=backend c=client c=rule e=client");
+    assert_eq!(
+        edited_fields(&actions.request),
+        "a=backend c=backend c=client c=rule d=backend e=client"
+    );
+    assert_eq!(
+        edited_fields(&actions.response),
+        "a=rule b=rule c=backend c=client c=rule e=client"
+    );
     let without_rule = CompiledActions::for_backend(None, &edits_of_backend, &[]);
     assert_eq!(
-        after(&without_rule.request),
+        edited_fields(&without_rule.request),
         "a=backend c=backend c=client d=backend d=client e=client"
     );
 }
 
 #[test]
 fn backend_rewrites_take_precedence_over_those_of_the_rule() {
-    let full = |path: &str| Some(PathEdit::Full(path.to_owned()));
+    let full_path = |path: &str| Some(PathEdit::Full(path.to_owned()));
     let prefix = |path: &str| Some(PathEdit::Prefix(path.to_owned()));
     let rewrite = |hostname: Option<&str>, path: Option<PathEdit>| {
         let hostname = hostname.map(|name| Name::new(name).unwrap());
         Some(UrlRewrite { hostname, path })
     };
-    let rule = rewrite(Some("rule.example"), full("/rule"));
+    let rule = rewrite(Some("rule.example"), full_path("/rule"));
     for (rule_rewrite, backend_rewrite, expected) in [
-        (None, rewrite(None, full("/own")), (Some("/own?q"), None)),
+        (None, rewrite(None, full_path("/own")), (Some("/own?q"), None)),
         (None, rewrite(None, prefix("/own")), (Some("/own/b?q"), None)),
         (rule.clone(), None, (Some("/rule?q"), Some("rule.example"))),
-        (rule.clone(), rewrite(None, full("/own")), (Some("/own?q"), Some("rule.example"))),
+        (rule.clone(), rewrite(None, full_path("/own")), (Some("/own?q"), Some("rule.example"))),
         (rule.clone(), rewrite(Some("own.example"), None), (Some("/rule?q"), Some("own.example"))),
         (rule, rewrite(Some("own.example"), prefix("")), (Some("/b?q"), Some("own.example"))),
     ] {

@@ -1,4 +1,4 @@
-//! Authorization decisions, as reported to operators.
+//! Authorization decisions, as reported to operators in access logs, metrics and `leno explain`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,9 +12,11 @@ use crate::match_slot::MatchSlot;
 pub struct PolicyDecision {
     /// The name of the policy.
     pub policy: PolicyName,
-    /// The rule in the policy; rules of a `TrafficTarget` have no names.
+    /// The name of the rule in the policy; absent if the policy's rules have no names.
     pub rule: Option<Box<str>>,
+    /// The kind of the policy, as in its manifest.
     kind: &'static str,
+    /// The match counter of the rule.
     match_slot: Arc<MatchSlot>,
 }
 
@@ -37,7 +39,7 @@ impl PolicyDecision {
         Self { policy, rule: None, kind: kind.as_str(), match_slot: Arc::default() }
     }
 
-    /// Creates the decision of a service policy's rule, counted in this slot.
+    /// Creates the decision of a service policy's rule. This slot counts its matches.
     #[must_use]
     pub fn from_service_policy(
         policy: &ServicePolicyName,
@@ -54,7 +56,7 @@ impl PolicyDecision {
         }
     }
 
-    /// Creates the decision of a service policy with a single rule, counted in this slot.
+    /// Creates the decision of a service policy without named rules. This slot counts its matches.
     #[must_use]
     pub fn from_whole_policy(policy: &ServicePolicyName, match_slot: &Arc<MatchSlot>) -> Self {
         Self { rule: None, ..Self::from_service_policy(policy, "", match_slot) }
@@ -73,7 +75,7 @@ impl PolicyDecision {
     }
 }
 
-/// `namespace/name`, and the rule if it has a name.
+/// Formats as `namespace/name`, followed by the name of the rule if it has one.
 impl fmt::Display for PolicyDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.policy.fmt(f)?;
@@ -84,7 +86,7 @@ impl fmt::Display for PolicyDecision {
     }
 }
 
-/// A deny decision.
+/// A denial of a connection, a request or opaque bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
     /// The reason, which determines the HTTP status.

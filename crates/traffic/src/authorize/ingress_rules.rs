@@ -1,4 +1,4 @@
-//! Compiled ingress rules: access for clients outside the mesh.
+//! Compiled ingress rules, which allow clients outside the mesh. Part of the inbound authorization.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::request::RequestView;
 use crate::rule_index::LookupKeys;
 use crate::variant::PathKind;
 
-/// The client address and transport of a connection, which ingress rules are compared with.
+/// The origin of a connection, which ingress rules match: the client's address and the transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionOrigin {
     /// The address of the client.
@@ -41,13 +41,13 @@ pub enum SessionTransport {
     },
 }
 
-/// All ingress rules of a workload, compiled.
+/// The compiled ingress rules of a workload.
 #[derive(Debug, Default)]
 pub(super) struct IngressRules {
     rules: Box<[CompiledIngressRule]>,
     /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
-    /// The rules of each port, by client address.
+    /// The positions of the rules, by port and client address.
     ports: FxHashMap<u16, AddressRangeIndex>,
 }
 
@@ -55,6 +55,7 @@ pub(super) struct IngressRules {
 #[derive(Debug)]
 struct CompiledIngressRule {
     decision: PolicyDecision,
+    /// The rule as configured.
     rule: IngressRule,
     /// The allowed requests; `None` for all requests.
     requests: Option<Box<[RequestMatcher]>>,
@@ -62,8 +63,8 @@ struct CompiledIngressRule {
 
 impl IngressRules {
     pub(super) fn compile(ingress_rules: &[IngressRule]) -> Result<Self, InvalidPattern> {
-        let compiled = ingress_rules.iter().map(CompiledIngressRule::compile);
-        let rules: Box<[CompiledIngressRule]> = compiled.collect::<Result<_, _>>()?;
+        let compiled_rules = ingress_rules.iter().map(CompiledIngressRule::compile);
+        let rules: Box<[CompiledIngressRule]> = compiled_rules.collect::<Result<_, _>>()?;
         let requests = rules.iter().map(|rule| rule.requests.as_deref().unwrap_or_default());
         let index = MatchIndex::from_matches(requests.enumerate());
         let mut ports: FxHashMap<u16, AddressRangeIndex> = FxHashMap::default();
@@ -73,29 +74,33 @@ impl IngressRules {
         Ok(Self { rules, index, ports })
     }
 
-    /// Returns the rules that allow this client at a port; evaluated once per connection.
+    /// Returns the rules that allow this client at a port. Called once per connection.
     pub(super) fn rules_for_client(
         &self,
         peer: Option<&SpiffeId>,
         port: u16,
         origin: &ConnectionOrigin,
     ) -> RuleSubset {
-        let matching = self
+        let allowing_rules = self
             .rules_for_address(port, origin.address)
             .filter(|(_, rule)| rule.allows_client(peer, &origin.transport));
-        RuleSubset::from_rules(self.index.as_ref(), matching.map(|(index, _)| index).collect())
+        RuleSubset::from_rules(
+            self.index.as_ref(),
+            allowing_rules.map(|(index, _)| index).collect(),
+        )
     }
 
-    /// Returns the protocol that plaintext clients at this address may use at a port of an application with
-    /// this protocol; `None` if they are not allowed.
+    /// Returns the protocol that plaintext clients at this address may use at a port; `None` if no rule allows them.
+    /// `protocol` is the protocol of the application at the port.
     pub(super) fn plaintext_protocol(
         &self,
         port: u16,
         protocol: Protocol,
         address: IpAddr,
     ) -> Option<Protocol> {
-        let mut rules = self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
-        let plaintext_rule = rules.find(|rule| rule.protocol.is_plaintext())?;
+        let mut applicable_rules =
+            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+        let plaintext_rule = applicable_rules.find(|rule| rule.protocol.is_plaintext())?;
         Some(match (&plaintext_rule.protocol, protocol) {
             (IngressProtocol::Tcp, _) => Protocol::Tcp,
             (IngressProtocol::Grpc, _) => Protocol::Grpc,
@@ -118,13 +123,15 @@ impl IngressRules {
         self.rules_for_address(port, address).any(|(_, compiled)| skips(compiled))
     }
 
-    /// True if a rule allows an external principal at a port from this address.
+    /// True if a rule allows external principals with this address at a port.
     pub(super) fn accepts_external_principals(&self, port: u16, address: IpAddr) -> bool {
-        let mut rules = self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
-        rules.any(|rule| !rule.external_principals.is_empty() && !rule.protocol.is_plaintext())
+        let mut applicable_rules =
+            self.rules_for_address(port, address).map(|(_, compiled)| &compiled.rule);
+        applicable_rules
+            .any(|rule| !rule.external_principals.is_empty() && !rule.protocol.is_plaintext())
     }
 
-    /// Returns the first of the candidates that allows a request.
+    /// Returns the position of the first candidate rule that allows a request; `None` if no candidate does.
     pub(super) fn find_for_request(
         &self,
         candidates: &RuleSubset,
@@ -136,13 +143,13 @@ impl IngressRules {
         };
         match candidates {
             RuleSubset::Few(rules) => rules.iter().copied().find(allows),
-            RuleSubset::Many(positions) => self.find_by_index(positions.as_deref(), request, path),
+            RuleSubset::Many(positions) => self.find_indexed(positions.as_deref(), request, path),
         }
     }
 
-    /// Returns the first candidate that allows a request, by the index. `candidates` are positions in the
-    /// index; `None` for all rules.
-    fn find_by_index(
+    /// Returns the position of the first candidate rule that allows a request, found by the index. `candidates` are
+    /// positions in the index; all rules are candidates when absent.
+    fn find_indexed(
         &self,
         candidates: Option<&[usize]>,
         request: &RequestView<'_>,
@@ -155,7 +162,7 @@ impl IngressRules {
                 let requests = self.rules.get(index).map(|rule| &rule.requests);
                 requests.is_some_and(|requests| match requests {
                     None => true,
-                    // A rule that allows no requests has no matches, but is indexed as if it had one.
+                    // A rule with an empty list of requests allows no request; the index has one entry for it.
                     Some(requests) => {
                         let matcher = requests.get(match_position);
                         matcher.is_some_and(|matcher| allows_path(matcher, request, path))
@@ -165,7 +172,7 @@ impl IngressRules {
         )
     }
 
-    /// Returns the first of the candidates that allows opaque bytes.
+    /// Returns the position of the first candidate rule that allows opaque bytes; `None` if no candidate does.
     pub(super) fn find_for_bytes(&self, candidates: &RuleSubset) -> Option<usize> {
         let mut candidates = candidates.matching_rules(self.index.as_ref());
         let allows_bytes = |compiled: &CompiledIngressRule| {
@@ -174,11 +181,12 @@ impl IngressRules {
         candidates.find(|index| self.rules.get(*index).is_some_and(allows_bytes))
     }
 
+    /// Returns the decision of the rule at this position.
     pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
         self.rules.get(index).map(|rule| &rule.decision)
     }
 
-    /// Returns the rules of a port for a client address, in order.
+    /// Returns the rules of a port for a client address, in order, with their positions.
     fn rules_for_address(
         &self,
         port: u16,
@@ -204,7 +212,7 @@ impl CompiledIngressRule {
         })
     }
 
-    /// True if the rule allows this request of a client that it allows.
+    /// True if the rule allows this request; the rule must allow the client.
     #[inline]
     fn allows_request(&self, request: &RequestView<'_>, path: PathKind) -> bool {
         match &self.requests {
@@ -213,7 +221,7 @@ impl CompiledIngressRule {
         }
     }
 
-    /// True if the rule allows this client, given a matching address.
+    /// True if the rule allows a client with this identity and transport; the client's address must match.
     fn allows_client(&self, peer: Option<&SpiffeId>, transport: &SessionTransport) -> bool {
         let rule = &self.rule;
         match (&rule.protocol, transport) {
@@ -222,18 +230,20 @@ impl CompiledIngressRule {
                 SessionTransport::Plaintext,
             ) => true,
             (
-                IngressProtocol::Https { client_certificate: mode, server_names },
+                IngressProtocol::Https { client_certificate: certificate_mode, server_names },
                 SessionTransport::Tls { server_name: requested_name, external_principal },
             ) => {
-                let matches_name = server_names.is_empty()
+                let is_accepted_name = server_names.is_empty()
                     || requested_name.as_ref().is_some_and(|requested_name| {
                         server_names.iter().any(|name| **name == **requested_name)
                     });
-                let is_permitted = peer.is_some_and(|peer| rule.accounts.contains(&peer.account))
+                let is_allowed_client = peer
+                    .is_some_and(|peer| rule.accounts.contains(&peer.account))
                     || external_principal
                         .iter()
                         .any(|name| rule.external_principals.contains(name));
-                matches_name && (*mode == ClientCertificateMode::Skipped || is_permitted)
+                is_accepted_name
+                    && (*certificate_mode == ClientCertificateMode::Skipped || is_allowed_client)
             }
             (
                 IngressProtocol::Http | IngressProtocol::Grpc | IngressProtocol::Tcp,

@@ -1,4 +1,5 @@
-//! Compiled access policy rules: explicit denials and allowances, evaluated before all other rules.
+//! The compiled rules of access policies: deny rules and allow rules, evaluated before all other rules of the inbound
+//! authorization.
 
 use std::collections::BTreeSet;
 
@@ -16,41 +17,44 @@ use crate::request::RequestView;
 use crate::rule_index::{LookupKeys, RuleIndex, RulePositions};
 use crate::variant::{PathKind, PathVariants};
 
-/// The rules of all access policies of a workload, compiled.
+/// The compiled rules of all access policies of a workload.
 #[derive(Debug)]
 pub(super) struct PolicyRules {
     rules: Box<[CompiledPolicyRule]>,
-    /// An index of the peers that the rules name, if there are many rules.
-    peers: Option<Box<RuleIndex>>,
+    /// An index of the rules by the peers that they name, if there are many rules.
+    peer_index: Option<Box<RuleIndex>>,
     /// An index of the requests that rules deny, if there are many matches.
     deny_index: Option<MatchIndex>,
     /// An index of the requests that rules allow, if there are many matches.
     allow_index: Option<MatchIndex>,
-    /// Ports on which opaque bytes cannot hide a request; rules about requests do not apply there.
+    /// The ports whose declared protocol is not HTTP, so that opaque bytes contain no requests. Rules that match by
+    /// request do not apply to these ports.
     opaque_ports: BTreeSet<u16>,
 }
 
+/// An access policy rule with its compiled request matches.
 #[derive(Debug)]
 struct CompiledPolicyRule {
     decision: PolicyDecision,
+    /// The rule as configured.
     rule: PolicyRule,
-    /// The requests of an allow rule; empty for deny rules.
-    allowed: Box<[RequestMatcher]>,
-    /// The requests of a deny rule; empty for allow rules.
-    denied: Box<[DenialMatcher]>,
+    /// The request matches of an allow rule; empty for deny rules.
+    allow_matchers: Box<[RequestMatcher]>,
+    /// The request matches of a deny rule; empty for allow rules.
+    deny_matchers: Box<[DenialMatcher]>,
 }
 
-/// The rules for one peer at one port: evaluated once per connection, so that requests compare no identities.
+/// The rules for one peer at one port. They are selected once per connection, so that requests compare no identities.
 #[derive(Debug, Clone)]
 pub(super) struct PeerRules {
-    /// The first rule that denies everything, if any.
+    /// The position of the first rule that denies all traffic, if any.
     deny_all: Option<usize>,
     /// The rules that deny some requests.
-    deny: RuleSubset,
-    /// The first rule that allows everything, if any.
+    deny_rules: RuleSubset,
+    /// The position of the first rule that allows all traffic, if any.
     allow_all: Option<usize>,
     /// The rules that allow some requests.
-    allow: RuleSubset,
+    allow_rules: RuleSubset,
     /// True if opaque bytes at the port may contain requests.
     may_contain_requests: bool,
 }
@@ -63,12 +67,12 @@ impl PeerRules {
 
     /// True if a rule allows some or all requests of the peer.
     pub(super) fn may_allow(&self) -> bool {
-        self.allow_all.is_some() || !self.allow.is_empty()
+        self.allow_all.is_some() || !self.allow_rules.is_empty()
     }
 }
 
 impl PolicyRules {
-    /// Compiles the rules for a workload with these ports; `None` when there are none.
+    /// Compiles the rules for a workload with these ports; `None` if there are no rules.
     pub(super) fn compile(
         rules: &[PolicyRule],
         ports: &[WorkloadPort],
@@ -87,27 +91,28 @@ impl PolicyRules {
                 compiled.rule.action == action && compiled.rule.is_about_requests()
             })
         };
-        let denied = request_rules(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.denied));
-        let allowed =
-            request_rules(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allowed));
+        let deny_matchers =
+            request_rules(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.deny_matchers));
+        let allow_matchers =
+            request_rules(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allow_matchers));
         Ok(Some(Self {
-            peers: RuleIndex::build_if_many(rules.len(), || {
+            peer_index: RuleIndex::build_if_many(rules.len(), || {
                 rules.iter().map(|rule| caller_conditions(&rule.rule.peers)).collect()
             }),
-            deny_index: MatchIndex::from_matches(denied),
-            allow_index: MatchIndex::from_matches(allowed),
+            deny_index: MatchIndex::from_matches(deny_matchers),
+            allow_index: MatchIndex::from_matches(allow_matchers),
             rules,
             opaque_ports: opaque_ports.map(|port| port.port).collect(),
         }))
     }
 
-    /// Returns the rules for this peer, with or without an identity, at this port.
+    /// Returns the rules for a peer at a port; `None` is a peer without an identity.
     pub(super) fn rules_for_peer(&self, peer: Option<&ServiceAccount>, port: u16) -> PeerRules {
         let (mut deny_all, mut allow_all) = (None, None);
-        let (mut deny, mut allow) = (Vec::new(), Vec::new());
-        let positions = match &self.peers {
+        let (mut deny_rules, mut allow_rules) = (Vec::new(), Vec::new());
+        let positions = match &self.peer_index {
             None => RulePositions::all_rules(self.rules.len()),
-            Some(peers) => peers.rules_for_caller(peer),
+            Some(peer_index) => peer_index.rules_for_caller(peer),
         };
         for (index, rule) in
             positions.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
@@ -116,18 +121,18 @@ impl PolicyRules {
                 continue;
             }
             match (rule.action, rule.is_about_requests()) {
-                // These rules need the request.
-                (PolicyAction::Deny, true) => deny.push(index),
-                (PolicyAction::Allow, true) => allow.push(index),
+                // These rules are evaluated for each request.
+                (PolicyAction::Deny, true) => deny_rules.push(index),
+                (PolicyAction::Allow, true) => allow_rules.push(index),
                 (PolicyAction::Deny, false) => deny_all = deny_all.or(Some(index)),
                 (PolicyAction::Allow, false) => allow_all = allow_all.or(Some(index)),
             }
         }
         PeerRules {
             deny_all,
-            deny: RuleSubset::from_rules(self.deny_index.as_ref(), deny.into()),
+            deny_rules: RuleSubset::from_rules(self.deny_index.as_ref(), deny_rules.into()),
             allow_all,
-            allow: RuleSubset::from_rules(self.allow_index.as_ref(), allow.into()),
+            allow_rules: RuleSubset::from_rules(self.allow_index.as_ref(), allow_rules.into()),
             may_contain_requests: !self.opaque_ports.contains(&port),
         }
     }
@@ -142,31 +147,31 @@ impl PolicyRules {
         if let Some(index) = peer.deny_all {
             return Some(denied_by(index));
         }
-        if !peer.deny.is_empty() {
+        if !peer.deny_rules.is_empty() {
             let variants = PathVariants::from_path(request.path, path);
             let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variants);
-            let (rules, match_index) = (&peer.deny, self.deny_index.as_ref());
+            let (rules, match_index) = (&peer.deny_rules, self.deny_index.as_ref());
             let keys = LookupKeys::as_interpreted(request, &variants);
             if let Some(index) =
-                self.find_first_match(rules, match_index, keys, |rule| &*rule.denied, denies)
+                self.find_first_match(rules, match_index, keys, |rule| &*rule.deny_matchers, denies)
             {
                 return Some(denied_by(index));
             }
         }
-        let allowed = peer.allow_all.or_else(|| {
+        let allowing_rule = peer.allow_all.or_else(|| {
             let allows = |matcher: &RequestMatcher| allows_path(matcher, request, path);
-            let (rules, match_index) = (&peer.allow, self.allow_index.as_ref());
+            let (rules, match_index) = (&peer.allow_rules, self.allow_index.as_ref());
             let keys = LookupKeys::as_sent(request);
-            self.find_first_match(rules, match_index, keys, |rule| &*rule.allowed, allows)
+            self.find_first_match(rules, match_index, keys, |rule| &*rule.allow_matchers, allows)
         });
-        allowed.map(|index| Ok(DecidedBy::Policy(index)))
+        allowing_rule.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
-    /// Returns the decision for opaque bytes. If the port may carry HTTP, a rule that denies some requests
-    /// denies all bytes, since a denied request may be among them.
+    /// Returns the decision for opaque bytes; `None` if no rule matches. If the port may carry HTTP, a rule that
+    /// denies some requests denies all bytes, because they may contain a denied request.
     pub(super) fn evaluate_bytes(&self, peer: &PeerRules) -> Option<PolicyResult> {
         let request_denial = || {
-            peer.deny
+            peer.deny_rules
                 .matching_rules(self.deny_index.as_ref())
                 .next()
                 .filter(|_| peer.may_contain_requests)
@@ -177,10 +182,10 @@ impl PolicyRules {
         peer.allow_all.map(|index| Ok(DecidedBy::Policy(index)))
     }
 
-    /// Returns the decision for opaque bytes that begin with a request. The request is not parsed, so a rule
-    /// that denies some requests denies it.
+    /// Returns the decision for opaque bytes that begin with a request; `None` if no deny rule matches. The request is
+    /// not parsed, so a rule that denies some requests denies every such request.
     pub(super) fn evaluate_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
-        let request_denial = || peer.deny.matching_rules(self.deny_index.as_ref()).next();
+        let request_denial = || peer.deny_rules.matching_rules(self.deny_index.as_ref()).next();
         peer.deny_all.or_else(request_denial).map(denied_by)
     }
 
@@ -189,7 +194,7 @@ impl PolicyRules {
         self.rules.get(index).map(|rule| &rule.decision)
     }
 
-    /// Returns the first of these rules that matches a request.
+    /// Returns the position of the first of these rules that matches a request; `None` if no rule matches.
     fn find_first_match<M>(
         &self,
         rules: &RuleSubset,
@@ -212,6 +217,7 @@ impl PolicyRules {
         })
     }
 
+    /// Returns the position of the first candidate that matches a request, by evaluation of each candidate.
     fn find_first_in_list<M>(
         &self,
         candidates: &[usize],
@@ -219,7 +225,7 @@ impl PolicyRules {
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
-        let matches_all = |index: &&usize| {
+        let is_matching_rule = |index: &&usize| {
             let rule = self.rules.get(**index);
             rule.is_some_and(|rule| {
                 let matchers = matchers(rule);
@@ -227,21 +233,22 @@ impl PolicyRules {
                     && rule.rule.claims.iter().all(|claim| has_claim(request, claim))
             })
         };
-        candidates.iter().find(matches_all).copied()
+        candidates.iter().find(is_matching_rule).copied()
     }
 }
 
 impl CompiledPolicyRule {
     fn compile(rule: &PolicyRule) -> Result<Self, InvalidPattern> {
         let requests_for = |action| rule.requests.iter().filter(move |_| rule.action == action);
-        let allowed = requests_for(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
-        let denied = requests_for(PolicyAction::Deny).map(DenialMatcher::compile);
+        let allow_matchers =
+            requests_for(PolicyAction::Allow).map(RequestMatcher::compile_allowing);
+        let deny_matchers = requests_for(PolicyAction::Deny).map(DenialMatcher::compile);
         let with_policy =
             |error: InvalidPattern| error.with_object(ObjectKey::AccessPolicy(rule.policy.clone()));
         Ok(Self {
             decision: PolicyDecision::from_policy(rule.policy.clone(), &rule.name),
-            allowed: allowed.collect::<Result<_, _>>().map_err(with_policy)?,
-            denied: denied.collect::<Result<_, _>>().map_err(with_policy)?,
+            allow_matchers: allow_matchers.collect::<Result<_, _>>().map_err(with_policy)?,
+            deny_matchers: deny_matchers.collect::<Result<_, _>>().map_err(with_policy)?,
             rule: rule.clone(),
         })
     }
@@ -252,6 +259,7 @@ fn has_claim(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
     request.fields.claim_values(&claim.name).iter().any(|value| claim.values.contains(value))
 }
 
+/// Returns the denial by the rule at this position.
 fn denied_by(index: usize) -> PolicyResult {
     Err((Reason::DeniedByPolicy, DecidedBy::Policy(index)))
 }

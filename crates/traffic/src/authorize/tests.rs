@@ -104,7 +104,8 @@ fn a_revoked_account_is_denied_even_with_an_earlier_permit() {
         let permit = access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
         let other_permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
         assert!(!decide_get(&access, &permit, "/items").contains("revoked"));
-        let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..build() };
+        let access =
+            InboundAccess { revoked_accounts: [peer_id("shop").account].into(), ..build() };
         let rejected = access
             .authorize_connection(Some(&peer_id("shop")), PORT)
             .map_err(|denial| denial.reason);
@@ -167,7 +168,7 @@ fn dry_run_allows_denied_requests_and_reports_the_reason() {
     let permit = access.authorize_connection(Some(&peer_id("ops")), PORT).unwrap();
     assert_eq!(describe_decision(&access, decide_tcp(&access, &permit, 5432)), "operate");
     // Revoked accounts are rejected independently of policies.
-    let access = InboundAccess { revoked: [peer_id("shop").account].into(), ..access };
+    let access = InboundAccess { revoked_accounts: [peer_id("shop").account].into(), ..access };
     assert!(access.authorize_connection(None, PORT).is_err());
     assert_eq!(decide_get(&access, &permit, "/items"), "not denied read");
     let permit = stock_access().authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
@@ -218,24 +219,27 @@ fn default_deny_without_policies_denies_everything() {
 
 #[test]
 fn an_earlier_permit_is_evaluated_by_current_rules() {
-    let before = stock_access();
-    let permit = before.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
-    assert!(before.is_current(&permit));
+    let previous_access = stock_access();
+    let permit = previous_access.authorize_connection(Some(&peer_id("shop")), PORT).unwrap();
+    assert!(previous_access.is_current(&permit));
 
     // The indices in the permit now denote other rules.
-    let after = strict_access(vec![
+    let current_access = strict_access(vec![
         access_rule("operate", &["ops"], &["/admin/.*"], &[5432]),
         access_rule("sell", &["shop"], &["/sell"], &[]),
     ]);
-    assert!(!after.is_current(&permit));
-    assert_eq!(decide_get(&after, &permit, "/admin/x"), "denied operate");
-    assert_eq!(decide_get(&after, &permit, "/items"), "no-policy-route ");
-    assert_eq!(decide_get(&after, &permit, "/sell"), "sell");
-    assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied operate");
+    assert!(!current_access.is_current(&permit));
+    assert_eq!(decide_get(&current_access, &permit, "/admin/x"), "denied operate");
+    assert_eq!(decide_get(&current_access, &permit, "/items"), "no-policy-route ");
+    assert_eq!(decide_get(&current_access, &permit, "/sell"), "sell");
+    assert_eq!(
+        describe_decision(&current_access, current_access.authorize_tcp(&permit)),
+        "denied operate"
+    );
 
     let permissive = InboundAccess::compile(&Access::AllowAll, &trust_domain()).unwrap();
     let permit = permissive.authorize_connection(Some(&peer_id("unlisted")), PORT).unwrap();
-    assert_eq!(decide_get(&after, &permit, "/sell"), "denied ");
+    assert_eq!(decide_get(&current_access, &permit, "/sell"), "denied ");
 
     let trust_domain = TrustDomain::new("moved.org").unwrap();
     let other_mesh = InboundAccess::compile(&Access::AllowAll, &trust_domain).unwrap();

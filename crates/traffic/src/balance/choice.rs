@@ -1,4 +1,5 @@
-//! The load balancer of one policy, with its per-thread state.
+//! The load balancer of one policy: chooses an endpoint with the policy's algorithm, and has the state of one data
+//! thread.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -26,33 +27,33 @@ pub struct Balancer {
     turn: Cell<usize>,
 }
 
-/// The hash of a request's key; all bits are uniform.
+/// The hash of a request's key (a header, a cookie or the caller); all bits are uniform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHash(pub u64);
 
 impl RequestHash {
-    /// Returns the hash of a request, or of an opaque connection; `None` if the hashed value is absent. The
-    /// default algorithm then decides.
+    /// Returns the hash for a request, or for an opaque connection without a request; `None` if the hashed value is
+    /// absent. The default algorithm is then used.
     #[must_use]
     pub fn for_request(
         key: &HashKey,
         request: Option<&RequestView<'_>>,
         caller: &WorkloadName,
     ) -> Option<Self> {
-        let hash_of = |value: Option<Cow<'_, str>>| Some(hashing::hash_key(&value?));
+        let hash_value = |value: Option<Cow<'_, str>>| Some(hashing::hash_key(&value?));
         let hash = match (key, request) {
             (HashKey::Source, _) => Some(hashing::hash_key(&caller.to_string())),
             (_, None) => None,
             (HashKey::Header(name), Some(request)) => {
-                hash_of(header_value(request, name, RepeatedHeader::Joined))
+                hash_value(header_value(request, name, RepeatedHeader::Joined))
             }
-            (HashKey::Cookie(name), Some(request)) => hash_of(cookie_value(request, name)),
+            (HashKey::Cookie(name), Some(request)) => hash_value(cookie_value(request, name)),
         };
         hash.map(Self)
     }
 }
 
-/// The set of candidates for a key.
+/// The candidates from which a key selects one.
 #[derive(Clone, Copy)]
 pub enum KeyedCandidates<'a> {
     /// All endpoints of a port, with their hash table.
@@ -74,8 +75,9 @@ impl Balancer {
         &self.rule
     }
 
-    /// Chooses a candidate. `keyed_candidates` is the hash of the request's key with the candidates for it. `age` returns
-    /// the time since a candidate was added; `None` outside slow start. `random` is a uniform random number.
+    /// Chooses a candidate; `None` if no candidate is eligible. `keyed_candidates` is the hash of the request's key
+    /// with the candidates for it. `age` returns the time since a candidate was added; `None` outside slow start.
+    /// `random` is a uniform random number.
     pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
@@ -84,8 +86,9 @@ impl Balancer {
         random: u64,
     ) -> Option<usize> {
         if self.rule.algorithm.hash_key().is_some() {
-            let index_by_key = keyed_candidates
-                .and_then(|(key, keyed_candidates)| find_by_key(candidates, key, keyed_candidates));
+            let index_by_key = keyed_candidates.and_then(|(request_hash, keyed_candidates)| {
+                find_by_key(candidates, request_hash, keyed_candidates)
+            });
             return index_by_key.or_else(|| pick_candidate(candidates, random));
         }
         let slow_start = self.rule.slow_start;
@@ -120,7 +123,7 @@ impl Balancer {
         }
     }
 
-    /// Returns the number of this turn, and advances it.
+    /// Returns the number of this round-robin turn, and increments it.
     fn next_turn(&self) -> usize {
         let turn = self.turn.get();
         self.turn.set(turn.wrapping_add(1));
@@ -128,7 +131,7 @@ impl Balancer {
     }
 }
 
-/// Returns the least loaded of `choices` random candidates; 0 counts as two.
+/// Returns the least loaded of `choices` random candidates. Fewer than two choices count as two.
 fn choose_least_loaded<C: Candidates + ?Sized>(
     candidates: &C,
     choices: u8,
@@ -140,7 +143,7 @@ fn choose_least_loaded<C: Candidates + ?Sized>(
     }
 }
 
-/// Returns the usable candidate for a key, if any.
+/// Returns the usable candidate for a key; `None` if no candidate is usable.
 fn find_by_key<C: Candidates + ?Sized>(
     candidates: &C,
     key: RequestHash,
@@ -178,7 +181,7 @@ mod tests {
 
     /// Returns the share of the last candidate, added this many seconds ago, in percent.
     fn share_of_slow_start_endpoint(choices: u8, loads: &[u32], seconds: u64) -> u32 {
-        let slow_start = Some(SlowStart { time: Duration::from_secs(100), percent_min: 10 });
+        let slow_start = Some(SlowStart { duration: Duration::from_secs(100), min_percent: 10 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices };
         let balancer = Balancer::new(LoadBalancing { algorithm, slow_start });
         let slow_start_endpoint = loads.len() - 1;
@@ -186,9 +189,10 @@ mod tests {
             |index: usize| (index == slow_start_endpoint).then(|| Duration::from_secs(seconds));
         let table = Loads(loads.to_vec());
         let random_numbers = (0..10_000_u64).map(|n| hash(n, "draw"));
-        let chosen = random_numbers
+        let chosen_indices = random_numbers
             .filter_map(|random| balancer.choose_candidate(&table, None, age, random));
-        u32::try_from(chosen.filter(|index| *index == slow_start_endpoint).count() / 100).unwrap()
+        u32::try_from(chosen_indices.filter(|index| *index == slow_start_endpoint).count() / 100)
+            .unwrap()
     }
 
     #[test]
@@ -209,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_chosen_even_if_all_are_in_slow_start() {
-        let slow_start = Some(SlowStart { time: Duration::from_secs(100), percent_min: 1 });
+        let slow_start = Some(SlowStart { duration: Duration::from_secs(100), min_percent: 1 });
         let algorithm = BalanceAlgorithm::LeastRequest { choices: 2 };
         let balancer = Balancer::new(LoadBalancing { algorithm, slow_start });
         for count in 1..4 {

@@ -1,4 +1,4 @@
-//! Consistent hashing: ring hash, Maglev and rendezvous hashing.
+//! Consistent hashing: ring hash and Maglev tables for all endpoints of a port, rendezvous hashing for subsets.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::hash::hash;
 /// The hash ring or table that maps keys to endpoints.
 #[derive(Debug)]
 pub enum EndpointHashTable {
-    /// Points of a ring, in order, each with its endpoint.
+    /// A hash ring: points in ascending order, each with its endpoint.
     Ring {
         /// The position of each point, and the index of its endpoint.
         points: Box<[(u64, u16)]>,
@@ -32,14 +32,14 @@ impl EndpointHashTable {
         algorithm: &BalanceAlgorithm,
         endpoints: &[Arc<Endpoint>],
     ) -> Option<Self> {
-        // Endpoints are identified by name, not by address, so that they keep their slots across a restart.
+        // Endpoints are hashed by name, not by address, so that they retain their slots across a restart.
         let names = endpoints
             .iter()
             .map(|endpoint| WeightedName(endpoint.id.workload.to_string(), endpoint.weight));
         let names: Vec<WeightedName> = names.take(MAX_ENDPOINTS).collect();
         match algorithm {
-            BalanceAlgorithm::RingHash(_) => Some(Self::from_ring(&names)),
-            BalanceAlgorithm::Maglev(_) => Some(Self::from_table(&names)),
+            BalanceAlgorithm::RingHash(_) => Some(Self::with_ring(&names)),
+            BalanceAlgorithm::Maglev(_) => Some(Self::with_maglev_table(&names)),
             BalanceAlgorithm::PeakEwma { .. }
             | BalanceAlgorithm::LeastRequest { .. }
             | BalanceAlgorithm::RoundRobin
@@ -47,8 +47,8 @@ impl EndpointHashTable {
         }
     }
 
-    /// Returns the endpoint for a key: the first available one in the key's sequence, which is the same in
-    /// every sidecar. `None` if none is available within the search limit.
+    /// Returns the endpoint for a key: the first available endpoint in the key's sequence, which is the same in every
+    /// sidecar. `None` if no endpoint within the search limit is available.
     pub fn find_endpoint(
         &self,
         key: u64,
@@ -65,19 +65,21 @@ impl EndpointHashTable {
                 )
             }
             Self::Table { slots, endpoint_count } => {
-                let count = u64::try_from(slots.len()).ok()?;
-                let start = usize::try_from(key.checked_rem(count)?).ok()?;
+                let slot_count = u64::try_from(slots.len()).ok()?;
+                let start = usize::try_from(key.checked_rem(slot_count)?).ok()?;
                 let sequence = slots.iter().skip(start).chain(slots.iter().take(start));
                 find_available(sequence.copied(), *endpoint_count, &mut is_available)
             }
         }
     }
 
-    fn from_ring(names: &[WeightedName]) -> Self {
+    /// Builds a hash ring.
+    fn with_ring(names: &[WeightedName]) -> Self {
         Self::Ring { points: build_ring(names), endpoint_count: names.len() }
     }
 
-    fn from_table(names: &[WeightedName]) -> Self {
+    /// Builds a Maglev table.
+    fn with_maglev_table(names: &[WeightedName]) -> Self {
         Self::Table { slots: build_table(names, TABLE_SLOTS), endpoint_count: names.len() }
     }
 }
@@ -85,8 +87,8 @@ impl EndpointHashTable {
 /// The name of an endpoint, and its weight.
 struct WeightedName(String, Option<Weight>);
 
-/// Returns the first available of these slot or point owners. Each endpoint is tried once; `None` after all were
-/// rejected.
+/// Returns the first available endpoint among the owners of slots or points. Each endpoint is tried once; `None` if
+/// all are rejected.
 fn find_available(
     owners: impl Iterator<Item = u16>,
     endpoint_count: usize,
@@ -97,13 +99,13 @@ fn find_available(
     if is_available(owner) {
         return Some(owner);
     }
-    let mut rejected = RejectedEndpoints::default();
-    rejected.insert(owner);
+    let mut rejected_endpoints = RejectedEndpoints::default();
+    rejected_endpoints.insert(owner);
     for owner in owners {
-        if rejected.count == endpoint_count {
+        if rejected_endpoints.count == endpoint_count {
             break;
         }
-        if rejected.insert(owner) && is_available(owner) {
+        if rejected_endpoints.insert(owner) && is_available(owner) {
             return Some(owner);
         }
     }
@@ -113,6 +115,7 @@ fn find_available(
 /// The rejected endpoints: one bit for each endpoint that may have slots.
 struct RejectedEndpoints {
     bits: [u64; MAX_ENDPOINTS / 64],
+    /// The number of rejected endpoints.
     count: usize,
 }
 
@@ -140,48 +143,49 @@ pub fn hash_key(value: &str) -> u64 {
     hash(KEY_SALT, value)
 }
 
-/// Returns the endpoint of a subset for a key: the one with the highest combined hash (rendezvous hashing).
-/// The search is linear in the number of endpoints, so it is for subsets without a hash table.
+/// Returns the available endpoint of a subset with the highest hash of key and name (rendezvous hashing); `None` if
+/// none is available. The time grows with the number of endpoints, so it is used for subsets without a hash table.
 pub fn rendezvous_hash(
     key: u64,
     endpoints: &[Arc<Endpoint>],
     mut is_available: impl FnMut(usize) -> bool,
 ) -> Option<usize> {
     let hash_for = |endpoint: &Endpoint| hash(key, endpoint.id.workload.name.as_str());
-    let mut ranked: Vec<(u64, usize)> =
+    let mut ranked_endpoints: Vec<(u64, usize)> =
         endpoints.iter().enumerate().map(|(index, endpoint)| (hash_for(endpoint), index)).collect();
-    ranked.sort_unstable_by(|a, b| b.cmp(a));
-    ranked.into_iter().map(|(_, index)| index).find(|index| is_available(*index))
+    ranked_endpoints.sort_unstable_by(|a, b| b.cmp(a));
+    ranked_endpoints.into_iter().map(|(_, index)| index).find(|index| is_available(*index))
 }
 
-/// Builds a ring. Each endpoint has points in proportion to its weight relative to a unit, and at least one.
-/// The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a unit and one
-/// unit: the total number of points never exceeds that of equal weights, and adding or removing an endpoint
-/// rarely changes the points of others.
+/// Builds the points of a ring. The number of an endpoint's points is proportional to its weight relative to a unit,
+/// and at least one. The unit is [`Weight::DEFAULT`], doubled or halved until the average weight is between half a
+/// unit and one unit. With this unit, the total number of points never exceeds that of equal weights, and an added or
+/// removed endpoint rarely changes the points of other endpoints.
 fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
     let weight_of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().as_u16());
-    let total =
+    let total_parts =
         names.iter().map(|WeightedName(_, weight)| weight_of(*weight) * UNIT_PARTS).sum::<usize>();
-    let average = (total / names.len().max(1)).max(1);
-    let mut unit = usize::from(Weight::DEFAULT) * UNIT_PARTS;
-    while unit < average {
-        unit *= 2;
+    let average_parts = (total_parts / names.len().max(1)).max(1);
+    let mut unit_parts = usize::from(Weight::DEFAULT) * UNIT_PARTS;
+    while unit_parts < average_parts {
+        unit_parts *= 2;
     }
-    while unit / 2 >= average {
-        unit /= 2;
+    while unit_parts / 2 >= average_parts {
+        unit_parts /= 2;
     }
     let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * names.len());
     for (WeightedName(name, weight), index) in names.iter().zip(0_u16..) {
-        let salts = (0_u64..).take((RING_POINTS * weight_of(*weight) * UNIT_PARTS / unit).max(1));
+        let salts =
+            (0_u64..).take((RING_POINTS * weight_of(*weight) * UNIT_PARTS / unit_parts).max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
     points.sort_unstable();
     points.into()
 }
 
-/// Builds a Maglev table (Eisenbud et al., NSDI 2016, §3.4): the endpoints take turns, each claiming the next
-/// free slot of its own permutation. The frequency of an endpoint's turns is its weight relative to the
-/// greatest one.
+/// Builds the slots of a Maglev table (Eisenbud et al., NSDI 2016, §3.4). The endpoints take turns; in its turn, an
+/// endpoint gets the next free slot of its own permutation. The frequency of an endpoint's turns is proportional to
+/// its weight.
 fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
@@ -194,20 +198,20 @@ fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
         .iter()
         .map(|WeightedName(name, own_weight)| (permutation(name), weight(*own_weight), 0))
         .collect();
-    let greatest = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
+    let greatest_weight = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
     let mut table = vec![FREE_SLOT; slots];
     let mut filled_slots = 0;
     loop {
-        for (((next, skip), weight, credit), index) in turns.iter_mut().zip(0_u16..) {
+        for (((next_slot, skip), weight, credit), index) in turns.iter_mut().zip(0_u16..) {
             // The credit is at most twice the greatest weight.
             *credit += *weight;
-            if *credit < greatest {
+            if *credit < greatest_weight {
                 continue;
             }
-            *credit -= greatest;
+            *credit -= greatest_weight;
             loop {
-                let slot = usize::try_from(*next).ok().and_then(|index| table.get_mut(index));
-                *next = (*next + *skip) % count;
+                let slot = usize::try_from(*next_slot).ok().and_then(|index| table.get_mut(index));
+                *next_slot = (*next_slot + *skip) % count;
                 let Some(slot) = slot.filter(|slot| **slot == FREE_SLOT) else { continue };
                 *slot = index;
                 break;
@@ -220,21 +224,24 @@ fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
     }
 }
 
-/// The number of ring points of an endpoint with the unit weight. The shares of equal endpoints differ by about
-/// a tenth.
+/// The number of ring points of an endpoint with the unit weight. The shares of equal endpoints differ by about 10 %.
 const RING_POINTS: usize = 128;
 /// The number of parts that a weight of one is divided into, since the unit may be less than one.
 const UNIT_PARTS: usize = 128;
 /// The number of slots of a Maglev table, a prime. The shares of a hundred endpoints differ by about 1 %.
 const TABLE_SLOTS: usize = 16_381;
-/// The maximum number of endpoints with slots; endpoints beyond it receive no keys.
+/// The maximum number of endpoints in a table or ring; further endpoints receive no keys.
 const MAX_ENDPOINTS: usize = 4096;
-/// The maximum search length for a key with an unavailable endpoint; another algorithm decides beyond it.
+/// The maximum number of slots or points that are searched for an available endpoint. After that, the default
+/// algorithm chooses one.
 const MAX_SEARCH_STEPS: usize = 4096;
 /// Marks a slot without an endpoint.
 const FREE_SLOT: u16 = u16::MAX;
+/// The salt of the first slot in an endpoint's permutation.
 const OFFSET_SALT: u64 = 0x6f66_6673_6574;
+/// The salt of the distance between two slots in an endpoint's permutation.
 const SKIP_SALT: u64 = 0x736b_6970;
+/// The salt of request keys.
 const KEY_SALT: u64 = 0x006b_6579;
 
 #[cfg(test)]
@@ -252,7 +259,7 @@ mod tests {
     }
 
     fn ring_and_table(names: &[WeightedName]) -> [EndpointHashTable; 2] {
-        [EndpointHashTable::from_ring(names), EndpointHashTable::from_table(names)]
+        [EndpointHashTable::with_ring(names), EndpointHashTable::with_maglev_table(names)]
     }
 
     /// Returns the number of keys of each endpoint.
@@ -267,14 +274,14 @@ mod tests {
     #[test]
     fn endpoints_receive_nearly_equal_shares() {
         for count in [1, 2, 3, 10, 50] {
-            for (table, most_percent) in ring_and_table(&endpoint_names(count)).iter().zip([40, 12])
+            for (table, percent_max) in ring_and_table(&endpoint_names(count)).iter().zip([40, 12])
             {
                 let fair_share = 20_000 / count;
-                let allowed = fair_share * most_percent / 100 + 60;
-                for actual in key_counts(table, count) {
+                let difference_max = fair_share * percent_max / 100 + 60;
+                for key_count in key_counts(table, count) {
                     assert!(
-                        actual.abs_diff(fair_share) <= allowed,
-                        "{actual} of {fair_share} among {count}"
+                        key_count.abs_diff(fair_share) <= difference_max,
+                        "{key_count} of {fair_share} among {count}"
                     );
                 }
             }
@@ -292,15 +299,17 @@ mod tests {
     #[test]
     fn endpoints_receive_shares_by_weight() {
         for weights in [&[50, 100, 350, 500][..], &[1, 2, 7], &[100, 200, 700]] {
-            let total: usize = weights.iter().copied().map(usize::from).sum();
-            for (table, most_percent) in
-                ring_and_table(&weighted_names(weights)).iter().zip([40, 6])
+            let total_weight: usize = weights.iter().copied().map(usize::from).sum();
+            for (table, percent_max) in ring_and_table(&weighted_names(weights)).iter().zip([40, 6])
             {
                 let counts = key_counts(table, weights.len());
-                for (actual, weight) in counts.iter().zip(weights) {
-                    let fair_share = 20_000 * usize::from(*weight) / total;
-                    let allowed = fair_share * most_percent / 100 + 60;
-                    assert!(actual.abs_diff(fair_share) <= allowed, "{weights:?}: {counts:?}");
+                for (key_count, weight) in counts.iter().zip(weights) {
+                    let fair_share = 20_000 * usize::from(*weight) / total_weight;
+                    let difference_max = fair_share * percent_max / 100 + 60;
+                    assert!(
+                        key_count.abs_diff(fair_share) <= difference_max,
+                        "{weights:?}: {counts:?}"
+                    );
                 }
             }
         }
@@ -323,8 +332,8 @@ mod tests {
 
     #[test]
     fn an_added_endpoint_with_another_weight_moves_keys_only_to_itself() {
-        let before = EndpointHashTable::from_ring(&weighted_names(&[1000, 900, 800]));
-        let after = EndpointHashTable::from_ring(&weighted_names(&[1000, 900, 800, 700]));
+        let before = EndpointHashTable::with_ring(&weighted_names(&[1000, 900, 800]));
+        let after = EndpointHashTable::with_ring(&weighted_names(&[1000, 900, 800, 700]));
         let endpoint_for = |table: &EndpointHashTable, key| table.find_endpoint(key, |_| true);
         for key in
             test_keys().filter(|key| endpoint_for(&before, *key) != endpoint_for(&after, *key))
@@ -337,7 +346,7 @@ mod tests {
     fn adding_or_removing_an_endpoint_moves_few_keys_of_others() {
         for count in [2, 5, 20] {
             let (all_names, fewer_names) = (endpoint_names(count), endpoint_names(count - 1));
-            for ((before, after), moved_percent_max) in
+            for ((before, after), max_moved_percent) in
                 ring_and_table(&all_names).iter().zip(&ring_and_table(&fewer_names)).zip([0, 4])
             {
                 let mut moved = 0;
@@ -348,7 +357,7 @@ mod tests {
                         endpoint_before != endpoint_after && endpoint_before != count - 1,
                     );
                 }
-                assert!(moved * 100 <= 20_000 * moved_percent_max, "{moved} among {count}");
+                assert!(moved * 100 <= 20_000 * max_moved_percent, "{moved} among {count}");
             }
         }
     }
@@ -358,20 +367,20 @@ mod tests {
         fn a_key_always_maps_to_the_same_available_endpoint(
             count in 1..40_usize,
             user in ".{0,12}",
-            rejected in any::<u64>(),
+            rejected_bits in any::<u64>(),
         ) {
-            let is_available = |index: usize| rejected >> (index % 64) & 1 == 0;
+            let is_available = |index: usize| rejected_bits >> (index % 64) & 1 == 0;
             for table in ring_and_table(&endpoint_names(count)) {
-                let first = table.find_endpoint(hash_key(&user), is_available);
-                prop_assert_eq!(first, table.find_endpoint(hash_key(&user), is_available));
-                match first {
+                let found = table.find_endpoint(hash_key(&user), is_available);
+                prop_assert_eq!(found, table.find_endpoint(hash_key(&user), is_available));
+                match found {
                     Some(index) => prop_assert!(is_available(index) && index < count),
                     None => prop_assert!((0..count).all(|index| !is_available(index))),
                 }
                 // A rejected endpoint does not move the keys of others.
-                let usual = table.find_endpoint(hash_key(&user), |_| true);
-                if usual.is_some_and(is_available) {
-                    prop_assert_eq!(first, usual);
+                let unrestricted = table.find_endpoint(hash_key(&user), |_| true);
+                if unrestricted.is_some_and(is_available) {
+                    prop_assert_eq!(found, unrestricted);
                 }
             }
         }

@@ -1,12 +1,12 @@
-//! Peak-sensitive moving average of an endpoint's response time.
+//! The peak-sensitive moving average (peak EWMA) of an endpoint's time to first byte, and its recent failures.
 
 use std::time::Duration;
 
 /// The time to first byte of one endpoint, as measured by one data thread.
 ///
-/// A sample above the average replaces it at once; a sample below decays it with a time constant of ten
-/// seconds, independent of the number of samples. A slowdown is thus noticed with the first response, and
-/// recovery takes a while, not one fast response.
+/// A sample above the average replaces the average immediately. A sample below the average lets the average decay
+/// towards it with a time constant of ten seconds, independent of the number of samples. The first slow response thus
+/// raises the average, and one fast response does not reset it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EndpointLatency {
     /// The average in 65536ths of a microsecond; 0 if unknown.
@@ -32,46 +32,46 @@ impl EndpointLatency {
     }
 
     /// Records an attempt that failed or received an error response, `latency` after its start. Errors are often
-    /// faster than successful responses, so they never lower the average.
+    /// faster than successful responses, so they never reduce the average.
     pub fn record_failure(&mut self, latency: Duration, now: Duration) {
         self.record_pending(latency, now);
         self.failures = self.failure_count(now).saturating_add(1);
         self.failed_at = to_micros(now);
     }
 
-    /// Records a request that was rejected for its content, `latency` after its start. Rejections are fast and
-    /// do not lower the average either, but do not count as failures.
+    /// Records a request that the endpoint rejected because of its content, `latency` after its start. Rejections are
+    /// fast, so they do not reduce the average; they do not count as failures.
     pub fn record_rejection(&mut self, latency: Duration, now: Duration) {
         self.record_pending(latency, now);
         self.failures = 0;
     }
 
-    /// Records an attempt without a result after `latency`.
+    /// Records an attempt that has no result yet, `latency` after its start. It can only increase the average.
     pub fn record_pending(&mut self, latency: Duration, now: Duration) {
         let peak = scaled_micros(latency);
-        // An endpoint that has never responded has no known latency; it must not appear fast.
+        // Without a response, the latency stays unknown: a short pending time must not make the endpoint appear fast.
         if self.average > 0 && peak > self.decayed_average(now) {
             (self.average, self.updated_at) = (peak, to_micros(now));
         }
     }
 
-    /// Returns the binary logarithm of the expected latency in microseconds, below 25; `None` if unknown.
-    /// Differences of less than a factor of two are noise, and no reason to send all requests to one endpoint.
+    /// Returns the binary logarithm of the expected latency in microseconds, below 25; `None` if the latency is
+    /// unknown. Differences of less than a factor of two are noise, and must not direct all requests to one endpoint.
     #[must_use]
     pub fn latency_step(&self, now: Duration) -> Option<u8> {
         let step = (self.decayed_average(now) >> SCALE_BITS).max(MIN_LATENCY_MICROS).ilog2();
         (self.average > 0).then_some(u8::try_from(step).unwrap_or(0))
     }
 
-    /// Returns the number of consecutive failed attempts; each second without another one halves it.
+    /// Returns the number of consecutive failed attempts, halved for each second since the last failure.
     #[must_use]
     pub fn failure_count(&self, now: Duration) -> u8 {
         let seconds = to_micros(now).saturating_sub(self.failed_at) / STALE_MICROS;
         self.failures.checked_shr(u32::try_from(seconds).unwrap_or(u32::MAX)).unwrap_or(0)
     }
 
-    /// Returns the average after decay since the last update: an endpoint without recent requests is eventually
-    /// tried again.
+    /// Returns the average after its decay since the last update. The decay ensures that an endpoint without recent
+    /// requests is eventually tried again.
     #[inline]
     fn decayed_average(&self, now: Duration) -> u64 {
         match to_micros(now).saturating_sub(self.updated_at) {
@@ -81,21 +81,24 @@ impl EndpointLatency {
     }
 }
 
-/// Returns a value after exponential decay by e per ten seconds. Whole half-lives are shifts; within a
-/// half-life the curve is a parabola through its ends with the exponential's initial slope, at most 0.5 % off.
+/// Returns a value after exponential decay with a time constant of ten seconds. Whole half-lives are shifts. Within a
+/// half-life, the exponential is approximated by a parabola with the same ends and the same initial slope; the error is
+/// at most 0.5 %.
 fn decay(value: u64, micros: u64) -> u64 {
     let half_lives = u32::try_from(micros / HALF_LIFE_MICROS).unwrap_or(u32::MAX);
     let fraction = ((micros % HALF_LIFE_MICROS) << FRACTION_BITS) / HALF_LIFE_MICROS;
     let slope = SLOPE - ((CURVATURE * fraction) >> FRACTION_BITS);
     let factor = (1 << FRACTION_BITS) - ((slope * fraction) >> FRACTION_BITS);
-    // At most 2^40 times 2^23.
+    // The product is at most 2^40 times 2^23, and does not overflow.
     (value.checked_shr(half_lives).unwrap_or(0) * factor) >> FRACTION_BITS
 }
 
+/// Returns a time in microseconds.
 fn to_micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Returns a latency in the unit of the average: 65536ths of a microsecond.
 fn scaled_micros(latency: Duration) -> u64 {
     to_micros(latency).clamp(1, MAX_LATENCY_MICROS) << SCALE_BITS
 }
@@ -106,15 +109,15 @@ const HALF_LIFE_MICROS: u64 = 6_931_472;
 const FRACTION_BITS: u32 = 23;
 /// The initial slope of the decay: ln 2.
 const SLOPE: u64 = 5_814_540;
-/// The part of the slope above one half.
+/// The quadratic coefficient of the parabola: the part of the initial slope above one half.
 const CURVATURE: u64 = SLOPE - (1 << (FRACTION_BITS - 1));
-/// The fraction bits of averages: a step of one microsecond is a millionth.
+/// The fraction bits of averages.
 const SCALE_BITS: u32 = 16;
-/// The maximum latency: longer ones count as this (sixteen seconds).
+/// The maximum latency, about 16.8 seconds; longer latencies are recorded as this.
 const MAX_LATENCY_MICROS: u64 = (1 << 24) - 1;
-/// The minimum latency that is distinguished: below it, network and scheduler noise dominates.
+/// The minimum latency of a step, about one millisecond. Below it, network and scheduler noise dominates.
 const MIN_LATENCY_MICROS: u64 = 1 << 10;
-/// The time after an update for which an average does not decay.
+/// The time after an update during which the average does not decay, and the half-life of the failure count.
 const STALE_MICROS: u64 = 1_000_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Load of a candidate: requests in progress, response time and weight.
+//! The load of a candidate: requests in progress, response time and weight. Algorithms compare candidates by it.
 
 use leno_model::Weight;
 
@@ -7,22 +7,23 @@ use leno_model::Weight;
 pub struct Load {
     /// Requests in progress plus consecutive failures.
     pub in_progress: u32,
-    /// The response time, from [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step).
+    /// The logarithmic response time from
+    /// [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step); absent if unknown.
     pub step: Option<u8>,
     /// The weight; absent if all weights are equal.
     pub weight: Option<Weight>,
 }
 
 impl Load {
-    /// Creates the load of a candidate with only the number of requests in progress known.
+    /// Creates the load of a candidate without known response time and weight.
     #[must_use]
     pub const fn from_requests(in_progress: u32) -> Self {
         Self { in_progress, step: None, weight: None }
     }
 
-    /// True if this candidate is expected to respond to the next request sooner: the product of its requests in
-    /// progress, relative to its weight, and its response time is smaller. An unknown response time counts as
-    /// equal to that of the other candidate.
+    /// True if this candidate is expected to respond to the next request sooner than the other: the product of
+    /// response time and requests in progress, divided by the weight, is smaller. If one response time is unknown, the
+    /// two response times count as equal.
     #[must_use]
     pub fn is_less_than(self, other: Self) -> bool {
         let steps = self.step.zip(other.step);
@@ -40,24 +41,25 @@ impl Load {
             < (other.weighted_load(other_weight) << other_step) * own_weight
     }
 
-    /// Returns the number of requests in progress, including the next one. At most 2^32.
+    /// Returns the number of requests in progress, including the next request. At most 2^32.
     fn request_count(self) -> u64 {
         u64::from(self.in_progress) + 1
     }
 
-    /// Returns the requests in progress, scaled so that the next request counts as this weight. Idle candidates
-    /// are thus equal, since the random choice already follows the weights. Below 2^28.
+    /// Returns the requests in progress, scaled so that the next request counts as this weight. Idle candidates thus
+    /// have equal loads, because the random choice already considers the weights. Below 2^28.
     fn weighted_load(self, weight: u64) -> u64 {
         u64::from(self.in_progress.min(MAX_IN_PROGRESS)) * u64::from(Weight::DEFAULT) + weight
     }
 
+    /// Returns the weight, or the default weight if it is absent.
     fn effective_weight(self) -> u64 {
         u64::from(self.weight.unwrap_or_default().as_u16())
     }
 }
 
-/// The maximum number of requests in progress that is compared by weight: with steps below 2^5 and weights
-/// below 2^10 no product overflows.
+/// The maximum number of requests in progress that is compared by weight. With steps below 2^5 and weights below 2^10,
+/// no product overflows.
 const MAX_IN_PROGRESS: u32 = (1 << 20) - 1;
 
 #[cfg(test)]
@@ -109,14 +111,14 @@ mod tests {
         fn comparison_is_antisymmetric_and_monotonic(
             (first, second) in ((any::<u32>(), 0..25_u8), (any::<u32>(), 0..25_u8)),
             (first_weight, second_weight) in (0..=1000_u16, 0..=1000_u16),
-            more in any::<u32>(),
+            added_requests in any::<u32>(),
         ) {
             let first_load = test_load(first.0, Some(first.1), first_weight);
             let second_load = test_load(second.0, Some(second.1), second_weight);
             prop_assert!(!(first_load.is_less_than(second_load) && second_load.is_less_than(first_load)));
-            let busier = Load { in_progress: first_load.in_progress.saturating_add(more), ..first_load };
-            prop_assert!(!busier.is_less_than(first_load));
-            prop_assert!(first_load.is_less_than(second_load) || !busier.is_less_than(second_load));
+            let busier_load = Load { in_progress: first_load.in_progress.saturating_add(added_requests), ..first_load };
+            prop_assert!(!busier_load.is_less_than(first_load));
+            prop_assert!(first_load.is_less_than(second_load) || !busier_load.is_less_than(second_load));
         }
     }
 }

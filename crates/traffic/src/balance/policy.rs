@@ -1,4 +1,4 @@
-//! Policy algorithms: round robin, random, least of several, and slow start.
+//! The algorithms of load balancing policies: round robin, random, the least loaded of several, and slow start.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use leno_model::{SlowStart, Weight};
 
 use super::{Candidates, Load, mix_random, random_below, weighted};
 
-/// Returns the next candidate in turn. An unusable candidate is replaced by a random one, so that its neighbor
-/// does not receive a double share.
+/// Returns the candidate of this round-robin turn; `None` if no candidate is eligible. An unusable candidate is
+/// replaced by a random one, so that no neighbor receives a double share.
 #[must_use]
 pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Option<usize> {
     let count = candidates.len();
@@ -19,11 +19,11 @@ pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Opti
     if candidates.is_usable(index) {
         return Some(index);
     }
-    // The turn is known to select an unusable candidate, so its value is not uniform over the others.
+    // The turn is known to select an unusable candidate, so the number must be mixed to be uniform over the others.
     nth_available(candidates, usize::try_from(mix_random(turn as u64) >> 33).unwrap_or(0))
 }
 
-/// Returns a random usable candidate.
+/// Returns a random usable candidate; an eligible candidate if none is usable. `None` if no candidate is eligible.
 #[must_use]
 pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let count = candidates.len();
@@ -37,7 +37,8 @@ pub fn pick_random<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Optio
     nth_available(candidates, usize::try_from(mix_random(random) >> 33).unwrap_or(0))
 }
 
-/// Returns the least loaded of `choices` random candidates. Only usable ones take part, if there are any.
+/// Returns the least loaded of `choices` random candidates, which are usable if any candidate is. `None` if no
+/// candidate is eligible.
 #[must_use]
 pub fn pick_least_loaded<C: Candidates + ?Sized>(
     candidates: &C,
@@ -45,20 +46,20 @@ pub fn pick_least_loaded<C: Candidates + ?Sized>(
     random: u64,
 ) -> Option<usize> {
     let mut random = random;
-    let mut best: Option<(Load, usize)> = None;
+    let mut least_loaded: Option<(Load, usize)> = None;
     for _ in 0..choices.max(1) {
         random = mix_random(random);
         let Some(index) = pick_random(candidates, random) else { break };
         let load = candidates.load(index);
-        if best.is_none_or(|(least, _)| load.is_less_than(least)) {
-            best = Some((load, index));
+        if least_loaded.is_none_or(|(least, _)| load.is_less_than(least)) {
+            least_loaded = Some((load, index));
         }
     }
-    best.map(|(_, index)| index)
+    least_loaded.map(|(_, index)| index)
 }
 
-/// Returns the usable candidate at this position among the usable ones, modulo their number; an eligible one if
-/// none is usable.
+/// Returns the usable candidate at this position among the usable candidates, modulo their number. If no candidate is
+/// usable, returns an eligible one in the same way.
 fn nth_available<C: Candidates + ?Sized>(candidates: &C, ordinal: usize) -> Option<usize> {
     let select_nth = |is_available: &dyn Fn(usize) -> bool| {
         let available = || (0..candidates.len()).filter(|index| is_available(*index));
@@ -69,19 +70,19 @@ fn nth_available<C: Candidates + ?Sized>(candidates: &C, ordinal: usize) -> Opti
         .or_else(|| select_nth(&|index| candidates.is_eligible(index)))
 }
 
-/// Returns the share of requests for a candidate of this age, in 65536ths.
+/// Returns the share of requests for a candidate of this age, in 65536ths of the full share.
 #[must_use]
 pub fn slow_start_share(rule: SlowStart, age: Duration) -> u32 {
-    if age >= rule.time {
+    if age >= rule.duration {
         return FULL_SHARE;
     }
-    let share = age.as_nanos() * u128::from(FULL_SHARE) / rule.time.as_nanos().max(1);
-    let share_min = u32::from(rule.percent_min) * FULL_SHARE / 100;
-    u32::try_from(share).unwrap_or(FULL_SHARE).max(share_min)
+    let share = age.as_nanos() * u128::from(FULL_SHARE) / rule.duration.as_nanos().max(1);
+    let min_share = u32::from(rule.min_percent) * FULL_SHARE / 100;
+    u32::try_from(share).unwrap_or(FULL_SHARE).max(min_share)
 }
 
-/// Repeats the choice until a random number falls below the candidate's slow-start share, a limited number of
-/// times. Each candidate thus receives requests in proportion to its share.
+/// Repeats a choice until a random number falls below the chosen candidate's slow-start share, a limited
+/// number of times. Each candidate thus receives requests in proportion to its share.
 pub fn choose_with_slow_start(
     mut choose: impl FnMut(u64) -> Option<usize>,
     share_of: impl Fn(usize) -> u32,
@@ -104,9 +105,9 @@ pub fn choose_with_slow_start(
     Some(chosen)
 }
 
-/// Candidates that take part in a choice with the probability of their slow-start share. Algorithms that
-/// compare loads use this: a new endpoint is the least loaded, and would win every comparison no matter how
-/// often it is rejected afterwards.
+/// Candidates that take part in a choice with the probability of their slow-start share. Algorithms that compare loads
+/// use this type. With [`choose_with_slow_start`], a new endpoint would be chosen too often, because it has the least
+/// load in every comparison.
 pub(super) struct SlowStartCandidates<'a, C: ?Sized, S> {
     pub(super) candidates: &'a C,
     /// The slow-start share of each candidate.
@@ -135,7 +136,7 @@ impl<C: Candidates + ?Sized, S: Fn(usize) -> u32> Candidates for SlowStartCandid
         takes_part && self.candidates.is_usable(index)
     }
 
-    /// If no candidate takes part, another attempt is better than a choice among all.
+    /// Always false: if no candidate takes part, the caller repeats the choice with other participants.
     fn is_eligible(&self, _: usize) -> bool {
         false
     }
@@ -161,7 +162,7 @@ pub(super) fn choose_among_participants<'a, C: Candidates + ?Sized, S: Fn(usize)
 
 /// The share of a candidate that is not in slow start.
 const FULL_SHARE: u32 = 1 << 16;
-/// The maximum number of choices if all candidates are in slow start.
+/// The maximum number of repeated choices if all candidates are in slow start.
 const MAX_CHOICES: usize = 16;
 
 #[cfg(test)]
@@ -250,7 +251,7 @@ mod tests {
 
     #[test]
     fn endpoints_receive_requests_by_their_slow_start_share() {
-        let rule = SlowStart { time: Duration::from_secs(100), percent_min: 10 };
+        let rule = SlowStart { duration: Duration::from_secs(100), min_percent: 10 };
         let share_after =
             |seconds| f64::from(slow_start_share(rule, Duration::from_secs(seconds))) / 65536.0;
         for (seconds, expected) in [(0, 0.1), (5, 0.1), (50, 0.5), (100, 1.0), (1000, 1.0)] {

@@ -1,4 +1,5 @@
-//! Slow-start state of the endpoints of a port.
+//! The slow-start state of a port's endpoints: the times at which they were added. The load balancer reduces the share
+//! of new endpoints by it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,9 +7,11 @@ use std::time::Duration;
 use leno_model::{Endpoint, EndpointId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The endpoints of a port, with the time of addition of those in slow start.
+/// The endpoints of a port, with the times at which those in slow start were added. Times are durations since an
+/// arbitrary start.
 #[derive(Debug, Default)]
 pub struct SlowStartEndpoints {
+    /// The current endpoints; absent before the first update.
     endpoints: Option<Arc<[Arc<Endpoint>]>>,
     /// The time at which each endpoint in slow start was added.
     added_at: FxHashMap<EndpointId, Duration>,
@@ -17,8 +20,8 @@ pub struct SlowStartEndpoints {
 }
 
 impl SlowStartEndpoints {
-    /// Updates the endpoints. Endpoints of a port that had none are not in slow start; later additions are,
-    /// until their age is `duration`.
+    /// Updates the endpoints. The first endpoints of a port are not in slow start. Endpoints that are added later are
+    /// in slow start until their age is `duration`.
     pub fn update_endpoints(
         &mut self,
         endpoints: &Arc<[Arc<Endpoint>]>,
@@ -32,16 +35,21 @@ impl SlowStartEndpoints {
         if self.endpoints.as_ref().is_some_and(|current| Arc::ptr_eq(current, endpoints)) {
             return;
         }
-        let previous = self.endpoints.replace(endpoints.clone());
-        let current: FxHashSet<&EndpointId> =
+        let previous_endpoints = self.endpoints.replace(endpoints.clone());
+        let current_ids: FxHashSet<&EndpointId> =
             endpoints.iter().map(|endpoint| &endpoint.id).collect();
         self.added_at
-            .retain(|id, added_time| current.contains(id) && is_in_slow_start(*added_time));
-        let Some(previous) = previous.filter(|previous| !previous.is_empty()) else { return };
+            .retain(|id, added_time| current_ids.contains(id) && is_in_slow_start(*added_time));
+        let Some(previous_endpoints) =
+            previous_endpoints.filter(|previous_endpoints| !previous_endpoints.is_empty())
+        else {
+            return;
+        };
         let previous_ids: FxHashSet<&EndpointId> =
-            previous.iter().map(|endpoint| &endpoint.id).collect();
-        let added = endpoints.iter().filter(|endpoint| !previous_ids.contains(&endpoint.id));
-        for endpoint in added {
+            previous_endpoints.iter().map(|endpoint| &endpoint.id).collect();
+        let added_endpoints =
+            endpoints.iter().filter(|endpoint| !previous_ids.contains(&endpoint.id));
+        for endpoint in added_endpoints {
             self.added_at.insert(endpoint.id.clone(), now);
             self.last_added = now;
         }
@@ -89,14 +97,14 @@ mod tests {
         slow_start.update_endpoints(&test_endpoints(&[]), at(1), at(10));
         slow_start.update_endpoints(&test_endpoints(&["a", "b"]), at(2), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(3)), None);
-        let three = test_endpoints(&["a", "b", "c"]);
-        slow_start.update_endpoints(&three, at(4), at(10));
-        slow_start.update_endpoints(&three, at(6), at(10));
+        let three_endpoints = test_endpoints(&["a", "b", "c"]);
+        slow_start.update_endpoints(&three_endpoints, at(4), at(10));
+        slow_start.update_endpoints(&three_endpoints, at(6), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("c"), at(7)), Some(at(3)));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(7)), None);
         // An endpoint that is added again is in slow start again.
         slow_start.update_endpoints(&test_endpoints(&["b", "c"]), at(8), at(10));
-        slow_start.update_endpoints(&three, at(9), at(10));
+        slow_start.update_endpoints(&three_endpoints, at(9), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("a"), at(9)), Some(at(0)));
         slow_start.update_endpoints(&test_endpoints(&["a", "c"]), at(15), at(10));
         assert_eq!(slow_start.endpoint_age(&endpoint_id("c"), at(15)), None);
@@ -107,11 +115,11 @@ mod tests {
         let at = Duration::from_secs;
         let mut slow_start = SlowStartEndpoints::default();
         slow_start.update_endpoints(&test_endpoints(&["a"]), at(1), at(10));
-        let two = test_endpoints(&["a", "b"]);
-        slow_start.update_endpoints(&two, at(2), at(10));
-        slow_start.update_endpoints(&two, at(11), at(10));
+        let two_endpoints = test_endpoints(&["a", "b"]);
+        slow_start.update_endpoints(&two_endpoints, at(2), at(10));
+        slow_start.update_endpoints(&two_endpoints, at(11), at(10));
         assert_eq!(slow_start.added_at.len(), 1);
-        slow_start.update_endpoints(&two, at(12), at(10));
+        slow_start.update_endpoints(&two_endpoints, at(12), at(10));
         assert!(slow_start.added_at.is_empty());
     }
 }

@@ -1,10 +1,10 @@
-//! Weighted random choice of candidates.
+//! The weighted random choice of candidates, used if the weights of a port's endpoints differ.
 
 use super::{Candidates, mix_random, random_below};
 
-/// Picks two candidates by weight and returns the one with less load.
+/// Picks two candidates by weight and returns the one with less load; `None` if no candidate is eligible.
 ///
-/// Linear in the number of candidates; used only if weights differ.
+/// The time is linear in the number of candidates.
 pub(super) fn pick_weighted<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let first = pick_by_weight(candidates, random)?;
     let second = pick_by_weight(candidates, mix_random(random))?;
@@ -14,7 +14,7 @@ pub(super) fn pick_weighted<C: Candidates + ?Sized>(candidates: &C, random: u64)
     }
 }
 
-/// Picks a usable candidate by weight, or an eligible one if none is usable.
+/// Picks a usable candidate by weight, or an eligible candidate if none is usable. `None` if no candidate is eligible.
 pub(super) fn pick_by_weight<C: Candidates + ?Sized>(candidates: &C, random: u64) -> Option<usize> {
     let picked = pick_among(candidates, |_| true, random)?;
     if candidates.is_usable(picked) {
@@ -25,13 +25,13 @@ pub(super) fn pick_by_weight<C: Candidates + ?Sized>(candidates: &C, random: u64
         .or_else(|| pick_among(candidates, |index| candidates.is_eligible(index), random))
 }
 
-/// Returns the number that replaces a random one in this turn. Consecutive values are spread evenly, so that
-/// heavier candidates are not chosen several times in a row.
+/// Returns the number that replaces a random number in this round-robin turn. The numbers of consecutive turns are
+/// spread evenly, so that candidates with a high weight are not chosen several times in a row.
 pub(super) fn random_for_turn(turn: usize) -> u64 {
     (turn as u64).wrapping_mul(GOLDEN_RATIO_FRACTION)
 }
 
-/// Picks one of the allowed candidates by weight.
+/// Picks one of the allowed candidates by weight; `None` if no candidate is allowed.
 fn pick_among<C: Candidates + ?Sized>(
     candidates: &C,
     is_allowed: impl Fn(usize) -> bool,
@@ -39,24 +39,24 @@ fn pick_among<C: Candidates + ?Sized>(
 ) -> Option<usize> {
     let weight = |index| usize::from(candidates.weight(index).unwrap_or_default().as_u16());
     let allowed = || (0..candidates.len()).filter(|index| is_allowed(*index));
-    let total = allowed().map(weight).sum();
-    let mut point = random_below(total, random >> 32);
+    let total_weight = allowed().map(weight).sum();
+    let mut point = random_below(total_weight, random >> 32);
     allowed().find(|index| {
         let weight = weight(*index);
-        let selected = point < weight;
+        let is_selected = point < weight;
         point = point.saturating_sub(weight);
-        selected
+        is_selected
     })
 }
 
-/// True if weights differ; all candidates then have one.
+/// True if the weights differ. Either all candidates have a weight, or none has.
 pub(super) fn has_weights<C: Candidates + ?Sized>(candidates: &C) -> bool {
     candidates.weight(0).is_some()
 }
 
 /// The multiplier that spreads consecutive values evenly: 2^64 divided by the golden ratio.
 const GOLDEN_RATIO_FRACTION: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Makes the second pick independent of the first.
+/// The salt that makes the second random number independent of the first.
 const SECOND_PICK_SALT: u64 = 0x6167_6169_6e21;
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
     use crate::balance::Load;
     use crate::balance::policy::{pick_in_turn, pick_random};
 
-    /// Weight, requests in progress, and true if it may be chosen.
+    /// The weight and the requests in progress of each candidate, and true if it is usable.
     struct Table(Vec<(u16, u32, bool)>);
 
     impl Candidates for Table {
@@ -96,10 +96,10 @@ mod tests {
     }
 
     fn are_near(counts: &[usize], shares: &[f64]) -> bool {
-        let near = |(count, share): (&usize, &f64)| {
+        let is_near = |(count, share): (&usize, &f64)| {
             (*count as f64 - TURNS as f64 * share).abs() < TURNS as f64 * 0.012
         };
-        counts.iter().zip(shares).all(near)
+        counts.iter().zip(shares).all(is_near)
     }
 
     fn seeded_random(turn: usize) -> u64 {

@@ -1,4 +1,4 @@
-//! Tests of circuits, by example and against a full history.
+//! Tests of circuits: examples, and a comparison with an evaluation of the full history of requests.
 
 use leno_model::{FailureClasses, SlowRequests};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn trip_rule() -> TripConditions {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: at_second(10),
         buckets: 10,
-        requests_min: 4,
+        min_requests: 4,
         failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
         slow: None,
@@ -47,15 +47,21 @@ fn a_circuit_opens_by_its_failure_rate_and_closes_after_probes() {
     for outcome in [SUCCESS, SUCCESS, FAILURE] {
         assert_eq!(run_request(&mut circuit, outcome, at_second(0)), None);
     }
-    assert_eq!(run_request(&mut circuit, FAILURE, at_second(1)), opened_by(Trigger::Failed));
+    assert_eq!(
+        run_request(&mut circuit, FAILURE, at_second(1)),
+        opened_by(Trigger::FailureThreshold)
+    );
     assert_eq!(circuit.admit_request(at_second(1)), None);
     assert_eq!(circuit.admit_request(at_second(20)), None, "the open duration has not passed");
-    let first = circuit.admit_request(at_second(21)).unwrap();
-    let second = circuit.admit_request(at_second(21)).unwrap();
+    let first_ticket = circuit.admit_request(at_second(21)).unwrap();
+    let second_ticket = circuit.admit_request(at_second(21)).unwrap();
     assert_eq!(circuit.admit_request(at_second(21)), None, "two probes are permitted");
-    assert_eq!(circuit.record_result(first, SUCCESS, at_second(21)), None);
+    assert_eq!(circuit.record_result(first_ticket, SUCCESS, at_second(21)), None);
     assert_eq!(circuit.admit_request(at_second(21)), None);
-    assert_eq!(circuit.record_result(second, SUCCESS, at_second(21)), Some(Transition::Closed));
+    assert_eq!(
+        circuit.record_result(second_ticket, SUCCESS, at_second(21)),
+        Some(Transition::Closed)
+    );
     assert_eq!(
         run_request(&mut circuit, FAILURE, at_second(21)),
         None,
@@ -71,7 +77,10 @@ fn a_failed_probe_reopens_the_circuit_and_a_released_one_frees_its_slot() {
         ..trip_rule()
     });
     assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), None);
-    assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), opened_by(Trigger::Consecutive));
+    assert_eq!(
+        run_request(&mut circuit, FAILURE, at_second(0)),
+        opened_by(Trigger::ConsecutiveFailures)
+    );
     assert_eq!(run_request(&mut circuit, FAILURE, at_second(20)), opened_by(Trigger::Probe));
     assert_eq!(circuit.admit_request(at_second(39)), None);
     let probe = circuit.admit_request(at_second(40)).unwrap();
@@ -87,7 +96,10 @@ fn a_probe_without_end_blocks_others_for_the_open_duration_only() {
         half_open_requests: 1,
         ..trip_rule()
     });
-    assert_eq!(run_request(&mut circuit, FAILURE, at_second(0)), opened_by(Trigger::Consecutive));
+    assert_eq!(
+        run_request(&mut circuit, FAILURE, at_second(0)),
+        opened_by(Trigger::ConsecutiveFailures)
+    );
     let stream = circuit.admit_request(at_second(20)).unwrap();
     assert_eq!(circuit.admit_request(at_second(39)), None);
     assert_eq!(run_request(&mut circuit, SUCCESS, at_second(40)), Some(Transition::Closed));
@@ -109,7 +121,7 @@ fn requests_started_before_a_transition_are_ignored() {
         (0..3).map(|_| circuit.admit_request(at_second(0)).unwrap()).collect();
     assert_eq!(
         circuit.record_result(tickets[0], FAILURE, at_second(0)),
-        opened_by(Trigger::Consecutive)
+        opened_by(Trigger::ConsecutiveFailures)
     );
     assert_eq!(circuit.record_result(tickets[1], SUCCESS, at_second(1)), None);
     let probe = circuit.admit_request(at_second(20)).unwrap();
@@ -138,7 +150,10 @@ fn slow_responses_open_the_circuit_by_share_or_number() {
     for outcome in [slow_outcome, slow_outcome, SUCCESS] {
         assert_eq!(run_request(&mut by_share, outcome, at_second(0)), None);
     }
-    assert_eq!(run_request(&mut by_share, slow_outcome, at_second(0)), opened_by(Trigger::Slow));
+    assert_eq!(
+        run_request(&mut by_share, slow_outcome, at_second(0)),
+        opened_by(Trigger::SlowRequests)
+    );
     assert_eq!(
         run_request(&mut by_share, slow_outcome, at_second(20)),
         opened_by(Trigger::Probe),
@@ -152,7 +167,10 @@ fn slow_responses_open_the_circuit_by_share_or_number() {
             "fewer requests than the minimum do not open the circuit"
         );
     }
-    assert_eq!(run_request(&mut by_number, SUCCESS, at_second(0)), opened_by(Trigger::Slow));
+    assert_eq!(
+        run_request(&mut by_number, SUCCESS, at_second(0)),
+        opened_by(Trigger::SlowRequests)
+    );
 }
 
 #[test]
@@ -176,7 +194,7 @@ proptest! {
     #[test]
     fn the_circuit_agrees_with_a_list_of_all_requests(
         requests in prop::collection::vec((0..700_u64, any::<bool>(), any::<bool>()), 1..200),
-        requests_min in 1..8_u32,
+        min_requests in 1..8_u32,
         share in prop::option::of(1..1_000_000_u32),
         number in prop::option::of(1..6_u32),
         consecutive_failures in prop::option::of(1..6_u32),
@@ -184,7 +202,7 @@ proptest! {
         let slow_threshold = Duration::from_millis(50);
         let too_many = FailureThreshold { share_ppm: share, count: number };
         let rule = TripConditions {
-            requests_min,
+            min_requests,
             failure_threshold: too_many,
             consecutive_failures,
             slow: Some(SlowRequests { min_duration: slow_threshold, threshold: FailureThreshold { share_ppm: share, count: None } }),
@@ -223,7 +241,7 @@ proptest! {
                 count > 0.0 && share.is_some_and(|ppm| count * 1e6 >= total * f64::from(ppm))
             };
             let exceeds_number = failed_count > 0.0 && number.is_some_and(|number| failed_count >= f64::from(number));
-            let has_minimum = total >= f64::from(requests_min);
+            let has_minimum = total >= f64::from(min_requests);
             let is_opening = consecutive_failures.is_some_and(|limit| consecutive >= limit as usize)
                 || has_minimum && (exceeds_share(failed_count) || exceeds_number || exceeds_share(slow_count));
             prop_assert_eq!(transition.is_some(), is_opening);

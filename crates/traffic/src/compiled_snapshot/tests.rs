@@ -80,26 +80,30 @@ pub(crate) fn minimal_workload_config(access: Access) -> WorkloadConfig {
 fn unchanged_parts_are_reused() {
     let retained = service_config("stay", "/a+", Vec::new());
     let equal = || service_config("equal", "/b+", Vec::new());
-    let first = config_snapshot(
+    let first_snapshot = config_snapshot(
         Access::AllowAll,
         vec![retained.clone(), equal(), service_config("gone", "/", vec![])],
     );
-    let before = CompiledSnapshot::build(first, None).unwrap();
-    let second = config_snapshot(
+    let previous_compilation = CompiledSnapshot::build(first_snapshot, None).unwrap();
+    let second_snapshot = config_snapshot(
         Access::AllowAll,
         vec![retained, equal(), service_config("new", "/", vec![])],
     );
-    let after = CompiledSnapshot::build(second, Some(&before)).unwrap();
+    let current_compilation =
+        CompiledSnapshot::build(second_snapshot, Some(&previous_compilation)).unwrap();
 
     for name in ["stay", "equal"] {
         let service_of = |snapshot: &CompiledSnapshot| {
             Arc::clone(snapshot.service(&service_name(name)).unwrap())
         };
-        assert!(Arc::ptr_eq(&service_of(&before), &service_of(&after)), "{name}");
+        assert!(
+            Arc::ptr_eq(&service_of(&previous_compilation), &service_of(&current_compilation)),
+            "{name}"
+        );
     }
-    assert!(Arc::ptr_eq(&before.access, &after.access));
-    assert!(after.service(&service_name("gone")).is_none());
-    assert!(after.service(&service_name("new")).is_some());
+    assert!(Arc::ptr_eq(&previous_compilation.access, &current_compilation.access));
+    assert!(current_compilation.service(&service_name("gone")).is_none());
+    assert!(current_compilation.service(&service_name("new")).is_some());
 }
 
 #[test]
@@ -112,12 +116,12 @@ fn endpoint_changes_retain_routes_and_rule_changes_replace_them() {
         let port = &snapshot.service(&service_name("stock")).unwrap().ports[&80];
         (Arc::clone(&port.routes), port.endpoints.len())
     };
-    let first = compile("/a+", vec![test_endpoint(1)], None);
-    let moved = compile("/a+", vec![test_endpoint(1), test_endpoint(2)], Some(&first));
+    let first_compilation = compile("/a+", vec![test_endpoint(1)], None);
+    let moved = compile("/a+", vec![test_endpoint(1), test_endpoint(2)], Some(&first_compilation));
     let changed_rules = compile("/b+", vec![test_endpoint(1)], Some(&moved));
-    let ((first, first_count), (moved, moved_count), (changed_rules, _)) =
-        (port(&first), port(&moved), port(&changed_rules));
-    assert!(Arc::ptr_eq(&first, &moved));
+    let ((first_routes, first_count), (moved, moved_count), (changed_rules, _)) =
+        (port(&first_compilation), port(&moved), port(&changed_rules));
+    assert!(Arc::ptr_eq(&first_routes, &moved));
     assert_eq!((first_count, moved_count), (1, 2));
     assert!(!Arc::ptr_eq(&moved, &changed_rules));
 }
@@ -152,15 +156,15 @@ fn the_hash_table_changes_only_with_endpoints_and_weights() {
             let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
             keys.filter(|key| hash_table.find_endpoint(*key, |_| true) == Some(0)).count()
         };
-        let before = compile(("/a+", [None, None]), None);
-        let weighted = compile(("/a+", [Some(100), Some(900)]), Some(&before));
+        let previous_compilation = compile(("/a+", [None, None]), None);
+        let weighted = compile(("/a+", [Some(100), Some(900)]), Some(&previous_compilation));
         let changed_rules = compile(("/b+", [Some(100), Some(900)]), Some(&weighted));
-        let (before, weighted, changed_rules) =
-            (hash_table(&before), hash_table(&weighted), hash_table(&changed_rules));
+        let (previous_table, weighted, changed_rules) =
+            (hash_table(&previous_compilation), hash_table(&weighted), hash_table(&changed_rules));
         assert!(
-            (400..600).contains(&first_endpoint_share(&before)),
+            (400..600).contains(&first_endpoint_share(&previous_table)),
             "{}",
-            first_endpoint_share(&before)
+            first_endpoint_share(&previous_table)
         );
         assert!(
             (50..200).contains(&first_endpoint_share(&weighted)),
@@ -210,20 +214,23 @@ fn a_retry_policy_is_the_default_of_rules_and_is_recompiled_when_it_changes() {
         });
         attempts_of_rules.collect::<Vec<_>>()
     };
-    let before = compile(None, None);
-    assert_eq!(attempts(&before), [None, Some((7, false)), None]);
-    let two_attempts = compile(Some(2), Some(&before));
+    let previous_compilation = compile(None, None);
+    assert_eq!(attempts(&previous_compilation), [None, Some((7, false)), None]);
+    let two_attempts = compile(Some(2), Some(&previous_compilation));
     assert_eq!(attempts(&two_attempts), [Some((2, true)), Some((7, false)), Some((2, true))]);
     let three_attempts = compile(Some(3), Some(&two_attempts));
     assert_eq!(attempts(&three_attempts), [Some((3, true)), Some((7, false)), Some((3, true))]);
     let unchanged = compile(Some(3), Some(&three_attempts));
-    let removed = compile(None, Some(&unchanged));
-    assert_eq!(attempts(&removed), attempts(&before));
+    let without_policy = compile(None, Some(&unchanged));
+    assert_eq!(attempts(&without_policy), attempts(&previous_compilation));
     let service_of = |snapshot: &CompiledSnapshot, name| {
         Arc::clone(snapshot.service(&service_name(name)).unwrap())
     };
     assert!(Arc::ptr_eq(&service_of(&three_attempts, "ruled"), &service_of(&unchanged, "ruled")));
-    assert!(Arc::ptr_eq(&service_of(&before, "other"), &service_of(&removed, "other")));
+    assert!(Arc::ptr_eq(
+        &service_of(&previous_compilation, "other"),
+        &service_of(&without_policy, "other")
+    ));
 }
 
 #[test]

@@ -1,33 +1,34 @@
-//! Index of egress rules by host name and wildcard.
+//! An index of egress rules by host name and wildcard.
 
 use leno_model::HostPattern;
 use rustc_hash::FxHashMap;
 
 use crate::rule_index::find_before;
 
-/// Positions of egress rules, by their hosts.
+/// The positions of egress rules, by their hosts.
 #[derive(Debug, Default)]
 pub(super) struct EgressHosts {
-    /// Rules for exactly this host.
+    /// The rules for one exact host, by host.
     exact: FxHashMap<Box<str>, Vec<usize>>,
-    /// Rules for all hosts below a name.
-    below: FxHashMap<Box<str>, Vec<usize>>,
-    /// Rules for any host.
-    any: Vec<usize>,
+    /// The rules for all subdomains of a name, by name.
+    wildcards: FxHashMap<Box<str>, Vec<usize>>,
+    /// The rules for any host.
+    unrestricted: Vec<usize>,
 }
 
 impl EgressHosts {
-    /// Adds a rule after those added before; without hosts it applies to any host.
+    /// Adds a rule. Its position must be greater than all positions added before. Without hosts, the rule applies to
+    /// any host.
     pub(super) fn add_rule(&mut self, position: usize, hosts: &[HostPattern]) {
         if hosts.is_empty() {
-            self.any.push(position);
+            self.unrestricted.push(position);
         }
         for host in hosts {
-            let (names, name) = match host {
+            let (positions_by_name, name) = match host {
                 HostPattern::Exact(name) => (&mut self.exact, name),
-                HostPattern::Below(name) => (&mut self.below, name),
+                HostPattern::Below(name) => (&mut self.wildcards, name),
             };
-            let positions = names.entry(name.as_str().into()).or_default();
+            let positions = positions_by_name.entry(name.as_str().into()).or_default();
             // A repeated host is stored once.
             if positions.last() != Some(&position) {
                 positions.push(position);
@@ -35,23 +36,23 @@ impl EgressHosts {
         }
     }
 
-    /// Returns the first rule for a host for which `is_match` is true. The host is in lower case, without a
-    /// final dot.
+    /// Returns the position of the first rule for a host for which `is_match` is true; `None` if there is none. The
+    /// host must be in lower case and without a final dot.
     pub(super) fn find_rule(&self, host: &str, is_match: impl Fn(usize) -> bool) -> Option<usize> {
-        let exact = self.exact.get(host).map_or(&[][..], |positions| positions);
-        let mut best = find_before(usize::MAX, exact, &is_match);
-        best = find_before(best, &self.any, &is_match);
+        let exact_positions = self.exact.get(host).map_or(&[][..], |positions| positions);
+        let mut first = find_before(usize::MAX, exact_positions, &is_match);
+        first = find_before(first, &self.unrestricted, &is_match);
         let mut remaining = host;
         while let Some((_, parent)) = remaining.split_once('.') {
             // A subdomain has at least one more label.
             if parent.len().saturating_add(1) < host.len()
-                && let Some(positions) = self.below.get(parent)
+                && let Some(positions) = self.wildcards.get(parent)
             {
-                best = find_before(best, positions, &is_match);
+                first = find_before(first, positions, &is_match);
             }
             remaining = parent;
         }
-        (best != usize::MAX).then_some(best)
+        (first != usize::MAX).then_some(first)
     }
 }
 

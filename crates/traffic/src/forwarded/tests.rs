@@ -157,15 +157,15 @@ fn shared_counters_survive_while_policies_are_unchanged() {
             service_config("v2", TrafficPolicy::default(), &[], 1),
         ]
     };
-    let first = compile_config(services("own", 1), None);
-    let grown = compile_config(services("own", 2), Some(&first));
+    let first_snapshot = compile_config(services("own", 1), None);
+    let grown = compile_config(services("own", 2), Some(&first_snapshot));
     let edited = compile_config(services("other", 2), Some(&grown));
     let traffic_policy =
         |snapshot: &CompiledSnapshot, to| Arc::clone(&forwarded_port(snapshot, to).traffic_policy);
-    assert!(Arc::ptr_eq(&traffic_policy(&first, "v1"), &traffic_policy(&grown, "v1")));
+    assert!(Arc::ptr_eq(&traffic_policy(&first_snapshot, "v1"), &traffic_policy(&grown, "v1")));
     assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
-    assert!(Arc::ptr_eq(&traffic_policy(&first, "v2"), &traffic_policy(&edited, "v2")));
-    // One breaker of the called service for all backends, and one of the backend for all callers.
+    assert!(Arc::ptr_eq(&traffic_policy(&first_snapshot, "v2"), &traffic_policy(&edited, "v2")));
+    // All backends share the circuit breaker of the called service, and all callers share that of the backend.
     let service_breaker = |to| traffic_policy(&edited, to).called.clone().unwrap();
     assert!(Arc::ptr_eq(&service_breaker("v1"), &service_breaker("v2")));
     let backend_policy =
@@ -183,12 +183,12 @@ fn the_hash_table_follows_the_endpoints_of_the_backend() {
             service_config("v1", TrafficPolicy::default(), &[], endpoints),
         ]
     };
-    let first = compile_config(services(1), None);
-    let same = compile_config(services(1), Some(&first));
+    let first_snapshot = compile_config(services(1), None);
+    let same = compile_config(services(1), Some(&first_snapshot));
     let grown = compile_config(services(2), Some(&same));
     let hash_table =
         |snapshot: &CompiledSnapshot| forwarded_port(snapshot, "v1").hash_table.clone().unwrap();
-    assert!(Arc::ptr_eq(&hash_table(&first), &hash_table(&same)));
+    assert!(Arc::ptr_eq(&hash_table(&first_snapshot), &hash_table(&same)));
     let second_endpoint_share = |snapshot: &CompiledSnapshot| {
         let hash_table = hash_table(snapshot);
         let keys = (0..1000).map(|n| crate::balance::hashing::hash_key(&format!("user-{n}")));
@@ -210,9 +210,13 @@ fn a_removed_policy_removes_its_forwarded_ports() {
             service_config("v1", TrafficPolicy::default(), &[], 1),
         ]
     };
-    let first = compile_config(services(breaker_policy("called")), None);
-    assert_eq!(first.traffic_policies().count(), 2);
-    let after = compile_config(services(TrafficPolicy::default()), Some(&first));
-    assert_eq!((after.traffic_policies().count(), after.forwarded_ports().count()), (0, 0));
-    assert_eq!(applied_policies(&after, "v1"), "");
+    let first_snapshot = compile_config(services(breaker_policy("called")), None);
+    assert_eq!(first_snapshot.traffic_policies().count(), 2);
+    let changed_snapshot =
+        compile_config(services(TrafficPolicy::default()), Some(&first_snapshot));
+    assert_eq!(
+        (changed_snapshot.traffic_policies().count(), changed_snapshot.forwarded_ports().count()),
+        (0, 0)
+    );
+    assert_eq!(applied_policies(&changed_snapshot, "v1"), "");
 }

@@ -140,16 +140,20 @@ fn an_invalid_rule_does_not_affect_others() {
     invalid.matches[0].path = PathMatch::Regex("(".to_owned());
     let mut listener = gateway_listener("any", "", &[("", &[("good", "/")])]);
     listener.hosts[0].rules.insert(0, invalid);
-    let mut rejected = Vec::new();
-    let port = HttpListeners::compile(&[listener], &mut rejected);
+    let mut invalid_patterns = Vec::new();
+    let port = HttpListeners::compile(&[listener], &mut invalid_patterns);
     assert_eq!(decide_request(&port, "a.com/", None), "good");
-    assert_eq!(rejected.len(), 1);
-    assert!(rejected[0].to_string().contains("HTTPRoute shop/bad"), "{}", rejected[0]);
+    assert_eq!(invalid_patterns.len(), 1);
+    assert!(
+        invalid_patterns[0].to_string().contains("HTTPRoute shop/bad"),
+        "{}",
+        invalid_patterns[0]
+    );
 }
 
 #[test]
 fn redirects_default_to_the_scheme_and_port_of_the_listener() {
-    let location_of = |redirect: Redirect, scheme, port| {
+    let redirect_location = |redirect: Redirect, scheme, port| {
         let mut listener = gateway_listener("any", "", &[("", &[("a", "/")])]);
         listener.hosts[0].rules[0].actions.redirect = Some(redirect);
         let listeners = compile_listeners(vec![listener]);
@@ -172,6 +176,6 @@ fn redirects_default_to_the_scheme_and_port_of_the_listener() {
         (&with_scheme, Scheme::Http, 8080, "https://a.com/x"),
         (&with_port, Scheme::Https, 443, "https://a.com:8083/x"),
     ] {
-        assert_eq!(location_of(redirect.clone(), scheme, port), expected);
+        assert_eq!(redirect_location(redirect.clone(), scheme, port), expected);
     }
 }

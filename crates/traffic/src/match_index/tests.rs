@@ -1,4 +1,4 @@
-//! The index is equivalent to sequential evaluation, for all kinds of match conditions.
+//! Property tests: the index is equivalent to sequential evaluation, for all kinds of match conditions.
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 use proptest::prelude::*;
@@ -32,8 +32,8 @@ impl GeneratedRequest {
     }
 }
 
-/// Returns a small number of paths, methods and values, so that several matches often apply, each in several
-/// encodings.
+/// Generates requests from a small number of paths, methods and values, each in several encodings, so that several
+/// matches often apply.
 pub(crate) fn any_request() -> impl Strategy<Value = GeneratedRequest> {
     let paths = vec![
         "/a",
@@ -101,7 +101,7 @@ pub(crate) fn any_request() -> impl Strategy<Value = GeneratedRequest> {
     )
 }
 
-/// Returns a match of any kind, with the same small set of values.
+/// Generates matches of any kind from the same small set of values.
 pub(crate) fn any_match() -> impl Strategy<Value = RequestMatch> {
     let path = prop_oneof![
         Just(PathMatch::Any),
@@ -158,7 +158,7 @@ fn compile_all<M>(
     rules.iter().map(|rule| rule.iter().map(matcher).collect()).collect()
 }
 
-/// Checks that the lookup agrees with sequential evaluation, among all rules and among the selected ones.
+/// Checks that the index agrees with sequential evaluation, among all rules and among the selected rules.
 fn check_lookup<M: IndexedMatch>(
     rules: &[Vec<M>],
     selected_rules: &[usize],

@@ -1,4 +1,5 @@
-//! Request matching for deny rules, for every meaning that an application may give to a request.
+//! Compiled request matches of rules that deny, limit or require. They cover every interpretation of a request by an
+//! application, so that no alternative encoding bypasses a rule.
 
 use std::borrow::Cow;
 
@@ -18,23 +19,21 @@ use crate::variant::{
     is_equal_folded, normalize_rule_path,
 };
 
-/// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request that any
-/// application may interpret as a matching one. An allow rule may miss an alternative encoding; a deny rule
-/// must not.
+/// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request if any application may
+/// interpret the request as a matching one. An allow rule may miss an alternative encoding; a deny rule must not.
 ///
 /// * Paths are compared in the normalized form of the most lenient application: fully decoded,
 ///   case-insensitive, with backslashes as slashes, without empty elements, element parameters, a trailing
 ///   slash, and blanks or dots at the end of an element. The last element is compared with and without its
-///   extension. Below a file (`/admin.php/x`) rules for the file match, as do prefix rules for the path
-///   without the extension (`/admin`). A path with dot segments matches every rule about paths. Alternative
-///   readings are compared as well: a path that begins with two slashes also counts without its first element,
-///   which URL parsers read as a host.
-/// * Header names are compared without case and separators (`X_Role`). Of a repeated header or a list, each
-///   value counts, and all of them joined, without case, quotes, escapes and parameters.
-/// * A host counts as sent, and in lower case without port and final dot.
-/// * Every value of a query parameter counts, also in a list (`role[]=`), without case.
-/// * A method counts without case, and as overridden by a field (`X-HTTP-Method-Override`, `_method`). `HEAD`
-///   counts as `GET`.
+///   extension. A path below a file (`/admin.php/x`) matches rules for the file, and prefix rules for the path without
+///   the extension (`/admin`). A path with dot segments matches every rule with a path condition. A path that begins
+///   with two slashes is also compared without its first element, which URL parsers read as a host.
+/// * Header names are compared without case and separators (`X_Role`). Each value of a repeated header or a list is
+///   compared, as well as all values joined, without case, quotes, escapes and parameters.
+/// * A host is compared as sent, and in lower case without port and final dot.
+/// * Every value of a query parameter is compared without case, also those of a list (`role[]=`).
+/// * A method is compared without case, as sent and as overridden by a field (`X-HTTP-Method-Override`, `_method`).
+///   `HEAD` matches rules for `GET`.
 #[derive(Debug, Clone)]
 pub(crate) struct DenialMatcher {
     path: DeniedPath,
@@ -68,7 +67,8 @@ impl DenialMatcher {
         })
     }
 
-    /// True if an application may interpret the request as a matching one.
+    /// True if an application may interpret the request as a matching one. `path` contains the variants of the
+    /// request's path.
     pub(crate) fn may_match(&self, request: &RequestView<'_>, path: &PathVariants) -> bool {
         self.path.may_match(request.path, path)
             && (self.has_only_path() || self.may_match_except_path(request))
@@ -79,24 +79,26 @@ impl DenialMatcher {
         self.methods.is_empty() && self.headers.is_empty() && self.query.is_empty()
     }
 
-    /// True if all conditions except that of the path may hold. Separate, so that matches of the path alone need
-    /// no stack space for it.
+    /// True if all conditions other than the path condition may hold. This is a separate function so that matches of
+    /// the path alone do not need its stack space.
     #[inline(never)]
     fn may_match_except_path(&self, request: &RequestView<'_>) -> bool {
-        let is_method = self.methods.is_empty() || self.includes_method(request.method);
+        let is_listed_method = self.methods.is_empty() || self.includes_method(request.method);
         self.headers.iter().all(|header| header.may_match(request))
             && self.query.iter().all(|parameter| parameter.may_match(request))
-            && (is_method || self.is_overridden(request))
+            && (is_listed_method || self.is_overridden(request))
     }
 
+    /// True if a method is one of the match's methods.
     fn includes_method(&self, method: &str) -> bool {
-        let includes =
-            |name: &str| self.methods.iter().any(|listed| listed.eq_ignore_ascii_case(name));
+        let is_listed = |name: &str| {
+            self.methods.iter().any(|listed_method| listed_method.eq_ignore_ascii_case(name))
+        };
         // Servers handle HEAD like GET, without sending the content (RFC 9110 §9.3.2).
-        includes(method) || method.eq_ignore_ascii_case("HEAD") && includes("GET")
+        is_listed(method) || method.eq_ignore_ascii_case("HEAD") && is_listed("GET")
     }
 
-    /// True if a header or parameter of the request overrides its method with one of these methods.
+    /// True if a header or parameter of the request overrides the method with one of the match's methods.
     fn is_overridden(&self, request: &RequestView<'_>) -> bool {
         let overrides_in_header = |name: &&str| {
             let joined = request.fields.find_similar(name);
@@ -140,16 +142,18 @@ pub(crate) fn may_override_method(request: &RequestView<'_>) -> bool {
 /// The path condition of a [`DenialMatcher`].
 #[derive(Debug, Clone)]
 enum DeniedPath {
+    /// Any path.
     Any,
-    /// A whole path, normalized.
+    /// A whole path.
     Text {
+        /// The normalized path.
         text: Box<str>,
-        /// True if the paths below it match as well.
+        /// True if the paths below the path match as well.
         matches_below: bool,
         parameters: Parameters,
     },
-    /// A prefix that may end within an element. The text as sent is compared as well: a prefix that ends within
-    /// an escape is not part of any normalized text.
+    /// A prefix that may end within an element. It is compared in normalized form and as sent, because a prefix that
+    /// ends within an escape is not part of any normalized path.
     Prefix {
         normalized: Box<str>,
         sent: Box<str>,
@@ -158,11 +162,13 @@ enum DeniedPath {
     Regex(Box<DeniedRegex>),
 }
 
+/// The regular expression of a path condition.
 #[derive(Debug, Clone)]
 struct DeniedRegex {
     /// The normalized leading elements of all matching paths; empty if there are none.
-    elements: Box<str>,
+    leading_elements: Box<str>,
     regex: CaseTolerantRegex,
+    /// True if a path with a trailing slash may match.
     may_end_in_slash: bool,
 }
 
@@ -186,16 +192,18 @@ impl DeniedPath {
             (PathMatcher::Prefix(prefix), _) => text_condition(&prefix, Some(true)).unless_root(),
             (PathMatcher::Pattern(Pattern::Prefix(prefix)), _) => match &*prefix {
                 "" => Self::Any,
-                whole if whole.ends_with('/') => text_condition(whole, Some(true)).unless_root(),
-                part => {
-                    let parameters = parameter_handling(part);
-                    let normalized = normalize_rule_path(part, parameters).into();
+                element_prefix if element_prefix.ends_with('/') => {
+                    text_condition(element_prefix, Some(true)).unless_root()
+                }
+                partial_prefix => {
+                    let parameters = parameter_handling(partial_prefix);
+                    let normalized = normalize_rule_path(partial_prefix, parameters).into();
                     Self::Prefix { normalized, sent: prefix, parameters }
                 }
             },
             (PathMatcher::Pattern(Pattern::Regex(prefix, compiled)), PathMatch::Regex(pattern)) => {
                 Self::Regex(Box::new(DeniedRegex {
-                    elements: normalized_elements(&prefix).unwrap_or_default(),
+                    leading_elements: normalized_elements(&prefix).unwrap_or_default(),
                     regex: CaseTolerantRegex::compile(pattern, &compiled),
                     may_end_in_slash: may_end_in_slash(pattern),
                 }))
@@ -222,8 +230,8 @@ impl DeniedPath {
         }
     }
 
-    /// True if a reading of an ambiguous path matches. Separate, so that the usual path needs no stack
-    /// space for it.
+    /// True if a reading of an ambiguous path matches. This is a separate function so that usual paths do not need its
+    /// stack space.
     #[inline(never)]
     fn may_match_ambiguous(&self, sent: &str, path: &PathVariants) -> bool {
         let mut readings = path.alternative_readings();
@@ -232,6 +240,7 @@ impl DeniedPath {
             || readings.any(|(reading, variants)| self.may_match_reading(reading, variants))
     }
 
+    /// True if one reading of a path matches, in one of its variants.
     #[inline]
     fn may_match_reading(&self, sent: &str, path: &PathVariants) -> bool {
         let form_for = |parameters| match parameters {
@@ -266,8 +275,8 @@ impl DeniedPath {
                 (key, normalize_rule_path(text, Parameters::Dropped).into())
             }
             Self::Prefix { sent, .. } => (IndexedAttribute::PathPrefix, normalized_elements(sent)?),
-            Self::Regex(regex) if regex.elements.is_empty() => return None,
-            Self::Regex(regex) => (IndexedAttribute::PathPrefix, regex.elements.clone()),
+            Self::Regex(regex) if regex.leading_elements.is_empty() => return None,
+            Self::Regex(regex) => (IndexedAttribute::PathPrefix, regex.leading_elements.clone()),
         };
         (key == IndexedAttribute::Path || *text != *"/").then(|| (key, vec![text]))
     }
@@ -278,8 +287,8 @@ impl DeniedRegex {
     fn may_match(&self, sent: &str, path: &PathVariants) -> bool {
         let normalized = path.normalized_path(sent);
         let is_boundary = |remainder: &str| matches!(remainder.as_bytes(), [] | [b'/' | b'.', ..]);
-        if !self.elements.is_empty()
-            && !normalized.strip_prefix(&*self.elements).is_some_and(is_boundary)
+        if !self.leading_elements.is_empty()
+            && !normalized.strip_prefix(&*self.leading_elements).is_some_and(is_boundary)
         {
             return false;
         }
@@ -290,7 +299,7 @@ impl DeniedRegex {
     }
 }
 
-/// A regular expression that is compared case-insensitively, and case-sensitively where that matches more.
+/// A regular expression that is compared case-insensitively, and also case-sensitively if that may match more texts.
 #[derive(Debug, Clone)]
 struct CaseTolerantRegex {
     /// The case-insensitive form.
@@ -313,14 +322,14 @@ impl CaseTolerantRegex {
     }
 }
 
-/// True if the remainder of a path may be a response format (`.json`), which Rails and older versions of Spring
-/// accept.
+/// True if the remainder of a path after `path` may be a response format (`.json`), which Rails and older versions of
+/// Spring accept.
 fn is_format(remainder: &str, path: &str) -> bool {
     matches!(remainder.as_bytes(), [b'.', format @ ..] if !format.contains(&b'/')) && path != "/"
 }
 
-/// True if the remainder of a path may be below that path: Apache's MultiViews and PHP without extensions also serve
-/// `/admin/users` at `/admin.php/users`.
+/// True if the remainder of a path after `path` may be below it. Apache's MultiViews and PHP without extensions also
+/// serve `/admin/users` at `/admin.php/users`.
 fn is_below(remainder: &str, path: &str) -> bool {
     match remainder.as_bytes() {
         [b'/', ..] => true,
@@ -329,22 +338,23 @@ fn is_below(remainder: &str, path: &str) -> bool {
     }
 }
 
-/// True if the path is that of a file: servers pass paths below a script to the script.
+/// True if the path is that of a file. Servers pass requests for paths below a script to the script.
 fn is_file(normalized: &str) -> bool {
     normalized.rsplit('/').next().is_some_and(|name| name.contains('.'))
 }
 
-/// Returns the form of paths that a rule with this path is compared with.
+/// Returns the handling of element parameters in comparisons with a rule's path: kept if the path has parameters.
 fn parameter_handling(rule: &str) -> Parameters {
     if rule.contains(';') { Parameters::Kept } else { Parameters::Dropped }
 }
 
-/// Returns the whole leading elements of all texts with this prefix, normalized.
+/// Returns the normalized whole elements that all texts with this prefix begin with; `None` if there are none.
 fn normalized_elements(prefix: &str) -> Option<Box<str>> {
     let elements = normalize_rule_path(whole_elements(prefix)?, Parameters::Dropped);
     (elements != "/").then(|| elements.into())
 }
 
+/// The condition of a [`DenialMatcher`] on a header.
 #[derive(Debug, Clone)]
 struct DeniedHeader {
     /// The name in lower case; `None` for the authority.
@@ -364,8 +374,8 @@ impl DeniedHeader {
         };
         let may_match =
             |joined: Cow<'_, str>| any_value(&joined, |value| self.value.may_match_value(value));
-        // A single value is found in the joined values of all similar names. Other conditions are compared with
-        // the header of exactly this name as well.
+        // The joined values of all similar names contain each single value. Conditions on several values are also
+        // compared with the header of exactly this name.
         let is_single = matches!(self.value, DeniedValue::Text(_));
         request.fields.find_similar(name).is_some_and(may_match)
             || !is_single && request.fields.joined_values(name).is_some_and(may_match)
@@ -380,6 +390,7 @@ impl DeniedHeader {
     }
 }
 
+/// The condition of a [`DenialMatcher`] on a query parameter.
 #[derive(Debug, Clone)]
 struct DeniedParameter {
     /// The normalized name.
@@ -404,11 +415,12 @@ impl DeniedParameter {
     }
 }
 
+/// The condition of a [`DenialMatcher`] on a value.
 #[derive(Debug, Clone)]
 enum DeniedValue {
     /// A single normalized value, without a comma.
     Text(Box<str>),
-    /// Several values separated by commas, normalized: they may be part of a longer list.
+    /// Several normalized values, separated by commas, which may be part of a longer list.
     List(Box<str>),
     /// A normalized prefix.
     Prefix(Box<str>),
@@ -449,9 +461,9 @@ fn without_blanks(values: &str) -> Box<str> {
     values.split(',').map(str::trim).collect::<Vec<_>>().join(",").into()
 }
 
-/// Headers that override the method of a request in common frameworks.
+/// The headers that override the method of a request in common frameworks.
 const METHOD_HEADERS: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
-/// Query parameters that override the method of a request in common frameworks.
+/// The query parameters that override the method of a request in common frameworks.
 const METHOD_PARAMETERS: [&str; 2] = ["_method", "x-http-method-override"];
 
 #[cfg(test)]

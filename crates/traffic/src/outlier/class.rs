@@ -1,30 +1,30 @@
-//! Failure classes: request results that count against an endpoint.
+//! The classification of request and health check results: failures of the endpoint, successes, or neither.
 
 use leno_model::{FailureClasses, Reason};
 
 /// The result of a request to an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndpointResult {
-    /// A response.
+    /// The endpoint sent a response.
     Response {
         /// The HTTP status.
         status: u16,
         /// The gRPC status, for gRPC calls.
         grpc: Option<u8>,
     },
-    /// An accepted opaque connection.
+    /// The endpoint accepted an opaque connection.
     ConnectionOpened,
-    /// No response, or an incomplete one.
+    /// The endpoint sent no response or an incomplete response, for this reason.
     Failed(Reason),
 }
 
-/// The evidence that a result gives about its endpoint.
+/// The evidence that a result gives about the health of its endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureEvidence {
-    /// A failure that counts.
+    /// The result is a failure that counts.
     Failure,
-    /// No failure.
-    NoFailure,
+    /// The result is not a failure that counts.
+    Success,
     /// No evidence: the client or this sidecar caused the result.
     Unknown,
 }
@@ -33,9 +33,9 @@ pub enum FailureEvidence {
 #[must_use]
 pub fn classify_result(classes: &FailureClasses, result: EndpointResult) -> FailureEvidence {
     let evidence =
-        |counts: bool| if counts { FailureEvidence::Failure } else { FailureEvidence::NoFailure };
+        |counts: bool| if counts { FailureEvidence::Failure } else { FailureEvidence::Success };
     match result {
-        EndpointResult::ConnectionOpened => FailureEvidence::NoFailure,
+        EndpointResult::ConnectionOpened => FailureEvidence::Success,
         EndpointResult::Response { status, grpc } => {
             let is_gateway_error = matches!(status, 502..=504);
             let is_server_error = matches!(status, 500..=599);
@@ -55,17 +55,17 @@ pub fn classify_result(classes: &FailureClasses, result: EndpointResult) -> Fail
     }
 }
 
-/// Classifies the result of a health check. Rejections by the mesh are no evidence, nor are policy rejections
-/// of a gRPC application.
+/// Classifies the result of a health check. Rejections by the mesh and policy rejections of a gRPC application give no
+/// evidence.
 #[must_use]
 pub fn classify_check(result: EndpointResult) -> FailureEvidence {
     match result {
-        EndpointResult::ConnectionOpened => FailureEvidence::NoFailure,
-        EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::NoFailure,
+        EndpointResult::ConnectionOpened => FailureEvidence::Success,
+        EndpointResult::Response { grpc: Some(0), .. } => FailureEvidence::Success,
         EndpointResult::Response { grpc: Some(code), .. } if REJECTION_STATUSES.contains(&code) => {
             FailureEvidence::Unknown
         }
-        EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::NoFailure,
+        EndpointResult::Response { grpc: None, status: 200..=399 } => FailureEvidence::Success,
         EndpointResult::Response { .. } => FailureEvidence::Failure,
         EndpointResult::Failed(reason) => match failure_class(reason) {
             None => FailureEvidence::Unknown,
@@ -77,14 +77,14 @@ pub fn classify_check(result: EndpointResult) -> FailureEvidence {
 /// The gRPC statuses of policy rejections: `PERMISSION_DENIED`, `RESOURCE_EXHAUSTED` and `UNAUTHENTICATED`.
 const REJECTION_STATUSES: [u8; 3] = [7, 8, 16];
 
-/// A failure class of results without a response.
+/// A class of failures without a complete response, as in [`FailureClasses`].
 enum FailureClass {
     Connect,
     Timeout,
     Reset,
 }
 
-/// Returns the class of a reason that the endpoint is responsible for.
+/// Returns the failure class of a reason; `None` if the endpoint is not responsible for the failure.
 fn failure_class(reason: Reason) -> Option<FailureClass> {
     match reason {
         Reason::ConnectFailed
@@ -97,7 +97,7 @@ fn failure_class(reason: Reason) -> Option<FailureClass> {
         | Reason::RequestTimeout
         | Reason::AttemptTimeout => Some(FailureClass::Timeout),
         Reason::UpstreamReset | Reason::UpstreamMalformed => Some(FailureClass::Reset),
-        // The endpoint drains or is full, and reports this itself; a retry uses another endpoint.
+        // The endpoint reports that it drains or is at its limit. A retry uses another endpoint.
         Reason::UpstreamRefused => None,
         _ => None,
     }
@@ -127,7 +127,7 @@ mod tests {
                 let expected = if index == other {
                     FailureEvidence::Failure
                 } else {
-                    FailureEvidence::NoFailure
+                    FailureEvidence::Success
                 };
                 assert_eq!(classify_result(class, *result), expected, "{class:?} {result:?}");
             }
@@ -142,7 +142,7 @@ mod tests {
         }
         assert_eq!(
             classify_result(&gateway, EndpointResult::ConnectionOpened),
-            FailureEvidence::NoFailure
+            FailureEvidence::Success
         );
     }
 
@@ -152,13 +152,13 @@ mod tests {
         let response = |status| Response { status, grpc: None };
         let call = |grpc| Response { status: 200, grpc: Some(grpc) };
         for (result, expected) in [
-            (response(200), FailureEvidence::NoFailure),
-            (response(204), FailureEvidence::NoFailure),
-            (response(302), FailureEvidence::NoFailure),
+            (response(200), FailureEvidence::Success),
+            (response(204), FailureEvidence::Success),
+            (response(302), FailureEvidence::Success),
             (response(101), FailureEvidence::Failure),
             (response(404), FailureEvidence::Failure),
             (response(503), FailureEvidence::Failure),
-            (call(0), FailureEvidence::NoFailure),
+            (call(0), FailureEvidence::Success),
             (call(14), FailureEvidence::Failure),
             (call(12), FailureEvidence::Failure),
             (call(7), FailureEvidence::Unknown),

@@ -1,5 +1,5 @@
-//! Native outlier detection: sliding windows, worst endpoint first, ejection times that double, probes and
-//! health checks.
+//! The native outlier detection algorithm: sliding windows, ejection of the worst endpoint first, doubling ejection
+//! times, probes and health checks.
 
 use std::time::Duration;
 
@@ -7,15 +7,16 @@ use leno_model::{FailureClasses, OutlierDetection};
 
 use super::{EjectionCause, EjectionEvent, EjectionState, FailureEvidence, RequestResult};
 
-/// Outlier detection state of one port.
+/// The outlier detection state of one port.
 ///
-/// Failure rates are evaluated at the end of each bucket, over all endpoints together and the worst first.
-/// Consecutive failures are evaluated immediately. Ejected and probed endpoints count against both limits,
-/// `max_ejection_percent` and `min_healthy`. Health checks are separate evidence: an endpoint that they ejected
-/// is returned by them, and one ejected for its requests is returned by a request.
+/// Failure rates are evaluated at the end of each bucket; the endpoint with the highest rate is ejected first.
+/// Consecutive failures are evaluated immediately. Ejected and probed endpoints count against the limits
+/// `max_ejection_percent` and `min_healthy`. Health checks are separate evidence: successful checks return an endpoint
+/// that failed checks ejected, and successful probes return an endpoint that failed requests ejected.
 #[derive(Debug)]
 pub struct NativeDetector {
     rule: OutlierDetection,
+    /// The duration of one bucket of the window.
     bucket_length: Duration,
     /// The end of the current bucket.
     bucket_end: Duration,
@@ -26,20 +27,22 @@ pub struct NativeDetector {
     next_ejection_end: Option<Duration>,
 }
 
-/// Recent results and ejections of one endpoint.
+/// The recent results and ejections of one endpoint.
 #[derive(Debug, Clone)]
 struct DetectedEndpoint {
+    /// The buckets of the sliding window.
     buckets: Box<[Bucket]>,
+    /// The sum of all buckets.
     total: Bucket,
     consecutive_failures: u32,
     state: ServiceState,
     /// The number of successive ejections: the exponent of the ejection time.
-    ejections: u32,
+    ejection_count: u32,
     /// The time of the last return to service.
     returned_at: Duration,
     /// True if the endpoint would be ejected for its requests, but the limits prevent it.
-    is_spared: bool,
-    checks: HealthCheckState,
+    is_ejection_prevented: bool,
+    health_check: HealthCheckState,
 }
 
 /// The health check state of an endpoint.
@@ -63,11 +66,14 @@ struct Bucket {
 /// The state of an endpoint by its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServiceState {
+    /// The endpoint receives requests.
     InService,
+    /// The endpoint receives no requests.
     Ejected {
+        /// The time at which probes start.
         until: Duration,
     },
-    /// The ejection has ended, and probes decide.
+    /// The ejection time is over; the endpoint receives one probe at a time.
     Probed {
         /// The number of successful probes.
         successes: u32,
@@ -79,9 +85,9 @@ enum ServiceState {
 impl NativeDetector {
     /// Creates a detector without evidence.
     #[must_use]
-    pub fn new(rule: OutlierDetection, endpoints: usize) -> Self {
+    pub fn new(rule: OutlierDetection, endpoint_count: usize) -> Self {
         let bucket_length = rule.window / u32::from(rule.buckets.max(1));
-        let endpoints = vec![DetectedEndpoint::new(rule.buckets); endpoints];
+        let endpoints = vec![DetectedEndpoint::new(rule.buckets); endpoint_count];
         Self {
             rule,
             bucket_length,
@@ -100,14 +106,15 @@ impl NativeDetector {
 
     pub(super) fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
         let new_endpoint = DetectedEndpoint::new(self.rule.buckets);
-        let existing =
-            |index: &Option<usize>| index.and_then(|old| self.endpoints.get(old)).cloned();
+        let existing_endpoint = |index: &Option<usize>| {
+            index.and_then(|old_index| self.endpoints.get(old_index)).cloned()
+        };
         self.endpoints = old_indices
             .iter()
-            .map(|index| existing(index).unwrap_or(new_endpoint.clone()))
+            .map(|index| existing_endpoint(index).unwrap_or(new_endpoint.clone()))
             .collect();
         for endpoint in &mut self.endpoints {
-            // The pending probe may have used the old index, and its end would be lost.
+            // A probe in progress may have the old index, so its result would be recorded for another endpoint.
             if let ServiceState::Probed { in_progress, .. } = &mut endpoint.state {
                 *in_progress = false;
             }
@@ -118,7 +125,7 @@ impl NativeDetector {
     pub(super) fn endpoint_state(&self, slot: usize) -> EjectionState {
         let Some(endpoint) = self.endpoints.get(slot) else { return EjectionState::InService };
         match endpoint.state {
-            _ if endpoint.checks.is_unhealthy => EjectionState::Ejected,
+            _ if endpoint.health_check.is_unhealthy => EjectionState::Ejected,
             ServiceState::InService => EjectionState::InService,
             ServiceState::Probed { in_progress: false, .. } => EjectionState::Probe,
             ServiceState::Ejected { .. } | ServiceState::Probed { in_progress: true, .. } => {
@@ -127,12 +134,13 @@ impl NativeDetector {
         }
     }
 
-    pub(super) fn is_spared(&self, slot: usize) -> bool {
+    pub(super) fn is_ejection_prevented(&self, slot: usize) -> bool {
         let Some(endpoint) = self.endpoints.get(slot) else { return false };
-        let HealthCheckState { failed, consecutive_results, .. } = endpoint.checks;
-        let check = self.rule.health_check.as_ref();
-        let is_over_limit = check.is_some_and(|check| consecutive_results >= check.failures);
-        endpoint.is_in_service() && (endpoint.is_spared || failed && is_over_limit)
+        let HealthCheckState { failed, consecutive_results, .. } = endpoint.health_check;
+        let health_check = self.rule.health_check.as_ref();
+        let is_over_limit =
+            health_check.is_some_and(|health_check| consecutive_results >= health_check.failures);
+        endpoint.is_in_service() && (endpoint.is_ejection_prevented || failed && is_over_limit)
     }
 
     pub(super) fn advance_time(
@@ -176,19 +184,25 @@ impl NativeDetector {
         let current_bucket = self.current_bucket;
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         match &mut endpoint.state {
-            ServiceState::InService if !endpoint.checks.is_unhealthy => {
+            ServiceState::InService if !endpoint.health_check.is_unhealthy => {
                 endpoint.count_request(current_bucket, result.failed);
                 if !result.failed || !endpoint.exceeds_consecutive_failures(&self.rule) {
                     return;
                 }
-                endpoint.is_spared = true;
+                endpoint.is_ejection_prevented = true;
                 if self.may_eject() {
-                    self.eject(slot, EjectionCause::Consecutive, result.now, result.random, events);
+                    self.eject(
+                        slot,
+                        EjectionCause::ConsecutiveFailures,
+                        result.now,
+                        result.random,
+                        events,
+                    );
                 }
             }
-            // Requests in progress at the time of the ejection are old evidence.
+            // Requests that started before the ejection are not counted again.
             ServiceState::InService | ServiceState::Ejected { .. } => {}
-            ServiceState::Probed { in_progress, .. } if endpoint.checks.is_unhealthy => {
+            ServiceState::Probed { in_progress, .. } if endpoint.health_check.is_unhealthy => {
                 *in_progress &= !result.probe
             }
             ServiceState::Probed { .. } if !result.probe => {}
@@ -207,9 +221,9 @@ impl NativeDetector {
         }
     }
 
-    /// Records the result of a health check. The limits apply to these ejections too: an endpoint that must not
-    /// be ejected now is reconsidered at its next check. An ejected endpoint with inconclusive checks is
-    /// returned to service, where its requests decide.
+    /// Records the result of a health check. The limits also apply to ejections by health checks: an endpoint that
+    /// they protect is reconsidered at its next check. Inconclusive checks return an ejected endpoint to service, and
+    /// its requests are then evaluated.
     pub(super) fn record_check(
         &mut self,
         slot: usize,
@@ -223,7 +237,7 @@ impl NativeDetector {
         let may_eject = self.may_eject();
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         let is_in_service = endpoint.state == ServiceState::InService;
-        let checks = &mut endpoint.checks;
+        let checks = &mut endpoint.health_check;
         if evidence == FailureEvidence::Unknown && !checks.is_unhealthy {
             return;
         }
@@ -239,7 +253,7 @@ impl NativeDetector {
                 endpoint.clear_evidence();
                 events.push(EjectionEvent::Ejected {
                     slot,
-                    cause: EjectionCause::Check,
+                    cause: EjectionCause::HealthCheck,
                     pause: None,
                 });
             }
@@ -247,37 +261,38 @@ impl NativeDetector {
                 endpoint.returned_at = now;
                 events.push(EjectionEvent::Unejected { slot });
             }
-            // The endpoint stays ejected for its requests.
+            // The endpoint stays ejected because of its requests.
             false => {}
         }
-        endpoint.checks.is_unhealthy = failed;
+        endpoint.health_check.is_unhealthy = failed;
     }
 
-    /// Ends one or more buckets. The counts are evaluated as of the end of the first one.
+    /// Ends one or more buckets. The counts are evaluated once, as of the end of the first bucket.
     fn end_buckets(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
         self.eject_worst_endpoints(now, random, events);
-        let ended = 1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
-        let buckets = usize::from(self.rule.buckets.max(1));
-        let ended_buckets = usize::try_from(ended).unwrap_or(usize::MAX);
+        let ended_count =
+            1 + (now - self.bucket_end).as_nanos() / self.bucket_length.as_nanos().max(1);
+        let bucket_count = usize::from(self.rule.buckets.max(1));
+        let ended_buckets = usize::try_from(ended_count).unwrap_or(usize::MAX);
         let rule = &self.rule;
         for endpoint in &mut self.endpoints {
-            // An endpoint without requests cannot recover by success, so it is cleared when its window is over.
-            endpoint.is_spared = ended_buckets <= buckets
+            // An endpoint without requests has no successes that could clear the flag, so it is cleared with the window.
+            endpoint.is_ejection_prevented = ended_buckets <= bucket_count
                 && (endpoint.exceeds_failure_rate(rule)
                     || endpoint.exceeds_consecutive_failures(rule));
         }
-        for _ in 0..ended_buckets.min(buckets) {
-            self.current_bucket = (self.current_bucket + 1) % buckets;
+        for _ in 0..ended_buckets.min(bucket_count) {
+            self.current_bucket = (self.current_bucket + 1) % bucket_count;
             for endpoint in &mut self.endpoints {
                 endpoint.clear_bucket(self.current_bucket);
             }
         }
-        let ended = u32::try_from(ended).unwrap_or(u32::MAX);
-        let elapsed = self.bucket_length.saturating_mul(ended);
+        let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
+        let elapsed = self.bucket_length.saturating_mul(ended_count);
         self.bucket_end = self.bucket_end.saturating_add(elapsed);
     }
 
-    /// Ejects endpoints with too high a failure rate, the worst first, within the limits.
+    /// Ejects the endpoints with too high a failure rate, the highest rate first, within the limits.
     fn eject_worst_endpoints(
         &mut self,
         now: Duration,
@@ -287,47 +302,52 @@ impl NativeDetector {
         let mut random = random;
         while self.may_eject() {
             let endpoints = self.endpoints.iter().enumerate();
-            let failing =
+            let failing_endpoints =
                 endpoints.filter(|(_, endpoint)| endpoint.exceeds_failure_rate(&self.rule));
-            // Of equals, the first is ejected.
-            let worst = failing.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
-            let Some(worst) = worst.map(|(slot, _)| slot) else { return };
-            self.eject(worst, EjectionCause::Rate, now, random, events);
+            // Among endpoints with equal rates, the first is ejected.
+            let worst_endpoint =
+                failing_endpoints.rev().max_by(|(_, a), (_, b)| a.total.compare_rates(b.total));
+            let Some(worst_endpoint) = worst_endpoint.map(|(slot, _)| slot) else { return };
+            self.eject(worst_endpoint, EjectionCause::FailureRate, now, random, events);
             random = random.rotate_left(21).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         }
     }
 
     /// True if one more endpoint may be ejected.
     fn may_eject(&self) -> bool {
-        let (ejected, limit) = self.ejection_count_and_limit();
-        ejected < limit
+        let (ejected_count, limit) = self.ejection_count_and_limit();
+        ejected_count < limit
     }
 
-    /// Returns the number of ejected or probed endpoints, and its limit.
+    /// Returns the number of ejected or probed endpoints, and the maximum of this number.
     fn ejection_count_and_limit(&self) -> (usize, usize) {
-        let count = self.endpoints.len();
-        let ejected = self.endpoints.iter().filter(|endpoint| !endpoint.is_in_service()).count();
-        let by_percent = count * usize::from(self.rule.max_ejection_percent.min(100)) / 100;
+        let endpoint_count = self.endpoints.len();
+        let ejected_count =
+            self.endpoints.iter().filter(|endpoint| !endpoint.is_in_service()).count();
+        let limit_by_percent =
+            endpoint_count * usize::from(self.rule.max_ejection_percent.min(100)) / 100;
         let min_healthy = usize::try_from(self.rule.min_healthy).unwrap_or(usize::MAX);
-        (ejected, by_percent.min(count.saturating_sub(min_healthy)))
+        (ejected_count, limit_by_percent.min(endpoint_count.saturating_sub(min_healthy)))
     }
 
-    /// Returns endpoints that health checks ejected to service until the limits hold again, after endpoints
-    /// were deleted. The next check may eject them again.
+    /// Enforces the limits after endpoints were removed: returns endpoints that health checks ejected to service until
+    /// the limits hold. The next check may eject them again.
     fn enforce_limits(&mut self) {
         loop {
-            let (ejected, limit) = self.ejection_count_and_limit();
-            let mut unhealthy =
-                self.endpoints.iter_mut().filter(|endpoint| endpoint.checks.is_unhealthy);
-            match unhealthy.next() {
-                Some(endpoint) if ejected > limit => endpoint.checks.is_unhealthy = false,
+            let (ejected_count, limit) = self.ejection_count_and_limit();
+            let mut unhealthy_endpoints =
+                self.endpoints.iter_mut().filter(|endpoint| endpoint.health_check.is_unhealthy);
+            match unhealthy_endpoints.next() {
+                Some(endpoint) if ejected_count > limit => {
+                    endpoint.health_check.is_unhealthy = false
+                }
                 _ => return,
             }
         }
     }
 
-    /// Ejects an endpoint for its requests. The time doubles with each successive ejection, up to the maximum,
-    /// and is shortened by a random part of the jitter.
+    /// Ejects an endpoint because of its requests. The ejection time doubles with each successive ejection, up to the
+    /// maximum, and is reduced by a random part of the jitter.
     fn eject(
         &mut self,
         slot: usize,
@@ -339,40 +359,44 @@ impl NativeDetector {
         let rule = &self.rule;
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if endpoint.state == ServiceState::InService {
-            // Time without ejection reduces the ejection time by one doubling per base time.
+            // For each base time in service since the last ejection, the ejection time is halved.
             let time_in_service = now.saturating_sub(endpoint.returned_at).as_nanos();
             let doublings = time_in_service / rule.ejection_time.base.as_nanos().max(1);
             let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
-            endpoint.ejections = endpoint.ejections.saturating_sub(doublings);
+            endpoint.ejection_count = endpoint.ejection_count.saturating_sub(doublings);
         }
-        let factor = 1_u32.checked_shl(endpoint.ejections).unwrap_or(u32::MAX);
-        let longest = rule.ejection_time.base.saturating_mul(factor).min(rule.ejection_time.max);
-        let jitter = longest * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
+        let factor = 1_u32.checked_shl(endpoint.ejection_count).unwrap_or(u32::MAX);
+        let ejection_time_max =
+            rule.ejection_time.base.saturating_mul(factor).min(rule.ejection_time.max);
+        let jitter =
+            ejection_time_max * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
         let reduction = (u128::from(random) * jitter.as_nanos()) >> 64;
-        let pause = longest - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
-        endpoint.ejections = endpoint.ejections.saturating_add(1).min(MAX_EJECTIONS);
+        let pause = ejection_time_max - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
+        endpoint.ejection_count = endpoint.ejection_count.saturating_add(1).min(MAX_EJECTIONS);
         endpoint.clear_evidence();
         let until = now.saturating_add(pause);
         endpoint.state = ServiceState::Ejected { until };
-        self.next_ejection_end = Some(self.next_ejection_end.map_or(until, |next| next.min(until)));
+        self.next_ejection_end =
+            Some(self.next_ejection_end.map_or(until, |earliest| earliest.min(until)));
         events.push(EjectionEvent::Ejected { slot, cause, pause: Some(pause) });
     }
 
     /// Starts the probes of endpoints whose ejection time is over.
     fn start_probes(&mut self, now: Duration) {
-        let mut next = None;
+        let mut next_end = None;
         for endpoint in &mut self.endpoints {
             match endpoint.state {
                 ServiceState::Ejected { until } if until <= now => {
                     endpoint.state = ServiceState::Probed { successes: 0, in_progress: false };
                 }
                 ServiceState::Ejected { until } => {
-                    next = Some(next.map_or(until, |next: Duration| next.min(until)));
+                    next_end =
+                        Some(next_end.map_or(until, |next_end: Duration| next_end.min(until)));
                 }
                 ServiceState::InService | ServiceState::Probed { .. } => {}
             }
         }
-        self.next_ejection_end = next;
+        self.next_ejection_end = next_end;
     }
 }
 
@@ -383,16 +407,16 @@ impl DetectedEndpoint {
             total: Bucket::default(),
             consecutive_failures: 0,
             state: ServiceState::InService,
-            ejections: 0,
+            ejection_count: 0,
             returned_at: Duration::ZERO,
-            is_spared: false,
-            checks: HealthCheckState::default(),
+            is_ejection_prevented: false,
+            health_check: HealthCheckState::default(),
         }
     }
 
     /// True if the endpoint is neither ejected, probed nor unhealthy.
     fn is_in_service(&self) -> bool {
-        self.state == ServiceState::InService && !self.checks.is_unhealthy
+        self.state == ServiceState::InService && !self.health_check.is_unhealthy
     }
 
     /// True if the failure rate of the endpoint is too high.
@@ -400,16 +424,17 @@ impl DetectedEndpoint {
         let Some(rate) = rule.failure_rate else { return false };
         let Bucket { requests, failures } = self.total;
         self.is_in_service()
-            && requests >= rate.requests_min.max(1)
+            && requests >= rate.min_requests.max(1)
             && u64::from(failures) * 100 >= u64::from(requests) * u64::from(rate.percent)
     }
 
     /// True if the endpoint has too many consecutive failures, the last one within the window.
     fn exceeds_consecutive_failures(&self, rule: &OutlierDetection) -> bool {
-        let limit = rule.consecutive_failures.unwrap_or(u32::MAX);
-        self.is_in_service() && self.consecutive_failures >= limit && self.total.requests > 0
+        let threshold = rule.consecutive_failures.unwrap_or(u32::MAX);
+        self.is_in_service() && self.consecutive_failures >= threshold && self.total.requests > 0
     }
 
+    /// Adds a request to the current bucket and the totals.
     fn count_request(&mut self, current_bucket: usize, failed: bool) {
         self.consecutive_failures =
             if failed { self.consecutive_failures.saturating_add(1) } else { 0 };
@@ -430,12 +455,12 @@ impl DetectedEndpoint {
         }
     }
 
-    /// Clears the evidence of an ejection, so that it does not cause another.
+    /// Clears the recorded results after an ejection, so that they do not cause another ejection.
     fn clear_evidence(&mut self) {
         self.buckets.fill(Bucket::default());
         self.total = Bucket::default();
         self.consecutive_failures = 0;
-        self.is_spared = false;
+        self.is_ejection_prevented = false;
     }
 }
 
@@ -448,7 +473,7 @@ impl Bucket {
     }
 }
 
-/// The maximum number of successive ejections that are counted: more doublings than any ejection time needs.
+/// The maximum number of successive ejections that are counted. More doublings would exceed any ejection time.
 const MAX_EJECTIONS: u32 = 31;
 
 #[cfg(test)]

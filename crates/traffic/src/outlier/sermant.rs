@@ -1,7 +1,7 @@
-//! Outlier detection with the exact behavior of Sermant's service-removal, for migrations.
+//! Outlier detection with the exact behavior of Sermant's service-removal plugin, for migrations.
 //!
-//! Its differences from the native algorithm are intended: it ejects the first instance in the list, not the
-//! worst; one failed call in a quiet window suffices; the ejection time never grows; there are no probes.
+//! The differences from the native algorithm are intended: the first failing instance of the list is ejected, not the
+//! worst; one failed call in a window with few calls suffices; the ejection time does not increase; there are no probes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use leno_model::{FailureClasses, SermantRemoval};
 
 use super::{EjectionCause, EjectionEvent, EjectionState, RequestResult};
 
-/// Outlier detection state of the instances of one service, in their order.
+/// The outlier detection state of the instances of one service, in their order.
 #[derive(Debug)]
 pub struct SermantDetector {
     rule: SermantRemoval,
+    /// The end of the current window.
     window_end: Duration,
     instances: Vec<Instance>,
-    /// The time until which the filtered list is valid; absent if it must be filtered at once.
+    /// The time until which the last filtering is valid; absent if the instances must be filtered immediately.
     valid_until: Option<Duration>,
 }
 
@@ -32,8 +33,9 @@ struct Instance {
     failures: u64,
     /// The requests and failures of each previous window.
     windows: VecDeque<(u64, u64)>,
-    /// The failure rate over these windows, in thousandths, rounded.
+    /// The failure rate over the previous windows, in thousandths, rounded.
     error_rate: u64,
+    /// The end of the ejection; absent if the instance is in service.
     ejected_until: Option<Duration>,
 }
 
@@ -53,10 +55,11 @@ impl SermantDetector {
     }
 
     pub(super) fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
-        let existing =
-            |index: &Option<usize>| index.and_then(|old| self.instances.get(old)).cloned();
+        let existing_instance = |index: &Option<usize>| {
+            index.and_then(|old_index| self.instances.get(old_index)).cloned()
+        };
         self.instances =
-            old_indices.iter().map(|index| existing(index).unwrap_or_default()).collect();
+            old_indices.iter().map(|index| existing_instance(index).unwrap_or_default()).collect();
         self.valid_until = None;
     }
 
@@ -67,7 +70,7 @@ impl SermantDetector {
         }
     }
 
-    /// Ends the windows and ejections that are due. Filtering is idempotent without new events, so it runs only
+    /// Ends the windows and ejections whose time is over. Filtering has no effect between such events, so it runs only
     /// at the end of a window or an ejection, or after a change of the instances.
     pub(super) fn advance_time(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
         if now < self.window_end && self.valid_until.is_some_and(|until| now < until) {
@@ -75,7 +78,7 @@ impl SermantDetector {
         }
         let all_instances: Vec<usize> = (0..self.instances.len()).collect();
         self.filter_instances(&all_instances, now, events);
-        // A timestamp has passed if it is strictly earlier than now.
+        // An ejection is over when its end is strictly earlier than now.
         let tick = Duration::from_nanos(1);
         let ejection_ends = self.instances.iter().filter_map(|instance| instance.ejected_until);
         let expiry_times = ejection_ends.map(|until| until.saturating_add(tick));
@@ -96,8 +99,8 @@ impl SermantDetector {
         }
     }
 
-    /// Returns the instances of a list that are in service, in their order. Sermant filters each time a client
-    /// library reads its server list.
+    /// Returns the instances of a list that are in service, in their order; ejects and returns instances as needed.
+    /// Sermant filters each time a client library reads its server list.
     pub fn filter_instances(
         &mut self,
         slots: &[usize],
@@ -105,7 +108,7 @@ impl SermantDetector {
         events: &mut Vec<EjectionEvent>,
     ) -> Vec<usize> {
         self.end_windows(now, events);
-        let mut remaining = Vec::with_capacity(slots.len());
+        let mut in_service = Vec::with_capacity(slots.len());
         for slot in slots {
             let Some(instance) = self.instances.get_mut(*slot) else { continue };
             match instance.ejected_until {
@@ -116,16 +119,18 @@ impl SermantDetector {
                 }
                 None => {}
             }
-            remaining.push(*slot);
+            in_service.push(*slot);
         }
-        let (total, ejected) =
-            (signed_count(slots.len()), signed_count(slots.len() - remaining.len()));
+        let (instance_count, ejected_count) =
+            (signed_count(slots.len()), signed_count(slots.len() - in_service.len()));
         let rule = self.rule.rule;
-        let share_budget = total * i64::from(rule.scale_up_limit_ppm) - ejected * MILLION;
-        let count_budget = (total - ejected - i64::from(rule.min_instances)) * MILLION;
+        let share_budget =
+            instance_count * i64::from(rule.scale_up_limit_ppm) - ejected_count * MILLION;
+        let count_budget =
+            (instance_count - ejected_count - i64::from(rule.min_instances)) * MILLION;
         let mut budget = share_budget.min(count_budget);
-        let pause = self.rule.common.recovery;
-        remaining.retain(|slot| {
+        let ejection_time = self.rule.common.recovery;
+        in_service.retain(|slot| {
             let Some(instance) = self.instances.get_mut(*slot) else { return false };
             let has_statistics = instance.last_call.is_some() && !instance.windows.is_empty();
             let exceeds_error_rate = instance.error_rate * 1000 >= u64::from(rule.error_rate_ppm);
@@ -133,18 +138,18 @@ impl SermantDetector {
                 return true;
             }
             budget -= MILLION;
-            instance.ejected_until = Some(now.saturating_add(pause));
+            instance.ejected_until = Some(now.saturating_add(ejection_time));
             events.push(EjectionEvent::Ejected {
                 slot: *slot,
-                cause: EjectionCause::Rate,
-                pause: Some(pause),
+                cause: EjectionCause::FailureRate,
+                pause: Some(ejection_time),
             });
             false
         });
-        remaining
+        in_service
     }
 
-    /// Ends the windows up to this time.
+    /// Ends all windows that are over by `now`.
     fn end_windows(&mut self, now: Duration, events: &mut Vec<EjectionEvent>) {
         if now < self.window_end {
             return;
@@ -157,7 +162,7 @@ impl SermantDetector {
         for (slot, instance) in self.instances.iter_mut().enumerate() {
             let was_ejected = instance.ejected_until.is_some();
             instance.end_windows(first_end, last_end, ended_count, &self.rule);
-            // The ejection of a reset instance ends too.
+            // The reset of an expired instance also ends its ejection.
             if was_ejected && instance.ejected_until.is_none() {
                 events.push(EjectionEvent::Unejected { slot });
             }
@@ -168,7 +173,7 @@ impl SermantDetector {
 }
 
 impl Instance {
-    /// Ends this number of windows, the first and the last at these times.
+    /// Ends `ended_count` windows; the first one ends at `first_end`, the last one at `last_end`.
     fn end_windows(
         &mut self,
         first_end: Duration,
@@ -182,12 +187,12 @@ impl Instance {
             *self = Self::default();
             return;
         }
-        let windows_max = rule.common.windows;
-        // Beyond the number of stored windows, further empty ones change nothing.
-        for _ in 0..ended_count.min(windows_max.saturating_add(1)) {
+        let max_windows = rule.common.windows;
+        // After all stored windows are replaced, further empty windows change nothing.
+        for _ in 0..ended_count.min(max_windows.saturating_add(1)) {
             let counts = (std::mem::take(&mut self.requests), std::mem::take(&mut self.failures));
             self.windows.push_back(counts);
-            while self.windows.len() > usize::try_from(windows_max).unwrap_or(usize::MAX) {
+            while self.windows.len() > usize::try_from(max_windows).unwrap_or(usize::MAX) {
                 self.windows.pop_front();
             }
         }
@@ -199,9 +204,10 @@ impl Instance {
     }
 }
 
+/// Converts a count for the computation of the ejection budget.
 fn signed_count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX / MILLION / 2)
 }
 
-/// One instance in the unit of the ejection budget.
+/// One instance in the unit of the ejection budget, which is a millionth of an instance.
 const MILLION: i64 = 1_000_000;

@@ -1,5 +1,5 @@
-//! Outlier detection under random faults, by seed: the bounds hold, failing endpoints are ejected and healthy
-//! ones return.
+//! A seeded simulation of outlier detection with random faults: the limits on ejections hold, failing endpoints are
+//! ejected, and healthy endpoints return to service.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl SeededRandom {
 }
 
 fn random_rule(random: &mut SeededRandom) -> OutlierDetection {
-    let rate = FailureRate { percent: 50, requests_min: 5 };
+    let rate = FailureRate { percent: 50, min_requests: 5 };
     OutlierDetection {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: WINDOW,
@@ -51,13 +51,15 @@ fn random_rule(random: &mut SeededRandom) -> OutlierDetection {
     }
 }
 
-/// One service with temporarily failing endpoints, and a client that calls all available ones.
+/// A service with temporarily failing endpoints, and a client that calls all available endpoints.
 struct FaultSimulation {
     rule: OutlierDetection,
     detector: OutlierDetector,
+    /// True for each endpoint that is failing.
     failing: Vec<bool>,
+    /// The endpoints with a probe in progress.
     pending_probes: Vec<usize>,
-    /// The number of probes that did not end at once.
+    /// The number of probes that did not end immediately.
     lasting_probe_count: u32,
     now: Duration,
     seed: u64,
@@ -68,9 +70,10 @@ impl FaultSimulation {
     fn new(seed: u64) -> Self {
         let mut random = SeededRandom(seed);
         let rule = random_rule(&mut random);
-        let endpoints = 1 + random.below_bound(8) as usize;
-        let detector = OutlierDetector::new(&OutlierAlgorithm::Native(rule.clone()), endpoints);
-        let failing = vec![false; endpoints];
+        let endpoint_count = 1 + random.below_bound(8) as usize;
+        let detector =
+            OutlierDetector::new(&OutlierAlgorithm::Native(rule.clone()), endpoint_count);
+        let failing = vec![false; endpoint_count];
         Self {
             rule,
             detector,
@@ -89,11 +92,11 @@ impl FaultSimulation {
             .count()
     }
 
-    /// Returns the maximum number of ejected endpoints.
+    /// Returns the maximum number of endpoints that may be ejected at the same time.
     fn ejection_limit(&self) -> usize {
-        let count = self.failing.len();
-        let share = count * usize::from(self.rule.max_ejection_percent) / 100;
-        share.min(count.saturating_sub(self.rule.min_healthy as usize))
+        let endpoint_count = self.failing.len();
+        let share = endpoint_count * usize::from(self.rule.max_ejection_percent) / 100;
+        share.min(endpoint_count.saturating_sub(self.rule.min_healthy as usize))
     }
 
     fn run_for(&mut self, time: Duration) {
@@ -123,7 +126,7 @@ impl FaultSimulation {
             let evidence = if self.failing[slot] {
                 FailureEvidence::Failure
             } else {
-                FailureEvidence::NoFailure
+                FailureEvidence::Success
             };
             self.detector.record_check(slot, evidence, self.now, &mut events);
             return;
@@ -134,7 +137,7 @@ impl FaultSimulation {
         let probe = self.detector.start_request(slot);
         assert!(!probe || !self.pending_probes.contains(&slot), "seed {}: two probes", self.seed);
         match self.random.below_bound(4) {
-            // The client disconnects, so the result is no evidence.
+            // The client disconnects, so the request gives no evidence.
             0 if probe => self.detector.release_request(slot, true),
             1 if probe => {
                 self.pending_probes.push(slot);

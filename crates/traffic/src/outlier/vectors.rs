@@ -1,4 +1,4 @@
-//! The vectors in `tests/vectors/removal`, shared with other implementations.
+//! Tests with the vectors in `tests/vectors/removal`, which other implementations of Sermant's algorithm share.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ fn native_step(detector: &mut OutlierDetector, case: &Value, step: &Value, now: 
         detector.record_outcome(slot, RequestResult { failed, probe, now, random: 0 }, &mut events);
     }
     for (slot, failed) in call_outcomes(&step["checks"], case) {
-        let evidence = if failed { FailureEvidence::Failure } else { FailureEvidence::NoFailure };
+        let evidence = if failed { FailureEvidence::Failure } else { FailureEvidence::Success };
         detector.record_check(slot, evidence, now, &mut events);
     }
     for (name, expected) in step["standing"].as_object().into_iter().flatten() {
@@ -142,12 +142,12 @@ fn run_steps(case: &Value, mut step: impl FnMut(&Value, Duration)) {
     }
 }
 
-/// Returns the calls of a step: the endpoint of each, and true if it failed.
+/// Returns the calls of a step: the endpoint of each call, and true if the call failed.
 fn step_calls(step: &Value, case: &Value) -> Vec<(usize, bool)> {
     call_outcomes(&step["calls"], case)
 }
 
-/// Returns the outcomes of calls or checks: the endpoint of each, and true if it failed.
+/// Returns the outcomes of calls or checks: the endpoint of each one, and true if it failed.
 fn call_outcomes(list: &Value, case: &Value) -> Vec<(usize, bool)> {
     let outcomes_of_call = |call: &Value| {
         let slot = instance_index(call["to"].as_str().unwrap(), case);
@@ -180,7 +180,7 @@ fn native_rule(rule: &dyn Fn(&str) -> Value) -> OutlierDetection {
         buckets: percent("buckets"),
         failure_rate: Some(FailureRate {
             percent: percent("percent"),
-            requests_min: number("requestsMin"),
+            min_requests: number("requestsMin"),
         }),
         consecutive_failures: rule("consecutiveFailures")
             .as_u64()

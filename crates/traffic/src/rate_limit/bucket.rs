@@ -1,4 +1,4 @@
-//! Token buckets: a shared one, and a bounded set of buckets by key.
+//! Token buckets of rate limits: a single shared bucket, and a bounded set of buckets by key.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use leno_model::Rate;
 use rustc_hash::FxHashMap;
 
-/// A token rate in nanoseconds.
+/// The rate of a token bucket; all times are in nanoseconds.
 ///
-/// A bucket is one number: the time at which it is full again (generic cell rate algorithm). Each token taken
-/// delays that time by the refill time of one token; the bucket is empty when the delay exceeds the refill time
-/// of the whole bucket.
+/// The state of a bucket is one number: the time at which it is full again (generic cell rate algorithm). Each token
+/// that is taken delays this time by the refill time of one token. The bucket is empty when this time is more than the
+/// refill time of the whole bucket ahead.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BucketRate {
     /// The refill time of one token.
@@ -22,14 +22,14 @@ pub(super) struct BucketRate {
 
 impl BucketRate {
     pub(super) fn from_rate(rate: Rate) -> Self {
-        let period = u64::try_from(rate.time.as_nanos()).unwrap_or(u64::MAX);
+        let period = u64::try_from(rate.period.as_nanos()).unwrap_or(u64::MAX);
         let token_time = (period / u64::from(rate.count.max(1))).max(1);
-        let bucket_time = token_time.saturating_mul(u64::from(rate.size.max(1)));
+        let bucket_time = token_time.saturating_mul(u64::from(rate.burst.max(1)));
         Self { token_time, bucket_time }
     }
 
-    /// Returns the time at which the bucket is full after one more token is taken. If the bucket is empty, the
-    /// error is the time until a token is available.
+    /// Returns the time at which the bucket is full after one more token is taken. If the bucket is empty, the error
+    /// contains the time until a token is available.
     fn next_full_at(self, full_at: u64, now: u64) -> Result<u64, Duration> {
         let new_full_at = full_at.max(now).saturating_add(self.token_time);
         match (new_full_at - now).checked_sub(self.bucket_time) {
@@ -38,12 +38,13 @@ impl BucketRate {
         }
     }
 
+    /// Returns the time at which the bucket is full after one token is returned.
     fn full_at_after_return(self, full_at: u64) -> u64 {
         full_at.saturating_sub(self.token_time)
     }
 }
 
-/// A bucket shared by threads.
+/// A token bucket that all threads share.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     /// The time at which the bucket is full again, in nanoseconds.
@@ -51,7 +52,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Takes a token, or returns the time until one is available.
+    /// Takes a token, or returns the time until a token is available.
     pub(super) fn take_token(&self, rate: BucketRate, now: u64) -> Result<(), Duration> {
         let mut wait = Duration::ZERO;
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
@@ -66,15 +67,15 @@ impl Bucket {
         result.map(|_| ()).map_err(|_| wait)
     }
 
-    /// Returns an unused token.
+    /// Returns an unused token to the bucket.
     pub(super) fn return_tokens(&self, rate: BucketRate) {
-        let updated = |full_at| Some(rate.full_at_after_return(full_at));
-        let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, updated);
+        let returned = |full_at| Some(rate.full_at_after_return(full_at));
+        let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, returned);
         result.expect("the update always returns a value");
     }
 }
 
-/// A bucket for each key. The most recently used ones are retained, at most twice the configured number.
+/// A token bucket for each key. The most recently used buckets are retained, at most twice the configured number.
 #[derive(Debug)]
 pub(super) struct Buckets {
     generations: Mutex<Generations>,
@@ -85,9 +86,9 @@ pub(super) struct Buckets {
 /// The time at which each bucket is full again, by key.
 #[derive(Debug, Default)]
 struct Generations {
-    /// The buckets used since the last change of generations.
+    /// The buckets that were used since the last change of generations.
     young: FxHashMap<u128, u64>,
-    /// The buckets of the previous generation that were not used since.
+    /// The buckets that were used in the previous generation, and not since.
     old: FxHashMap<u128, u64>,
 }
 
@@ -97,7 +98,7 @@ impl Buckets {
         Self { generations: Mutex::default(), capacity }
     }
 
-    /// Takes a token from a key's bucket, or returns the time until one is available.
+    /// Takes a token from a key's bucket, or returns the time until a token is available.
     pub(super) fn take_token(&self, key: u128, rate: BucketRate, now: u64) -> Result<(), Duration> {
         // Held for one map lookup, without waits or panics.
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,7 +107,7 @@ impl Buckets {
         Ok(())
     }
 
-    /// Returns an unused token.
+    /// Returns an unused token to the bucket.
     pub(super) fn return_tokens(&self, key: u128, rate: BucketRate) {
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(full_at) = generations.young.get_mut(&key) {
@@ -116,13 +117,13 @@ impl Buckets {
 }
 
 impl Generations {
-    /// Returns the bucket of a key and moves it to the young generation. A full young generation becomes the
-    /// old one, and the previous old one is dropped.
+    /// Returns the bucket of a key, and moves it to the young generation. A full young generation becomes the old
+    /// generation, whose buckets are dropped.
     fn bucket_for(&mut self, key: u128, capacity: usize) -> &mut u64 {
         if !self.young.contains_key(&key) {
             let full_at = self.old.remove(&key);
             if self.young.len() >= capacity {
-                // Reuses the capacity of the dropped generation: no allocation during a request.
+                // Reuses the memory of the dropped generation, to avoid an allocation during a request.
                 std::mem::swap(&mut self.old, &mut self.young);
                 self.young.clear();
             }
@@ -139,7 +140,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn test_rate(count: u32, seconds: u64, size: u32) -> BucketRate {
-        BucketRate::from_rate(Rate { count, time: Duration::from_secs(seconds), size })
+        BucketRate::from_rate(Rate { count, period: Duration::from_secs(seconds), burst: size })
     }
 
     #[test]

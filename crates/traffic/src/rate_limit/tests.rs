@@ -16,7 +16,7 @@ fn port_limits(name: &str, rules: Vec<RateRule>) -> PortLimits {
     PortLimits { policy, limits: RateLimits { rules, ..RateLimits::default() } }
 }
 
-/// Returns a rule with a burst of this size, and one more request each hour.
+/// Returns a rule that allows a burst of this size, and then one request per hour.
 fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
     let path = path.map(|path| RequestMatch {
         path: PathMatch::Prefix(path.to_owned()),
@@ -26,8 +26,8 @@ fn hourly_rule(size: u32, path: Option<&str>) -> RateRule {
         name: "rule".to_owned(),
         requests: path.into_iter().collect(),
         peers: Vec::new(),
-        key: RateLimitKey::Nothing,
-        rate: Rate { count: 1, time: Duration::from_secs(3600), size },
+        key: RateLimitKey::None,
+        rate: Rate { count: 1, period: Duration::from_secs(3600), burst: size },
         stop: false,
         response: FixedResponse::default(),
     }
@@ -70,23 +70,23 @@ fn each_rule_that_counts_a_request_needs_a_token() {
         vec![hourly_rule(10, None), hourly_rule(3, Some("/orders"))],
     )]);
     assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 3);
-    // Requests rejected by the second rule cost the first no token.
+    // A request that the second rule rejects takes no token of the first rule.
     assert_eq!(count_admitted(&limits, &get_request("/items")), 7);
 }
 
 #[test]
 fn a_matching_rule_with_stop_ends_the_evaluation() {
-    let last = RateRule { stop: true, ..hourly_rule(20, Some("/orders")) };
-    let limits = compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, None)])]);
+    let last_rule = RateRule { stop: true, ..hourly_rule(20, Some("/orders")) };
+    let limits = compile_limits(vec![port_limits("a", vec![last_rule, hourly_rule(2, None)])]);
     assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 20);
     assert_eq!(count_admitted(&limits, &get_request("/items")), 2);
 }
 
 #[test]
 fn alternative_encodings_of_a_path_count_against_its_limit() {
-    let last = RateRule { stop: true, ..hourly_rule(90, Some("/cheap")) };
+    let last_rule = RateRule { stop: true, ..hourly_rule(90, Some("/cheap")) };
     let limits =
-        compile_limits(vec![port_limits("a", vec![last, hourly_rule(2, Some("/orders"))])]);
+        compile_limits(vec![port_limits("a", vec![last_rule, hourly_rule(2, Some("/orders"))])]);
     assert_eq!(count_admitted(&limits, &get_request("/orders/1")), 2);
     for path in [
         "/%6frders/1",
@@ -208,10 +208,10 @@ fn a_rule_for_some_callers_does_not_count_other_callers() {
 #[test]
 fn the_first_exhausted_policy_of_a_port_is_reported() {
     let response = FixedResponse { status: Some(503), ..FixedResponse::default() };
-    let small = RateRule { response, ..hourly_rule(1, None) };
+    let small_rule = RateRule { response, ..hourly_rule(1, None) };
     let limits = compile_limits(vec![
         port_limits("a", vec![hourly_rule(5, None)]),
-        port_limits("b", vec![small]),
+        port_limits("b", vec![small_rule]),
     ]);
     assert_eq!(count_admitted(&limits, &get_request("/")), 1);
     let fields = Vec::new();
@@ -229,10 +229,10 @@ fn the_first_exhausted_policy_of_a_port_is_reported() {
 
 #[test]
 fn connections_have_buckets_of_their_own() {
-    let rate = Rate { count: 1, time: Duration::from_secs(1), size: 2 };
-    let mut limited = port_limits("a", vec![hourly_rule(1, None)]);
-    limited.limits.connections = Some(rate);
-    let limits = compile_limits(vec![limited]);
+    let rate = Rate { count: 1, period: Duration::from_secs(1), burst: 2 };
+    let mut limited_policy = port_limits("a", vec![hourly_rule(1, None)]);
+    limited_policy.limits.connections = Some(rate);
+    let limits = compile_limits(vec![limited_policy]);
     let milliseconds = Duration::from_millis;
     assert_eq!(count_admitted(&limits, &get_request("/")), 1);
     let admitted = [0, 0, 0, 500, 1000, 1000]
@@ -243,15 +243,15 @@ fn connections_have_buckets_of_their_own() {
 #[test]
 fn an_unchanged_policy_retains_its_buckets() {
     let retained = port_limits("kept", vec![hourly_rule(5, None)]);
-    let first =
+    let first_limits =
         compile_limits(vec![retained.clone(), port_limits("other", vec![hourly_rule(50, None)])]);
-    assert_eq!(count_admitted(&first, &get_request("/")), 5);
+    assert_eq!(count_admitted(&first_limits, &get_request("/")), 5);
     let second_policies =
         BTreeMap::from([(PORT, vec![port_limits("other", vec![hourly_rule(60, None)]), retained])]);
-    let second = CompiledLimits::build(&second_policies, Some(&first)).unwrap();
-    assert_eq!(count_admitted(&second, &get_request("/")), 0);
+    let second_limits = CompiledLimits::build(&second_policies, Some(&first_limits)).unwrap();
+    assert_eq!(count_admitted(&second_limits, &get_request("/")), 0);
     let changed = BTreeMap::from([(PORT, vec![port_limits("kept", vec![hourly_rule(6, None)])])]);
-    let third = CompiledLimits::build(&changed, Some(&second)).unwrap();
+    let third = CompiledLimits::build(&changed, Some(&second_limits)).unwrap();
     assert_eq!(count_admitted(&third, &get_request("/")), 6);
 }
 
@@ -270,15 +270,15 @@ fn a_slot_is_released_if_another_policy_has_none() {
         concurrency_limit("c", 1),
     ]);
     let now = Duration::ZERO;
-    let first = limits.acquire_slot(PORT, true, now).unwrap().unwrap();
-    let full = limits.acquire_slot(PORT, true, now).unwrap_err();
+    let first_slot = limits.acquire_slot(PORT, true, now).unwrap().unwrap();
+    let rejection = limits.acquire_slot(PORT, true, now).unwrap_err();
     assert_eq!(
-        (full.policy.to_string(), full.rule),
+        (rejection.policy.to_string(), rejection.rule),
         ("RateLimit shop/c".to_owned(), "concurrency")
     );
-    drop(first);
+    drop(first_slot);
     let _first = limits.acquire_slot(PORT, true, now).unwrap().unwrap();
-    // The second request released its slot of the first policy; otherwise that would be full.
+    // The second request released its slot of the first policy; otherwise no slot would be free.
     assert_eq!(
         limits.acquire_slot(PORT, true, now).unwrap_err().policy.to_string(),
         "RateLimit shop/c"
@@ -288,21 +288,21 @@ fn a_slot_is_released_if_another_policy_has_none() {
 
 #[test]
 fn an_unchanged_concurrency_limit_still_counts_requests_in_flight() {
-    let first = compile_limits(vec![concurrency_limit("a", 1)]);
-    let _slot = first.acquire_slot(PORT, true, Duration::ZERO).unwrap().unwrap();
+    let first_limits = compile_limits(vec![concurrency_limit("a", 1)]);
+    let _slot = first_limits.acquire_slot(PORT, true, Duration::ZERO).unwrap().unwrap();
     let unchanged = CompiledLimits::build(
         &BTreeMap::from([(PORT, vec![concurrency_limit("a", 1)])]),
-        Some(&first),
+        Some(&first_limits),
     );
     assert!(unchanged.unwrap().acquire_slot(PORT, true, Duration::ZERO).is_err());
     let raised = CompiledLimits::build(
         &BTreeMap::from([(PORT, vec![concurrency_limit("a", 2)])]),
-        Some(&first),
+        Some(&first_limits),
     );
     assert!(raised.unwrap().acquire_slot(PORT, true, Duration::ZERO).is_ok());
 }
 
-/// Returns a rule for some requests, of one caller or any, perhaps the last one evaluated.
+/// Generates a rule for some requests of one caller or of any caller, which may stop the evaluation.
 fn any_rule() -> impl Strategy<Value = RateRule> {
     let requests = prop::collection::vec(any_match(), 0..3);
     let caller = prop::sample::select(vec!["shop/web", "shop/app", "shop/w*", "*/web", "else/web"]);
@@ -357,7 +357,7 @@ proptest! {
         let counting: Vec<String> = counting.iter().map(|(_, rule)| rule.name.clone()).collect();
         prop_assert_eq!(&counting, &expected);
 
-        // Each of them has three tokens, and rules without tokens take none from others.
+        // Each rule has three tokens, and a request that one rule rejects takes no tokens of other rules.
         let now = Duration::from_secs(7);
         let admitted = || limits.admit_request(PORT, &request, caller.as_ref(), now).is_ok();
         if !expected.is_empty() {

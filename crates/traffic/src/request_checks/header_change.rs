@@ -1,4 +1,4 @@
-//! Header changes requested by check services, as edits of a head.
+//! Header changes that check services request, and their conversion into edits of request and response heads.
 
 use leno_model::{Header, HeaderEdits};
 
@@ -29,19 +29,20 @@ pub enum HeaderAction {
     IfPresent,
 }
 
-/// A rejected change: an invalid or protected name, or an invalid value.
+/// A header change that is rejected, because the name is invalid or protected or the value is invalid. Contains the
+/// name, truncated to 64 characters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("this change of the header {0:?} is not allowed")]
 pub struct InvalidHeaderChange(pub String);
 
-/// Returns the edits of a request with these header fields. Connection-specific names and `host` are ignored in
-/// `remove`.
+/// Returns the edits of a request with these header fields. Names in `removed_names` that rules may not edit, such as
+/// hop-by-hop headers and `host`, are ignored.
 ///
 /// # Errors
 /// [`InvalidHeaderChange`] for the first change that would corrupt the message.
 pub fn request_edits(
     changes: &[HeaderChange],
-    remove: &[String],
+    removed_names: &[String],
     fields: &dyn HeaderLookup,
 ) -> Result<HeaderEdits, InvalidHeaderChange> {
     let applies = |change: &&HeaderChange| match change.action {
@@ -53,16 +54,16 @@ pub fn request_edits(
     for change in changes.iter().filter(applies) {
         add_change(&mut edits, change)?;
     }
-    for name in remove {
-        let is_editable = HeaderEdits::is_name(name) && HeaderEdits::may_edit(name);
-        if is_editable && edits.set.iter().all(|set| set.name != *name) {
+    for name in removed_names {
+        let is_editable = HeaderEdits::is_valid_name(name) && HeaderEdits::may_edit(name);
+        if is_editable && edits.set.iter().all(|header| header.name != *name) {
             edits.remove.push(name.clone());
         }
     }
     Ok(edits)
 }
 
-/// Returns the edits of a response whose header fields are not known yet.
+/// Returns the edits of a response with header fields that are not known yet.
 ///
 /// # Errors
 /// [`InvalidHeaderChange`] for a change that would corrupt the message, or that depends on existing fields.
@@ -79,9 +80,12 @@ pub fn response_edits(changes: &[HeaderChange]) -> Result<HeaderEdits, InvalidHe
     Ok(edits)
 }
 
+/// Adds the edit for a change; an error for a change that would corrupt the message.
 fn add_change(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), InvalidHeaderChange> {
     let HeaderChange { name, value, action } = change;
-    if !HeaderEdits::is_name(name) || !HeaderEdits::may_edit(name) || !HeaderEdits::is_value(value)
+    if !HeaderEdits::is_valid_name(name)
+        || !HeaderEdits::may_edit(name)
+        || !HeaderEdits::is_valid_value(value)
     {
         return Err(InvalidHeaderChange(name.chars().take(MAX_NAME_CHARACTERS).collect()));
     }
@@ -97,7 +101,7 @@ fn add_change(edits: &mut HeaderEdits, change: &HeaderChange) -> Result<(), Inva
 }
 
 impl FieldEdits {
-    /// Compiles requested edits.
+    /// Compiles the edits that a check service requested.
     #[must_use]
     pub fn from_edits(edits: &HeaderEdits) -> Self {
         Self::compile(edits)
@@ -127,12 +131,13 @@ mod tests {
             header_change("x-there", "4", HeaderAction::IfPresent),
             header_change("x-gone", "5", HeaderAction::IfPresent),
         ];
-        let remove = ["cookie", "host", "Content-Length", "x-user"].map(str::to_owned);
-        let edits = FieldEdits::from_edits(&request_edits(&changes, &remove, &fields).unwrap());
+        let names_to_remove = ["cookie", "host", "Content-Length", "x-user"].map(str::to_owned);
+        let edits =
+            FieldEdits::from_edits(&request_edits(&changes, &names_to_remove, &fields).unwrap());
         assert_eq!(&*edits.lines, "x-user: bea\r\nx-new: 3\r\nx-there: 4\r\nx-role: reader\r\n");
-        let mut removed: Vec<&str> = edits.remove.iter().map(|name| &**name).collect();
-        removed.sort_unstable();
-        assert_eq!(removed, ["cookie", "x-new", "x-there", "x-user"]);
+        let mut removed_names: Vec<&str> = edits.remove.iter().map(|name| &**name).collect();
+        removed_names.sort_unstable();
+        assert_eq!(removed_names, ["cookie", "x-new", "x-there", "x-user"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Index of a port's matches: exact paths, prefixes, and other exact conditions.
+//! The index of a port's matches, by exact path, path prefix and other exact conditions.
 
 use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
@@ -9,15 +9,15 @@ use crate::matcher::prefix_elements;
 use crate::request::RequestView;
 use crate::rule_index::{PrefixIndex, RuleIndex};
 
-/// All matches of a port, grouped by exact path and by prefix: a request matches at most one exact path, and
-/// the longest of several prefixes wins.
+/// All matches of a port, grouped by exact path and by path prefix. The group of the request's exact path is searched
+/// first, then the groups of its prefixes, the longest first.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RouteIndex {
     /// The matches by exact path.
     exact: FxHashMap<Box<str>, MatchGroup>,
     /// The matches by path prefix.
     prefixes: PrefixIndex<MatchGroup>,
-    /// Matches by regular expression, followed by those for any path.
+    /// The matches by regular expression, followed by the matches for any path.
     unindexed: MatchGroup,
 }
 
@@ -32,16 +32,16 @@ struct MatchGroup {
 impl RouteIndex {
     /// Builds the index of matches, given in the order of routes, rules and matches.
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
-        let mut ranked: Vec<_> = matches
+        let mut ranked_matches: Vec<_> = matches
             .into_iter()
             .map(|(request, compiled)| (request, match_rank(request), compiled))
             .collect();
-        // The sort is stable: equals keep their order.
-        ranked.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
+        // The sort is stable, so matches of equal rank retain their order.
+        ranked_matches.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut unindexed = Vec::new();
-        for (request, rank, compiled) in ranked {
+        for (request, rank, compiled) in ranked_matches {
             let path = group_key(request);
             let group = match rank.path {
                 PathRank::Exact => exact.entry(path.into()).or_default(),
@@ -58,17 +58,18 @@ impl RouteIndex {
         }
     }
 
-    /// Returns the first match for the request.
+    /// Returns the match of the request that takes precedence; `None` if no match applies.
     #[inline(never)]
     pub(super) fn find_match(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
-        if let Some(matching) =
+        if let Some(compiled_match) =
             self.find_by_exact_path(request).or_else(|| self.find_by_prefix(request))
         {
-            return Some(matching);
+            return Some(compiled_match);
         }
         self.unindexed.find_with_path(request)
     }
 
+    /// Returns the first match in the group of the request's exact path.
     #[inline]
     fn find_by_exact_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         if self.exact.is_empty() {
@@ -77,7 +78,7 @@ impl RouteIndex {
         self.exact.get(request.path)?.find_except_path(request)
     }
 
-    /// Tries the prefixes of the path that end at an element boundary, the longest first.
+    /// Returns the first match in the groups of the path's prefixes, the longest first.
     fn find_by_prefix(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.prefixes.find_longest(request.path, |group| group.find_except_path(request))
     }
@@ -91,13 +92,14 @@ impl MatchGroup {
         Self { matches: matches.into(), index }
     }
 
-    /// Returns the first match of which all conditions hold, including that of the path.
+    /// Returns the first match for which all conditions hold, including the path condition.
     #[inline(never)]
     fn find_with_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first_match(request, |compiled| compiled.matcher.matches(request))
     }
 
-    /// Returns the first match of which the other conditions hold, for a group whose path condition holds.
+    /// Returns the first match whose conditions other than the path condition hold. The group's path condition must
+    /// hold.
     fn find_except_path(&self, request: &RequestView<'_>) -> Option<&CompiledMatch> {
         self.first_match(request, |compiled| compiled.matcher.matches_except_path(request))
     }
@@ -111,13 +113,14 @@ impl MatchGroup {
     ) -> Option<&CompiledMatch> {
         match &self.index {
             None => self.matches.iter().find(|compiled| is_match(compiled)),
-            Some(index) => self.find_by_index(index, request, is_match),
+            Some(index) => self.find_indexed(index, request, is_match),
         }
     }
 
-    /// Returns the first match by the index. Separate, so that a small number of matches does not pay for it.
+    /// Returns the first match, found by the index. This is a separate function so that groups with few matches do not
+    /// need its stack space.
     #[inline(never)]
-    fn find_by_index(
+    fn find_indexed(
         &self,
         index: &RuleIndex,
         request: &RequestView<'_>,
@@ -128,7 +131,7 @@ impl MatchGroup {
     }
 }
 
-/// Returns the group key: the exact path, or the elements of the prefix.
+/// Returns the path by which a match is grouped: the exact path, or the prefix without its trailing `/`.
 fn group_key(request: &RequestMatch) -> &str {
     match &request.path {
         PathMatch::Exact(path) => path,

@@ -91,7 +91,7 @@ fn selected_rule(routes: &PortRoutes, path: &str) -> Option<usize> {
 
 #[test]
 fn the_most_specific_match_applies_in_any_order() {
-    // Each list from the most to the least specific; all of them match `/a/b/c`.
+    // Each list is ordered from the most to the least specific match; all matches apply to `/a/b/c`.
     for order in [
         vec![
             exact_match("/a/b/c"),
@@ -250,17 +250,17 @@ fn any_match() -> impl Strategy<Value = RequestMatch> {
 
 /// Returns the rule that the documented order selects, by a naive comparison of all matches pair by pair.
 fn naive_choice(port: &PortConfig, path: &str) -> Option<usize> {
-    let mut selected: Option<(usize, &RequestMatch)> = None;
+    let mut selected_match: Option<(usize, &RequestMatch)> = None;
     for (index, rule) in port.rules.iter().enumerate() {
         for candidate in &rule.matches {
-            let is_better =
-                selected.is_none_or(|(_, selected)| is_more_specific(candidate, selected));
+            let is_better = selected_match
+                .is_none_or(|(_, selected_match)| is_more_specific(candidate, selected_match));
             if naive_matches(&candidate.path, path) && is_better {
-                selected = Some((index, candidate));
+                selected_match = Some((index, candidate));
             }
         }
     }
-    selected.map(|(index, _)| index)
+    selected_match.map(|(index, _)| index)
 }
 
 /// True if the path matches. Methods, headers and parameters of [`any_match`] always match the request of
@@ -324,7 +324,7 @@ proptest! {
     }
 }
 
-/// Returns the rule by the literal definition: of all matches for the request, the first by rank, then by position.
+/// Returns the rule by the definition: among all matches for the request, the first by rank, then by position.
 fn find_by_rank(port: &PortConfig, request: &RequestView<'_>) -> Option<usize> {
     let numbered = port.rules.iter().enumerate();
     let matches = numbered.flat_map(|(index, rule)| {
@@ -353,14 +353,14 @@ proptest! {
         fields.extend(has_second_header.then(|| ("x-b".to_owned(), "1".to_owned())));
         for path in &paths {
             let request = RequestView { method, path, query, authority: "", fields: &fields };
-            let selected = match routes.choose_backend(&request, 0) {
+            let chosen_rule = match routes.choose_backend(&request, 0) {
                 RouteChoice::To { rule, .. } => Some(rule.index),
                 choice => {
                     prop_assert!(matches!(choice, RouteChoice::NoRoute));
                     None
                 }
             };
-            prop_assert_eq!(selected, find_by_rank(&port, &request), "{}", path);
+            prop_assert_eq!(chosen_rule, find_by_rank(&port, &request), "{}", path);
         }
     }
 }
@@ -368,7 +368,7 @@ proptest! {
 /// Returns a match with a small set of paths and values, several of which apply to the same request: large
 /// groups are indexed by them.
 fn any_field_match() -> impl Strategy<Value = RequestMatch> {
-    let text = || {
+    let any_text = || {
         prop_oneof![
             prop::sample::select(vec!["1", "2", "3"])
                 .prop_map(|text| ValueMatch::Exact(text.to_owned())),
@@ -377,7 +377,7 @@ fn any_field_match() -> impl Strategy<Value = RequestMatch> {
         ]
     };
     let fields = |names: &'static [&'static str]| {
-        let field = (prop::sample::select(names), text());
+        let field = (prop::sample::select(names), any_text());
         prop::collection::vec(field, 0..3).prop_map(|fields| {
             let field = |(name, value): (&str, ValueMatch)| FieldMatch { name: name.into(), value };
             fields.into_iter().map(field).collect::<Vec<_>>()
@@ -413,14 +413,14 @@ proptest! {
         fields.extend(second_value.map(|second_value| ("x-b".to_owned(), second_value)));
         let request =
             RequestView { method, path, query: query.as_deref(), authority: &host, fields: &fields };
-        let selected = match routes.choose_backend(&request, 0) {
+        let chosen_rule = match routes.choose_backend(&request, 0) {
             RouteChoice::To { rule, .. } => Some(rule.index),
             choice => {
                 prop_assert!(matches!(choice, RouteChoice::NoRoute));
                 None
             }
         };
-        prop_assert_eq!(selected, find_by_rank(&port, &request));
+        prop_assert_eq!(chosen_rule, find_by_rank(&port, &request));
     }
 }
 

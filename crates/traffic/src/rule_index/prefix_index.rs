@@ -1,8 +1,8 @@
-//! Index of path prefixes that consist of whole elements.
+//! An index of path prefixes that consist of whole elements: finds all prefixes of a path with one lookup per length.
 
 use rustc_hash::FxHashMap;
 
-/// Values by path prefix. Each prefix ends at an element boundary.
+/// Values by path prefix. Each prefix consists of whole path elements.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixIndex<T> {
     values: FxHashMap<Box<[u8]>, T>,
@@ -42,7 +42,7 @@ impl<T> PrefixIndex<T> {
         None
     }
 
-    /// Calls `on_value` with the value of each prefix of a normalized path that ends at an element boundary or
+    /// Calls `on_value` with the value of each prefix of a normalized path. A prefix may end at an element boundary or
     /// before a dot.
     #[inline]
     pub(crate) fn for_each_interpreted<'a>(&'a self, path: &str, mut on_value: impl FnMut(&'a T)) {
@@ -57,7 +57,7 @@ impl<T> PrefixIndex<T> {
         }
     }
 
-    /// Calls `on_value` with the value of each prefix of a path.
+    /// Calls `on_value` with the value of each prefix of a path, the longest first.
     #[inline]
     pub(crate) fn for_each_prefix<'a>(&'a self, path: &str, mut on_value: impl FnMut(&'a T)) {
         self.find_longest(path, |value| {
@@ -73,7 +73,7 @@ impl<T> Default for PrefixIndex<T> {
     }
 }
 
-/// Returns the whole elements that all paths with this textual prefix share, if any.
+/// Returns the whole elements that all paths with this textual prefix have in common; `None` if there are none.
 pub(crate) fn whole_elements(prefix: &str) -> Option<&str> {
     let (elements, _) = prefix.rsplit_once('/')?;
     (!elements.is_empty()).then_some(elements)
@@ -96,24 +96,24 @@ mod tests {
             path in any_path(),
         ) {
             let index = PrefixIndex::from_prefixes(values.iter().map(|prefix| (prefix.as_str().into(), prefix)));
-            let has = |prefix: &&String| {
+            let is_prefix = |prefix: &&String| {
                 let remainder = path.strip_prefix(prefix.as_str());
                 remainder.is_some_and(|remainder| remainder.is_empty() || remainder.starts_with('/'))
             };
-            let mut expected: Vec<&String> = values.iter().filter(has).collect();
+            let mut expected: Vec<&String> = values.iter().filter(is_prefix).collect();
             expected.sort_by_key(|prefix| std::cmp::Reverse(prefix.len()));
             let mut found_prefixes = Vec::new();
             index.for_each_prefix(&path, |prefix| found_prefixes.push(*prefix));
             prop_assert_eq!(&found_prefixes, &expected);
-            let first = index.find_longest(&path, |prefix| prefix.contains('a').then_some(*prefix));
-            prop_assert_eq!(first, expected.into_iter().find(|prefix| prefix.contains('a')));
+            let first_prefix = index.find_longest(&path, |prefix| prefix.contains('a').then_some(*prefix));
+            prop_assert_eq!(first_prefix, expected.into_iter().find(|prefix| prefix.contains('a')));
         }
 
         #[test]
-        fn a_path_with_a_textual_prefix_has_its_whole_elements(text in any_path(), rest in any_path()) {
+        fn a_path_with_a_textual_prefix_has_its_whole_elements(text in any_path(), suffix in any_path()) {
             if let Some(elements) = whole_elements(&text) {
                 let index = PrefixIndex::from_prefixes(std::iter::once((elements.into(), ())));
-                let path = [text.as_str(), &rest].concat();
+                let path = [text.as_str(), &suffix].concat();
                 prop_assert!(index.find_longest(&path, Some).is_some());
             }
         }

@@ -1,12 +1,13 @@
-//! Ordered union of sorted lists of rule positions.
+//! The ordered union of sorted lists of rule positions, which an index lookup returns.
 
 use std::ops::Range;
 
-/// The distinct positions of several lists, in order.
+/// An iterator over the distinct positions of several sorted lists, in ascending order.
 #[derive(Debug)]
 pub(crate) struct RulePositions<'a> {
     /// The remaining positions of the first lists, which need no allocation.
     inline_lists: [&'a [usize]; MAX_INLINE_LISTS],
+    /// The remaining positions of all further lists.
     overflow_lists: Vec<&'a [usize]>,
     /// All positions, if the index cannot be used.
     all_positions: Range<usize>,
@@ -44,22 +45,23 @@ impl Iterator for RulePositions<'_> {
 
     fn next(&mut self) -> Option<usize> {
         let lists = self.inline_lists.iter().chain(&self.overflow_lists);
-        let Some(next) = lists.filter_map(|remaining| remaining.first()).copied().min() else {
+        let Some(next_position) = lists.filter_map(|remaining| remaining.first()).copied().min()
+        else {
             return self.all_positions.next();
         };
         for remaining in self.inline_lists.iter_mut().chain(&mut self.overflow_lists) {
-            if let Some((first, rest)) = remaining.split_first()
-                && *first == next
+            if let Some((first, later_positions)) = remaining.split_first()
+                && *first == next_position
             {
-                *remaining = rest;
+                *remaining = later_positions;
             }
         }
-        Some(next)
+        Some(next_position)
     }
 }
 
-/// The maximum number of lists without an allocation: one each for the path as sent, the path as decoded and
-/// the rules without conditions, and one more.
+/// The maximum number of lists without an allocation. Usual lookups have lists for the path as sent, the decoded path
+/// and the rules without conditions.
 const MAX_INLINE_LISTS: usize = 4;
 
 #[cfg(test)]

@@ -146,8 +146,9 @@ fn a_value_selects_its_backend_and_endpoint() {
                     let (backend, session) = choose_backend(&snapshot, Some(&value), random);
                     assert_eq!(backend.as_deref(), Some(name));
                     let endpoints = service_endpoints(&snapshot, name);
-                    let selected = session.as_ref().unwrap().find_endpoint(&endpoints).unwrap();
-                    assert_eq!(selected.id, endpoint.id);
+                    let selected_endpoint =
+                        session.as_ref().unwrap().find_endpoint(&endpoints).unwrap();
+                    assert_eq!(selected_endpoint.id, endpoint.id);
                     // The value is unchanged.
                     assert_eq!(cookie_value(&session.unwrap(), &endpoint.id), value);
                 }
@@ -170,20 +171,24 @@ fn an_unhealthy_endpoint_ends_its_sessions() {
 #[test]
 fn without_a_valid_value_the_backend_is_chosen_by_weight() {
     let snapshot = compile_config([3, 1], 0, 2);
-    let removed =
+    let removed_endpoint_value =
         cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &test_endpoint("blue", 7).id);
-    let of_other_service =
+    let other_service_value =
         cookie_value(&choose_backend(&snapshot, None, 0).1.unwrap(), &test_endpoint("cart", 0).id);
-    for value in
-        [None, Some("x"), Some("0000000000000000"), Some(&*removed), Some(&*of_other_service)]
-    {
-        let blue = (0..400).filter(|random| {
+    for value in [
+        None,
+        Some("x"),
+        Some("0000000000000000"),
+        Some(&*removed_endpoint_value),
+        Some(&*other_service_value),
+    ] {
+        let blue_requests = (0..400).filter(|random| {
             let (backend, session) = choose_backend(&snapshot, value, *random);
             let endpoints = service_endpoints(&snapshot, backend.as_ref().unwrap());
             assert!(session.unwrap().find_endpoint(&endpoints).is_none());
             backend.as_deref() == Some("blue")
         });
-        assert_eq!(blue.count(), 300, "{value:?}");
+        assert_eq!(blue_requests.count(), 300, "{value:?}");
     }
 }
 

@@ -86,23 +86,23 @@ fn only_encoded_values_are_parsed() {
 
 #[test]
 fn a_value_is_valid_until_one_of_its_limits_expires() {
-    let limited = |absolute: Option<u64>, idle: Option<u64>| SessionPersistence {
+    let with_limits = |absolute: Option<u64>, idle: Option<u64>| SessionPersistence {
         absolute: absolute.map(from_seconds),
         idle: idle.map(from_seconds),
         ..persistence_of_type(PersistenceType::Header)
     };
     // Session start at 1000, last response at 1050.
     for (rule, now, is_valid) in [
-        (limited(None, None), 9_999, true),
-        (limited(Some(100), None), 1_099, true),
-        (limited(Some(100), None), 1_100, false),
-        (limited(None, Some(20)), 1_070, true),
-        (limited(None, Some(20)), 1_071, false),
-        (limited(Some(100), Some(20)), 1_069, true),
-        (limited(Some(60), Some(20)), 1_061, false),
+        (with_limits(None, None), 9_999, true),
+        (with_limits(Some(100), None), 1_099, true),
+        (with_limits(Some(100), None), 1_100, false),
+        (with_limits(None, Some(20)), 1_070, true),
+        (with_limits(None, Some(20)), 1_071, false),
+        (with_limits(Some(100), Some(20)), 1_069, true),
+        (with_limits(Some(60), Some(20)), 1_061, false),
         // A clock that is slightly behind, and a value from the future.
-        (limited(Some(100), None), 990, true),
-        (limited(Some(100), Some(20)), 900, false),
+        (with_limits(Some(100), None), 990, true),
+        (with_limits(Some(100), Some(20)), 900, false),
     ] {
         let persistence = compile_persistence(rule.clone());
         let fields = request_fields(&persistence, Some(1_000), 1_050);
@@ -118,7 +118,7 @@ fn a_value_is_valid_until_one_of_its_limits_expires() {
         None,
         1_000,
     );
-    let persistence = compile_persistence(limited(Some(100), None));
+    let persistence = compile_persistence(with_limits(Some(100), None));
     assert!(
         persistence
             .session_value(&request_view(&fields_without_times, "/"), from_seconds(1_000))
@@ -156,7 +156,7 @@ fn a_value_contains_no_name_and_is_valid_for_its_rule_only() {
     );
     other_rule.route = RouteName::new("shop", "other").unwrap();
     assert!(!finds_endpoint(&CompiledPersistence::from_rule(&other_rule, 0).unwrap()));
-    // The same on every machine and in every version: clients keep it across restarts.
+    // Values are the same on every machine and in every version, because clients retain them across restarts.
     assert_eq!(value, "a=b; cart=74837e45a88bcd57");
 }
 
@@ -168,7 +168,7 @@ fn each_rule_without_a_name_gets_its_own() {
     let name = |number| CompiledPersistence::from_rule(&rule, number).unwrap().name.to_string();
     assert_ne!(name(0), name(1));
     assert_eq!(name(0), name(0));
-    assert!(SessionPersistence::is_name(&name(0), PersistenceType::Header), "{}", name(0));
+    assert!(SessionPersistence::is_valid_name(&name(0), PersistenceType::Header), "{}", name(0));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
         (idle, Some(1_000), false, Some("Path=/a; HttpOnly; SameSite=Strict")),
         (lasting.clone(), None, false, Some("Path=/a; Max-Age=100; HttpOnly; SameSite=Strict")),
         (lasting, Some(1_000), false, None),
-        // A repeated cookie keeps its original end.
+        // A cookie that is sent again keeps its original expiration time.
         (idle_lasting, Some(1_000), false, Some("Path=/a; Max-Age=70; HttpOnly; SameSite=Strict")),
     ] {
         let attributes = cookie_attributes(persistence.clone(), since, is_tls);

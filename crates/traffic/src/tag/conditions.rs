@@ -1,11 +1,11 @@
-//! Necessary conditions of tag rules and lanes, for their index.
+//! The necessary conditions of tag rules and lanes, by which they are indexed.
 
 use leno_model::Quorum;
 
 use super::matcher::TagMatcher;
 use crate::rule_index::{IndexCondition, IndexedAttribute};
 
-/// Returns the exact conditions that every matching request meets.
+/// Returns the exact conditions that every matching request meets. Headers contribute only if all of them must match.
 pub(super) fn exact_conditions(matcher: &TagMatcher) -> Vec<IndexCondition> {
     let needs_all = matcher.quorum == Quorum::All || matcher.headers.len() == 1;
     let headers = matcher.headers.iter().filter(|_| needs_all).filter_map(|header| {

@@ -1,4 +1,4 @@
-//! Sets of instances and their members.
+//! The sets of instances that tag rules select, resolved for one caller, and their members.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,65 +6,66 @@ use std::sync::Arc;
 
 use leno_model::{CallerAttributes, Endpoint, TagSet, TagTarget, TagValue};
 
-/// Tags and their required state: this value, or absent.
+/// The required values of tags; a tag without a value must be absent.
 pub(super) type RequiredTags = BTreeMap<String, Option<String>>;
 
-/// A set of instances, fully resolved except for its members.
+/// A set of instances, defined by their tags. The caller's tags are already resolved.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum InstanceSet {
     /// All instances.
-    Every,
+    AllInstances,
     /// The instances with all of these tags.
     All(RequiredTags),
     /// The instances with one of these tags.
     Any(RequiredTags),
-    /// The complement of these sets.
+    /// The instances that are in none of these sets.
     Except(Vec<Self>),
 }
 
 impl InstanceSet {
     /// Resolves the set of a target for this caller. `excluded` are the sets that the default set excludes.
     pub(super) fn resolve(set: &TagSet, caller: &CallerAttributes, excluded: &[Self]) -> Self {
-        let tags = |tags: &BTreeMap<String, TagValue>| {
-            let value = |(name, value): (&String, &TagValue)| {
-                let value = match value {
+        let required_tags = |tags: &BTreeMap<String, TagValue>| {
+            let required_tag = |(name, value): (&String, &TagValue)| {
+                let required_value = match value {
                     TagValue::Exact(value) => Some(value.clone()),
                     TagValue::SameAsCaller => caller.tags.get(name).cloned(),
                 };
-                (name.clone(), value)
+                (name.clone(), required_value)
             };
-            tags.iter().map(value).collect()
+            tags.iter().map(required_tag).collect()
         };
         match set {
-            TagSet::AllInstances => Self::Every,
-            TagSet::All(all) => Self::All(tags(all)),
-            TagSet::Any(any) => Self::Any(tags(any)),
+            TagSet::AllInstances => Self::AllInstances,
+            TagSet::All(tags) => Self::All(required_tags(tags)),
+            TagSet::Any(tags) => Self::Any(required_tags(tags)),
             TagSet::Default => Self::Except(excluded.to_vec()),
         }
     }
 
-    /// Returns the sets that a rule defines by tags.
+    /// Returns the sets of the targets that are defined by tags.
     pub(super) fn from_targets(targets: &[TagTarget], caller: &CallerAttributes) -> Vec<Self> {
         let by_tags = targets.iter().map(|target| &target.set);
         let by_tags = by_tags.filter(|set| matches!(set, TagSet::All(_) | TagSet::Any(_)));
         by_tags.map(|set| Self::resolve(set, caller, &[])).collect()
     }
 
-    /// Returns the complement of these sets.
+    /// Returns the set of the instances that are in none of these sets.
     pub(super) fn excluding(mut sets: Vec<Self>) -> Self {
         sets.sort();
         sets.dedup();
         match sets.is_empty() {
-            true => Self::Every,
+            true => Self::AllInstances,
             false => Self::Except(sets),
         }
     }
 
+    /// True if an endpoint belongs to the set.
     pub(super) fn contains(&self, endpoint: &Endpoint) -> bool {
         let has_tag =
             |(name, value): (&String, &Option<String>)| endpoint.tags.get(name) == value.as_ref();
         match self {
-            Self::Every => true,
+            Self::AllInstances => true,
             Self::All(tags) => tags.iter().all(has_tag),
             Self::Any(tags) => tags.iter().any(has_tag),
             Self::Except(sets) => !sets.iter().any(|set| set.contains(endpoint)),
@@ -85,7 +86,7 @@ impl InstanceSet {
 /// A shared list of endpoints.
 pub type Endpoints = Arc<[Arc<Endpoint>]>;
 
-/// `version=2, zone=a`; `one of …`; `none of (…), (…)`; `any instance`; `no instance`.
+/// Formats as `version=2, zone=a`, `one of …`, `none of (…), (…)`, `any instance` or `no instance`.
 impl fmt::Display for InstanceSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tag_list = |tags: &RequiredTags| {
@@ -96,7 +97,7 @@ impl fmt::Display for InstanceSet {
             texts.collect::<Vec<_>>().join(", ")
         };
         match self {
-            Self::Every => f.write_str("any instance"),
+            Self::AllInstances => f.write_str("any instance"),
             Self::All(tags) => write!(f, "{}", tag_list(tags)),
             Self::Any(tags) if tags.is_empty() => f.write_str("no instance"),
             Self::Any(tags) if tags.len() == 1 => write!(f, "{}", tag_list(tags)),

@@ -1,4 +1,4 @@
-//! Lanes: headers added to requests at the entry of a service.
+//! Lanes: the headers that the first service of a lane adds to requests, so that later services can route by them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::pattern::InvalidPattern;
 use crate::request::{RequestView, header_value};
 use crate::rule_index::RuleIndex;
 
-/// The lanes of a workload, compiled.
+/// The compiled lanes of a workload.
 #[derive(Debug, Default)]
 pub struct Lanes {
     /// The lanes of each application port, in order of precedence.
@@ -31,8 +31,9 @@ struct PortLanes {
 #[derive(Debug)]
 struct CompiledLane {
     matcher: TagMatcher,
+    /// The percentages of requests.
     shares: WeightedTargets,
-    /// The headers of each share, one of which is selected at random.
+    /// The headers of each share; one share is selected at random.
     headers_by_share: Box<[Box<[LaneHeader]>]>,
     origin: RuleOrigin,
     match_slot: MatchSlot,
@@ -41,7 +42,7 @@ struct CompiledLane {
 /// The headers to add to a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LaneHeaders<'a> {
-    /// The rule that decided, with its origin and match counter.
+    /// The origin and the match counter of the matching rule, if any.
     pub rule: Option<(&'a RuleOrigin, &'a MatchSlot)>,
     headers: &'a [LaneHeader],
 }
@@ -70,8 +71,8 @@ impl Lanes {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Returns the headers to add to a request to a port of the application. The first matching rule decides,
-    /// by one random choice among its shares.
+    /// Returns the headers to add to a request to a port of the application: those of a random share of the first
+    /// matching rule. Empty if no rule matches.
     pub fn headers_for_request(
         &self,
         port: u16,
@@ -109,7 +110,7 @@ impl PortLanes {
 
 impl CompiledLane {
     fn from_rule(rule: &LaneRule) -> Result<Self, InvalidPattern> {
-        let headers = |headers: &BTreeMap<String, String>| {
+        let lane_headers = |headers: &BTreeMap<String, String>| {
             let pair =
                 |(name, value): (&String, &String)| (name.as_str().into(), value.as_str().into());
             headers.iter().map(pair).collect()
@@ -118,7 +119,7 @@ impl CompiledLane {
             matcher: TagMatcher::compile(&rule.request_match)
                 .map_err(|error| error.with_object(rule.origin.object_key()))?,
             shares: WeightedTargets::from_percentages(rule.marks.iter().map(|mark| mark.percent)),
-            headers_by_share: rule.marks.iter().map(|mark| headers(&mark.headers)).collect(),
+            headers_by_share: rule.marks.iter().map(|mark| lane_headers(&mark.headers)).collect(),
             origin: rule.origin.clone(),
             match_slot: MatchSlot::default(),
         })
@@ -132,7 +133,7 @@ impl<'a> LaneHeaders<'a> {
         self.headers.is_empty()
     }
 
-    /// Returns the headers that the request does not have. Existing ones are not replaced.
+    /// Returns the headers that the request does not have. Existing headers are not replaced.
     pub fn missing_headers(
         &self,
         request: &RequestView<'_>,

@@ -1,4 +1,4 @@
-//! Compiled matches of tag rules and lanes.
+//! Compiled request and caller matches of tag rules and lanes.
 
 use std::borrow::Cow;
 
@@ -10,10 +10,10 @@ use crate::pattern::{InvalidPattern, PatternField};
 use crate::query::{decoded_text, find_parameter};
 use crate::request::{RequestView, header_value};
 
-/// A compiled [`TagMatch`], without its stem, which [`RulesForCaller`](super::rules::RulesForCaller) checks.
+/// A compiled [`TagMatch`] without its stem, which [`RulesForCaller`](super::rules::RulesForCaller) checks.
 ///
-/// As in routes, the header names `:authority` and `host` mean the authority as sent, and of a repeated query
-/// parameter the first value counts, percent-decoded. Cookies are those of the first `Cookie` header.
+/// As in routes, the header names `:authority` and `host` mean the authority as sent, and the first value of a repeated
+/// query parameter is compared after percent-decoding. Cookies are read from the first `Cookie` header.
 #[derive(Debug, Clone)]
 pub(super) struct TagMatcher {
     pub(super) path: PathMatcher,
@@ -38,6 +38,7 @@ impl TagMatcher {
         })
     }
 
+    /// True if all conditions other than the stem hold.
     pub(super) fn matches(&self, request: &RequestView<'_>) -> bool {
         self.path.matches(request.path)
             && (self.methods.is_empty()
@@ -47,20 +48,21 @@ impl TagMatcher {
                 || self.query_and_cookies_match(request))
     }
 
-    /// True if the tests of query parameters and cookies hold. Separate, so that rules without such tests need no
-    /// stack space for it.
+    /// True if all tests of query parameters and cookies pass. This is a separate function so that rules without these
+    /// tests do not need its stack space.
     #[inline(never)]
     fn query_and_cookies_match(&self, request: &RequestView<'_>) -> bool {
-        let accepts_parameter = |named: &NamedValueMatcher| {
-            let raw = request.query.and_then(|query| find_parameter(query, &named.name));
-            named.matcher.accepts(raw.and_then(decoded_text).as_deref())
+        let accepts_parameter = |test: &NamedValueMatcher| {
+            let encoded_value = request.query.and_then(|query| find_parameter(query, &test.name));
+            test.matcher.accepts(encoded_value.and_then(decoded_text).as_deref())
         };
-        let accepts_cookie = |named: &NamedValueMatcher| {
-            named.matcher.accepts(cookie_value(request, &named.name).as_deref())
+        let accepts_cookie = |test: &NamedValueMatcher| {
+            test.matcher.accepts(cookie_value(request, &test.name).as_deref())
         };
         self.query.iter().all(accepts_parameter) && self.cookies.iter().all(accepts_cookie)
     }
 
+    /// True if enough tests of headers pass.
     fn headers_match(&self, request: &RequestView<'_>) -> bool {
         let accepts_header = |header: &NamedValueMatcher| {
             header.matcher.accepts(header_value(request, &header.name, self.repeated).as_deref())
@@ -69,21 +71,21 @@ impl TagMatcher {
     }
 }
 
-/// True if enough of the tests hold.
+/// True if enough tests pass.
 fn meets_quorum(
     quorum: Quorum,
     tests: &[NamedValueMatcher],
-    holds: impl Fn(&NamedValueMatcher) -> bool,
+    passes: impl Fn(&NamedValueMatcher) -> bool,
 ) -> bool {
     match quorum {
-        Quorum::All => tests.iter().all(holds),
-        Quorum::One => tests.is_empty() || tests.iter().any(holds),
+        Quorum::All => tests.iter().all(passes),
+        Quorum::Any => tests.is_empty() || tests.iter().any(passes),
     }
 }
 
-/// Returns the value of a cookie, as sent.
+/// Returns the value of a cookie in the first `Cookie` header, as sent; `None` if the cookie is absent.
 pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<Cow<'a, str>> {
-    let value = |text: &str| -> Option<std::ops::Range<usize>> {
+    let value_range = |text: &str| -> Option<std::ops::Range<usize>> {
         let mut next_start = 0;
         text.split(';').find_map(|pair| {
             let pair_start = next_start;
@@ -95,8 +97,8 @@ pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<
         })
     };
     match request.fields.first_value("cookie")? {
-        Cow::Borrowed(text) => text.get(value(text)?).map(Cow::Borrowed),
-        Cow::Owned(text) => text.get(value(&text)?).map(|value| Cow::Owned(value.to_owned())),
+        Cow::Borrowed(text) => text.get(value_range(text)?).map(Cow::Borrowed),
+        Cow::Owned(text) => text.get(value_range(&text)?).map(|value| Cow::Owned(value.to_owned())),
     }
 }
 
@@ -105,15 +107,15 @@ pub(crate) fn cookie_value<'a>(request: &RequestView<'a>, name: &str) -> Option<
 /// # Errors
 /// [`InvalidPattern`] for the first invalid regular expression.
 pub(super) fn applies_to_caller(
-    from: &CallerMatch,
+    caller_match: &CallerMatch,
     caller: &CallerAttributes,
 ) -> Result<bool, InvalidPattern> {
-    if from.service.as_ref().is_some_and(|service| !caller.services.contains(service)) {
+    if caller_match.service.as_ref().is_some_and(|service| !caller.services.contains(service)) {
         return Ok(false);
     }
-    let tests = NamedValueMatcher::compile_all(&from.tags, PatternField::CallerTag)?;
+    let tests = NamedValueMatcher::compile_all(&caller_match.tags, PatternField::CallerTag)?;
     let accepts_tag = |tag: &NamedValueMatcher| {
         tag.matcher.accepts(caller.tags.get(&*tag.name).map(String::as_str))
     };
-    Ok(meets_quorum(from.quorum, &tests, accepts_tag))
+    Ok(meets_quorum(caller_match.quorum, &tests, accepts_tag))
 }

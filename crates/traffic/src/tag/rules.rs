@@ -1,4 +1,5 @@
-//! Tag rules compiled for one caller, without the instances of their sets.
+//! Tag rules compiled for one caller: the rules that apply to it, and the sets of instances that they select. The
+//! members of the sets are computed by the parent module.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +17,20 @@ use crate::pattern::{InvalidPattern, Pattern, PatternField};
 use crate::request::{RequestView, header_value};
 use crate::rule_index::RuleIndex;
 
-/// The rules for one caller.
+/// The tag rules that apply to one caller.
 #[derive(Debug)]
 pub(super) struct RulesForCaller {
+    /// The rules that match requests, in order of precedence.
     pub(super) rules: Box<[CompiledTagRule]>,
+    /// The index of `rules`.
     index: RuleIndex,
+    /// The distinct stem patterns of the rules.
     stems: Box<[Pattern]>,
     /// The sets for requests without a matching rule, by the combination of matching stems.
     fallback_sets: Box<[Box<[SetId]>]>,
-    pub(super) by_caller: Box<[CompiledCallerRule]>,
-    /// All sets of possible decisions; the first is [`InstanceSet::Every`].
+    /// The rules that match the caller, in order of preference.
+    pub(super) caller_rules: Box<[CompiledCallerRule]>,
+    /// All sets that decisions may select; the first is [`InstanceSet::AllInstances`].
     pub(super) sets: Box<[InstanceSet]>,
     /// True if decisions depend on the request.
     depends_on_request: bool,
@@ -34,7 +39,7 @@ pub(super) struct RulesForCaller {
 /// The index of a set.
 pub(super) type SetId = usize;
 
-/// The id of the set of all instances.
+/// The index of the set of all instances.
 pub(super) const ALL_INSTANCES: SetId = 0;
 
 /// A compiled [`TagRule`].
@@ -43,20 +48,24 @@ pub(super) struct CompiledTagRule {
     /// The index of the rule among all rules, including those for other callers.
     pub(super) index: usize,
     matcher: TagMatcher,
+    /// The index of the rule's stem pattern, if any.
     stem: Option<usize>,
     pub(super) split: CompiledTagSplit,
     pub(super) fallback: Option<CompiledTagSplit>,
     pub(super) fallback_policy: Box<[SetId]>,
-    sticky: Option<(StickyKey, u64)>,
+    /// The key that assigns a client to a target, and the salt of its hash.
+    sticky_key: Option<(StickyKey, u64)>,
 }
 
 /// A compiled [`TagSplit`].
 #[derive(Debug)]
 pub(super) struct CompiledTagSplit {
+    /// The weights of the targets.
     shares: WeightedTargets,
+    /// The set of each target.
     targets: Box<[SetId]>,
-    /// The target that is used only if the fallback has no instances.
-    pub(super) spill_target: Option<usize>,
+    /// The index of the target for the remaining percentage, which is used only if the fallback has no instances.
+    pub(super) remainder_target: Option<usize>,
 }
 
 /// A compiled [`CallerRule`].
@@ -68,13 +77,14 @@ pub(super) struct CompiledCallerRule {
     pub(super) sets: Box<[InstanceSet]>,
     pub(super) min_percent: u32,
     pub(super) min_total: u32,
-    /// True if the next rule applies when this one selects all instances.
+    /// True if the next rule is evaluated when this rule does not narrow the instances.
     pub(super) continues: bool,
-    /// True if other instances may take requests while none of the preferred ones is healthy.
-    pub(super) yields: bool,
+    /// True if other instances receive the requests if none of the preferred instances is healthy.
+    pub(super) has_fallback: bool,
 }
 
 impl RulesForCaller {
+    /// Compiles the rules that apply to a caller.
     pub(super) fn from_rules(
         rules: &TagRules,
         caller: &CallerAttributes,
@@ -93,28 +103,28 @@ impl RulesForCaller {
             fallback_sets(&rules.fallback_policy, &applicable_rules, &stems, caller, &mut sets);
         let excluded: Vec<InstanceSet> =
             applicable_rules.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
-        let mut compiled = Vec::new();
+        let mut compiled_rules = Vec::new();
         for (index, rule) in &applicable_rules {
             let stem = stems.stem_index(rule);
             let context = ResolveContext { caller, excluded: &excluded };
             let rule = CompiledTagRule::from_rule(*index, rule, stem, &context, &mut sets)
                 .map_err(|error| error.with_object(rule.origin.object_key()))?;
-            compiled.push(rule);
+            compiled_rules.push(rule);
         }
         let conditions: Vec<_> =
-            compiled.iter().map(|rule| exact_conditions(&rule.matcher)).collect();
+            compiled_rules.iter().map(|rule| exact_conditions(&rule.matcher)).collect();
         Ok(Self {
             index: RuleIndex::from_rules(&conditions),
-            rules: compiled.into(),
+            rules: compiled_rules.into(),
             stems: stems.patterns.into(),
             fallback_sets,
-            by_caller: compile_preferences(&rules.caller_rules, caller)?,
+            caller_rules: compile_caller_rules(&rules.caller_rules, caller)?,
             sets: sets.into_boxed(),
             depends_on_request: !rules.rules.is_empty(),
         })
     }
 
-    /// Returns the first rule that matches a request.
+    /// Returns the first rule that matches a request; `None` if no rule matches.
     pub(super) fn find_rule(&self, request: &RequestView<'_>) -> Option<&CompiledTagRule> {
         let mask = self.stem_mask(request);
         let is_match = |index: usize| {
@@ -126,7 +136,7 @@ impl RulesForCaller {
         self.index.first_match(request, is_match).and_then(|index| self.rules.get(index))
     }
 
-    /// Returns the sets for a request without a matching rule, in order.
+    /// Returns the sets for a request without a matching rule, in the order of the fallback policy.
     pub(super) fn unmatched_sets(&self, request: &RequestView<'_>) -> &[SetId] {
         if !self.depends_on_request {
             return &[ALL_INSTANCES];
@@ -134,14 +144,15 @@ impl RulesForCaller {
         self.fallback_sets.get(self.stem_mask(request)).map_or(&[], |sets| sets)
     }
 
-    /// Returns one bit for each stem, set if the path before its last dot matches.
+    /// Returns a mask with one bit for each stem pattern, which is set if the stem of the request's path matches.
     fn stem_mask(&self, request: &RequestView<'_>) -> usize {
         if self.stems.is_empty() {
             return 0;
         }
         let stem = request.path.rsplit_once('.').map_or("", |(stem, _)| stem);
-        let matching = self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
-        matching.fold(0, |mask, (index, _)| mask | (1 << index))
+        let matching_stems =
+            self.stems.iter().enumerate().filter(|(_, pattern)| pattern.matches(stem));
+        matching_stems.fold(0, |mask, (index, _)| mask | (1 << index))
     }
 }
 
@@ -153,9 +164,9 @@ impl CompiledTagRule {
         context: &ResolveContext<'_>,
         sets: &mut InstanceSets,
     ) -> Result<Self, InvalidPattern> {
-        let split = CompiledTagSplit::from_split(&rule.split, Remainder::Spill, context, sets);
+        let split = CompiledTagSplit::from_split(&rule.split, Remainder::Fallback, context, sets);
         let fallback = (!rule.fallback.targets.is_empty()).then(|| {
-            CompiledTagSplit::from_split(&rule.fallback, Remainder::NoTarget, context, sets)
+            CompiledTagSplit::from_split(&rule.fallback, Remainder::Unused, context, sets)
         });
         Ok(Self {
             index,
@@ -164,15 +175,15 @@ impl CompiledTagRule {
             split,
             fallback,
             fallback_policy: context.resolve_fallbacks(&rule.fallback_policy, sets),
-            sticky: rule.sticky.clone().map(|sticky| (sticky, rule_salt(rule))),
+            sticky_key: rule.sticky.clone().map(|sticky_key| (sticky_key, rule_salt(rule))),
         })
     }
 
-    /// Returns a number that is the same for all requests of the client, if the rule is sticky and the value is
-    /// present.
+    /// Returns a number that is the same for all requests of a client; `None` if the rule has no sticky key or the
+    /// request has no value for it.
     pub(super) fn sticky_point(&self, request: &RequestView<'_>) -> Option<u64> {
-        let (sticky, salt) = self.sticky.as_ref()?;
-        let value = match sticky {
+        let (sticky_key, salt) = self.sticky_key.as_ref()?;
+        let value = match sticky_key {
             StickyKey::Header(name) => {
                 header_value(request, name, leno_model::RepeatedHeader::First)
             }
@@ -182,18 +193,18 @@ impl CompiledTagRule {
     }
 }
 
-/// Returns a salt that is the same for all replicas of a rule, and differs between rules.
+/// Returns a salt that is the same for a rule in all sidecars, and differs between rules.
 fn rule_salt(rule: &TagRule) -> u64 {
     hash(u64::from(rule.origin.index), &rule.origin.name.to_string())
 }
 
-/// The handling of requests beyond the percentages of the targets, if these do not add up to 100.
+/// The handling of the remaining percentage, if the percentages of the targets add up to less than 100.
 #[derive(Clone, Copy)]
 enum Remainder {
-    /// Requests go to the fallback, or else to the instances of no target.
-    Spill,
-    /// Requests have no target.
-    NoTarget,
+    /// The remaining requests use the fallback, or else the instances that no target of the split selects.
+    Fallback,
+    /// The remaining requests have no target.
+    Unused,
 }
 
 impl CompiledTagSplit {
@@ -207,28 +218,29 @@ impl CompiledTagSplit {
         let targets = split.targets.iter();
         let mut targets: Vec<SetId> =
             targets.map(|target| sets.set_id(context.resolve_set(&target.set))).collect();
-        let mut spill_target = None;
-        if has_remainder && matches!(remainder, Remainder::Spill) {
-            spill_target = Some(targets.len());
+        let mut remainder_target = None;
+        if has_remainder && matches!(remainder, Remainder::Fallback) {
+            remainder_target = Some(targets.len());
             let excluded =
                 InstanceSet::excluding(InstanceSet::from_targets(&split.targets, context.caller));
             targets.push(sets.set_id(excluded));
         }
-        Self { shares, targets: targets.into(), spill_target }
+        Self { shares, targets: targets.into(), remainder_target }
     }
 
-    /// Selects one of the targets at random, or by the point of a sticky client; `None` for a remainder without
-    /// a target.
+    /// Selects a target at random, or by the sticky point of the client. Returns the index and the set of the target;
+    /// `None` for the remaining percentage without a target.
     pub(super) fn choose_target(
         &self,
         purpose: ChoicePurpose,
-        sticky: Option<u64>,
+        sticky_point: Option<u64>,
         random: &mut impl RandomChoice,
     ) -> Option<(usize, SetId)> {
-        let index = match sticky.and_then(|point| point.checked_rem(self.shares.total_points())) {
-            Some(point) => self.shares.target_at(point),
-            None => self.shares.choose_target(purpose, random),
-        };
+        let index =
+            match sticky_point.and_then(|point| point.checked_rem(self.shares.total_points())) {
+                Some(point) => self.shares.target_at(point),
+                None => self.shares.choose_target(purpose, random),
+            };
         self.targets.get(index).map(|set| (index, *set))
     }
 }
@@ -241,6 +253,7 @@ struct ResolveContext<'a> {
 }
 
 impl ResolveContext<'_> {
+    /// Resolves the set of a target.
     fn resolve_set(&self, set: &TagSet) -> InstanceSet {
         match InstanceSet::resolve(set, self.caller, &[]) {
             InstanceSet::Except(_) => InstanceSet::excluding(self.excluded.to_vec()),
@@ -248,6 +261,7 @@ impl ResolveContext<'_> {
         }
     }
 
+    /// Resolves the sets of a fallback policy, in order.
     fn resolve_fallbacks(
         &self,
         fallback_policy: &[FallbackPolicy],
@@ -261,18 +275,19 @@ impl ResolveContext<'_> {
     }
 }
 
-/// The distinct sets found so far, with their ids.
+/// The distinct sets of all rules, with their indices.
 struct InstanceSets {
     ids: BTreeMap<InstanceSet, SetId>,
 }
 
 impl Default for InstanceSets {
     fn default() -> Self {
-        Self { ids: BTreeMap::from([(InstanceSet::Every, ALL_INSTANCES)]) }
+        Self { ids: BTreeMap::from([(InstanceSet::AllInstances, ALL_INSTANCES)]) }
     }
 }
 
 impl InstanceSets {
+    /// Returns the index of a set; adds the set if it is new.
     fn set_id(&mut self, set: InstanceSet) -> SetId {
         let next_id = self.ids.len();
         *self.ids.entry(set).or_insert(next_id)
@@ -285,7 +300,7 @@ impl InstanceSets {
     }
 }
 
-/// The distinct stems of the rules.
+/// The distinct stem patterns of the rules.
 struct StemIndex<'a> {
     texts: Vec<&'a str>,
     patterns: Vec<Pattern>,
@@ -296,7 +311,7 @@ impl<'a> StemIndex<'a> {
         let mut stems = Self { texts: Vec::new(), patterns: Vec::new() };
         for (_, rule) in rules {
             let Some(text) = rule.request_match.stem.as_deref() else { continue };
-            // The configuration readers reject more stems: each doubles the number of lists.
+            // The configuration readers reject more stems, because each stem doubles the number of lists.
             if stems.texts.contains(&text) || stems.texts.len() == MAX_STEMS {
                 continue;
             }
@@ -310,18 +325,19 @@ impl<'a> StemIndex<'a> {
         Ok(stems)
     }
 
+    /// Returns the index of a rule's stem pattern; `None` if the rule has none.
     fn stem_index(&self, rule: &TagRule) -> Option<usize> {
         let text = rule.request_match.stem.as_deref()?;
         self.texts.iter().position(|listed| *listed == text)
     }
 }
 
-/// Returns the sets that a rule defines by tags.
+/// Returns the sets of a rule's targets that are defined by tags.
 fn named_sets(rule: &TagRule, caller: &CallerAttributes) -> Vec<InstanceSet> {
     InstanceSet::from_targets(&rule.split.targets, caller)
 }
 
-/// Returns the sets for requests without a matching rule: a list for each combination of stems.
+/// Returns the sets for requests without a matching rule: one list for each combination of matching stems.
 fn fallback_sets(
     fallback_policy: &[FallbackPolicy],
     rules: &[(usize, &TagRule)],
@@ -332,15 +348,16 @@ fn fallback_sets(
     let lists = (0..1_usize << stems.texts.len()).map(|mask| {
         let may_match =
             |rule: &TagRule| stems.stem_index(rule).is_none_or(|index| mask & (1 << index) != 0);
-        let matching = rules.iter().filter(|(_, rule)| may_match(rule));
+        let possible_rules = rules.iter().filter(|(_, rule)| may_match(rule));
         let excluded: Vec<InstanceSet> =
-            matching.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
+            possible_rules.flat_map(|(_, rule)| named_sets(rule, caller)).collect();
         ResolveContext { caller, excluded: &excluded }.resolve_fallbacks(fallback_policy, sets)
     });
     lists.collect()
 }
 
-fn compile_preferences(
+/// Compiles the caller rules that apply to a caller.
+fn compile_caller_rules(
     rules: &[CallerRule],
     caller: &CallerAttributes,
 ) -> Result<Box<[CompiledCallerRule]>, InvalidPattern> {
@@ -373,13 +390,13 @@ impl CompiledCallerRule {
             min_percent: rule.min_percent,
             min_total: rule.min_total,
             continues: rule.continues,
-            yields: rule.origin.dialect != TagDialect::Sermant,
+            has_fallback: rule.origin.dialect != TagDialect::Sermant,
         }
     }
 }
 
-/// True if a target applies to this caller. A target with a caller parameter is ignored if the caller does not
-/// have the parameter.
+/// True if a target applies to this caller. A target that refers to a parameter of the caller is ignored if the caller
+/// has no parameters.
 fn applies_to(target: &TagTarget, caller: &CallerAttributes) -> bool {
     let (TagSet::All(tags) | TagSet::Any(tags)) = &target.set else {
         return true;

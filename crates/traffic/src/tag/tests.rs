@@ -1,4 +1,4 @@
-//! Tests beyond the vectors: indexing, stickiness, reuse and descriptions.
+//! Tests of tag rules that the vectors do not cover: indexing, sticky clients, reuse and descriptions.
 
 use std::collections::BTreeMap;
 
@@ -151,28 +151,28 @@ fn a_service_without_instances_is_not_reported_as_a_tag_mismatch() {
 fn compiled_rules_are_reused_when_instances_change() {
     let source =
         tag_rules(vec![tag_rule(0, TagMatch::default(), split_to(all_tags(&[("version", "2")])))]);
-    let before = compile_rules(source.clone());
+    let previous_rules = compile_rules(source.clone());
     let build = |rules: TagRules, caller: &CallerAttributes| {
         CompiledTagRules::build(
             &Arc::new(rules),
             caller,
             &tagged_endpoints(&[("n", &[("version", "2")])]),
-            Some(&before),
+            Some(&previous_rules),
         )
     };
-    let after = build(source.clone(), &CallerAttributes::default()).unwrap();
-    assert!(Arc::ptr_eq(&before.compiled, &after.compiled));
+    let rebuilt_rules = build(source.clone(), &CallerAttributes::default()).unwrap();
+    assert!(Arc::ptr_eq(&previous_rules.compiled, &rebuilt_rules.compiled));
     assert_eq!(
-        workload_names(&after.choose_instances(&request_view(&Vec::new()), &mut no_random)),
+        workload_names(&rebuilt_rules.choose_instances(&request_view(&Vec::new()), &mut no_random)),
         ["n"]
     );
     let other_caller = CallerAttributes { has_parameters: true, ..CallerAttributes::default() };
-    let after = build(source.clone(), &other_caller).unwrap();
-    assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
-    let after =
+    let rebuilt_rules = build(source.clone(), &other_caller).unwrap();
+    assert!(!Arc::ptr_eq(&previous_rules.compiled, &rebuilt_rules.compiled));
+    let rebuilt_rules =
         build(TagRules { fallback_policy: Vec::new(), ..source }, &CallerAttributes::default())
             .unwrap();
-    assert!(!Arc::ptr_eq(&before.compiled, &after.compiled));
+    assert!(!Arc::ptr_eq(&previous_rules.compiled, &rebuilt_rules.compiled));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         Just(TextRelation::In),
         Just(TextRelation::Prefix),
         Just(TextRelation::Regex),
-        Just(TextRelation::Not)
+        Just(TextRelation::NotEqual)
     ];
     let test =
         (prop_oneof!["a", "b"], relation, prop::collection::vec("[1-3]", 1..3), any::<bool>());
@@ -386,7 +386,7 @@ fn any_match() -> impl Strategy<Value = TagMatch> {
         |(headers, path, one_suffices, uses_first)| TagMatch {
             headers,
             path,
-            quorum: if one_suffices { Quorum::One } else { Quorum::All },
+            quorum: if one_suffices { Quorum::Any } else { Quorum::All },
             repeated: if uses_first { RepeatedHeader::First } else { RepeatedHeader::Joined },
             ..TagMatch::default()
         },

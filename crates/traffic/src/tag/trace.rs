@@ -1,4 +1,4 @@
-//! Enumeration of all possible tag routing results with their probabilities.
+//! The enumeration of all possible tag routing results with their probabilities, for `leno explain`.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub struct TagOutcome {
     pub set: Option<String>,
     /// The remaining instances.
     pub endpoints: Arc<[Arc<Endpoint>]>,
-    /// True if other instances receive the requests while none of these is healthy.
-    pub yields: bool,
+    /// True if other instances receive the requests if none of these instances is healthy.
+    pub has_fallback: bool,
 }
 
 impl CompiledTagRules {
-    /// Returns all possible results for a request, or for an opaque connection; results with the same instances
-    /// and rules are merged.
+    /// Returns all possible results for a request, or for an opaque connection without a request. Results with the same
+    /// set and instances are merged.
     #[must_use]
     pub fn all_outcomes(&self, request: Option<&RequestView<'_>>) -> Vec<TagOutcome> {
         let mut outcomes: Vec<TagOutcome> = Vec::new();
@@ -45,7 +45,7 @@ impl CompiledTagRules {
                 by_caller: decision.by_caller,
                 set: set.map(ToString::to_string),
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
-                yields: decision.fallbacks.is_some(),
+                has_fallback: decision.fallbacks.is_some(),
             };
             let is_same_outcome = |other: &&mut TagOutcome| {
                 other.set == outcome.set && other.endpoints == outcome.endpoints
@@ -62,27 +62,29 @@ impl CompiledTagRules {
     }
 }
 
-/// A source of draws that enumerates all possibilities, one per run.
+/// A source of choices that enumerates all possible sequences of choices, one sequence per run.
 #[derive(Default)]
 struct ScriptedChoice {
-    /// The selected index and the number of choices of each draw.
-    draws: Vec<(usize, usize)>,
-    /// The position of the next draw in this run.
+    /// The selected index and the number of alternatives of each choice.
+    choices: Vec<(usize, usize)>,
+    /// The position of the next choice in this run.
     position: usize,
+    /// The probability of the choices of this run so far.
     probability: f64,
 }
 
 impl ScriptedChoice {
+    /// Starts a run.
     fn begin_run(&mut self) {
         self.position = 0;
         self.probability = 1.0;
     }
 
-    /// Advances to the next run; false if there is none.
+    /// Prepares the next run; false if all sequences were enumerated.
     fn next_run(&mut self) -> bool {
-        while let Some((selected, choices)) = self.draws.pop() {
-            if selected + 1 < choices {
-                self.draws.push((selected + 1, choices));
+        while let Some((selected, alternatives)) = self.choices.pop() {
+            if selected + 1 < alternatives {
+                self.choices.push((selected + 1, alternatives));
                 return true;
             }
         }
@@ -92,10 +94,10 @@ impl ScriptedChoice {
 
 impl RandomChoice for ScriptedChoice {
     fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
-        if self.position == self.draws.len() {
-            self.draws.push((0, shares.len() + 1));
+        if self.position == self.choices.len() {
+            self.choices.push((0, shares.len() + 1));
         }
-        let selected = self.draws.get(self.position).map_or(0, |(selected, _)| *selected);
+        let selected = self.choices.get(self.position).map_or(0, |(selected, _)| *selected);
         self.position += 1;
         self.probability *=
             shares.target_points(selected) as f64 / shares.total_points().max(1) as f64;

@@ -17,40 +17,43 @@ impl NamedValueMatcher {
         tests: &[FieldTest],
         field: impl Fn(String) -> PatternField,
     ) -> Result<Box<[Self]>, InvalidPattern> {
-        let compiled = tests.iter().map(|test| {
+        let compiled_tests = tests.iter().map(|test| {
             let name = test.name.as_str().into();
             let matcher = ValueMatcher::compile(&test.test, || field(test.name.clone()))?;
             Ok(Self { name, matcher })
         });
-        compiled.collect()
+        compiled_tests.collect()
     }
 }
 
 /// A compiled [`ValueTest`].
 #[derive(Debug, Clone)]
 pub(super) enum ValueMatcher {
+    /// The value is present.
     Present,
+    /// The value is absent.
     Absent,
+    /// The test always fails.
     Never,
-    /// A comparison with texts. If `ignores_case`, the texts are in lower case, and values are lowercased
-    /// first.
-    Text {
-        relation: Relation,
-        ignores_case: bool,
-    },
-    Number {
-        relation: NumberRelation,
-        bound: i64,
-    },
+    /// A comparison with texts. If `ignores_case` is true, the texts are in lower case, and values are converted to
+    /// lower case before the comparison.
+    Text { relation: CompiledRelation, ignores_case: bool },
+    /// A comparison of 64-bit integers.
+    Number { relation: NumberRelation, bound: i64 },
 }
 
 /// A compiled [`TextRelation`] with the texts that it compares values with.
 #[derive(Debug, Clone)]
-pub(super) enum Relation {
+pub(super) enum CompiledRelation {
+    /// The value equals this text.
     Equal(Box<str>),
-    Differs(Box<str>),
+    /// The value does not equal this text.
+    NotEqual(Box<str>),
+    /// The value begins with this text.
     Prefix(Box<str>),
+    /// The whole value matches this pattern.
     Pattern(Pattern),
+    /// The value equals one of these texts.
     In(Box<[Box<str>]>),
 }
 
@@ -68,20 +71,20 @@ impl ValueMatcher {
             }
             ValueTest::Text { relation, texts, ignore_case } => {
                 let ignores_case = *ignore_case;
-                let normalized = |text: &String| -> Box<str> {
+                let normalize = |text: &String| -> Box<str> {
                     if ignores_case { text.to_lowercase().into() } else { text.as_str().into() }
                 };
-                let Some(first) = texts.first().map(normalized) else {
+                let Some(first_text) = texts.first().map(normalize) else {
                     return Ok(Self::Never);
                 };
                 let relation = match relation {
-                    TextRelation::Exact => Relation::Equal(first),
-                    TextRelation::Not => Relation::Differs(first),
-                    TextRelation::Prefix => Relation::Prefix(first),
-                    TextRelation::In => Relation::In(texts.iter().map(normalized).collect()),
-                    TextRelation::Regex => Relation::Pattern(
-                        Pattern::compile(&first)
-                            .map_err(|cause| InvalidPattern::new(&first, field(), cause))?,
+                    TextRelation::Exact => CompiledRelation::Equal(first_text),
+                    TextRelation::NotEqual => CompiledRelation::NotEqual(first_text),
+                    TextRelation::Prefix => CompiledRelation::Prefix(first_text),
+                    TextRelation::In => CompiledRelation::In(texts.iter().map(normalize).collect()),
+                    TextRelation::Regex => CompiledRelation::Pattern(
+                        Pattern::compile(&first_text)
+                            .map_err(|cause| InvalidPattern::new(&first_text, field(), cause))?,
                     ),
                 };
                 Self::Text { relation, ignores_case }
@@ -101,35 +104,37 @@ impl ValueMatcher {
             },
             (Self::Number { relation, bound }, Some(value)) => {
                 value.parse().is_ok_and(|number: i64| match relation {
-                    NumberRelation::Above => number > *bound,
+                    NumberRelation::GreaterThan => number > *bound,
                     NumberRelation::AtLeast => number >= *bound,
-                    NumberRelation::Below => number < *bound,
+                    NumberRelation::LessThan => number < *bound,
                     NumberRelation::AtMost => number <= *bound,
                 })
             }
         }
     }
 
-    /// Returns the accepted values if they can be listed. The second value is true if they are in lower case.
+    /// Returns the accepted values, and true if they are in lower case; `None` if the values cannot be listed.
     pub(super) fn exact_values(&self) -> Option<(Vec<&str>, bool)> {
         let Self::Text { relation, ignores_case } = self else {
             return None;
         };
         match relation {
-            Relation::Equal(text) => Some((vec![text], *ignores_case)),
-            Relation::In(texts) => {
+            CompiledRelation::Equal(text) => Some((vec![text], *ignores_case)),
+            CompiledRelation::In(texts) => {
                 Some((texts.iter().map(|text| &**text).collect(), *ignores_case))
             }
-            Relation::Differs(_) | Relation::Prefix(_) | Relation::Pattern(_) => None,
+            CompiledRelation::NotEqual(_)
+            | CompiledRelation::Prefix(_)
+            | CompiledRelation::Pattern(_) => None,
         }
     }
 }
 
-impl Relation {
+impl CompiledRelation {
     fn accepts(&self, value: &str) -> bool {
         match self {
             Self::Equal(text) => value == &**text,
-            Self::Differs(text) => value != &**text,
+            Self::NotEqual(text) => value != &**text,
             Self::Prefix(text) => value.starts_with(&**text),
             Self::Pattern(pattern) => pattern.matches(value),
             Self::In(texts) => texts.iter().any(|text| value == &**text),

@@ -1,14 +1,15 @@
-//! Weighted random choice among targets.
+//! The weighted random choice among the targets of a tag rule or lane.
 
 use leno_model::{TagSplit, WeightUnit};
 
-/// Targets by weight: each has the points from the end of the previous one up to its own end.
+/// Targets by weight. Each target has a range of points, from the end of the previous target's range to its own end. A
+/// random point selects the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightedTargets {
-    /// The end of each target's points.
-    ends: Box<[u64]>,
-    /// The number of points.
-    total: u64,
+    /// The end of each target's range of points.
+    range_ends: Box<[u64]>,
+    /// The number of points, including those of no target.
+    total_points: u64,
 }
 
 impl WeightedTargets {
@@ -22,11 +23,13 @@ impl WeightedTargets {
                 WeightUnit::Percent => end.min(TOTAL_PERCENT),
             }
         });
-        let ends: Box<[u64]> = ends.collect();
-        let last = ends.last().copied().unwrap_or(0);
+        let range_ends: Box<[u64]> = ends.collect();
+        let last_end = range_ends.last().copied().unwrap_or(0);
         match split.weights {
-            WeightUnit::Relative => (Self { ends, total: last }, false),
-            WeightUnit::Percent => (Self { ends, total: TOTAL_PERCENT }, last < TOTAL_PERCENT),
+            WeightUnit::Relative => (Self { range_ends, total_points: last_end }, false),
+            WeightUnit::Percent => {
+                (Self { range_ends, total_points: TOTAL_PERCENT }, last_end < TOTAL_PERCENT)
+            }
         }
     }
 
@@ -37,48 +40,49 @@ impl WeightedTargets {
             end = end.saturating_add(u64::from(percent)).min(TOTAL_PERCENT);
             end
         });
-        Self { ends: ends.collect(), total: TOTAL_PERCENT }
+        Self { range_ends: ends.collect(), total_points: TOTAL_PERCENT }
     }
 
-    /// Returns the number of points; a random point is below it.
+    /// Returns the number of points; points are numbered from 0.
     #[must_use]
     pub fn total_points(&self) -> u64 {
-        self.total
+        self.total_points
     }
 
     /// Returns the number of targets.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.range_ends.len()
     }
 
     /// True if there are no targets.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.range_ends.is_empty()
     }
 
-    /// Returns the number of points of a target; for the index after the last, those of no target.
+    /// Returns the number of points of the target at this index. For the number of targets as the index, returns the
+    /// number of points that belong to no target.
     #[must_use]
     pub fn target_points(&self, index: usize) -> u64 {
-        let end = |index| self.ends.get(index).copied();
+        let end = |index| self.range_ends.get(index).copied();
         let previous_end = index.checked_sub(1).and_then(end).unwrap_or(0);
-        end(index).unwrap_or(self.total).saturating_sub(previous_end)
+        end(index).unwrap_or(self.total_points).saturating_sub(previous_end)
     }
 
-    /// Returns the target of a point; the number of targets if it has none.
+    /// Returns the index of the target that a point selects; the number of targets if the point belongs to no target.
     #[must_use]
     pub fn target_at(&self, point: u64) -> usize {
-        self.ends.iter().position(|end| point < *end).unwrap_or(self.ends.len())
+        self.range_ends.iter().position(|end| point < *end).unwrap_or(self.range_ends.len())
     }
 
-    /// Returns the only possible target, if there is only one.
+    /// Returns the only target with points; `None` if several targets have points.
     fn only_target(&self) -> Option<usize> {
         let first = self.target_at(0);
-        (self.target_points(first) >= self.total).then_some(first)
+        (self.target_points(first) >= self.total_points).then_some(first)
     }
 
-    /// Selects a target at random, unless only one is possible.
+    /// Selects a target at random; makes no random choice if only one target is possible.
     pub(super) fn choose_target(
         &self,
         purpose: ChoicePurpose,
@@ -93,9 +97,9 @@ impl WeightedTargets {
 pub enum ChoicePurpose {
     /// A target of the matching rule.
     Route,
-    /// A target of its fallback.
+    /// A target of the matching rule's fallback.
     Fallback,
-    /// A target of the caller rule.
+    /// A list of a caller rule.
     Caller,
     /// The headers of a lane.
     Lane,
@@ -103,20 +107,20 @@ pub enum ChoicePurpose {
 
 /// A source of random choices.
 pub trait RandomChoice {
-    /// Returns the index of the selected target; the number of targets for none.
+    /// Returns the index of the selected target; the number of targets if no target is selected.
     fn pick_target(&mut self, purpose: ChoicePurpose, shares: &WeightedTargets) -> usize;
 }
 
-/// Random numbers, uniform over 64 bits.
+/// Chooses by uniform random numbers of 64 bits, which the function returns.
 impl<F: FnMut() -> u64> RandomChoice for F {
     fn pick_target(&mut self, _: ChoicePurpose, shares: &WeightedTargets) -> usize {
         // Totals are far below 64 bits, so the bias of the remainder is negligible.
-        let point = self().checked_rem(shares.total).unwrap_or(0);
+        let point = self().checked_rem(shares.total_points).unwrap_or(0);
         shares.target_at(point)
     }
 }
 
-/// The number of points of a split by percentages.
+/// The number of points of targets with percentages.
 const TOTAL_PERCENT: u64 = 100;
 
 #[cfg(test)]

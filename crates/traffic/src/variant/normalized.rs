@@ -1,11 +1,14 @@
-//! Text normalization as by the most lenient application: decoded escapes, folded case, trimmed path elements.
+//! The normalization of texts in the way of the most lenient application: decoded escapes, folded case, trimmed path
+//! elements.
 
 use std::borrow::Cow;
 
 /// The handling of path element parameters: `;` and the following text of the element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parameters {
+    /// Parameters are removed.
     Dropped,
+    /// Parameters are retained.
     Kept,
 }
 
@@ -13,12 +16,12 @@ pub(crate) enum Parameters {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NormalizedPath {
     pub(crate) text: String,
-    /// True if it has a `.` or `..` element.
+    /// True if the path has a `.` or `..` element.
     pub(crate) has_dot_segments: bool,
 }
 
-/// Normalizes a decoded path. Backslashes become slashes; empty elements, blanks around an element and dots at
-/// its end are removed; case is folded. A NUL ends the path.
+/// Normalizes a decoded path. Backslashes are converted to slashes. Empty elements, blanks around elements, and dots at
+/// the end of elements are removed. Case is folded, and a NUL ends the path.
 pub(crate) fn normalize_path(decoded: &str, parameters: Parameters) -> NormalizedPath {
     let decoded = decoded.split('\0').next().unwrap_or_default();
     let mut normalized =
@@ -45,19 +48,19 @@ pub(crate) fn normalize_path(decoded: &str, parameters: Parameters) -> Normalize
     normalized
 }
 
-/// Returns an element without its NTFS stream: `::$DATA` of a file, `:$I30:$INDEX_ALLOCATION` of a directory.
+/// Returns an element without its NTFS stream name: `::$DATA` for a file, `:$I30:$INDEX_ALLOCATION` for a directory.
 fn without_stream(element: &str) -> &str {
     let (name, stream) = element.split_once(':').unwrap_or((element, ""));
     if stream.starts_with('$') || stream.contains(":$") { name } else { element }
 }
 
-/// Normalizes the path of a rule in the same way as that of a request.
+/// Normalizes the path of a rule in the same way as the path of a request.
 pub(crate) fn normalize_rule_path(path: &str, parameters: Parameters) -> String {
     let bytes = decoded_throughout(path).unwrap_or_else(|| path.as_bytes().to_vec());
     normalize_path(&String::from_utf8_lossy(&bytes), parameters).text
 }
 
-/// Folds the case of a text; allocates only if it changes.
+/// Folds the case of a text; allocates only if the text changes.
 pub(crate) fn folded_case(text: &str) -> Cow<'_, str> {
     let has_no_case = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
     if text.bytes().all(has_no_case) {
@@ -68,7 +71,7 @@ pub(crate) fn folded_case(text: &str) -> Cow<'_, str> {
     Cow::Owned(folded)
 }
 
-/// True if a text equals a case-folded one, ignoring case.
+/// True if a text equals a case-folded text, ignoring case.
 pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     match text.is_ascii() {
         true => text.eq_ignore_ascii_case(folded),
@@ -76,9 +79,9 @@ pub(crate) fn is_equal_folded(text: &str, folded: &str) -> bool {
     }
 }
 
-/// Appends a text with folded case: letters are equal if either their upper or their lower cases are equal, as
-/// in Java, whose comparison is the most lenient. The lower case comes first, because `ẞ` has no other upper
-/// case and `ß`, its lower case, has `SS`.
+/// Appends a text with folded case. As in Java, whose comparison is the most lenient, letters are equal if their upper
+/// cases or their lower cases are equal. Letters are converted to lower case first, because the lower case of `ẞ` is
+/// `ß`, whose upper case is `SS`.
 fn fold_case(text: &str, output: &mut String) {
     for c in text.chars() {
         match c {
@@ -91,14 +94,14 @@ fn fold_case(text: &str, output: &mut String) {
     }
 }
 
-/// Decodes a text until no escape remains. `None` for too many layers, since the layer at which an application
-/// stops is unknown.
+/// Decodes a text until no escape remains; `None` if there are too many layers of escapes, because it is unknown how
+/// many layers an application decodes.
 pub(crate) fn decoded_throughout(text: &str) -> Option<Vec<u8>> {
     let (decoded, is_complete) = decoded_layers(text);
     is_complete.then_some(decoded)
 }
 
-/// Decodes as many layers of escapes as applications do. The second value is true if no escape remains.
+/// Decodes as many layers of escapes as applications decode. The second value is true if no escape remains.
 pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     let mut bytes = text.as_bytes().to_vec();
     for _ in 0..=MAX_ESCAPE_LAYERS {
@@ -111,7 +114,7 @@ pub(crate) fn decoded_layers(text: &str) -> (Vec<u8>, bool) {
     (bytes, false)
 }
 
-/// Decodes one layer: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
+/// Decodes one layer of escapes: `%xx`, `%uxxxx` as in IIS, and overlong UTF-8.
 pub(crate) fn decoded_once(bytes: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut remaining = bytes;
@@ -153,11 +156,13 @@ fn decode_overlong(first: u8, following: &[u8]) -> Option<(char, &[u8])> {
     Some((char::from_u32(number).filter(|_| number < minimum)?, remainder))
 }
 
+/// Decodes the two hexadecimal digits of `%xx`. Returns the byte and the following bytes.
 fn byte_escape(escape: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, remainder @ ..] = escape else { return None };
     Some((hex_digit(*high)? << 4 | hex_digit(*low)?, remainder))
 }
 
+/// Decodes `uxxxx` after a percent sign. Returns the character and the following bytes.
 fn unicode_escape(escape: &[u8]) -> Option<(char, &[u8])> {
     let [b'u' | b'U', digits @ ..] = escape else { return None };
     let (digits, remainder) = digits.split_at_checked(4)?;
@@ -177,13 +182,13 @@ pub(crate) fn is_separator(c: char) -> bool {
     matches!(c, '/' | '\\')
 }
 
-/// True for a character that applications trim: frameworks trim blanks, `$` of many regular expressions matches
-/// before a final line feed, and JavaScript trims a byte order mark.
+/// True for a character that applications may ignore at the end of a text: frameworks trim blanks, `$` in many regular
+/// expressions matches before a final line feed, and JavaScript trims a byte order mark.
 pub(crate) fn is_blank(c: char) -> bool {
     c.is_whitespace() || c.is_control() || c == '\u{feff}'
 }
 
-/// The maximum number of escape layers: an application behind two proxies decodes at most three times.
+/// The maximum number of escape layers. An application behind two proxies decodes at most three layers.
 const MAX_ESCAPE_LAYERS: usize = 4;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Alternative readings of a path, as applications and URL parsers produce them.
+//! The alternative readings of a path: the other paths that applications and URL parsers may read in it.
 
 use super::lossy_text;
 use super::normalized::{decoded_once, is_blank, is_separator};
 
-/// Returns the path after the authority of a network-path reference (RFC 3986 §4.2): `//host/path`. WHATWG
-/// parsers also accept more slashes, and backslashes.
+/// Returns the path after the authority of a network-path reference `//host/path` (RFC 3986 §4.2); `None` for other
+/// paths. WHATWG parsers also accept more slashes, and backslashes.
 fn path_after_authority(path: &str) -> Option<&str> {
     let start = path.find(|c| !is_separator(c) && !is_blank(c))?;
     let (slashes, authority) = path.split_at_checked(start)?;
@@ -30,10 +30,10 @@ pub(crate) fn names_authority(path: &str) -> bool {
     }
 }
 
-/// Returns the alternative paths that an application may read. Decoding and parsing may happen in any order:
-/// parsers remove an authority, a query or a fragment, tabs and line ends; some end a path at a semicolon; some
-/// read invalid UTF-8 as Latin-1. Texts that differ only in escapes are one path. The result is `None` if there
-/// are too many paths, or if they are too long in total.
+/// Returns the alternative paths that an application may read; `None` if there are too many paths, or if their total
+/// length is too large. Decoding and parsing are combined in any order. Parsers remove an authority, a query, a
+/// fragment, tabs and line ends. Some parsers end a path at a semicolon, and some read invalid UTF-8 as Latin-1. Paths
+/// that differ only in escapes count once.
 pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
     let mut texts = vec![sent.as_bytes().to_vec()];
     let (mut position, mut total_bytes) = (0, 0);

@@ -1,11 +1,11 @@
-//! Values that an application may read in a header or a parameter.
+//! The values that an application may read in a header or a query parameter.
 
 use super::lossy_text;
 use super::normalized::{decoded_layers, is_blank};
 
-/// True if one of the possible values of a joined header matches: all together, each one, each without its
-/// parameters, and all of these without escapes, quotes, blanks around `=`, and invalid UTF-8. A header with
-/// too many values always matches.
+/// True if one of the possible values of a joined header matches. These are the joined values, each single value, each
+/// value without its parameters, and all of these without escapes, quotes, blanks around `=` and invalid UTF-8. A header
+/// with too many values always matches.
 pub(crate) fn any_value(joined: &str, mut is_match: impl FnMut(&str) -> bool) -> bool {
     let kinds = byte_kinds(joined);
     let is_written_plainly =
@@ -15,7 +15,7 @@ pub(crate) fn any_value(joined: &str, mut is_match: impl FnMut(&str) -> bool) ->
         || !is_written_plainly && any_decoded_value(joined, &mut is_match)
 }
 
-/// True if one of the possible values of a decoded text matches. Quotes in it are literal.
+/// True if one of the possible values of a decoded text matches. Quotes in the text are literal.
 pub(crate) fn any_listed_value(text: &str, is_match: impl FnMut(&str) -> bool) -> bool {
     has_too_many_values(text) || split_values(text, byte_kinds(text)).any(is_match)
 }
@@ -25,21 +25,25 @@ fn byte_kinds(text: &str) -> u8 {
     text.bytes().fold(0, |kinds, byte| kinds | BYTE_KINDS[usize::from(byte)])
 }
 
+/// True if a text has more values than are compared with rules.
 fn has_too_many_values(joined: &str) -> bool {
     joined.len() > MAX_COMPARED_VALUES
         && joined.bytes().filter(|byte| matches!(byte, b',' | b';')).count() > MAX_COMPARED_VALUES
 }
 
-/// Returns the values of a text with these kinds of bytes.
+/// Returns the values that an application may read in a text. `kinds` are the kinds of the text's bytes.
 fn split_values(joined: &str, kinds: u8) -> impl Iterator<Item = &str> {
-    let listed = joined.split(',').map(bare_value);
+    let list_values = joined.split(',').map(bare_value);
     let has_parameters = kinds & SEMICOLON != 0;
-    let list_items = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
-    [joined, bare_value(joined)].into_iter().chain(listed).chain(list_items.into_iter().flatten())
+    let parameter_values = has_parameters.then(|| joined.split([',', ';']).map(bare_value));
+    [joined, bare_value(joined)]
+        .into_iter()
+        .chain(list_values)
+        .chain(parameter_values.into_iter().flatten())
 }
 
-/// Compares the values after cookie and quoted-string parsing, with and without decoding. Separate, so that the
-/// usual value needs no stack space for it.
+/// True if a value matches after cookie and quoted-string parsing, with or without decoding. This is a separate function
+/// so that usual values do not need its stack space.
 #[inline(never)]
 fn any_decoded_value(joined: &str, is_match: &mut impl FnMut(&str) -> bool) -> bool {
     let text = unquote(joined);
@@ -51,8 +55,8 @@ fn any_decoded_value(joined: &str, is_match: &mut impl FnMut(&str) -> bool) -> b
     })
 }
 
-/// Returns a text without quotes, quoted-pair backslashes and octal escapes (Python writes `"\162"` for `r`),
-/// and without blanks around `=`. An invalid UTF-8 byte may be a Latin-1 blank, which applications trim.
+/// Returns a text without quotes, quoted-pair backslashes and blanks around `=`. Octal escapes are decoded, because
+/// Python writes `"\162"` for `r`. An invalid UTF-8 byte is read as a blank, because it may be one in Latin-1.
 fn unquote(text: &str) -> String {
     let mut unquoted = String::with_capacity(text.len());
     let mut remaining = text;
@@ -73,6 +77,7 @@ fn unquote(text: &str) -> String {
     unquoted
 }
 
+/// Decodes an octal escape of three digits. Returns the character and the following text.
 fn decode_octal(escape: &str) -> Option<(char, &str)> {
     let (digits, remainder) = escape.split_at_checked(3)?;
     let is_octal = digits.bytes().all(|digit| matches!(digit, b'0'..=b'7'));

@@ -26,7 +26,7 @@ pub struct DecodedPiece {
     pub data: Range<usize>,
     /// The raw trailer section, including its final CR LF, if the body has one.
     pub trailers: Option<Range<usize>>,
-    /// The end of the body: bytes after the consumed ones are not part of it.
+    /// True at the end of the body: bytes after the consumed ones are not part of the body.
     pub complete: bool,
 }
 
@@ -100,8 +100,8 @@ impl BodyDecoder {
         }
     }
 
-    fn decode_plain(&mut self, remaining: u64, available: usize) -> DecodedPiece {
-        let (length, remaining) = split_available(remaining, available);
+    fn decode_plain(&mut self, remaining: u64, available_bytes: usize) -> DecodedPiece {
+        let (length, remaining) = split_available(remaining, available_bytes);
         self.state =
             if remaining == 0 { DecoderState::Complete } else { DecoderState::Known(remaining) };
         DecodedPiece { consumed: length, data: 0..length, trailers: None, complete: remaining == 0 }
@@ -111,15 +111,15 @@ impl BodyDecoder {
     fn decode_chunk(&mut self, bytes: &[u8]) -> Result<DecodedPiece, Malformed> {
         let mut piece = DecodedPiece::default();
         loop {
-            let rest = bytes.get(piece.consumed..).unwrap_or_default();
-            let step = match self.state {
-                DecoderState::ChunkSize => self.read_chunk_size(rest)?,
+            let remaining_bytes = bytes.get(piece.consumed..).unwrap_or_default();
+            let step_bytes = match self.state {
+                DecoderState::ChunkSize => self.read_chunk_size(remaining_bytes)?,
                 DecoderState::ChunkExtension { size, extension } => {
-                    self.read_chunk_extension(size, extension, rest)?
+                    self.read_chunk_extension(size, extension, remaining_bytes)?
                 }
-                DecoderState::ChunkEnd => self.read_chunk_end(rest)?,
+                DecoderState::ChunkEnd => self.read_chunk_end(remaining_bytes)?,
                 DecoderState::ChunkData(remaining) if piece.data.is_empty() => {
-                    let (length, remaining) = split_available(remaining, rest.len());
+                    let (length, remaining) = split_available(remaining, remaining_bytes.len());
                     self.state = if remaining == 0 {
                         DecoderState::ChunkEnd
                     } else {
@@ -129,7 +129,7 @@ impl BodyDecoder {
                     length
                 }
                 DecoderState::Trailers => {
-                    let length = self.read_trailers(rest)?;
+                    let length = self.read_trailers(remaining_bytes)?;
                     if length > CHUNK_END.len() {
                         let end = piece.consumed.saturating_add(length);
                         piece.trailers = Some(piece.consumed..end);
@@ -141,9 +141,9 @@ impl BodyDecoder {
                 | DecoderState::Known(_)
                 | DecoderState::UntilClose => 0,
             };
-            piece.consumed = piece.consumed.saturating_add(step);
+            piece.consumed = piece.consumed.saturating_add(step_bytes);
             piece.complete = self.is_complete();
-            if step == 0 || piece.complete {
+            if step_bytes == 0 || piece.complete {
                 return Ok(piece);
             }
         }
@@ -235,21 +235,21 @@ impl DecoderState {
 
 /// Appends the size line of a chunk; its data and [`CHUNK_END`] follow. Zero would end the body, so nothing is
 /// written for it.
-pub fn write_chunk_size(length: usize, out: &mut BytesMut) {
+pub fn write_chunk_size(length: usize, output: &mut BytesMut) {
     let mut line = *b"0000000000000000\r\n";
-    let mut remaining = length;
-    let mut digits = 0_usize;
+    let mut remaining_length = length;
+    let mut digit_count = 0_usize;
     for digit in line.iter_mut().rev().skip(CHUNK_END.len()) {
-        if remaining == 0 {
+        if remaining_length == 0 {
             break;
         }
-        *digit = HEX.get(remaining & 15).copied().unwrap_or(b'0');
-        remaining = remaining.wrapping_shr(4);
-        digits = digits.saturating_add(1);
+        *digit = HEX.get(remaining_length & 15).copied().unwrap_or(b'0');
+        remaining_length = remaining_length.wrapping_shr(4);
+        digit_count = digit_count.saturating_add(1);
     }
-    let start = MAX_CHUNK_SIZE_DIGITS.saturating_sub(digits);
-    if digits > 0 {
-        out.extend_from_slice(line.get(start..).unwrap_or_default());
+    let start = MAX_CHUNK_SIZE_DIGITS.saturating_sub(digit_count);
+    if digit_count > 0 {
+        output.extend_from_slice(line.get(start..).unwrap_or_default());
     }
 }
 
@@ -263,8 +263,8 @@ pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
 
 /// Splits `remaining` into the available part and the rest.
-fn split_available(remaining: u64, available: usize) -> (usize, u64) {
-    let length = usize::try_from(remaining).unwrap_or(usize::MAX).min(available);
+fn split_available(remaining: u64, available_bytes: usize) -> (usize, u64) {
+    let length = usize::try_from(remaining).unwrap_or(usize::MAX).min(available_bytes);
     (length, remaining.saturating_sub(length as u64))
 }
 

@@ -6,11 +6,11 @@ use super::scan::{TOKEN, is_in_class};
 /// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
 /// quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ChunkExtension(Position);
+pub(super) struct ChunkExtension(GrammarState);
 
 /// The grammar element that the parser is in.
 #[derive(Clone, Copy, Debug, Default)]
-enum Position {
+enum GrammarState {
     /// After the size, or after a quoted string.
     #[default]
     Item,
@@ -32,7 +32,7 @@ enum Position {
 pub(super) enum Progress {
     /// The line of the extensions continues.
     Incomplete,
-    /// The LF of their line was read.
+    /// The LF at the end of the line was read.
     Complete,
 }
 
@@ -44,12 +44,12 @@ impl ChunkExtension {
     pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Progress), Malformed> {
         for (index, byte) in bytes.iter().enumerate() {
             match (self.0, byte) {
-                (Position::LineEnd, b'\n') => {
+                (GrammarState::LineEnd, b'\n') => {
                     return Ok((index.saturating_add(1), Progress::Complete));
                 }
-                (Position::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
-                (position, byte) => {
-                    self.0 = position.next(*byte).ok_or(Malformed::ChunkExtension)?
+                (GrammarState::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
+                (state, byte) => {
+                    self.0 = state.next_state(*byte).ok_or(Malformed::ChunkExtension)?
                 }
             }
         }
@@ -57,8 +57,8 @@ impl ChunkExtension {
     }
 }
 
-impl Position {
-    fn next(self, byte: u8) -> Option<Self> {
+impl GrammarState {
+    fn next_state(self, byte: u8) -> Option<Self> {
         let is_token = is_in_class(byte, TOKEN);
         Some(match (self, byte) {
             (Self::Item | Self::Name | Self::Value, b'\r') => Self::LineEnd,

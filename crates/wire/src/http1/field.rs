@@ -89,8 +89,8 @@ impl FieldName {
 fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
     let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
     let difference = |bits: u8, (byte, expected): (&u8, &u8)| {
-        let case = if expected.is_ascii_lowercase() { b' ' } else { 0 };
-        bits | ((byte | case) ^ expected)
+        let case_bit = if expected.is_ascii_lowercase() { b' ' } else { 0 };
+        bits | ((byte | case_bit) ^ expected)
     };
     name.iter().zip(expected).fold(0, difference) == 0
 }
@@ -100,27 +100,27 @@ fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
 pub(super) struct FieldSection {
     pub(super) host: Option<ByteSpan>,
     pub(super) expect_continue: bool,
-    pub(super) close: bool,
-    pub(super) keep_alive: bool,
-    /// `Authorization` with a scheme that authenticates connections.
-    pub(super) authenticates: bool,
+    pub(super) has_close: bool,
+    pub(super) has_keep_alive: bool,
+    /// True if `Authorization` has a scheme that authenticates the connection.
+    pub(super) authenticates_connection: bool,
     content_length: Option<u64>,
-    chunked: bool,
-    upgrade_option: bool,
-    upgrade_field: bool,
-    upgrade_http2: bool,
-    upgrade_other: bool,
+    is_chunked: bool,
+    has_upgrade_option: bool,
+    has_upgrade_field: bool,
+    upgrade_lists_http2: bool,
+    upgrade_lists_others: bool,
 }
 
-/// Further fields listed in `Connection`.
+/// The fields listed in `Connection` that are not hop-by-hop by their name.
 #[derive(Default)]
 struct ConnectionOptions {
-    spans: [ByteSpan; MAX_CONNECTION_OPTIONS],
-    count: usize,
+    option_spans: [ByteSpan; MAX_CONNECTION_OPTIONS],
+    option_count: usize,
 }
 
 impl FieldSection {
-    /// Reads field lines up to and including the final empty line, into an empty section. The caller owns it,
+    /// Reads field lines up to and including the final empty line, into an empty section. The caller owns the section,
     /// because returning it would copy it for each head.
     pub(super) fn read(
         &mut self,
@@ -147,7 +147,7 @@ impl FieldSection {
         &self,
         version: Http1Version,
     ) -> Result<Option<BodyLength>, Malformed> {
-        match (self.content_length, self.chunked) {
+        match (self.content_length, self.is_chunked) {
             (Some(_), true) => Err(Malformed::TwoLengths),
             (None, true) if version == Http1Version::Http10 => {
                 Err(Malformed::TransferEncodingInHttp10)
@@ -160,7 +160,7 @@ impl FieldSection {
 
     /// True if the connection may carry another message after this one (RFC 9112 §9.3).
     pub(super) fn is_persistent(&self, version: Http1Version) -> bool {
-        !self.close && (version == Http1Version::Http11 || self.keep_alive)
+        !self.has_close && (version == Http1Version::Http11 || self.has_keep_alive)
     }
 
     /// True if the message requests or confirms a change of protocol (RFC 9110 §7.8).
@@ -168,20 +168,20 @@ impl FieldSection {
     /// False for HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
     pub(super) fn is_upgrade(&self, version: Http1Version) -> bool {
         version == Http1Version::Http11
-            && self.upgrade_option
-            && self.upgrade_field
-            && !self.upgrade_http2
+            && self.has_upgrade_option
+            && self.has_upgrade_field
+            && !self.upgrade_lists_http2
     }
 
     /// True if `Upgrade` lists no protocol other than WebSocket (RFC 6455 §4.1).
     pub(super) fn lists_only_websocket(&self) -> bool {
-        !self.upgrade_other
+        !self.upgrade_lists_others
     }
 
     /// True if the client offers HTTP/2 (RFC 7540 §3.2). The offer is hop-by-hop: a proxy that does not accept
     /// it drops it, and the client continues in HTTP/1.1.
     pub(super) fn offers_http2(&self, version: Http1Version) -> bool {
-        self.upgrade_http2 && self.upgrade_option && version == Http1Version::Http11
+        self.upgrade_lists_http2 && self.has_upgrade_option && version == Http1Version::Http11
     }
 
     fn record_field(
@@ -203,20 +203,22 @@ impl FieldSection {
                 }
             }
             FieldName::TransferEncoding => {
-                if self.chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                if self.is_chunked || !value.eq_ignore_ascii_case(b"chunked") {
                     return Err(Malformed::TransferEncoding);
                 }
-                self.chunked = true;
+                self.is_chunked = true;
             }
             FieldName::Connection => self.record_options(field.value, bytes, connection_options)?,
             FieldName::Expect => {
                 self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
             }
-            FieldName::Authorization => self.authenticates |= authenticates_connection(value),
+            FieldName::Authorization => {
+                self.authenticates_connection |= authenticates_connection(value)
+            }
             FieldName::Upgrade => {
-                self.upgrade_field |= !value.is_empty();
-                self.upgrade_http2 |= value.split(|byte| *byte == b',').any(is_http2);
-                self.upgrade_other |= !value.split(|byte| *byte == b',').all(is_websocket);
+                self.has_upgrade_field |= !value.is_empty();
+                self.upgrade_lists_http2 |= value.split(|byte| *byte == b',').any(is_http2);
+                self.upgrade_lists_others |= !value.split(|byte| *byte == b',').all(is_websocket);
             }
             FieldName::Te
             | FieldName::Trailer
@@ -235,14 +237,14 @@ impl FieldSection {
         bytes: &[u8],
         connection_options: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
-        let mut start = value.start as usize;
+        let mut element_start = value.start as usize;
         for element in value.slice_in(bytes).split(|byte| *byte == b',') {
-            let leading = element.iter().take_while(|byte| is_blank(**byte)).count();
+            let blank_count = element.iter().take_while(|byte| is_blank(**byte)).count();
             let option = element.trim_ascii();
-            let at = start.saturating_add(leading);
-            start = start.saturating_add(element.len()).saturating_add(1);
+            let option_start = element_start.saturating_add(blank_count);
+            element_start = element_start.saturating_add(element.len()).saturating_add(1);
             if !option.is_empty() {
-                let span = ByteSpan::new(at, at.saturating_add(option.len()));
+                let span = ByteSpan::new(option_start, option_start.saturating_add(option.len()));
                 self.record_option(option, span, connection_options)?;
             }
         }
@@ -256,12 +258,12 @@ impl FieldSection {
         connection_options: &mut ConnectionOptions,
     ) -> Result<(), Malformed> {
         if option.eq_ignore_ascii_case(b"close") {
-            self.close = true;
+            self.has_close = true;
             return Ok(());
         }
         match FieldName::classify(option) {
-            FieldName::KeepAlive => self.keep_alive = true,
-            FieldName::Upgrade => self.upgrade_option = true,
+            FieldName::KeepAlive => self.has_keep_alive = true,
+            FieldName::Upgrade => self.has_upgrade_option = true,
             // Dropping these for a `Connection` option would change the destination or the end of a message.
             FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => {
                 return Err(Malformed::ConnectionOption);
@@ -278,15 +280,18 @@ impl FieldSection {
 
 impl ConnectionOptions {
     fn push(&mut self, span: ByteSpan) -> Result<(), Malformed> {
-        let slot = self.spans.get_mut(self.count).ok_or(Malformed::TooManyConnectionOptions)?;
+        let slot = self
+            .option_spans
+            .get_mut(self.option_count)
+            .ok_or(Malformed::TooManyConnectionOptions)?;
         *slot = span;
-        self.count = self.count.saturating_add(1);
+        self.option_count = self.option_count.saturating_add(1);
         Ok(())
     }
 
     /// Marks the listed fields as hop-by-hop.
     fn mark_hop_by_hop(&self, bytes: &[u8], fields: &mut [HeaderField]) {
-        for option in self.spans.iter().take(self.count) {
+        for option in self.option_spans.iter().take(self.option_count) {
             let option = option.slice_in(bytes);
             for field in fields.iter_mut() {
                 field.hop_by_hop |= field.name.slice_in(bytes).eq_ignore_ascii_case(option);

@@ -24,8 +24,8 @@ pub struct RepairedHead {
 #[must_use]
 pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
     let (lines, length) = split_lines(bytes)?;
-    let (status_line, rest) = lines.split_first()?;
-    let fields = split_fields(rest)?;
+    let (status_line, field_lines) = lines.split_first()?;
+    let fields = split_fields(field_lines)?;
     let status = status_line.get(STATUS_START..STATUS_END)?;
     if status.starts_with(b"1") {
         return None;
@@ -41,9 +41,9 @@ pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
     }
     head.extend_from_slice(b"\r\n");
     for (name, value) in &fields {
-        let (is_length, is_encoding) =
+        let (is_content_length, is_transfer_encoding) =
             (is_named(name, CONTENT_LENGTH), is_named(name, TRANSFER_ENCODING));
-        if !is_length && !is_encoding {
+        if !is_content_length && !is_transfer_encoding {
             write_line(&mut head, name, value);
         }
     }
@@ -104,28 +104,30 @@ fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
 
 /// Removes surrounding spaces and tabs (RFC 9110 §5.6.3).
 fn trim_whitespace(bytes: &[u8]) -> &[u8] {
-    let leading = bytes.iter().take_while(|byte| is_blank(**byte)).count();
-    trim_trailing_whitespace(bytes.get(leading..).unwrap_or_default())
+    let blank_count = bytes.iter().take_while(|byte| is_blank(**byte)).count();
+    trim_trailing_whitespace(bytes.get(blank_count..).unwrap_or_default())
 }
 
 fn trim_trailing_whitespace(bytes: &[u8]) -> &[u8] {
-    let trailing = bytes.iter().rev().take_while(|byte| is_blank(**byte)).count();
-    bytes.get(..bytes.len().saturating_sub(trailing)).unwrap_or_default()
+    let blank_count = bytes.iter().rev().take_while(|byte| is_blank(**byte)).count();
+    bytes.get(..bytes.len().saturating_sub(blank_count)).unwrap_or_default()
 }
 
 /// True if the body is chunked; `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends
 /// the body for every recipient (RFC 9112 §6.3), and the body is encoded once: some senders add the field a second
 /// time.
 fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
-    let mut codings =
+    let mut transfer_encodings =
         fields.iter().filter(|(name, _)| is_named(name, TRANSFER_ENCODING)).peekable();
-    let is_chunked = codings.peek().is_some();
-    codings.all(|(_, coding)| coding.eq_ignore_ascii_case(b"chunked")).then_some(is_chunked)
+    let is_chunked = transfer_encodings.peek().is_some();
+    transfer_encodings
+        .all(|(_, coding)| coding.eq_ignore_ascii_case(b"chunked"))
+        .then_some(is_chunked)
 }
 
 /// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
 fn parse_content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
-    let mut declared = None;
+    let mut declared_length = None;
     for (_, value) in fields.iter().filter(|(name, _)| is_named(name, CONTENT_LENGTH)) {
         for length in value.split(|byte| *byte == b',') {
             let length = length.trim_ascii();
@@ -133,17 +135,17 @@ fn parse_content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
                 return None;
             }
             let length: u64 = std::str::from_utf8(length).ok()?.parse().ok()?;
-            if declared.replace(length).is_some_and(|previous| previous != length) {
+            if declared_length.replace(length).is_some_and(|previous| previous != length) {
                 return None;
             }
         }
     }
-    Some(declared)
+    Some(declared_length)
 }
 
 fn write_line(head: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    for part in [name, b": ", value, b"\r\n"] {
-        head.extend_from_slice(part);
+    for piece in [name, b": ", value, b"\r\n"] {
+        head.extend_from_slice(piece);
     }
 }
 
@@ -162,17 +164,17 @@ mod tests {
     use super::*;
     use crate::http1::{Parsed, RequestKind, ResponseHead};
 
-    /// The head that a strict reader receives, without `connection: close`.
+    /// Returns the head that a strict reader receives, without `connection: close`.
     fn repair_head(head: &str) -> Option<String> {
         let received = format!("{head}left");
         let repaired = repair_response(received.as_bytes())?;
         assert_eq!(repaired.length, head.len());
-        let mut parsed = ResponseHead::default();
-        let strict = parsed.parse(&repaired.head, RequestKind::Other);
-        assert_eq!(strict, Ok(Parsed::Complete(repaired.head.len())), "{head}");
-        assert!(!parsed.keep_alive);
-        let text = String::from_utf8(repaired.head).unwrap();
-        Some(text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())
+        let mut response_head = ResponseHead::default();
+        let parse_result = response_head.parse(&repaired.head, RequestKind::Other);
+        assert_eq!(parse_result, Ok(Parsed::Complete(repaired.head.len())), "{head}");
+        assert!(!response_head.keep_alive);
+        let repaired_text = String::from_utf8(repaired.head).unwrap();
+        Some(repaired_text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())
     }
 
     #[test]

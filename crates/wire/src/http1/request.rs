@@ -99,7 +99,7 @@ impl RequestHead {
         self.upgrade = section.is_upgrade(self.version);
         self.websocket = self.upgrade && section.lists_only_websocket();
         self.http2 = section.offers_http2(self.version);
-        self.authenticates_connection = section.authenticates;
+        self.authenticates_connection = section.authenticates_connection;
         self.expect_continue = section.expect_continue && self.version == Http1Version::Http11;
         Ok(())
     }
@@ -120,11 +120,12 @@ impl RequestHead {
                 _ => Malformed::TargetCharacter,
             });
         }
-        self.version = read_version(cursor).ok_or(if cursor.rest().starts_with(b"HTTP/") {
-            Malformed::Version
-        } else {
-            Malformed::RequestLine
-        })?;
+        self.version =
+            read_version(cursor).ok_or(if cursor.remaining_bytes().starts_with(b"HTTP/") {
+                Malformed::Version
+            } else {
+                Malformed::RequestLine
+            })?;
         cursor.skip_line_end(Malformed::RequestLine)?;
         parse_valid_target(self.method.slice_in(cursor.bytes), self.target.slice_in(cursor.bytes))
             .map(|_| ())

@@ -26,7 +26,7 @@ pub struct ResponseHead {
     pub tunnel: bool,
 }
 
-/// The method of the request, as far as the body of the response depends on it.
+/// The kind of request method: the framing of the response body depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestKind {
     /// HEAD: never a body.
@@ -140,7 +140,7 @@ impl ResponseHead {
     fn read_status_line(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
         self.version = read_version(cursor).ok_or(Malformed::Version)?;
         let Some([b' ', hundreds @ b'1'..=b'9', tens @ b'0'..=b'9', ones @ b'0'..=b'9', b' ', ..]) =
-            cursor.rest().first_chunk::<5>()
+            cursor.remaining_bytes().first_chunk::<5>()
         else {
             return Err(Malformed::StatusLine);
         };

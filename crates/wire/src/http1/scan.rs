@@ -13,7 +13,7 @@ pub(super) struct Cursor<'a> {
 
 impl<'a> Cursor<'a> {
     #[inline]
-    pub(super) fn rest(&self) -> &'a [u8] {
+    pub(super) fn remaining_bytes(&self) -> &'a [u8] {
         self.bytes.get(self.position..).unwrap_or_default()
     }
 
@@ -22,12 +22,12 @@ impl<'a> Cursor<'a> {
         self.bytes.get(self.position).copied()
     }
 
-    /// Skips `expected` if it is next; true if it was.
+    /// Skips `expected` if the remaining bytes start with it; true if they do.
     #[inline]
     pub(super) fn skip(&mut self, expected: &[u8]) -> bool {
-        let is_present = self.rest().starts_with(expected);
+        let is_present = self.remaining_bytes().starts_with(expected);
         if is_present {
-            self.advance(expected.len());
+            self.skip_bytes(expected.len());
         }
         is_present
     }
@@ -35,38 +35,40 @@ impl<'a> Cursor<'a> {
     /// Skips the longest run of bytes of `class`.
     #[inline]
     pub(super) fn skip_run(&mut self, class: u8) -> ByteSpan {
-        let length = run_length(self.rest(), class);
-        self.advance(length)
+        let length = run_length(self.remaining_bytes(), class);
+        self.skip_bytes(length)
     }
 
     /// Skips the longest run of [`TOKEN`].
     #[inline]
     pub(super) fn skip_token(&mut self) -> ByteSpan {
-        let rest = self.rest();
-        let mut length = count_leading_bytes(rest, count_common_name_bytes);
-        if rest.get(length).is_some_and(|byte| is_in_class(*byte, TOKEN)) {
-            length =
-                length.saturating_add(run_length(rest.get(length..).unwrap_or_default(), TOKEN));
+        let remaining_bytes = self.remaining_bytes();
+        let mut length = count_leading_bytes(remaining_bytes, count_common_name_bytes);
+        if remaining_bytes.get(length).is_some_and(|byte| is_in_class(*byte, TOKEN)) {
+            length = length.saturating_add(run_length(
+                remaining_bytes.get(length..).unwrap_or_default(),
+                TOKEN,
+            ));
         }
-        self.advance(length)
+        self.skip_bytes(length)
     }
 
-    /// Skips a field value and the white space around it; the span is the value alone.
+    /// Skips a field value and the white space around it. Returns the span of the value without the white space.
     #[inline]
     pub(super) fn skip_value(&mut self) -> ByteSpan {
         while self.peek().is_some_and(is_blank) {
             self.position = self.position.wrapping_add(1);
         }
-        let rest = self.rest();
-        let length = value_length(rest);
-        let mut trimmed = rest.get(..length).unwrap_or_default();
-        while let Some((last, remaining)) = trimmed.split_last()
+        let remaining_bytes = self.remaining_bytes();
+        let length = value_length(remaining_bytes);
+        let mut trimmed = remaining_bytes.get(..length).unwrap_or_default();
+        while let Some((last, trimmed_before)) = trimmed.split_last()
             && is_blank(*last)
         {
-            trimmed = remaining;
+            trimmed = trimmed_before;
         }
         let start = self.position;
-        self.advance(length);
+        self.skip_bytes(length);
         ByteSpan::new(start, start.wrapping_add(trimmed.len()))
     }
 
@@ -84,7 +86,7 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    fn advance(&mut self, length: usize) -> ByteSpan {
+    fn skip_bytes(&mut self, length: usize) -> ByteSpan {
         let start = self.position;
         // Within the bytes, hence without overflow.
         self.position = start.wrapping_add(length);
@@ -94,8 +96,8 @@ impl<'a> Cursor<'a> {
 
 /// Applies `read` to the section at the start of `bytes` up to and including its empty line.
 ///
-/// A head usually arrives complete, so a short one is parsed at once; only after a failure does a search
-/// distinguish an invalid head from an incomplete one. A long one is searched first: with a slow sender every
+/// A head usually arrives complete, so a short head is parsed at once. Only if parsing fails does a search
+/// distinguish an invalid head from an incomplete one. A long head is searched first: with a slow sender every
 /// packet triggers another attempt, and a search costs a tenth of a parse.
 #[inline]
 pub(super) fn parse_section<'a>(
@@ -134,7 +136,7 @@ fn is_complete_section(bytes: &[u8]) -> Result<bool, Malformed> {
     Ok(false)
 }
 
-/// SP or HTAB.
+/// True for SP and HTAB.
 #[inline]
 pub(super) fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
@@ -155,16 +157,20 @@ fn byte_classes(byte: u8) -> u8 {
 #[inline]
 pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
     let mut length = 0_usize;
-    // Eight at once, while all match.
+    // Eight bytes are tested at once, as long as all of them match.
     for chunk in bytes.chunks_exact(8) {
         if chunk.iter().fold(class, |common, byte| common & byte_classes(*byte)) == 0 {
             break;
         }
         length = length.wrapping_add(8);
     }
-    let rest = bytes.get(length..).unwrap_or_default();
-    length
-        .wrapping_add(rest.iter().position(|byte| !is_in_class(*byte, class)).unwrap_or(rest.len()))
+    let remaining_bytes = bytes.get(length..).unwrap_or_default();
+    length.wrapping_add(
+        remaining_bytes
+            .iter()
+            .position(|byte| !is_in_class(*byte, class))
+            .unwrap_or(remaining_bytes.len()),
+    )
 }
 
 /// Returns the number of leading `field-vchar`, SP or HTAB bytes (RFC 9110 §5.5).
@@ -172,8 +178,8 @@ pub(super) fn run_length(bytes: &[u8], class: u8) -> usize {
 fn value_length(bytes: &[u8]) -> usize {
     let mut length = 0_usize;
     loop {
-        let rest = bytes.get(length..).unwrap_or_default();
-        length = length.wrapping_add(count_leading_bytes(rest, count_before_control));
+        let remaining_bytes = bytes.get(length..).unwrap_or_default();
+        length = length.wrapping_add(count_leading_bytes(remaining_bytes, count_before_control));
         if bytes.get(length) != Some(&b'\t') {
             return length;
         }
@@ -181,22 +187,23 @@ fn value_length(bytes: &[u8]) -> usize {
     }
 }
 
-/// Returns the number of leading bytes that match, by blocks; `count_leading` counts them in one block.
+/// Returns the number of leading bytes that match. `count_leading` returns the number of leading bytes that match in
+/// one block.
 #[inline]
 fn count_leading_bytes(bytes: &[u8], count_leading: impl Fn(&Block) -> usize) -> usize {
     let mut length = 0_usize;
-    let mut rest = bytes;
-    while let Some((block, remaining)) = rest.split_first_chunk::<16>() {
+    let mut remaining_bytes = bytes;
+    while let Some((block, remaining_blocks)) = remaining_bytes.split_first_chunk::<16>() {
         let count = count_leading(block);
         length = length.wrapping_add(count);
         if count < 16 {
             return length;
         }
-        rest = remaining;
+        remaining_bytes = remaining_blocks;
     }
     let mut last = [0; 16];
-    last.iter_mut().zip(rest).for_each(|(slot, byte)| *slot = *byte);
-    length.wrapping_add(count_leading(&last).min(rest.len()))
+    last.iter_mut().zip(remaining_bytes).for_each(|(slot, byte)| *slot = *byte);
+    length.wrapping_add(count_leading(&last).min(remaining_bytes.len()))
 }
 
 /// `tchar` (RFC 9110 §5.6.2).
@@ -258,17 +265,21 @@ mod tests {
     #[test]
     fn a_token_ends_at_the_first_byte_of_another_class_at_any_offset() {
         for length in 0..40 {
-            for at in 0..=length {
+            for position in 0..=length {
                 for byte in u8::MIN..=u8::MAX {
                     let mut bytes = vec![b'x'; length];
                     bytes.iter_mut().step_by(7).for_each(|other| *other = b'_');
                     bytes.iter_mut().step_by(3).for_each(|other| *other = b'-');
-                    if let Some(target_byte) = bytes.get_mut(at) {
+                    if let Some(target_byte) = bytes.get_mut(position) {
                         *target_byte = byte;
                     }
-                    let expected = if is_in_class(byte, TOKEN) { length } else { at };
+                    let expected = if is_in_class(byte, TOKEN) { length } else { position };
                     let span = Cursor { bytes: &bytes, position: 0 }.skip_token();
-                    assert_eq!(span, ByteSpan::new(0, expected), "{byte} at {at} of {length}");
+                    assert_eq!(
+                        span,
+                        ByteSpan::new(0, expected),
+                        "{byte} at {position} of {length}"
+                    );
                 }
             }
         }
@@ -277,16 +288,16 @@ mod tests {
     #[test]
     fn a_value_ends_at_the_first_control_character_at_any_offset() {
         for length in 0..40 {
-            for at in 0..=length {
+            for position in 0..=length {
                 for byte in u8::MIN..=u8::MAX {
                     let mut bytes = vec![b'\xff'; length];
                     bytes.iter_mut().step_by(3).for_each(|other| *other = b' ');
-                    if let Some(target_byte) = bytes.get_mut(at) {
+                    if let Some(target_byte) = bytes.get_mut(position) {
                         *target_byte = byte;
                     }
                     let is_control = byte != b'\t' && byte.is_ascii_control();
-                    let expected = if is_control { at } else { length };
-                    assert_eq!(value_length(&bytes), expected, "{byte} at {at} of {length}");
+                    let expected = if is_control { position } else { length };
+                    assert_eq!(value_length(&bytes), expected, "{byte} at {position} of {length}");
                 }
             }
         }

@@ -13,7 +13,7 @@ use super::scan::{HOST, TARGET, run_length};
 pub enum RequestTarget<'a> {
     /// `/path?query`, sent to servers.
     Origin {
-        /// From the first slash to the question mark.
+        /// The bytes from the first slash to the question mark.
         path: &'a [u8],
         /// After the question mark.
         query: Option<&'a [u8]>,
@@ -70,11 +70,15 @@ pub(super) fn parse_valid_target<'a>(
     if target == b"*" && method == b"OPTIONS" {
         return Ok(RequestTarget::Asterisk);
     }
-    let (scheme, rest) = split_scheme(target)?;
-    let end = rest.iter().position(|byte| matches!(byte, b'/' | b'?')).unwrap_or(rest.len());
-    let (authority, rest) = rest.split_at_checked(end).ok_or(Malformed::TargetForm)?;
+    let (scheme, after_scheme) = split_scheme(target)?;
+    let authority_end = after_scheme
+        .iter()
+        .position(|byte| matches!(byte, b'/' | b'?'))
+        .unwrap_or(after_scheme.len());
+    let (authority, path_and_query) =
+        after_scheme.split_at_checked(authority_end).ok_or(Malformed::TargetForm)?;
     split_authority(authority)?;
-    let (path, query) = split_query(rest)?;
+    let (path, query) = split_query(path_and_query)?;
     let path = match (path, query) {
         (b"", None) if method == b"OPTIONS" => b"*",
         (b"", _) => b"/",
@@ -83,21 +87,20 @@ pub(super) fn parse_valid_target<'a>(
     Ok(RequestTarget::Absolute { scheme, authority, path, query })
 }
 
-/// Returns the target to send to the server itself: without scheme and authority. Allocates only for an
-/// absolute target with a query but no path.
+/// Returns the origin form of a target, without scheme and authority, to be sent to the server itself. Allocates only
+/// for an absolute target with a query but no path.
 ///
 /// # Errors
-/// As [`parse_target`].
-pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
-    let RequestTarget::Absolute { scheme, authority, path, query } =
-        parse_target(method, received)?
+/// The same as for [`parse_target`].
+pub fn origin_form<'a>(method: &[u8], target: &'a [u8]) -> Result<Cow<'a, [u8]>, Malformed> {
+    let RequestTarget::Absolute { scheme, authority, path, query } = parse_target(method, target)?
     else {
-        return Ok(Cow::Borrowed(received));
+        return Ok(Cow::Borrowed(target));
     };
-    let prefix = scheme.len().saturating_add(b"://".len()).saturating_add(authority.len());
-    let rest = received.get(prefix..).unwrap_or_default();
+    let prefix_bytes = scheme.len().saturating_add(b"://".len()).saturating_add(authority.len());
+    let path_and_query = target.get(prefix_bytes..).unwrap_or_default();
     Ok(match query {
-        _ if rest.starts_with(b"/") => Cow::Borrowed(rest),
+        _ if path_and_query.starts_with(b"/") => Cow::Borrowed(path_and_query),
         Some(query) => Cow::Owned([b"/?", query].concat()),
         None => Cow::Borrowed(path),
     })
@@ -106,16 +109,17 @@ pub fn origin_form<'a>(method: &[u8], received: &'a [u8]) -> Result<Cow<'a, [u8]
 /// Splits `host` or `host:port`; an IPv6 address keeps its brackets.
 ///
 /// # Errors
-/// An empty host, one with user information, or an invalid port.
+/// The host is empty or has user information, or the port is invalid.
 pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malformed> {
     let is_bracketed = authority.starts_with(b"[");
-    let end = if is_bracketed {
+    let host_end = if is_bracketed {
         memchr(b']', authority).map(|at| at.saturating_add(1))
     } else {
         Some(run_length(authority, HOST))
     };
-    let (host, port) =
-        end.and_then(|end| authority.split_at_checked(end)).ok_or(Malformed::Authority)?;
+    let (host, port) = host_end
+        .and_then(|host_end| authority.split_at_checked(host_end))
+        .ok_or(Malformed::Authority)?;
     let is_valid = if is_bracketed {
         let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
         address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_ipv6)
@@ -151,18 +155,18 @@ fn parse_port(digits: &[u8]) -> Option<u16> {
 /// Splits a target at `://` into the scheme and the rest (RFC 3986 §3.1).
 fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     let colon = memchr(b':', target).ok_or(Malformed::TargetForm)?;
-    let (scheme, rest) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
-    let rest = rest.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
+    let (scheme, after_colon) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
+    let after_colon = after_colon.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
     let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
         && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
-    if is_scheme { Ok((scheme, rest)) } else { Err(Malformed::TargetForm) }
+    if is_scheme { Ok((scheme, after_colon)) } else { Err(Malformed::TargetForm) }
 }
 
 /// Splits a path from its query. A backslash in the path is an error: some servers read it as a slash, which would
 /// bypass rules about paths.
-fn split_query(rest: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
-    let end = memchr2(b'?', b'\\', rest).unwrap_or(rest.len());
-    match rest.split_at_checked(end).ok_or(Malformed::TargetForm)? {
+fn split_query(path_and_query: &[u8]) -> Result<(&[u8], Option<&[u8]>), Malformed> {
+    let path_end = memchr2(b'?', b'\\', path_and_query).unwrap_or(path_and_query.len());
+    match path_and_query.split_at_checked(path_end).ok_or(Malformed::TargetForm)? {
         (_, [b'\\', ..]) => Err(Malformed::TargetCharacter),
         (path, query) => Ok((path, query.strip_prefix(b"?"))),
     }

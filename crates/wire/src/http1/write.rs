@@ -10,9 +10,9 @@ use super::{BodyLength, ByteSpan, FieldName, HeaderField, RequestHead, ResponseH
 /// The edits of a forwarded request. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestEdits<'a> {
-    /// Another request target, such as its [`origin_form`](super::origin_form).
+    /// The request target that replaces the received one, such as its [`origin_form`](super::origin_form).
     pub target: Option<&'a [u8]>,
-    /// Another value of `Host`.
+    /// The value of `Host` that replaces the received one.
     pub host: Option<&'a [u8]>,
     /// The framing of the body.
     pub framing: Framing,
@@ -76,19 +76,19 @@ pub fn write_request(
     bytes: &[u8],
     head: &RequestHead,
     edits: &RequestEdits<'_>,
-    out: &mut BytesMut,
+    output: &mut BytesMut,
 ) {
-    reserve_space(bytes, &head.fields, out);
-    out.extend_from_slice(head.method.slice_in(bytes));
-    out.extend_from_slice(b" ");
+    reserve_space(bytes, &head.fields, output);
+    output.extend_from_slice(head.method.slice_in(bytes));
+    output.extend_from_slice(b" ");
     match edits.target {
-        Some(target) => put_target(target, out),
-        None => out.extend_from_slice(head.target.slice_in(bytes)),
+        Some(target) => put_target(target, output),
+        None => output.extend_from_slice(head.target.slice_in(bytes)),
     }
-    out.extend_from_slice(b" HTTP/1.1\r\n");
+    output.extend_from_slice(b" HTTP/1.1\r\n");
     if head.host.is_none() {
-        // HTTP/1.1 requires one, even if empty (RFC 9112 §3.2).
-        put_field("host", edits.host.unwrap_or_default(), out);
+        // HTTP/1.1 requires a `Host` field, even an empty one (RFC 9112 §3.2).
+        put_field("host", edits.host.unwrap_or_default(), output);
     }
     let keep_length =
         matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
@@ -101,9 +101,9 @@ pub fn write_request(
         replace: edits.replace,
         is_selective: !(edits.remove.is_empty() && edits.replace.is_empty()),
     };
-    let length_kept = put_fields(bytes, &head.fields, &selection, out);
-    put_framing(edits.framing, head.body, length_kept, out);
-    put_end(edits.connection, edits.add, edits.lines, out);
+    let has_content_length = put_fields(bytes, &head.fields, &selection, output);
+    put_framing(edits.framing, head.body, has_content_length, output);
+    put_end(edits.connection, edits.add, edits.lines, output);
 }
 
 /// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields (RFC 9110 §7.6.1).
@@ -112,14 +112,14 @@ pub fn write_response(
     bytes: &[u8],
     head: &ResponseHead,
     edits: &ResponseEdits<'_>,
-    out: &mut BytesMut,
+    output: &mut BytesMut,
 ) {
-    reserve_space(bytes, &head.fields, out);
-    out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(&status_digits(head.status));
-    out.extend_from_slice(b" ");
-    out.extend_from_slice(head.reason.slice_in(bytes));
-    out.extend_from_slice(b"\r\n");
+    reserve_space(bytes, &head.fields, output);
+    output.extend_from_slice(b"HTTP/1.1 ");
+    output.extend_from_slice(&status_digits(head.status));
+    output.extend_from_slice(b" ");
+    output.extend_from_slice(head.reason.slice_in(bytes));
+    output.extend_from_slice(b"\r\n");
     let forbids_body = head.forbids_body();
     // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
     let may_report_length = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
@@ -132,11 +132,11 @@ pub fn write_response(
         replace: &[],
         is_selective: !edits.remove.is_empty(),
     };
-    let length_kept = put_fields(bytes, &head.fields, &selection, out);
+    let has_content_length = put_fields(bytes, &head.fields, &selection, output);
     if !forbids_body {
-        put_framing(edits.framing, head.body, length_kept, out);
+        put_framing(edits.framing, head.body, has_content_length, output);
     }
-    put_end(edits.connection, edits.add, edits.lines, out);
+    put_end(edits.connection, edits.add, edits.lines, output);
 }
 
 /// The selection of received fields to forward.
@@ -191,37 +191,37 @@ fn is_similar_name(name: &[u8], other: &[u8]) -> bool {
     name.len() == other.len() && name.iter().zip(other).all(is_similar_byte)
 }
 
-/// Copies the selected fields, adjacent ones at once; true if `Content-Length` is among them.
+/// Copies the selected fields, adjacent fields with one copy. True if `Content-Length` is among them.
 fn put_fields(
     bytes: &[u8],
     fields: &[HeaderField],
     selection: &FieldSelection<'_>,
-    out: &mut BytesMut,
+    output: &mut BytesMut,
 ) -> bool {
-    let mut run = 0..0;
-    let mut length_kept = false;
+    let mut copied_range = 0..0;
+    let mut has_content_length = false;
     for field in fields {
         match selection.field_action(bytes, field) {
             FieldAction::Drop => {}
             FieldAction::Keep => {
                 let start = field.name.start as usize;
-                if start != run.end {
-                    out.extend_from_slice(bytes.get(run).unwrap_or_default());
-                    run = start..start;
+                if start != copied_range.end {
+                    output.extend_from_slice(bytes.get(copied_range).unwrap_or_default());
+                    copied_range = start..start;
                 }
-                run.end = line_end(bytes, field);
-                length_kept |= field.kind == FieldName::ContentLength;
+                copied_range.end = line_end(bytes, field);
+                has_content_length |= field.kind == FieldName::ContentLength;
             }
             FieldAction::Replace(value) => {
-                out.extend_from_slice(bytes.get(run).unwrap_or_default());
-                run = 0..0;
-                out.extend_from_slice(field.name.slice_in(bytes));
-                put_value(value, out);
+                output.extend_from_slice(bytes.get(copied_range).unwrap_or_default());
+                copied_range = 0..0;
+                output.extend_from_slice(field.name.slice_in(bytes));
+                put_value(value, output);
             }
         }
     }
-    out.extend_from_slice(bytes.get(run).unwrap_or_default());
-    length_kept
+    output.extend_from_slice(bytes.get(copied_range).unwrap_or_default());
+    has_content_length
 }
 
 /// Returns the position after the line end of a field: only white space and CR LF follow its value.
@@ -236,33 +236,43 @@ fn line_end(bytes: &[u8], field: &HeaderField) -> usize {
     end.saturating_add(blank_count).saturating_add(1)
 }
 
-fn put_framing(framing: Framing, body: BodyLength, length_kept: bool, out: &mut BytesMut) {
+fn put_framing(
+    framing: Framing,
+    body: BodyLength,
+    has_content_length: bool,
+    output: &mut BytesMut,
+) {
     match (framing, body) {
         (Framing::Chunked, _) | (Framing::Keep, BodyLength::Chunked) => {
-            out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+            output.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
-        (Framing::Keep, BodyLength::Known(length)) if !length_kept => {
-            write!(out, "content-length: {length}\r\n")
+        (Framing::Keep, BodyLength::Known(length)) if !has_content_length => {
+            write!(output, "content-length: {length}\r\n")
                 .expect("a growing buffer accepts all bytes");
         }
         (Framing::Keep | Framing::OutOfBand, _) => {}
     }
 }
 
-fn put_end(connection: ConnectionHeader, add: &[(&str, &[u8])], lines: &str, out: &mut BytesMut) {
+fn put_end(
+    connection: ConnectionHeader,
+    add: &[(&str, &[u8])],
+    lines: &str,
+    output: &mut BytesMut,
+) {
     match connection {
         ConnectionHeader::KeepAlive => {}
-        ConnectionHeader::Close => out.extend_from_slice(b"connection: close\r\n"),
-        ConnectionHeader::Upgrade => out.extend_from_slice(b"connection: upgrade\r\n"),
+        ConnectionHeader::Close => output.extend_from_slice(b"connection: close\r\n"),
+        ConnectionHeader::Upgrade => output.extend_from_slice(b"connection: upgrade\r\n"),
     }
     for (name, value) in add {
-        put_field(name, value, out);
+        put_field(name, value, output);
     }
     debug_assert!(are_field_lines(lines), "not field lines: {lines:?}");
     if !lines.is_empty() {
-        out.extend_from_slice(lines.as_bytes());
+        output.extend_from_slice(lines.as_bytes());
     }
-    out.extend_from_slice(b"\r\n");
+    output.extend_from_slice(b"\r\n");
 }
 
 /// True if a text consists of complete field lines.
@@ -274,50 +284,50 @@ fn are_field_lines(text: &str) -> bool {
     text.is_empty() || (text.ends_with("\r\n") && text.split_terminator("\r\n").all(is_line))
 }
 
-fn put_field(name: &str, value: &[u8], out: &mut BytesMut) {
+fn put_field(name: &str, value: &[u8], output: &mut BytesMut) {
     debug_assert!(!name.is_empty() && !name.contains([':', '\r', '\n']), "not a name: {name}");
-    out.extend_from_slice(name.as_bytes());
-    put_value(value, out);
+    output.extend_from_slice(name.as_bytes());
+    put_value(value, output);
 }
 
 /// Appends the value of a field and the line end. Control characters become spaces, as RFC 9110 §5.5 allows, so that
 /// a value cannot end its line. Parsed values have none; this is for values created by callers.
-fn put_value(value: &[u8], out: &mut BytesMut) {
-    out.extend_from_slice(b": ");
+fn put_value(value: &[u8], output: &mut BytesMut) {
+    output.extend_from_slice(b": ");
     // Without an early exit many bytes are tested at once.
     if value.iter().fold(false, |has_control, byte| has_control | byte.is_ascii_control()) {
-        out.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
+        output.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
     } else {
-        out.extend_from_slice(value);
+        output.extend_from_slice(value);
     }
-    out.extend_from_slice(b"\r\n");
+    output.extend_from_slice(b"\r\n");
 }
 
 /// Appends a request target. Invalid characters are percent-encoded, so that it cannot end the request line.
-fn put_target(target: &[u8], out: &mut BytesMut) {
+fn put_target(target: &[u8], output: &mut BytesMut) {
     if target.iter().all(|byte| is_in_class(*byte, TARGET)) {
-        out.extend_from_slice(target);
+        output.extend_from_slice(target);
         return;
     }
     for byte in target {
         if is_in_class(*byte, TARGET) {
-            out.extend_from_slice(&[*byte]);
+            output.extend_from_slice(&[*byte]);
         } else {
-            write!(out, "%{byte:02X}").expect("a growing buffer accepts all bytes");
+            write!(output, "%{byte:02X}").expect("a growing buffer accepts all bytes");
         }
     }
 }
 
 fn status_digits(status: u16) -> [u8; 3] {
-    let digit =
+    let to_digit =
         |number: u16| u8::try_from(number % 10).map_or(b'0', |value| b'0'.wrapping_add(value));
-    [digit(status / 100), digit(status / 10), digit(status)]
+    [to_digit(status / 100), to_digit(status / 10), to_digit(status)]
 }
 
 /// Reserves space for all received bytes up to the last field, and for typical additions.
-fn reserve_space(bytes: &[u8], fields: &[HeaderField], out: &mut BytesMut) {
-    let received = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
-    out.reserve(received.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
+fn reserve_space(bytes: &[u8], fields: &[HeaderField], output: &mut BytesMut) {
+    let received_bytes = fields.last().map_or(bytes.len(), |field| field.value.end as usize);
+    output.reserve(received_bytes.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }
 
 /// The space reserved for fields that a proxy appends; more only costs another reservation.

@@ -10,13 +10,13 @@ pub enum ResetCode {
     Cancelled = 1,
     /// The stream was never processed: it is safe to retry elsewhere.
     Refused = 2,
-    /// A failure in progress; its effects are unknown.
+    /// The request failed while it was processed; its effects are unknown.
     Failed = 3,
     /// A head, a trailer section or the body exceeds what the sender of the reset accepts.
     TooLarge = 4,
     /// The unread bytes of the stream exceed its receiver's limit.
     FlowControl = 5,
-    /// A timeout.
+    /// The sender of the reset waited longer than its timeout.
     TimedOut = 6,
     /// The response is complete and the rest of the request is not needed.
     Enough = 7,
@@ -24,7 +24,8 @@ pub enum ResetCode {
     Denied = 8,
     /// The application of the reset's sender accepts no connection. No bytes reached it.
     Unreachable = 9,
-    /// HTTP/2 error codes (RFC 9113 §7) of an HTTP/2 stream that was reset at either end. A peer that does not
+    /// NO_ERROR. This and the following codes are HTTP/2 error codes (RFC 9113 §7) of an HTTP/2 stream that was reset
+    /// at either end. A peer that does not
     /// support them reads [`Failed`](Self::Failed).
     Http2NoError = 0x20,
     /// PROTOCOL_ERROR.
@@ -83,14 +84,14 @@ impl ResetCode {
         Self::Http2Http11Required,
     ];
 
-    /// Returns the code for an HTTP/2 error code; `Failed` for one that RFC 9113 does not define.
+    /// Returns the code for an HTTP/2 error code; `Failed` if RFC 9113 does not define the error code.
     #[must_use]
     pub fn from_http2(code: u32) -> Self {
         let byte = u8::try_from(code).ok().and_then(|code| code.checked_add(FIRST_HTTP2_CODE));
         byte.filter(|byte| *byte >= FIRST_HTTP2_CODE).map_or(Self::Failed, Self::from_wire)
     }
 
-    /// Returns the HTTP/2 error code.
+    /// Returns the HTTP/2 error code; `None` for codes of the link itself.
     #[must_use]
     pub fn to_http2(self) -> Option<u32> {
         (self as u8).checked_sub(FIRST_HTTP2_CODE).map(u32::from)

@@ -51,7 +51,7 @@ impl FrameHeader {
         [a, b, c, self.flags | self.kind as u8, d, e, f, g]
     }
 
-    /// Returns the header at the front of `input`, if it is complete.
+    /// Reads the header at the start of `input` without consuming it; `None` if it is incomplete.
     pub(super) fn peek(input: &[u8]) -> Result<Option<Self>, LinkError> {
         let Some(&[a, b, c, kind_and_flags, d, e, f, g]) = input.first_chunk::<HEADER_BYTES>()
         else {
@@ -71,19 +71,19 @@ impl FrameHeader {
 
     /// Checks the length against the limits of its kind, before any bytes are buffered.
     pub(super) fn check_length(self, limits: &LinkLimits) -> Result<(), LinkError> {
-        let (min, max) = match self.kind {
+        let (min_length, max_length) = match self.kind {
             FrameKind::Hello => (HELLO_BYTES, MAX_HELLO_BYTES),
-            FrameKind::Open | FrameKind::Head | FrameKind::Trailers => (0, limits.head_max),
-            FrameKind::Data => (0, limits.frame_max),
+            FrameKind::Open | FrameKind::Head | FrameKind::Trailers => (0, limits.max_head),
+            FrameKind::Data => (0, limits.max_frame),
             FrameKind::Reset => (RESET_BYTES, MAX_RESET_BYTES),
             FrameKind::Credit => (CREDIT_BYTES, CREDIT_BYTES),
             FrameKind::GoAway => (GO_AWAY_BYTES, GO_AWAY_BYTES),
             FrameKind::Ping | FrameKind::Pong => (0, 0),
         };
-        if self.length > max {
-            return Err(LinkError::FrameTooLarge { length: self.length, max });
+        if self.length > max_length {
+            return Err(LinkError::FrameTooLarge { length: self.length, max: max_length });
         }
-        if self.length < min {
+        if self.length < min_length {
             return Err(LinkError::Malformed { fault: "a payload shorter than its kind needs" });
         }
         Ok(())
@@ -130,14 +130,14 @@ pub(super) fn write_hello(output: &mut BytesMut, role: Role, limits: &LinkLimits
     output.put_u16(VERSION);
     output.put_u8(role_byte(role));
     output.put_u8(READS_REASONS | if limits.reads_http2_mark { READS_HTTP2_MARK } else { 0 });
-    output.put_u32(limits.streams_max);
+    output.put_u32(limits.max_streams);
     output.put_u32(limits.window);
-    output.put_u32(limits.head_max);
-    output.put_u32(limits.frame_max);
+    output.put_u32(limits.max_head);
+    output.put_u32(limits.max_frame);
 }
 
-/// Reads the peer's limits; true if it supports reasons. Bytes beyond those of version 1 are reserved for later
-/// releases.
+/// Reads the peer's limits, and true if the peer supports rejection reasons. Bytes beyond those of version 1 are
+/// reserved for later releases.
 pub(super) fn read_hello(
     mut payload: Bytes,
     own_role: Role,
@@ -157,10 +157,10 @@ pub(super) fn read_hello(
     }
     let features = payload.try_get_u8().map_err(too_short)?;
     let limits = LinkLimits {
-        streams_max: payload.try_get_u32().map_err(too_short)?,
+        max_streams: payload.try_get_u32().map_err(too_short)?,
         window: payload.try_get_u32().map_err(too_short)?,
-        head_max: payload.try_get_u32().map_err(too_short)?,
-        frame_max: payload.try_get_u32().map_err(too_short)?,
+        max_head: payload.try_get_u32().map_err(too_short)?,
+        max_frame: payload.try_get_u32().map_err(too_short)?,
         reads_http2_mark: features & READS_HTTP2_MARK != 0,
         ..LinkLimits::minimum()
     };
@@ -172,9 +172,11 @@ pub(super) fn read_hello(
 }
 
 pub(super) fn write_reset(output: &mut BytesMut, stream: StreamId, code: u8, reason: &str) {
-    let max = usize::try_from(MAX_RESET_BYTES - RESET_BYTES).unwrap_or(usize::MAX);
+    let max_reason_bytes = usize::try_from(MAX_RESET_BYTES - RESET_BYTES).unwrap_or(usize::MAX);
     // A reason that does not fit is omitted: it is only informative.
-    let reason = Some(reason.as_bytes()).filter(|reason| reason.len() <= max).unwrap_or_default();
+    let reason = Some(reason.as_bytes())
+        .filter(|reason| reason.len() <= max_reason_bytes)
+        .unwrap_or_default();
     let length = u32::try_from(reason.len()).unwrap_or_default().saturating_add(RESET_BYTES);
     output.put_slice(&FrameHeader::new(FrameKind::Reset, stream, length).encode());
     output.put_u8(code);
@@ -186,9 +188,9 @@ pub(super) fn write_credit(output: &mut BytesMut, stream: StreamId, bytes: u32) 
     output.put_u32(bytes);
 }
 
-pub(super) fn write_go_away(output: &mut BytesMut, last: u32, code: u8) {
+pub(super) fn write_go_away(output: &mut BytesMut, last_stream: u32, code: u8) {
     output.put_slice(&FrameHeader::new(FrameKind::GoAway, StreamId::NONE, GO_AWAY_BYTES).encode());
-    output.put_u32(last);
+    output.put_u32(last_stream);
     output.put_u8(code);
 }
 

@@ -9,27 +9,27 @@ use super::{GoAwayCode, Link, LinkError, LinkEvent, ResetCode, Role, StreamId, S
 impl Link {
     /// Consumes complete frames of `input` up to the first event. Returns `None` if more bytes are needed.
     ///
-    /// An input buffer of [`LinkLimits::input_max`](super::LinkLimits::input_max) always suffices.
+    /// An input buffer of [`LinkLimits::max_input_bytes`](super::LinkLimits::max_input_bytes) always suffices.
     ///
     /// # Errors
     ///
     /// The peer violated the protocol: all streams are gone. Write the output, which ends with a GOAWAY, and
     /// close the connection. Every later call returns the same error.
     pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
-        if let Some(error) = self.failure {
+        if let Some(error) = self.fatal_error {
             return Err(error);
         }
-        let received = self.next_event(input);
-        received.map_err(|error| self.fail_link(error))
+        let event = self.next_event(input);
+        event.map_err(|error| self.fail_link(error))
     }
 
     fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
-        if let Some(event) = self.next_credited() {
+        if let Some(event) = self.next_credit_event() {
             return Ok(Some(event));
         }
-        let pending = self.output.len();
-        if pending > self.own_limits.output_limit {
-            return Err(LinkError::Stalled { bytes: pending });
+        let pending_bytes = self.output.len();
+        if pending_bytes > self.own_limits.stall_threshold {
+            return Err(LinkError::Stalled { bytes: pending_bytes });
         }
         while let Some((header, payload)) = self.next_frame(input)? {
             if let Some(event) = self.handle_frame(header, payload)? {
@@ -86,16 +86,16 @@ impl Link {
         self.peer_reads_reasons = reads_reasons;
         for (id, stream) in &mut self.streams {
             if stream.is_starved() && added_credit > 0 {
-                self.credited.push(*id);
+                self.credited_streams.push(*id);
             }
-            stream.credit = stream.credit.saturating_add(added_credit);
+            stream.send_credit = stream.send_credit.saturating_add(added_credit);
         }
         Ok(LinkEvent::Ready)
     }
 
-    /// Returns the event of the next stream that got credit from HELLO, among those opened before it.
-    fn next_credited(&mut self) -> Option<LinkEvent> {
-        while let Some(id) = self.credited.pop() {
+    /// Returns the credit event of the next stream that was opened before the peer's HELLO and had no credit.
+    fn next_credit_event(&mut self) -> Option<LinkEvent> {
+        while let Some(id) = self.credited_streams.pop() {
             if self.streams.contains_key(&id) {
                 return Some(LinkEvent::Credit { stream: id });
             }
@@ -122,27 +122,27 @@ impl Link {
             return Err(misplaced("stream numbers must be consecutive"));
         }
         self.last_stream = stream;
-        if self.go_away_sent.is_some_and(|sent| stream > sent) {
+        if self.go_away_sent.is_some_and(|last_accepted| stream > last_accepted) {
             // Our GOAWAY informs the peer that this stream was never processed.
-            self.budget.expect_late_data(self.own_limits.window);
-            self.budget.record_useless_frame()?;
+            self.allowances.expect_late_data(self.own_limits.window);
+            self.allowances.record_useless_frame()?;
             return Ok(None);
         }
-        let max = self.own_limits.streams_max;
-        if self.streams.len() >= usize::try_from(max).unwrap_or(usize::MAX) {
-            return Err(LinkError::StreamsExceeded { max });
+        let max_streams = self.own_limits.max_streams;
+        if self.streams.len() >= usize::try_from(max_streams).unwrap_or(usize::MAX) {
+            return Err(LinkError::StreamsExceeded { max: max_streams });
         }
         let is_tcp = header.has_flag(frame::TCP);
         let kind = if is_tcp { StreamKind::Tcp } else { StreamKind::Http };
-        let end = header.has_flag(frame::END);
+        let end_stream = header.has_flag(frame::END);
         let mut state = StreamState::new(kind, &self.own_limits, &self.peer_limits);
         state
-            .receiving
-            .check_head(header.length, false, end)
+            .receive_direction
+            .check_head(header.length, false, end_stream)
             .map_err(|violation| misplaced(violation.as_str()))?;
         self.streams.insert(stream, state);
-        self.budget.record_useful_frame();
-        Ok(Some(LinkEvent::Opened { stream, kind, head, end }))
+        self.allowances.record_useful_frame();
+        Ok(Some(LinkEvent::Opened { stream, kind, head, end_stream }))
     }
 
     fn handle_head(
@@ -159,22 +159,25 @@ impl Link {
         }
         let interim = header.has_flag(frame::INTERIM);
         let rejected = header.has_flag(frame::REJECTED);
-        let end = header.has_flag(frame::END);
+        let end_stream = header.has_flag(frame::END);
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        check_frame(stream, state.receiving.check_head(header.length, interim, end))?;
+        check_frame(
+            stream,
+            state.receive_direction.check_head(header.length, interim, end_stream),
+        )?;
         // Only the final head counts as a response.
         if !interim {
             state.has_response = true;
-            self.budget.record_response();
+            self.allowances.record_response();
         } else if rejected {
             let fault = "a rejection is a final head";
             return Err(LinkError::Misplaced { stream, fault });
         }
-        self.budget.record_useful_frame();
+        self.allowances.record_useful_frame();
         self.remove_if_ended(stream);
-        Ok(Some(LinkEvent::Head { stream, head, interim, rejected, end }))
+        Ok(Some(LinkEvent::Head { stream, head, interim, rejected, end_stream }))
     }
 
     fn handle_data(
@@ -183,29 +186,29 @@ impl Link {
         data: Bytes,
     ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
-        let end = header.has_flag(frame::END);
+        let end_stream = header.has_flag(frame::END);
         let is_opener = self.role == Role::Opener;
         let Some(state) = self.find_open_stream(stream)? else {
-            self.budget.record_late_data(header.length)?;
+            self.allowances.record_late_data(header.length)?;
             return Ok(None);
         };
-        check_frame(stream, state.receiving.check_data(end))?;
-        let remaining = state.granted.checked_sub(header.length);
-        state.granted = remaining.ok_or(LinkError::FlowControl { stream })?;
+        check_frame(stream, state.receive_direction.check_data(end_stream))?;
+        let remaining_credit = state.granted_credit.checked_sub(header.length);
+        state.granted_credit = remaining_credit.ok_or(LinkError::FlowControl { stream })?;
         let is_response = is_opener && !data.is_empty();
         let starts_response = is_response && !std::mem::replace(&mut state.has_response, true);
-        if data.is_empty() && !end {
-            self.budget.record_useless_frame()?;
+        if data.is_empty() && !end_stream {
+            self.allowances.record_useless_frame()?;
             return Ok(None);
         }
-        self.budget.record_useful_frame();
+        self.allowances.record_useful_frame();
         if starts_response {
-            self.budget.record_response();
+            self.allowances.record_response();
         }
-        if end {
+        if end_stream {
             self.remove_if_ended(stream);
         }
-        Ok(Some(LinkEvent::Data { stream, data, end }))
+        Ok(Some(LinkEvent::Data { stream, data, end_stream }))
     }
 
     fn handle_trailers(
@@ -217,8 +220,8 @@ impl Link {
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        check_frame(stream, state.receiving.check_trailers(header.length))?;
-        self.budget.record_useful_frame();
+        check_frame(stream, state.receive_direction.check_trailers(header.length))?;
+        self.allowances.record_useful_frame();
         self.remove_if_ended(stream);
         Ok(Some(LinkEvent::Trailers { stream, trailers }))
     }
@@ -235,9 +238,9 @@ impl Link {
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
         let has_response = self.streams.remove(&stream).is_some_and(|state| state.has_response);
         if self.role == Role::Acceptor && !has_response {
-            self.budget.record_early_reset()?;
+            self.allowances.record_early_reset()?;
         }
-        self.budget.record_stream_end();
+        self.allowances.record_stream_end();
         Ok(Some(LinkEvent::Reset { stream, code, reason: payload }))
     }
 
@@ -248,45 +251,46 @@ impl Link {
     ) -> Result<Option<LinkEvent>, LinkError> {
         let stream = header.stream;
         let window = self.peer_limits.window;
-        let bytes = payload.try_get_u32().unwrap_or_default();
-        if bytes == 0 {
+        let credit_bytes = payload.try_get_u32().unwrap_or_default();
+        if credit_bytes == 0 {
             return Err(LinkError::Malformed { fault: "a credit of 0" });
         }
         let Some(state) = self.find_open_stream(stream)? else {
             return self.handle_late_frame();
         };
-        let credit = state.credit.checked_add(bytes).filter(|credit| *credit <= window);
+        let new_credit =
+            state.send_credit.checked_add(credit_bytes).filter(|new_credit| *new_credit <= window);
         let was_starved = state.is_starved();
-        state.credit = credit.ok_or(LinkError::FlowControl { stream })?;
-        if bytes < window.div_ceil(2) {
-            self.budget.record_useless_frame()?;
+        state.send_credit = new_credit.ok_or(LinkError::FlowControl { stream })?;
+        if credit_bytes < window.div_ceil(2) {
+            self.allowances.record_useless_frame()?;
         }
         Ok(was_starved.then_some(LinkEvent::Credit { stream }))
     }
 
     fn handle_go_away(&mut self, mut payload: Bytes) -> Result<LinkEvent, LinkError> {
-        let last = StreamId(payload.try_get_u32().unwrap_or_default());
+        let last_stream = StreamId(payload.try_get_u32().unwrap_or_default());
         let code = GoAwayCode::from_wire(payload.try_get_u8().unwrap_or_default());
         match self.go_away_received {
-            Some(previous) if last > previous => {
+            Some(previous_last_stream) if last_stream > previous_last_stream => {
                 return Err(LinkError::Malformed {
                     fault: "GOAWAY with a higher last stream than before",
                 });
             }
-            Some(_) => self.budget.record_useless_frame()?,
+            Some(_) => self.allowances.record_useless_frame()?,
             None => {}
         }
-        self.go_away_received = Some(last);
+        self.go_away_received = Some(last_stream);
         if self.role == Role::Opener {
-            self.streams.retain(|id, _| *id <= last);
+            self.streams.retain(|id, _| *id <= last_stream);
         }
-        Ok(LinkEvent::GoAway { last, code })
+        Ok(LinkEvent::GoAway { last_stream, code })
     }
 
-    /// Schedules one PONG for all PINGs since the output was last taken.
+    /// Schedules one PONG for all PINGs that arrive before the output is taken.
     fn handle_ping(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         if std::mem::replace(&mut self.pong_pending, true) {
-            self.budget.record_useless_frame()?;
+            self.allowances.record_useless_frame()?;
         }
         Ok(None)
     }
@@ -314,11 +318,14 @@ impl Link {
     }
 
     fn handle_late_frame(&mut self) -> Result<Option<LinkEvent>, LinkError> {
-        self.budget.record_useless_frame()?;
+        self.allowances.record_useless_frame()?;
         Ok(None)
     }
 }
 
-fn check_frame(stream: StreamId, checked: Result<(), FrameViolation>) -> Result<(), LinkError> {
-    checked.map_err(|violation| LinkError::Misplaced { stream, fault: violation.as_str() })
+fn check_frame(
+    stream: StreamId,
+    check_result: Result<(), FrameViolation>,
+) -> Result<(), LinkError> {
+    check_result.map_err(|violation| LinkError::Misplaced { stream, fault: violation.as_str() })
 }

@@ -10,7 +10,7 @@ use super::{
 
 impl Link {
     /// Opens a stream with the head that `write_head` appends to the output; it must not modify the existing
-    /// output. With `end` this direction is complete.
+    /// output. With `end_stream` this direction is complete.
     ///
     /// # Errors
     ///
@@ -18,10 +18,10 @@ impl Link {
     pub fn open_stream(
         &mut self,
         kind: StreamKind,
-        end: bool,
+        end_stream: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<StreamId, OpenError> {
-        if self.failure.is_some() || self.role == Role::Acceptor {
+        if self.fatal_error.is_some() || self.role == Role::Acceptor {
             return Err(OpenError::Broken);
         }
         if self.is_going_away() {
@@ -35,11 +35,11 @@ impl Link {
         let id = StreamId(number.ok_or(OpenError::GoingAway)?);
         let mut stream = StreamState::new(kind, &self.own_limits, &self.peer_limits);
         let header = FrameHeader::new(FrameKind::Open, id, 0)
-            .with_flag(frame::END, end)
+            .with_flag(frame::END, end_stream)
             .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
-        let checked = stream.sending.check_head(length, false, end);
-        checked.expect("a section within head_max fits the allowance of a new stream");
+        let check_result = stream.send_direction.check_head(length, false, end_stream);
+        check_result.expect("a section within max_head fits the allowance of a new stream");
         self.last_stream = id;
         self.streams.insert(id, stream);
         if id.number() == STREAM_LAST {
@@ -60,15 +60,15 @@ impl Link {
         &mut self,
         stream: StreamId,
         interim: bool,
-        end: bool,
+        end_stream: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
         let header = FrameHeader::new(FrameKind::Head, stream, 0)
-            .with_flag(frame::END, end)
+            .with_flag(frame::END, end_stream)
             .with_flag(frame::INTERIM, interim);
         self.send_section(header, write_head, |state, length| {
-            state.sending.check_head(length, interim, end)?;
+            state.send_direction.check_head(length, interim, end_stream)?;
             Ok(!interim)
         })
     }
@@ -82,20 +82,20 @@ impl Link {
     pub fn send_rejection(
         &mut self,
         stream: StreamId,
-        end: bool,
+        end_stream: bool,
         write_head: impl FnOnce(&mut BytesMut),
     ) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
         let header = FrameHeader::new(FrameKind::Head, stream, 0)
-            .with_flag(frame::END, end)
+            .with_flag(frame::END, end_stream)
             .with_flag(frame::REJECTED, self.peer_reads_reasons);
         self.send_section(header, write_head, |state, length| {
-            state.sending.check_head(length, false, end)?;
+            state.send_direction.check_head(length, false, end_stream)?;
             Ok(true)
         })
     }
 
-    /// Sends as much of `data` as the credit allows and returns the number of bytes. `end` takes effect after
+    /// Sends as much of `data` as the credit allows and returns the number of bytes. `end_stream` takes effect after
     /// all bytes were accepted; otherwise continue at the next [`LinkEvent::Credit`](super::LinkEvent::Credit).
     ///
     /// # Errors
@@ -105,13 +105,14 @@ impl Link {
         &mut self,
         stream: StreamId,
         data: &[u8],
-        end: bool,
+        end_stream: bool,
     ) -> Result<usize, StreamClosed> {
         let state = self.streams.get_mut(&stream).ok_or(StreamClosed)?;
-        let granted = usize::try_from(state.credit).unwrap_or(usize::MAX);
-        let (accepted, remaining) = data.split_at_checked(granted).unwrap_or((data, &[]));
-        let end = end && remaining.is_empty();
-        match state.sending.check_data(end) {
+        let available_credit = usize::try_from(state.send_credit).unwrap_or(usize::MAX);
+        let (accepted_data, remaining_data) =
+            data.split_at_checked(available_credit).unwrap_or((data, &[]));
+        let end_stream = end_stream && remaining_data.is_empty();
+        match state.send_direction.check_data(end_stream) {
             Ok(()) => {}
             Err(FrameViolation::Ended) => return Err(StreamClosed),
             Err(FrameViolation::Order | FrameViolation::Sections) => {
@@ -119,18 +120,18 @@ impl Link {
                 return Err(StreamClosed);
             }
         }
-        let spent = u32::try_from(accepted.len()).unwrap_or(u32::MAX);
-        state.credit = state.credit.saturating_sub(spent);
-        let is_response = spent > 0 && self.role == Role::Acceptor;
+        let spent_credit = u32::try_from(accepted_data.len()).unwrap_or(u32::MAX);
+        state.send_credit = state.send_credit.saturating_sub(spent_credit);
+        let is_response = spent_credit > 0 && self.role == Role::Acceptor;
         let starts_response = is_response && !std::mem::replace(&mut state.has_response, true);
-        self.write_data(stream, accepted, end);
+        self.write_data(stream, accepted_data, end_stream);
         if starts_response {
-            self.budget.record_response();
+            self.allowances.record_response();
         }
-        if end {
+        if end_stream {
             self.remove_if_ended(stream);
         }
-        Ok(accepted.len())
+        Ok(accepted_data.len())
     }
 
     /// Sends the trailer section of a body, in HTTP/1.1 format; this ends the direction.
@@ -143,9 +144,9 @@ impl Link {
     pub fn send_trailers(&mut self, stream: StreamId, trailers: &[u8]) -> Result<(), StreamClosed> {
         self.check_sendable(stream)?;
         let header = FrameHeader::new(FrameKind::Trailers, stream, 0);
-        let write = |output: &mut BytesMut| output.put_slice(trailers);
-        self.send_section(header, write, |state, length| {
-            state.sending.check_trailers(length)?;
+        let write_payload = |output: &mut BytesMut| output.put_slice(trailers);
+        self.send_section(header, write_payload, |state, length| {
+            state.send_direction.check_trailers(length)?;
             Ok(false)
         })
     }
@@ -161,10 +162,10 @@ impl Link {
     /// Resets the stream as [`Self::reset_stream`] does, and sends `reason` to peers that support reasons.
     pub fn reset_with_reason(&mut self, stream: StreamId, code: ResetCode, reason: &str) {
         if let Some(state) = self.streams.remove(&stream) {
-            if !state.receiving.is_ended() {
-                self.budget.expect_late_data(state.granted);
+            if !state.receive_direction.is_ended() {
+                self.allowances.expect_late_data(state.granted_credit);
             }
-            self.budget.record_stream_end();
+            self.allowances.record_stream_end();
             let reason = if self.peer_reads_reasons { reason } else { "" };
             frame::write_reset(&mut self.output, stream, code as u8, reason);
             if self.role == Role::Opener && !state.has_response {
@@ -173,41 +174,42 @@ impl Link {
         }
     }
 
-    /// Counts a reset before the response, as the acceptor does.
+    /// Counts a reset before the response in the same way as the acceptor.
     fn count_early_reset(&mut self) {
         // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
-        self.budget.count_early_reset();
-        if self.budget.is_half_spent() {
+        self.allowances.count_early_reset();
+        if self.allowances.is_half_spent() {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
     }
 
-    /// Acknowledges bytes that left this side's memory, so that the peer may send as many again. CREDIT is sent
+    /// Acknowledges bytes that left this side's memory, so that the peer may send the same number again. CREDIT is sent
     /// once half a window is unacknowledged.
     pub fn record_consumed(&mut self, stream: StreamId, bytes: u32) {
         let window = self.own_limits.window;
         let Some(state) = self.streams.get_mut(&stream) else {
             return;
         };
-        if state.receiving.is_ended() {
+        if state.receive_direction.is_ended() {
             return;
         }
-        let outstanding = window.saturating_sub(state.granted);
+        let outstanding_bytes = window.saturating_sub(state.granted_credit);
         debug_assert!(
-            bytes <= outstanding.saturating_sub(state.unacknowledged),
+            bytes <= outstanding_bytes.saturating_sub(state.unacknowledged_bytes),
             "consumed more than was received"
         );
-        state.unacknowledged = state.unacknowledged.saturating_add(bytes).min(outstanding);
-        if state.unacknowledged >= window.div_ceil(2) {
-            let unacknowledged = std::mem::take(&mut state.unacknowledged);
-            state.granted = state.granted.saturating_add(unacknowledged);
-            frame::write_credit(&mut self.output, stream, unacknowledged);
+        state.unacknowledged_bytes =
+            state.unacknowledged_bytes.saturating_add(bytes).min(outstanding_bytes);
+        if state.unacknowledged_bytes >= window.div_ceil(2) {
+            let acknowledged_bytes = std::mem::take(&mut state.unacknowledged_bytes);
+            state.granted_credit = state.granted_credit.saturating_add(acknowledged_bytes);
+            frame::write_credit(&mut self.output, stream, acknowledged_bytes);
         }
     }
 
     fn check_sendable(&self, stream: StreamId) -> Result<(), StreamClosed> {
         match self.streams.get(&stream) {
-            Some(state) if !state.sending.is_ended() => Ok(()),
+            Some(state) if !state.send_direction.is_ended() => Ok(()),
             _ => Err(StreamClosed),
         }
     }
@@ -217,12 +219,12 @@ impl Link {
     fn send_section(
         &mut self,
         header: FrameHeader,
-        write: impl FnOnce(&mut BytesMut),
+        write_payload: impl FnOnce(&mut BytesMut),
         check: impl FnOnce(&mut StreamState, u32) -> Result<bool, FrameViolation>,
     ) -> Result<(), StreamClosed> {
         let stream = header.stream;
-        let start = self.output.len();
-        let Some(length) = self.write_section(header, write) else {
+        let frame_start = self.output.len();
+        let Some(length) = self.write_section(header, write_payload) else {
             self.reset_stream(stream, ResetCode::TooLarge);
             return Err(StreamClosed);
         };
@@ -232,13 +234,13 @@ impl Link {
                 let starts_response =
                     is_response && !std::mem::replace(&mut state.has_response, true);
                 if starts_response {
-                    self.budget.record_response();
+                    self.allowances.record_response();
                 }
                 self.remove_if_ended(stream);
                 Ok(())
             }
             Err(violation) => {
-                self.output.truncate(start);
+                self.output.truncate(frame_start);
                 let code = match violation {
                     FrameViolation::Sections => ResetCode::TooLarge,
                     FrameViolation::Ended | FrameViolation::Order => ResetCode::Failed,
@@ -249,45 +251,46 @@ impl Link {
         }
     }
 
-    /// Writes a frame with the payload that `write` appends, and then its length. Returns `None`, with the output
-    /// unchanged, if the payload exceeds the peer's limit.
+    /// Writes a frame with the payload that `write_payload` appends, and then its length. Returns `None`, with the
+    /// output unchanged, if the payload exceeds the peer's limit.
     fn write_section(
         &mut self,
         header: FrameHeader,
-        write: impl FnOnce(&mut BytesMut),
+        write_payload: impl FnOnce(&mut BytesMut),
     ) -> Option<u32> {
-        let start = self.output.len();
+        let frame_start = self.output.len();
         self.output.put_bytes(0, HEADER_BYTES);
-        let payload = self.output.len();
-        write(&mut self.output);
-        let length = self.output.len().checked_sub(payload);
+        let payload_start = self.output.len();
+        write_payload(&mut self.output);
+        let length = self.output.len().checked_sub(payload_start);
         debug_assert!(length.is_some(), "a head writer removed earlier frames");
         let length = length.and_then(|length| u32::try_from(length).ok());
-        let length = length.filter(|length| *length <= self.peer_limits.head_max);
-        let header_bytes = self.output.get_mut(start..payload);
+        let length = length.filter(|length| *length <= self.peer_limits.max_head);
+        let header_bytes = self.output.get_mut(frame_start..payload_start);
         let (Some(length), Some(header_bytes)) = (length, header_bytes) else {
-            self.output.truncate(start);
+            self.output.truncate(frame_start);
             return None;
         };
         header_bytes.copy_from_slice(&FrameHeader { length, ..header }.encode());
         Some(length)
     }
 
-    fn write_data(&mut self, stream: StreamId, data: &[u8], end: bool) {
-        let frame_max = usize::try_from(self.peer_limits.frame_max).unwrap_or(usize::MAX);
-        let mut unsent = data;
-        while !unsent.is_empty() || end {
-            let (chunk, remaining) = unsent.split_at_checked(frame_max).unwrap_or((unsent, &[]));
-            let is_last = remaining.is_empty();
+    fn write_data(&mut self, stream: StreamId, data: &[u8], end_stream: bool) {
+        let max_frame = usize::try_from(self.peer_limits.max_frame).unwrap_or(usize::MAX);
+        let mut unsent_data = data;
+        while !unsent_data.is_empty() || end_stream {
+            let (chunk, remaining_data) =
+                unsent_data.split_at_checked(max_frame).unwrap_or((unsent_data, &[]));
+            let is_last = remaining_data.is_empty();
             let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
             let header = FrameHeader::new(FrameKind::Data, stream, length)
-                .with_flag(frame::END, end && is_last);
+                .with_flag(frame::END, end_stream && is_last);
             self.output.put_slice(&header.encode());
             self.output.put_slice(chunk);
             if is_last {
                 return;
             }
-            unsent = remaining;
+            unsent_data = remaining_data;
         }
     }
 }

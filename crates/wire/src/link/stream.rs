@@ -56,15 +56,15 @@ impl Hasher for StreamIdHasher {
 #[derive(Debug)]
 pub(super) struct StreamState {
     /// The direction that this side sends.
-    pub(super) sending: StreamDirection,
+    pub(super) send_direction: StreamDirection,
     /// The direction that the peer sends.
-    pub(super) receiving: StreamDirection,
+    pub(super) receive_direction: StreamDirection,
     /// DATA bytes that the peer still accepts.
-    pub(super) credit: u32,
+    pub(super) send_credit: u32,
     /// DATA bytes that this side still accepts.
-    pub(super) granted: u32,
+    pub(super) granted_credit: u32,
     /// Consumed DATA bytes not yet acknowledged by CREDIT.
-    pub(super) unacknowledged: u32,
+    pub(super) unacknowledged_bytes: u32,
     /// True if the acceptor sent a final head or bytes, as far as this side knows.
     pub(super) has_response: bool,
 }
@@ -72,29 +72,29 @@ pub(super) struct StreamState {
 impl StreamState {
     pub(super) fn new(kind: StreamKind, own_limits: &LinkLimits, peer_limits: &LinkLimits) -> Self {
         Self {
-            sending: StreamDirection::new(kind, peer_limits.head_max),
-            receiving: StreamDirection::new(kind, own_limits.head_max),
-            credit: peer_limits.window,
-            granted: own_limits.window,
-            unacknowledged: 0,
+            send_direction: StreamDirection::new(kind, peer_limits.max_head),
+            receive_direction: StreamDirection::new(kind, own_limits.max_head),
+            send_credit: peer_limits.window,
+            granted_credit: own_limits.window,
+            unacknowledged_bytes: 0,
             has_response: false,
         }
     }
 
     /// True if this side may still send and has no credit.
     pub(super) fn is_starved(&self) -> bool {
-        !self.sending.is_ended() && self.credit == 0
+        !self.send_direction.is_ended() && self.send_credit == 0
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        self.sending.is_ended() && self.receiving.is_ended()
+        self.send_direction.is_ended() && self.receive_direction.is_ended()
     }
 }
 
 /// One direction of a stream: its frame order, validated by both sender and receiver.
 #[derive(Debug, Clone)]
 pub(super) struct StreamDirection {
-    phase: MessagePhase,
+    message_phase: MessagePhase,
     kind: StreamKind,
     section_bytes_left: u32,
 }
@@ -129,13 +129,13 @@ impl FrameViolation {
 }
 
 impl StreamDirection {
-    fn new(kind: StreamKind, head_max: u32) -> Self {
-        let section_bytes_left = head_max.saturating_mul(SECTIONS_PER_DIRECTION);
-        Self { phase: MessagePhase::Head, kind, section_bytes_left }
+    fn new(kind: StreamKind, max_head: u32) -> Self {
+        let section_bytes_left = max_head.saturating_mul(SECTIONS_PER_DIRECTION);
+        Self { message_phase: MessagePhase::Head, kind, section_bytes_left }
     }
 
     pub(super) fn is_ended(&self) -> bool {
-        self.phase == MessagePhase::Ended
+        self.message_phase == MessagePhase::Ended
     }
 
     pub(super) fn is_tcp(&self) -> bool {
@@ -147,51 +147,51 @@ impl StreamDirection {
         &mut self,
         length: u32,
         interim: bool,
-        end: bool,
+        end_stream: bool,
     ) -> Result<(), FrameViolation> {
-        match self.phase {
+        match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
             MessagePhase::Body => return Err(FrameViolation::Order),
-            MessagePhase::Head if interim && (end || self.is_tcp()) => {
+            MessagePhase::Head if interim && (end_stream || self.is_tcp()) => {
                 return Err(FrameViolation::Order);
             }
             MessagePhase::Head => {}
         }
         self.check_section(length)?;
         if !interim {
-            self.phase = if end { MessagePhase::Ended } else { MessagePhase::Body };
+            self.message_phase = if end_stream { MessagePhase::Ended } else { MessagePhase::Body };
         }
         Ok(())
     }
 
     /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
-    pub(super) fn check_data(&mut self, end: bool) -> Result<(), FrameViolation> {
-        match self.phase {
+    pub(super) fn check_data(&mut self, end_stream: bool) -> Result<(), FrameViolation> {
+        match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
             MessagePhase::Head if !self.is_tcp() => return Err(FrameViolation::Order),
             MessagePhase::Head | MessagePhase::Body => {}
         }
-        self.phase = if end { MessagePhase::Ended } else { MessagePhase::Body };
+        self.message_phase = if end_stream { MessagePhase::Ended } else { MessagePhase::Body };
         Ok(())
     }
 
     /// Validates the trailer section, which ends the direction.
     pub(super) fn check_trailers(&mut self, length: u32) -> Result<(), FrameViolation> {
-        match self.phase {
+        match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
             MessagePhase::Head => return Err(FrameViolation::Order),
             MessagePhase::Body if self.is_tcp() => return Err(FrameViolation::Order),
             MessagePhase::Body => {}
         }
         self.check_section(length)?;
-        self.phase = MessagePhase::Ended;
+        self.message_phase = MessagePhase::Ended;
         Ok(())
     }
 
     fn check_section(&mut self, length: u32) -> Result<(), FrameViolation> {
-        let cost = length.saturating_add(SECTION_COST);
+        let section_cost = length.saturating_add(SECTION_COST);
         self.section_bytes_left =
-            self.section_bytes_left.checked_sub(cost).ok_or(FrameViolation::Sections)?;
+            self.section_bytes_left.checked_sub(section_cost).ok_or(FrameViolation::Sections)?;
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ mod drain;
 mod hostile;
 mod limits;
 mod order;
+mod random;
 mod simulation;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -17,16 +18,17 @@ use super::*;
 #[test]
 fn a_request_and_its_response_cross_the_link() {
     let (mut opener, mut acceptor) = connected_pair();
-    let id =
-        opener.open_stream(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    let id = opener
+        .open_stream(StreamKind::Http, false, head_writer(b"POST / HTTP/1.1\r\n\r\n"))
+        .unwrap();
     assert_eq!(opener.send_data(id, b"hello", true), Ok(5));
     let events = deliver_output(&mut opener, &mut acceptor);
     let head = Bytes::from_static(b"POST / HTTP/1.1\r\n\r\n");
-    let opened = LinkEvent::Opened { stream: id, kind: StreamKind::Http, head, end: false };
+    let opened = LinkEvent::Opened { stream: id, kind: StreamKind::Http, head, end_stream: false };
     assert_eq!(events, [opened, data_event(id, b"hello", true)]);
 
-    acceptor.send_head(id, true, false, write(b"100")).unwrap();
-    acceptor.send_head(id, false, false, write(b"200")).unwrap();
+    acceptor.send_head(id, true, false, head_writer(b"100")).unwrap();
+    acceptor.send_head(id, false, false, head_writer(b"200")).unwrap();
     assert_eq!(acceptor.send_data(id, b"world", false), Ok(5));
     acceptor.send_trailers(id, b"a: b\r\n").unwrap();
     let events = deliver_output(&mut acceptor, &mut opener);
@@ -44,7 +46,7 @@ fn a_request_and_its_response_cross_the_link() {
 fn frames_of_one_iteration_share_one_output() {
     let (mut opener, mut acceptor) = connected_pair();
     for _ in 0..10 {
-        opener.open_stream(StreamKind::Http, true, write(b"GET")).unwrap();
+        opener.open_stream(StreamKind::Http, true, head_writer(b"GET")).unwrap();
     }
     let mut wire = opener.output().split();
     assert_eq!(wire.len(), 10 * (8 + 3));
@@ -55,24 +57,24 @@ fn frames_of_one_iteration_share_one_output() {
 fn the_opener_may_send_before_the_hello_of_the_peer() {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
     let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
-    let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
+    let id = opener.open_stream(StreamKind::Http, false, head_writer(b"POST")).unwrap();
     let body = vec![7; WINDOW as usize];
-    assert_eq!(opener.send_data(id, &body, true), Ok(WINDOW_LEAST as usize));
-    assert_eq!(opener.vacant_streams(), STREAMS_LEAST as usize - 1);
+    assert_eq!(opener.send_data(id, &body, true), Ok(MIN_WINDOW as usize));
+    assert_eq!(opener.vacant_streams(), SMALLEST_MAX_STREAMS as usize - 1);
     assert_eq!(deliver_output(&mut opener, &mut acceptor).first(), Some(&LinkEvent::Ready));
 
     let events = deliver_output(&mut acceptor, &mut opener);
     assert_eq!(events, [LinkEvent::Ready, LinkEvent::Credit { stream: id }]);
-    assert_eq!(opener.available_credit(id), WINDOW - WINDOW_LEAST);
+    assert_eq!(opener.available_credit(id), WINDOW - MIN_WINDOW);
     assert_eq!(opener.vacant_streams(), MAX_STREAMS as usize - 1);
-    let rest = &body[WINDOW_LEAST as usize..];
-    assert_eq!(opener.send_data(id, rest, true), Ok(rest.len()));
+    let remaining_body = &body[MIN_WINDOW as usize..];
+    assert_eq!(opener.send_data(id, remaining_body, true), Ok(remaining_body.len()));
 }
 
 #[test]
 fn tcp_half_closes_both_ways() {
     let (mut opener, mut acceptor) = connected_pair();
-    let id = opener.open_stream(StreamKind::Tcp, false, write(b"to")).unwrap();
+    let id = opener.open_stream(StreamKind::Tcp, false, head_writer(b"to")).unwrap();
     opener.send_data(id, b"", true).unwrap();
     let events = deliver_output(&mut opener, &mut acceptor);
     assert_eq!(events.last(), Some(&data_event(id, b"", true)));
@@ -122,15 +124,15 @@ fn credit_for_a_sender_with_credit_is_not_an_event() {
 #[test]
 fn control_frames_need_no_credit() {
     let (mut opener, mut acceptor) = connected_pair();
-    let id = open_stream(&mut opener, &mut acceptor);
-    let second_stream = opener.open_stream(StreamKind::Tcp, false, write(b"")).unwrap();
-    opener.send_data(id, &[0; WINDOW as usize], false).unwrap();
-    assert_eq!(opener.available_credit(id), 0);
-    opener.send_trailers(id, b"").unwrap();
+    let first_stream = open_stream(&mut opener, &mut acceptor);
+    let second_stream = opener.open_stream(StreamKind::Tcp, false, head_writer(b"")).unwrap();
+    opener.send_data(first_stream, &[0; WINDOW as usize], false).unwrap();
+    assert_eq!(opener.available_credit(first_stream), 0);
+    opener.send_trailers(first_stream, b"").unwrap();
     opener.reset_stream(second_stream, ResetCode::Cancelled);
     opener.ping();
     let events = deliver_output(&mut opener, &mut acceptor);
-    assert!(events.contains(&LinkEvent::Trailers { stream: id, trailers: Bytes::new() }));
+    assert!(events.contains(&LinkEvent::Trailers { stream: first_stream, trailers: Bytes::new() }));
     assert!(events.contains(&LinkEvent::Reset {
         stream: second_stream,
         code: ResetCode::Cancelled,
@@ -146,7 +148,7 @@ fn data_is_split_into_frames_and_the_last_one_has_the_end() {
     opener.send_data(id, &[3; 2 * MAX_FRAME as usize + 1], true).unwrap();
     let lengths: Vec<_> = deliver_output(&mut opener, &mut acceptor)
         .iter()
-        .map(|event| (data_len(event), matches!(event, LinkEvent::Data { end: true, .. })))
+        .map(|event| (data_len(event), matches!(event, LinkEvent::Data { end_stream: true, .. })))
         .collect();
     let frame = MAX_FRAME as usize;
     assert_eq!(lengths, [(frame, false), (frame, false), (1, true)]);
@@ -164,7 +166,7 @@ fn an_empty_send_without_end_writes_nothing() {
 fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
     let (mut opener, mut acceptor) = connected_pair();
     let id = open_stream(&mut opener, &mut acceptor);
-    acceptor.send_head(id, false, false, write(b"200")).unwrap();
+    acceptor.send_head(id, false, false, head_writer(b"200")).unwrap();
     acceptor.send_data(id, &[0; WINDOW as usize], false).unwrap();
     acceptor.send_trailers(id, b"x: y\r\n").unwrap();
     opener.reset_stream(id, ResetCode::Cancelled);
@@ -176,7 +178,7 @@ fn a_reset_frees_the_stream_and_late_frames_are_ignored() {
     let reset = LinkEvent::Reset { stream: id, code: ResetCode::Cancelled, reason: Bytes::new() };
     assert_eq!(deliver_output(&mut opener, &mut acceptor), [reset]);
     assert_eq!(acceptor.stream_count(), 0);
-    assert_eq!(acceptor.send_head(id, false, true, write(b"x")), Err(StreamClosed));
+    assert_eq!(acceptor.send_head(id, false, true, head_writer(b"x")), Err(StreamClosed));
     assert_eq!(acceptor.available_credit(id), 0);
     acceptor.record_consumed(id, 5);
     acceptor.reset_stream(id, ResetCode::Failed);
@@ -212,7 +214,7 @@ fn unknown_codes_read_as_failed_and_internal() {
     let reset = LinkEvent::Reset { stream: id, code: ResetCode::Failed, reason: Bytes::new() };
     assert_eq!(all_events(&mut acceptor, &mut wire), [reset]);
     let mut wire = raw_frame(FrameKind::GoAway, 0, 0, &[0, 0, 0, 0, 200]);
-    let go_away = LinkEvent::GoAway { last: StreamId::NONE, code: GoAwayCode::Internal };
+    let go_away = LinkEvent::GoAway { last_stream: StreamId::NONE, code: GoAwayCode::Internal };
     assert_eq!(all_events(&mut acceptor, &mut wire), [go_away]);
     for code in ResetCode::ALL {
         assert_eq!(ResetCode::from_wire(*code as u8), *code);
@@ -225,23 +227,26 @@ fn unknown_codes_read_as_failed_and_internal() {
 #[test]
 fn a_head_that_is_too_large_is_not_sent() {
     let (mut opener, mut acceptor) = connected_pair();
-    let large = vec![b'x'; MAX_HEAD as usize + 1];
-    let rejected = opener.open_stream(StreamKind::Http, true, write(&large));
+    let too_large_head = vec![b'x'; MAX_HEAD as usize + 1];
+    let rejected = opener.open_stream(StreamKind::Http, true, head_writer(&too_large_head));
     assert_eq!(rejected, Err(OpenError::TooLarge));
     assert!(opener.is_idle());
-    let largest = vec![b'x'; MAX_HEAD as usize];
-    let id = opener.open_stream(StreamKind::Http, false, write(&largest)).unwrap();
+    let largest_head = vec![b'x'; MAX_HEAD as usize];
+    let id = opener.open_stream(StreamKind::Http, false, head_writer(&largest_head)).unwrap();
     assert_eq!(id.number(), 1);
     assert_eq!(deliver_output(&mut opener, &mut acceptor).len(), 1);
-    assert_eq!(acceptor.send_head(id, false, true, write(&large)), Err(StreamClosed));
+    assert_eq!(
+        acceptor.send_head(id, false, true, head_writer(&too_large_head)),
+        Err(StreamClosed)
+    );
     let reset = LinkEvent::Reset { stream: id, code: ResetCode::TooLarge, reason: Bytes::new() };
     assert_eq!(deliver_output(&mut acceptor, &mut opener), [reset]);
 }
 
 #[test]
 fn calls_out_of_order_reset_the_stream_but_not_the_link() {
-    type Misuse = fn(&mut Link, &mut Link, StreamId) -> Result<(), StreamClosed>;
-    let cases: [(&str, Misuse); 5] = [
+    type MisorderedCall = fn(&mut Link, &mut Link, StreamId) -> Result<(), StreamClosed>;
+    let cases: [(&str, MisorderedCall); 5] = [
         ("data before the head", |_, acceptor, id| acceptor.send_data(id, b"x", true).map(drop)),
         ("trailers before the head", |_, acceptor, id| acceptor.send_trailers(id, b"")),
         ("an interim head that ends", |_, acceptor, id| acceptor.send_head(id, true, true, |_| {})),
@@ -251,10 +256,10 @@ fn calls_out_of_order_reset_the_stream_but_not_the_link() {
             acceptor.send_head(id, false, false, |_| {})
         }),
     ];
-    for (name, misuse) in cases {
+    for (name, call) in cases {
         let (mut opener, mut acceptor) = connected_pair();
         let id = open_stream(&mut opener, &mut acceptor);
-        assert_eq!(misuse(&mut opener, &mut acceptor, id), Err(StreamClosed), "{name}");
+        assert_eq!(call(&mut opener, &mut acceptor, id), Err(StreamClosed), "{name}");
         deliver_output(&mut acceptor, &mut opener);
         deliver_output(&mut opener, &mut acceptor);
         assert_eq!((opener.stream_count(), acceptor.stream_count()), (0, 0), "{name}");
@@ -274,18 +279,24 @@ fn a_failed_link_returns_the_same_error_again() {
     assert_eq!(acceptor.send_data(id, b"x", true), Err(StreamClosed));
     acceptor.ping();
     acceptor.go_away(GoAwayCode::Drain);
-    let go_away = LinkEvent::GoAway { last: id, code: GoAwayCode::Protocol };
+    let go_away = LinkEvent::GoAway { last_stream: id, code: GoAwayCode::Protocol };
     assert_eq!(deliver_output(&mut acceptor, &mut opener), [go_away]);
 
     opener.receive(&mut raw_frame(FrameKind::Open, 0, 2, b"")).unwrap_err();
-    assert_eq!(opener.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    assert_eq!(
+        opener.open_stream(StreamKind::Http, true, head_writer(b"")),
+        Err(OpenError::Broken)
+    );
     assert!(opener.is_going_away());
 }
 
 #[test]
 fn only_the_opener_opens_streams() {
     let (_, mut acceptor) = connected_pair();
-    assert_eq!(acceptor.open_stream(StreamKind::Http, true, write(b"")), Err(OpenError::Broken));
+    assert_eq!(
+        acceptor.open_stream(StreamKind::Http, true, head_writer(b"")),
+        Err(OpenError::Broken)
+    );
     assert_eq!(acceptor.vacant_streams(), 0);
 }
 
@@ -308,20 +319,20 @@ proptest! {
         length in 0u32..1 << 24,
         kind in 1u8..=10,
         stream in 1u32..,
-        end: bool,
+        end_stream: bool,
     ) {
-        let written = raw_header(length, kind, 0, stream);
-        let header = FrameHeader::peek(&written);
+        let header_bytes = raw_header(length, kind, 0, stream);
+        let header = FrameHeader::peek(&header_bytes);
         match kind {
             1 | 8..=10 => prop_assert!(header.is_err()),
             _ => {
                 let header = header.unwrap().unwrap();
                 prop_assert_eq!(header.length, length);
                 prop_assert_eq!(header.stream.number(), stream);
-                prop_assert_eq!(&header.encode()[..], &written[..]);
-                let data = header.kind == FrameKind::Data;
-                let ended = header.with_flag(frame::END, end && data);
-                prop_assert_eq!(FrameHeader::peek(&ended.encode()), Ok(Some(ended)));
+                prop_assert_eq!(&header.encode()[..], &header_bytes[..]);
+                let is_data = header.kind == FrameKind::Data;
+                let header_with_end = header.with_flag(frame::END, end_stream && is_data);
+                prop_assert_eq!(FrameHeader::peek(&header_with_end.encode()), Ok(Some(header_with_end)));
             }
         }
     }
@@ -347,8 +358,8 @@ proptest! {
 /// The output of an opener in one busy iteration, and its events.
 fn record_conversation() -> (Bytes, Vec<LinkEvent>) {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
-    let first = opener.open_stream(StreamKind::Http, false, write(b"POST /a")).unwrap();
-    let second = opener.open_stream(StreamKind::Tcp, false, write(b"to b")).unwrap();
+    let first = opener.open_stream(StreamKind::Http, false, head_writer(b"POST /a")).unwrap();
+    let second = opener.open_stream(StreamKind::Tcp, false, head_writer(b"to b")).unwrap();
     opener.send_data(second, b"bytes", false).unwrap();
     opener.send_data(first, &[1; 100], false).unwrap();
     opener.ping();
@@ -373,8 +384,9 @@ fn connected_pair() -> (Link, Link) {
 
 /// Opens an HTTP stream at both ends, with an incomplete request.
 fn open_stream(opener: &mut Link, acceptor: &mut Link) -> StreamId {
-    let id =
-        opener.open_stream(StreamKind::Http, false, write(b"POST / HTTP/1.1\r\n\r\n")).unwrap();
+    let id = opener
+        .open_stream(StreamKind::Http, false, head_writer(b"POST / HTTP/1.1\r\n\r\n"))
+        .unwrap();
     assert_eq!(deliver_output(opener, acceptor).len(), 1);
     id
 }
@@ -383,12 +395,12 @@ fn open_stream(opener: &mut Link, acceptor: &mut Link) -> StreamId {
 fn a_rejection_is_distinct_from_a_response_and_has_its_reason() {
     let (mut opener, mut acceptor) = connected_pair();
     let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
-    acceptor.send_rejection(first, true, write(b"denied")).unwrap();
+    acceptor.send_rejection(first, true, head_writer(b"denied")).unwrap();
     acceptor.reset_with_reason(second, ResetCode::Denied, "denied-by-policy");
     let head = Bytes::from_static(b"denied");
     let reason = Bytes::from_static(b"denied-by-policy");
     let expected = [
-        LinkEvent::Head { stream: first, head, interim: false, rejected: true, end: true },
+        LinkEvent::Head { stream: first, head, interim: false, rejected: true, end_stream: true },
         LinkEvent::Reset { stream: second, code: ResetCode::Denied, reason },
     ];
     assert_eq!(deliver_output(&mut acceptor, &mut opener), expected);
@@ -403,7 +415,7 @@ fn a_peer_of_an_earlier_release_gets_the_rejection_without_its_reason() {
     deliver_output(&mut opener, &mut acceptor);
     deliver_output(&mut acceptor, &mut opener);
     let [first, second] = [(); 2].map(|()| open_stream(&mut opener, &mut acceptor));
-    acceptor.send_rejection(first, true, write(b"denied")).unwrap();
+    acceptor.send_rejection(first, true, head_writer(b"denied")).unwrap();
     acceptor.reset_with_reason(second, ResetCode::Denied, "denied-by-policy");
     let reset = LinkEvent::Reset { stream: second, code: ResetCode::Denied, reason: Bytes::new() };
     let expected = [head_event(first, b"denied", false, true), reset];
@@ -421,9 +433,9 @@ fn a_reason_that_does_not_fit_into_a_reset_is_omitted() {
     }
 }
 
-fn deliver_output(from: &mut Link, to: &mut Link) -> Vec<LinkEvent> {
-    let mut wire = from.output().split();
-    let events = all_events(to, &mut wire);
+fn deliver_output(sender: &mut Link, receiver: &mut Link) -> Vec<LinkEvent> {
+    let mut wire = sender.output().split();
+    let events = all_events(receiver, &mut wire);
     assert!(wire.is_empty());
     events
 }
@@ -432,16 +444,22 @@ fn all_events(link: &mut Link, wire: &mut BytesMut) -> Vec<LinkEvent> {
     std::iter::from_fn(|| link.receive(wire).unwrap()).collect()
 }
 
-fn write(head: &[u8]) -> impl FnOnce(&mut BytesMut) {
+fn head_writer(head: &[u8]) -> impl FnOnce(&mut BytesMut) {
     move |output| output.put_slice(head)
 }
 
-fn data_event(stream: StreamId, data: &[u8], end: bool) -> LinkEvent {
-    LinkEvent::Data { stream, data: Bytes::copy_from_slice(data), end }
+fn data_event(stream: StreamId, data: &[u8], end_stream: bool) -> LinkEvent {
+    LinkEvent::Data { stream, data: Bytes::copy_from_slice(data), end_stream }
 }
 
-fn head_event(stream: StreamId, head: &[u8], interim: bool, end: bool) -> LinkEvent {
-    LinkEvent::Head { stream, head: Bytes::copy_from_slice(head), interim, rejected: false, end }
+fn head_event(stream: StreamId, head: &[u8], interim: bool, end_stream: bool) -> LinkEvent {
+    LinkEvent::Head {
+        stream,
+        head: Bytes::copy_from_slice(head),
+        interim,
+        rejected: false,
+        end_stream,
+    }
 }
 
 fn data_len(event: &LinkEvent) -> usize {

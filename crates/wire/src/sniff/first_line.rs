@@ -131,10 +131,10 @@ mod tests {
             "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ] {
             assert_eq!(read(line.as_bytes()), FirstLine::Request, "{line:?}");
-            // In any segmentation.
+            // The decision is the same in any segmentation.
             let mut reader = FirstLineReader::default();
-            let bytes = line.as_bytes().chunks(1).map(|byte| reader.read(byte));
-            assert!(bytes.into_iter().any(|read| read == FirstLine::Request), "{line:?}");
+            let mut decisions = line.as_bytes().chunks(1).map(|byte| reader.read(byte));
+            assert!(decisions.any(|decision| decision == FirstLine::Request), "{line:?}");
         }
         let blanks = [vec![b'\n'; 3 * MAX_LINE_BYTES], b"GET / HTTP/1.1\r\n".to_vec()].concat();
         assert_eq!(read(&blanks), FirstLine::Request);
@@ -151,8 +151,8 @@ mod tests {
                 assert_eq!(read(line.as_bytes()), FirstLine::Request, "{} blanks", blanks.len());
             }
         }
-        let long = format!("ANY {} HTTP/1.1\r\n", "a".repeat(100_000));
-        assert_eq!(read(long.as_bytes()), FirstLine::Request);
+        let long_line = format!("ANY {} HTTP/1.1\r\n", "a".repeat(100_000));
+        assert_eq!(read(long_line.as_bytes()), FirstLine::Request);
     }
 
     #[test]

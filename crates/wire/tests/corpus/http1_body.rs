@@ -2,7 +2,7 @@
 
 use leno_wire::http1::{BodyDecoder, BodyLength, Malformed};
 
-/// Checks that the segmentation of a body does not affect its content, trailers, end and validity; of several faults,
+/// Checks that the segmentation of a body does not affect its content, trailers, end and validity. Of several faults,
 /// another may be reported first. The framing of accepted chunks, including extensions, has no NUL, and no CR
 /// or LF except in pairs, so that all readers agree on the end of a line. The first byte selects the kind of
 /// body.
@@ -20,11 +20,11 @@ pub(crate) fn check(bytes: &[u8]) {
     let at_once = decode_in_steps(length, bytes, bytes.len().max(1)).ok();
     if let Some(body) = &at_once {
         let lines = body.framing.split(|byte| *byte == b'\n');
-        let is_stray = |byte: &u8| matches!(byte, 0 | b'\r');
+        let is_forbidden_byte = |byte: &u8| matches!(byte, 0 | b'\r');
         assert!(
             lines
                 .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
-                .all(|line| !line.iter().any(is_stray))
+                .all(|line| !line.iter().any(is_forbidden_byte))
                 && !body.framing.windows(2).any(|pair| pair[0] != b'\r' && pair[1] == b'\n'),
             "framing: {}",
             body.framing.escape_ascii()
@@ -52,22 +52,22 @@ fn decode_in_steps(
 ) -> Result<DecodedBody, Malformed> {
     let mut decoder = BodyDecoder::new(length);
     let mut body = DecodedBody::default();
-    let mut end = 0;
-    while end < bytes.len() && !decoder.is_complete() {
-        end = bytes.len().min(end + step);
+    let mut received_end = 0;
+    while received_end < bytes.len() && !decoder.is_complete() {
+        received_end = bytes.len().min(received_end + step);
         loop {
-            let available = &bytes[body.length..end];
-            let piece = decoder.decode(available)?;
+            let available_bytes = &bytes[body.length..received_end];
+            let piece = decoder.decode(available_bytes)?;
             assert!(piece.data.start <= piece.data.end && piece.data.end <= piece.consumed);
-            assert!(piece.consumed <= available.len());
+            assert!(piece.consumed <= available_bytes.len());
             assert_eq!(piece.complete, decoder.is_complete());
             if length == BodyLength::Chunked {
-                body.framing.extend_from_slice(&available[..piece.data.start]);
+                body.framing.extend_from_slice(&available_bytes[..piece.data.start]);
                 let data_end = piece.trailers.as_ref().map_or(piece.consumed, |range| range.start);
-                body.framing.extend_from_slice(&available[piece.data.end..data_end]);
+                body.framing.extend_from_slice(&available_bytes[piece.data.end..data_end]);
             }
-            body.data.extend_from_slice(&available[piece.data]);
-            body.trailers = piece.trailers.map(|range| available[range].to_vec());
+            body.data.extend_from_slice(&available_bytes[piece.data]);
+            body.trailers = piece.trailers.map(|range| available_bytes[range].to_vec());
             body.length += piece.consumed;
             if piece.complete || piece.consumed == 0 {
                 break;

@@ -37,9 +37,9 @@ pub(crate) fn check(bytes: &[u8]) {
             if framing == Framing::Keep || head.body == BodyLength::Empty {
                 assert_eq!(reparsed.body, head.body);
             }
-            let mut twice = BytesMut::new();
-            write_response(&written, &reparsed, &edits, &mut twice);
-            assert_eq!(written, twice);
+            let mut rewritten = BytesMut::new();
+            write_response(&written, &reparsed, &edits, &mut rewritten);
+            assert_eq!(written, rewritten);
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::{BufMut, BytesMut};
 use leno_wire::link::{
-    Link, LinkError, LinkEvent, LinkLimits, ResetCode, Role, STREAMS_LEAST, StreamId, StreamKind,
-    WINDOW_LEAST,
+    Link, LinkError, LinkEvent, LinkLimits, MIN_WINDOW, ResetCode, Role, SMALLEST_MAX_STREAMS,
+    StreamId, StreamKind,
 };
 
 /// Checks that the segmentation of the bytes does not affect the events and the error, and that no bytes exceed the
@@ -37,37 +37,41 @@ fn receive_in_steps(role: Role, bytes: &[u8], step: usize) -> (Vec<LinkEvent>, O
                 Err(error) => return (events, Some(error)),
             }
         }
-        assert!(input.len() < link.own_limits().input_max());
+        assert!(input.len() < link.own_limits().max_input_bytes());
     }
     (events, None)
 }
 
 /// Creates a link with small limits, and for the opener some streams that its peer may answer.
 fn start_link(role: Role) -> Link {
-    let limits =
-        LinkLimits { streams_max: STREAMS_LEAST, window: WINDOW_LEAST, ..LinkLimits::default() };
+    let limits = LinkLimits {
+        max_streams: SMALLEST_MAX_STREAMS,
+        window: MIN_WINDOW,
+        ..LinkLimits::default()
+    };
     let mut link = Link::new(role, limits);
     if role == Role::Opener {
-        for (kind, end) in
+        for (kind, end_stream) in
             [(StreamKind::Http, true), (StreamKind::Http, false), (StreamKind::Tcp, false)]
         {
-            let opened = link.open_stream(kind, end, |output| output.put_slice(b"GET / HTTP/1.1"));
-            opened.expect("a new link takes a few streams");
+            let open_result =
+                link.open_stream(kind, end_stream, |output| output.put_slice(b"GET / HTTP/1.1"));
+            open_result.expect("a new link takes a few streams");
         }
     }
     link
 }
 
-/// A driver that responds, resets and consumes by its seed, and counts the unread bytes.
+/// A driver that responds, resets and consumes at random, determined by a seed, and counts the unread bytes.
 struct RandomDriver {
     link: Link,
     seed: u64,
-    unread: BTreeMap<StreamId, u32>,
+    unread_bytes: BTreeMap<StreamId, u32>,
 }
 
 impl RandomDriver {
     fn new(role: Role, seed: u8) -> Self {
-        Self { link: start_link(role), seed: u64::from(seed) + 1, unread: BTreeMap::new() }
+        Self { link: start_link(role), seed: u64::from(seed) + 1, unread_bytes: BTreeMap::new() }
     }
 
     fn drive(mut self, bytes: &[u8]) {
@@ -83,33 +87,33 @@ impl RandomDriver {
                     return;
                 }
             }
-            assert!(self.link.stream_count() <= STREAMS_LEAST as usize);
+            assert!(self.link.stream_count() <= SMALLEST_MAX_STREAMS as usize);
             let limits = *self.link.own_limits();
-            assert!(self.link.output().len() <= limits.output_limit + limits.input_max());
+            assert!(self.link.output().len() <= limits.stall_threshold + limits.max_input_bytes());
         }
     }
 
     fn handle_event(&mut self, event: LinkEvent) {
         let stream = match event {
-            LinkEvent::Opened { stream, end, .. } => {
-                self.unread.insert(stream, 0);
-                self.record_end(stream, end)
+            LinkEvent::Opened { stream, end_stream, .. } => {
+                self.unread_bytes.insert(stream, 0);
+                self.record_end(stream, end_stream)
             }
-            LinkEvent::Head { stream, interim, end, .. } => {
-                assert!(!interim || !end);
-                self.record_end(stream, end)
+            LinkEvent::Head { stream, interim, end_stream, .. } => {
+                assert!(!interim || !end_stream);
+                self.record_end(stream, end_stream)
             }
-            LinkEvent::Data { stream, data, end } => {
-                assert!(end || !data.is_empty());
-                let unread = self.unread.entry(stream).or_default();
-                *unread += u32::try_from(data.len()).expect("a frame is short");
-                assert!(*unread <= WINDOW_LEAST);
-                self.record_end(stream, end)
+            LinkEvent::Data { stream, data, end_stream } => {
+                assert!(end_stream || !data.is_empty());
+                let unread_bytes = self.unread_bytes.entry(stream).or_default();
+                *unread_bytes += u32::try_from(data.len()).expect("a frame is short");
+                assert!(*unread_bytes <= MIN_WINDOW);
+                self.record_end(stream, end_stream)
             }
             LinkEvent::Trailers { stream, .. } => self.record_end(stream, true),
             LinkEvent::Reset { stream, .. } => {
                 assert_eq!(self.link.available_credit(stream), 0);
-                self.unread.remove(&stream);
+                self.unread_bytes.remove(&stream);
                 return;
             }
             LinkEvent::Credit { stream } => {
@@ -121,9 +125,9 @@ impl RandomDriver {
         self.call_driver(stream);
     }
 
-    fn record_end(&mut self, stream: StreamId, end: bool) -> StreamId {
-        if end {
-            self.unread.remove(&stream);
+    fn record_end(&mut self, stream: StreamId, end_stream: bool) -> StreamId {
+        if end_stream {
+            self.unread_bytes.remove(&stream);
         }
         stream
     }
@@ -132,19 +136,19 @@ impl RandomDriver {
     fn call_driver(&mut self, stream: StreamId) {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let random = self.seed >> 56;
-        let end = random & 8 != 0;
+        let end_stream = random & 8 != 0;
         let head = |output: &mut BytesMut| output.put_slice(b"HTTP/1.1 200 OK\r\n\r\n");
         match random % 8 {
-            0 => drop(self.link.send_head(stream, random & 16 != 0, end, head)),
-            1 => drop(self.link.send_data(stream, &[7; 20_000], end)),
+            0 => drop(self.link.send_head(stream, random & 16 != 0, end_stream, head)),
+            1 => drop(self.link.send_data(stream, &[7; 20_000], end_stream)),
             2 => drop(self.link.send_trailers(stream, b"a: b\r\n")),
             3 => self.link.reset_stream(stream, ResetCode::Cancelled),
             4 => self.link.output().clear(),
             5 => self.link.ping(),
             6 if random > 250 => self.link.drain(),
             _ => {
-                let unread = self.unread.get_mut(&stream).map(std::mem::take);
-                self.link.record_consumed(stream, unread.unwrap_or_default());
+                let unread_bytes = self.unread_bytes.get_mut(&stream).map(std::mem::take);
+                self.link.record_consumed(stream, unread_bytes.unwrap_or_default());
             }
         }
     }

@@ -9,27 +9,28 @@ use crate::vector::{ExpectedOutcome, StrictnessRule, Vector, rules};
 
 #[test]
 fn the_table_of_the_document_is_generated_from_the_vectors() {
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/http-strictness.md");
+    let document_file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/http-strictness.md");
     let document_text =
-        fs::read_to_string(&document).expect("the document is part of the repository");
-    let (before, rest) = document_text.split_once(BEGIN).expect("the table has a beginning");
-    let (_, after) = rest.split_once(END).expect("the table has an end");
-    let rendered = format!("{before}{BEGIN}{}{END}{after}", render_table(&rules()));
+        fs::read_to_string(&document_file).expect("the document is part of the repository");
+    let (before_table, after_begin) =
+        document_text.split_once(BEGIN).expect("the table has a beginning");
+    let (_, after_table) = after_begin.split_once(END).expect("the table has an end");
+    let rendered = format!("{before_table}{BEGIN}{}{END}{after_table}", render_table(&rules()));
     if document_text == rendered {
         return;
     }
-    let draft = Path::new(env!("CARGO_TARGET_TMPDIR")).join("http-strictness.md");
-    fs::write(&draft, &rendered).expect("the directory for temporary files can be written");
+    let draft_file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("http-strictness.md");
+    fs::write(&draft_file, &rendered).expect("the directory for temporary files can be written");
     panic!(
         "{} is not up to date; put the new text in place with\n  cp {} {}",
-        document.display(),
-        draft.display(),
-        document.display()
+        document_file.display(),
+        draft_file.display(),
+        document_file.display()
     );
 }
 
 fn render_table(rules: &[StrictnessRule]) -> String {
-    let mut text = String::from(HEADING);
+    let mut table = String::from(HEADING);
     for rule in rules {
         let kinds: BTreeSet<&str> =
             rule.vectors.iter().map(|vector| vector.message_kind.as_str()).collect();
@@ -37,7 +38,7 @@ fn render_table(rules: &[StrictnessRule]) -> String {
         let rejections: BTreeSet<String> =
             rule.vectors.iter().filter_map(describe_rejection).collect();
         let rejections: Vec<String> = rejections.into_iter().collect();
-        let count = |is_rejected| {
+        let count_vectors = |is_rejected| {
             let counted = rule
                 .vectors
                 .iter()
@@ -45,18 +46,18 @@ fn render_table(rules: &[StrictnessRule]) -> String {
             counted.count()
         };
         writeln!(
-            text,
+            table,
             "| {} | {} | {} | {} | {} + {} |",
             rule.text.replace('|', "\\|"),
             rule.rfc,
             kinds.join(", "),
             if rejections.is_empty() { "accepted".to_owned() } else { rejections.join(", ") },
-            count(false),
-            count(true),
+            count_vectors(false),
+            count_vectors(true),
         )
         .expect("writing to a String never fails");
     }
-    text
+    table
 }
 
 /// Returns the rejection of a vector in the form of the document, such as `LineEnd` 400.

@@ -26,11 +26,11 @@ fn every_vector_has_its_expected_outcome() {
 #[test]
 fn a_split_at_any_byte_changes_nothing() {
     for vector in all_vectors(&rules()) {
-        let uncut = parse_vector(vector, &[vector.bytes.len()]);
+        let whole_verdict = parse_vector(vector, &[vector.bytes.len()]);
         let step = if vector.bytes.len() > MAX_EVERY_CUT_BYTES { COARSE_STEP } else { 1 };
         for cut in (0..vector.bytes.len()).step_by(step) {
             let actual = parse_vector(vector, &[cut, vector.bytes.len()]);
-            assert_eq!(actual, uncut, "{} cut at {cut}", vector.name);
+            assert_eq!(actual, whole_verdict, "{} cut at {cut}", vector.name);
         }
     }
 }
@@ -40,8 +40,8 @@ fn parsing_byte_by_byte_changes_nothing() {
     for vector in all_vectors(&rules()) {
         if vector.bytes.len() <= MAX_EVERY_CUT_BYTES {
             let cuts: Vec<usize> = (1..=vector.bytes.len()).collect();
-            let uncut = parse_vector(vector, &[vector.bytes.len()]);
-            assert_eq!(parse_vector(vector, &cuts), uncut, "{}", vector.name);
+            let whole_verdict = parse_vector(vector, &[vector.bytes.len()]);
+            assert_eq!(parse_vector(vector, &cuts), whole_verdict, "{}", vector.name);
         }
     }
 }

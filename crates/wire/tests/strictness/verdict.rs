@@ -6,19 +6,20 @@ use leno_wire::http1::{
 
 use crate::vector::{Accepted, Vector};
 
+/// The result of parsing a vector.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     Rejected(Malformed),
     Accepted(Accepted),
     /// The input ended before the message was complete.
-    Unfinished,
+    Incomplete,
 }
 
 /// Parses the bytes with one packet boundary at each of the `cuts`; the last one is the end.
 pub(crate) fn parse_vector(vector: &Vector, cuts: &[usize]) -> Verdict {
     match parse_message(vector, cuts) {
         Ok(Some(accepted)) => Verdict::Accepted(accepted),
-        Ok(None) => Verdict::Unfinished,
+        Ok(None) => Verdict::Incomplete,
         Err(fault) => Verdict::Rejected(fault),
     }
 }
@@ -43,14 +44,14 @@ fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Ma
         (start, length)
     };
     let mut decoder = BodyDecoder::new(length);
-    let (mut at, mut content) = (start, Vec::new());
+    let (mut position, mut content) = (start, Vec::new());
     for cut in cuts {
         while !decoder.is_complete() {
-            let available = &vector.bytes[at..cut];
+            let available = &vector.bytes[position..cut];
             let piece = decoder.decode(available)?;
             content.extend_from_slice(&available[piece.data.clone()]);
             accepted.trailers |= piece.trailers.is_some();
-            at += piece.consumed;
+            position += piece.consumed;
             if piece.consumed == 0 {
                 break;
             }
@@ -60,11 +61,12 @@ fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Ma
         decoder.end_of_input()?;
     }
     accepted.content = Some(content);
-    accepted.unparsed_bytes = vector.bytes.len() - at;
+    accepted.unparsed_bytes = vector.bytes.len() - position;
     Ok(decoder.is_complete().then_some(accepted))
 }
 
-/// Returns the end of the head, the framing of the body, and true if the connection persists. Consumes the cuts
+/// Returns the end of the head, the framing of the body, and true if the connection persists; `None` if the head is
+/// incomplete. Consumes the cuts
 /// before the head is complete.
 fn parse_head(
     vector: &Vector,

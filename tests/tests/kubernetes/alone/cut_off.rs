@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, http_server, stdout_of};
+use leno_tests::cluster::{SidecarInjection, TestNamespace, expect_stdout, http_server};
 use leno_tests::eventually;
 use serde_json::Value;
 
@@ -65,7 +65,7 @@ fn a_node_without_network_fails_only_requests_in_progress() {
     namespace.wait_ready();
     // The DNS server may be on the failed node.
     let address = ["get", "service/server", "-o", "jsonpath={.spec.clusterIP}"];
-    let url = format!("http://{}/", stdout_of(&namespace.kubectl(&address)));
+    let url = format!("http://{}/", expect_stdout(&namespace.kubectl(&address)));
     let load = LoadPod::start(&namespace, &url);
     let isolated = IsolatedNode::isolate(far_node);
     let started = Instant::now();
@@ -81,7 +81,7 @@ fn a_node_without_network_fails_only_requests_in_progress() {
     });
     drop(isolated);
     let (requests, failures) = load.stop_load();
-    let late_report: Value = serde_json::from_str(&stdout_of(&late_report)).expect("a report");
+    let late_report: Value = serde_json::from_str(&expect_stdout(&late_report)).expect("a report");
     eprintln!("of {requests} failed {failures}; after {DETECTION_TIME:?}: {late_report}");
     assert!(requests > 1000, "{requests}");
     let failures: u64 = failures.as_object().unwrap().values().filter_map(Value::as_u64).sum();

@@ -1,7 +1,9 @@
 //! Egress from the mesh: everything, nothing, and the destinations in OSM's policies. The setting applies to
 //! the whole mesh.
 
-use leno_tests::cluster::{SidecarInjection, TestNamespace, apply_globally, kubectl, stdout_of};
+use leno_tests::cluster::{
+    SidecarInjection, TestNamespace, apply_globally, expect_stdout, kubectl,
+};
 
 use crate::tcp::{expect_lines, line_server};
 
@@ -53,7 +55,7 @@ fn egress_policy(name: &str, namespace: &TestNamespace, destinations: &str) -> S
     )
 }
 
-const ROUTES: &str =
+const ROUTE_GROUP: &str =
     "{apiVersion: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, metadata: {name: statuses},
   spec: {matches: [{name: status, pathRegex: '/status.*', methods: ['*']}]}}\n";
 
@@ -67,22 +69,24 @@ fn policies_limit_egress() {
     namespace.create_client("other");
     namespace.wait_ready();
     let full_name = |name: &str| format!("{name}.{}", external_namespace.name());
-    let clear = format!("http://{}/", full_name("server"));
-    let secure = format!("https://{}/", full_name("secure"));
-    let lines = full_name("lines");
+    let plaintext_url = format!("http://{}/", full_name("server"));
+    let tls_url = format!("https://{}/", full_name("secure"));
+    let line_server_name = full_name("lines");
     let expect = |client: &str, arguments: &[&str], exit: i32, status: u16| {
         namespace.expect_curl(client, arguments, exit, status);
     };
     let expect_all_allowed = |client: &str| {
-        expect(client, &[&clear], 0, 200);
-        expect(client, &["-k", &secure], 0, 200);
-        expect_lines(&namespace, client, &lines, |received| received == "pod=lines line=hello\n");
+        expect(client, &[&plaintext_url], 0, 200);
+        expect(client, &["-k", &tls_url], 0, 200);
+        expect_lines(&namespace, client, &line_server_name, |received| {
+            received == "pod=lines line=hello\n"
+        });
     };
     // A connection is reset before any response: with TLS, the handshake fails.
     let expect_all_denied = |client: &str| {
-        expect(client, &[&clear], 56, 0);
-        expect(client, &["-k", &secure], 35, 0);
-        expect_lines(&namespace, client, &lines, str::is_empty);
+        expect(client, &[&plaintext_url], 56, 0);
+        expect(client, &["-k", &tls_url], 35, 0);
+        expect_lines(&namespace, client, &line_server_name, str::is_empty);
     };
     expect_all_allowed("client");
     let settings = EgressSettings::deny_all();
@@ -99,9 +103,9 @@ fn policies_limit_egress() {
             .concat(),
     );
     expect_all_allowed("client");
-    expect("client", &["-H", "host: another.example", &clear], 0, 403);
+    expect("client", &["-H", "host: another.example", &plaintext_url], 0, 403);
     let address = ["get", "service", "secure", "-o", "jsonpath={.spec.clusterIP}"];
-    let address = stdout_of(&external_namespace.kubectl(&address));
+    let address = expect_stdout(&external_namespace.kubectl(&address));
     let resolved = format!("another.example:443:{address}");
     expect("client", &["-k", "--resolve", &resolved, "https://another.example/"], 35, 0);
     expect_all_denied("other");
@@ -110,13 +114,14 @@ fn policies_limit_egress() {
     let matches =
         "matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: statuses}]";
     namespace.apply_manifests(
-        &(ROUTES.to_owned() + &egress_policy("http", &namespace, &format!("{http}, {matches}"))),
+        &(ROUTE_GROUP.to_owned()
+            + &egress_policy("http", &namespace, &format!("{http}, {matches}"))),
     );
-    expect("client", &[&clear], 0, 403);
-    expect("client", &[&format!("{clear}status/200")], 0, 200);
+    expect("client", &[&plaintext_url], 0, 403);
+    expect("client", &[&format!("{plaintext_url}status/200")], 0, 200);
 
     let kind = "egresses.policy.openservicemesh.io";
-    stdout_of(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
+    expect_stdout(&namespace.kubectl(&["delete", kind, "http", "https", "tcp"]));
     expect_all_denied("client");
     drop(settings);
     expect_all_allowed("client");
@@ -136,7 +141,7 @@ fn the_api_server_stays_reachable_while_other_egress_is_denied() {
     let slice = ["-n", "default", "get", "endpointslice", "kubernetes", "-o", endpoints];
     let versions = [
         "https://kubernetes.default.svc/version".to_owned(),
-        format!("https://{}/version", stdout_of(&kubectl(&slice))),
+        format!("https://{}/version", expect_stdout(&kubectl(&slice))),
     ];
     let other_url = format!("http://server.{}/", external_namespace.name());
     let expect = |exit, status| {

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use leno_tests::cluster::{kubectl, stdout_of};
+use leno_tests::cluster::{expect_stdout, kubectl};
 use leno_tests::eventually;
 
 fn control_kubectl(arguments: &[&str]) -> String {
-    stdout_of(&kubectl(&[&["-n", "leno-system"], arguments].concat()))
+    expect_stdout(&kubectl(&[&["-n", "leno-system"], arguments].concat()))
 }
 
 fn lease_holder() -> String {
@@ -18,7 +18,8 @@ fn lease_holder() -> String {
 #[ignore = "needs a cluster: ./test kubernetes"]
 #[allow(clippy::print_stderr, reason = "the figures are the result")]
 fn a_terminating_control_plane_releases_its_lease() {
-    let takeover = || {
+    // Deletes the leader and returns the time until another control plane leads.
+    let time_takeover = || {
         let (first_holder, _) = eventually("a control plane leads", MAX_WAIT, || {
             Some(lease_holder()).filter(|holder| !holder.is_empty())
         });
@@ -35,8 +36,8 @@ fn a_terminating_control_plane_releases_its_lease() {
     // One of several attempts, since the machine may be busy. Without its release, the Lease would expire 15 s
     // after its last renewal; without a watch, the release would be noticed up to 2 s later.
     let mut takeover_times = Vec::new();
-    while takeover_times.len() < ATTEMPTS {
-        let elapsed = takeover();
+    while takeover_times.len() < MAX_ATTEMPTS {
+        let elapsed = time_takeover();
         eprintln!("taken over after {elapsed:?}");
         if elapsed < Duration::from_secs(2) {
             return;
@@ -66,5 +67,6 @@ fn control_planes_run_on_different_nodes_after_each_rollout() {
     }
 }
 
-const ATTEMPTS: usize = 3;
+/// The number of takeovers, of which one must be fast.
+const MAX_ATTEMPTS: usize = 3;
 const MAX_WAIT: Duration = Duration::from_secs(120);

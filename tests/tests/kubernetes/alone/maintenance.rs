@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use leno_tests::cluster::{TestNamespace, kubectl, stdout_of};
+use leno_tests::cluster::{TestNamespace, expect_stdout, kubectl};
 use leno_tests::eventually;
 
 use crate::gateways::{create_gateway, external_clients_at};
@@ -13,7 +13,7 @@ use crate::under_load::{LoadPod, find_process, node_names, start_servers};
 /// Returns the number of Pods with a label on a node.
 fn count_pods_on(node: &str, namespace: &TestNamespace, label: &str) -> usize {
     let field = format!("--field-selector=spec.nodeName={node}");
-    stdout_of(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"]))
+    expect_stdout(&namespace.kubectl(&["get", "pods", "-l", label, &field, "-o", "name"]))
         .lines()
         .count()
 }
@@ -24,8 +24,8 @@ fn drain_node(node: &str, load: LoadPod<'_>, is_empty: impl Fn() -> bool) {
     let drain = ["drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"];
     let result = kubectl(&[&drain[..], &["--timeout=120s"]].concat());
     let is_empty = is_empty();
-    stdout_of(&kubectl(&["uncordon", node]));
-    stdout_of(&result);
+    expect_stdout(&kubectl(&["uncordon", node]));
+    expect_stdout(&result);
     assert!(is_empty);
     let (requests, failures) = load.stop_load();
     eprintln!("{node} drained: of {requests} requests failed {failures}");
@@ -43,7 +43,7 @@ fn each_drained_node_fails_no_request() {
             "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: server}, spec: {minAvailable: 1, \
              selector: {matchLabels: {app: server}}}}",
         );
-        stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
+        expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=4"]));
         namespace.wait_ready();
         let count_pods = || count_pods_on(&node, &namespace, "app=server");
         assert!(count_pods() > 0, "the node has some of the pods");
@@ -59,9 +59,9 @@ fn a_drained_node_fails_no_request_of_a_gateway() {
     let node = node_names().pop().expect("there are nodes");
     let namespace = start_servers("fronted");
     let address = create_gateway(&namespace);
-    stdout_of(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/leno-gateway-front", "--replicas=2"]));
     let rolled_out = ["rollout", "status", "deployment/leno-gateway-front", "--timeout=120s"];
-    stdout_of(&namespace.kubectl(&rolled_out));
+    expect_stdout(&namespace.kubectl(&rolled_out));
     let count_pods =
         || count_pods_on(&node, &namespace, "gateway.networking.k8s.io/gateway-name=front");
     assert!(count_pods() > 0, "the node has some of the pods");
@@ -83,8 +83,13 @@ fn a_restarted_api_server_fails_no_request() {
         kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(new_process)
     });
     // The mesh continues to work: a new Pod joins and receives requests.
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
     let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failures, serde_json::json!({}));
@@ -96,10 +101,15 @@ fn killed_control_planes_fail_no_request() {
     let namespace = start_servers("killed");
     let load = LoadPod::start(&namespace, "http://server/");
     let pods = ["-n", "leno-system", "delete", "pods", "-l", "app.kubernetes.io/name=leno-control"];
-    stdout_of(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
+    expect_stdout(&kubectl(&[&pods[..], &["--force", "--grace-period=0"]].concat()));
     // The restarted control plane works: a new Pod joins.
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
     let (requests, failures) = load.stop_load();
     assert!(requests > 1000, "{requests}");
     assert_eq!(failures, serde_json::json!({}));

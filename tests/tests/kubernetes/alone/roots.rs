@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use leno_tests::cluster::{
-    SidecarInjection, TestNamespace, apply_globally, kubectl, program_image, stdout_of,
+    SidecarInjection, TestNamespace, apply_globally, expect_stdout, kubectl, program_image,
 };
 use leno_tests::eventually;
 use serde_json::Value;
@@ -14,14 +14,14 @@ use serde_json::Value;
 use super::upgrade::{install_image, run_uninstall};
 use crate::under_load::{LoadPod, start_servers};
 
-/// Returns the Pods of the control plane.
-fn control_planes() -> Vec<String> {
+/// Returns the sorted names of the running Pods of the control plane.
+fn list_control_plane_pods() -> Vec<String> {
     let path = "jsonpath={.items[*].metadata.name}";
     let selector =
         ["-l", "app.kubernetes.io/name=leno-control", "--field-selector=status.phase=Running"];
     let get = [&["-n", "leno-system", "get", "pods"], &selector[..], &["-o", path]].concat();
     let mut names: Vec<String> =
-        stdout_of(&kubectl(&get)).split_whitespace().map(str::to_owned).collect();
+        expect_stdout(&kubectl(&get)).split_whitespace().map(str::to_owned).collect();
     names.sort_unstable();
     names
 }
@@ -63,32 +63,37 @@ fn wait_for_stage(pods: &[String], stage: &str) {
 }
 
 /// Returns the roots that members trust.
-fn trusted_roots() -> String {
+fn read_trusted_roots() -> String {
     let path = "jsonpath={.data.roots\\.pem}";
-    stdout_of(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
+    expect_stdout(&kubectl(&["-n", "leno-system", "get", "configmap", "leno-roots", "-o", path]))
 }
 
 #[test]
 #[ignore = "needs a cluster: ./test kubernetes"]
 fn the_root_is_replaced_without_a_failed_request() {
     let namespace = start_servers("rerooted");
-    let pods = control_planes();
-    let [first, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
-    let before = trusted_roots();
+    let pods = list_control_plane_pods();
+    let [first_pod, _] = &pods[..] else { panic!("two control planes, not {pods:?}") };
+    let old_roots = read_trusted_roots();
     wait_for_stage(&pods, "stable");
     let load = LoadPod::start(&namespace, "http://server/");
     for (step, stage) in [("add", "added"), ("activate", "activated"), ("retire", "stable")] {
-        run_ca_step(first, step);
+        run_ca_step(first_pod, step);
         wait_for_stage(&pods, stage);
     }
-    let after = eventually("one root is published", Duration::from_secs(60), || {
-        Some(trusted_roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
+    let new_roots = eventually("one root is published", Duration::from_secs(60), || {
+        Some(read_trusted_roots()).filter(|roots| roots.matches("BEGIN CERTIFICATE").count() == 1)
     })
     .0;
-    assert_ne!(after, before, "the root is replaced");
+    assert_ne!(new_roots, old_roots, "the root is replaced");
     // New members trust only the new root.
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
     namespace.create_client("client");
     namespace.wait_ready();
     let servers = namespace.list_pods("server");
@@ -116,7 +121,7 @@ fn an_external_authority_created_before_the_mesh_signs() {
         .arg(company_directory.path())
         .output()
         .unwrap();
-    stdout_of(&result);
+    expect_stdout(&result);
     let file =
         |name: &str| std::fs::read_to_string(company_directory.path().join(name)).expect(name);
     run_uninstall(&["--purge"]);
@@ -139,10 +144,11 @@ fn an_external_authority_created_before_the_mesh_signs() {
     unmeshed.expect_curl("client", &[&format!("http://server.{}/", namespace.name())], 56, 0);
     // Members trust the root, and only this intermediate of it.
     let bundle = format!("{}\n{}", file("ca.crt").trim(), file("tls.crt").trim());
-    assert_eq!(trusted_roots().trim(), bundle);
+    assert_eq!(read_trusted_roots().trim(), bundle);
     // The certificate of a sidecar is signed by the intermediate and chains to the company's root.
     let path = "jsonpath={.items[0].status.podIP}";
-    let address = stdout_of(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
+    let address =
+        expect_stdout(&namespace.kubectl(&["get", "pods", "-l", "app=server", "-o", path]));
     let roots = company_directory.path().join("ca.crt");
     let listener = format!("{address}:8080");
     let mut openssl = Command::new("openssl");

@@ -1,6 +1,6 @@
 //! Upgrade, removal and reinstallation of the mesh under load: no request may fail.
 
-use leno_tests::cluster::{TestNamespace, kubectl, next_image, program_image, stdout_of};
+use leno_tests::cluster::{TestNamespace, expect_stdout, kubectl, next_image, program_image};
 use leno_tests::leno_command;
 
 use crate::under_load::{LoadPod, start_servers};
@@ -8,12 +8,12 @@ use crate::under_load::{LoadPod, start_servers};
 /// Installs or upgrades: objects that differ are changed.
 pub(super) fn install_image(image: &str) {
     let arguments = ["install", "--image", image, "--gateways", "--apply"];
-    stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
+    expect_stdout(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
 pub(super) fn run_uninstall(options: &[&str]) {
     let arguments = [&["uninstall", "--apply"], options].concat();
-    stdout_of(&leno_command().args(arguments).output().expect("the program starts"));
+    expect_stdout(&leno_command().args(arguments).output().expect("the program starts"));
 }
 
 /// Returns the images of all containers of some Pods, without duplicates.
@@ -22,7 +22,7 @@ fn container_images(namespace: &str, selector: &str) -> Vec<String> {
     // Excludes terminating Pods of the previous version.
     let arguments =
         ["get", "pods", "-l", selector, "--field-selector=status.phase=Running", "-o", path];
-    let output = stdout_of(&kubectl(&[&["-n", namespace][..], &arguments].concat()));
+    let output = expect_stdout(&kubectl(&[&["-n", namespace][..], &arguments].concat()));
     let mut images: Vec<String> = output.split_whitespace().map(str::to_owned).collect();
     images.sort_unstable();
     images.dedup();
@@ -30,7 +30,12 @@ fn container_images(namespace: &str, selector: &str) -> Vec<String> {
 }
 
 fn wait_for_rollout(namespace: &TestNamespace) {
-    stdout_of(&namespace.kubectl(&["rollout", "status", "deployment/server", "--timeout=120s"]));
+    expect_stdout(&namespace.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/server",
+        "--timeout=120s",
+    ]));
 }
 
 #[test]
@@ -53,9 +58,9 @@ fn an_upgrade_fails_no_request() {
     let control_selector = "app.kubernetes.io/name=leno-control";
     let wait =
         ["-n", "leno-system", "rollout", "status", "deployment/leno-control", "--timeout=120s"];
-    stdout_of(&kubectl(&wait));
+    expect_stdout(&kubectl(&wait));
     assert!(container_images("leno-system", control_selector).contains(&after));
-    stdout_of(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
+    expect_stdout(&namespace.kubectl(&["rollout", "restart", "deployment/server"]));
     wait_for_rollout(&namespace);
     assert!(container_images(namespace.name(), "app=server").contains(&after));
     let (requests, failures) = load.stop_load();
@@ -77,7 +82,7 @@ fn an_uninstalled_and_reinstalled_mesh_fails_no_request() {
     assert!(!lease.status.success(), "there is still a lease");
     install_image(&program_image());
     // A new Pod joins the mesh and receives requests from existing members.
-    stdout_of(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
+    expect_stdout(&namespace.kubectl(&["scale", "deployment/server", "--replicas=3"]));
     wait_for_rollout(&namespace);
     let sidecars = namespace.list_containers("server").matches("leno-proxy").count();
     assert!(sidecars >= 3, "{sidecars} of three pods have a sidecar");

@@ -6,14 +6,17 @@ use leno_tests::leno_command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{SHORT, number_at_path, run_bench};
+use super::{SHORT_RUN_OPTIONS, number_at_path, run_bench};
 
 #[test]
 fn requirements_of_java_parts_are_checked_before_measuring() {
     let home = tempfile::tempdir().unwrap();
     for part in [["--driver", "jmeter"], ["--app", "spring"]] {
         let mut command = leno_command();
-        command.args(["bench", "gateway-ratings", "--contenders", "none"]).args(part).args(SHORT);
+        command
+            .args(["bench", "gateway-ratings", "--contenders", "none"])
+            .args(part)
+            .args(SHORT_RUN_OPTIONS);
         command.args(["--cache", home.path().to_str().unwrap()]);
         // No program is found with an empty `PATH`.
         let output = command.env("PATH", home.path()).output().unwrap();
@@ -39,7 +42,7 @@ fn jmeter_measures_the_same_figures_as_leno_load() {
             let trial = &outcome["repeats"][0];
             assert_eq!(trial["errors"], 0, "{name}: {trial:#}");
             assert_eq!(trial["statuses"]["200"], trial["requests"], "{name}: {trial:#}");
-            // In one second of eight clients, completed and started requests differ by at most eight.
+            // In one second with eight clients, the numbers of completed and started requests differ by at most eight.
             let (rps, requests) =
                 (number_at_path(trial, &["rps"]), number_at_path(trial, &["requests"]));
             assert!((rps - requests).abs() <= 8.0, "{name}: {trial:#}");
@@ -77,7 +80,7 @@ fn spring_applications_do_the_same_work_through_our_sidecars() {
         (process("client"), process("gateway"), process("ratings"))
     });
     let [ratings, gateway] = costs.collect::<Vec<_>>().try_into().unwrap();
-    // Only behind the gateway is its sidecar busy; the sidecar of ratings is busy in both.
+    // The sidecar of the gateway is busy only behind the gateway; the sidecar of ratings is busy in both cases.
     assert!(gateway.1 > 3.0 * ratings.1.max(0.1), "{gateway:?} {ratings:?}");
     assert!(gateway.2 > 0.0 && ratings.2 > 0.0, "{gateway:?} {ratings:?}");
 }

@@ -17,7 +17,7 @@ fn a_dozen_seconds_of_chaos_lose_no_request() {
     Chaos::start_all(12, 20_261_122).inject_failures(Duration::from_secs(12));
 }
 
-/// Run by `./test chaos`.
+/// `./test chaos` runs this test.
 #[test]
 #[ignore = "takes a minute and both cores; ./test chaos runs it"]
 #[allow(clippy::print_stderr, reason = "the seed is needed to repeat a failure")]
@@ -29,75 +29,90 @@ fn a_minute_of_chaos_loses_no_request() {
 
 /// A mesh with random failures.
 struct Chaos {
-    controls: Vec<ControlProgram>,
+    control_planes: Vec<ControlProgram>,
     servers: Vec<SidecarProgram>,
     clients: Vec<SidecarProgram>,
     loads: Vec<BackgroundLoad>,
     _applications: Vec<CountingApplication>,
-    sidecars: usize,
+    sidecar_count: usize,
     random: ChaosRandom,
-    injected: BTreeSet<&'static str>,
+    injected_failures: BTreeSet<&'static str>,
 }
 
 impl Chaos {
     /// Starts three control planes and this number of sidecars, a fifth of them with their own load.
-    fn start_all(sidecars: usize, seed: u64) -> Self {
-        let (clients, services) = (sidecars / 5, 2);
+    fn start_all(sidecar_count: usize, seed: u64) -> Self {
+        let (client_count, service_count) = (sidecar_count / 5, 2);
         let mut manifests = mesh_config("allow");
         let mut applications = Vec::new();
-        for server in 0..sidecars - clients {
+        for server in 0..sidecar_count - client_count {
             let application = CountingApplication::start_echo();
-            manifests.push_str(&workload_manifest(server, server % services, application.port()));
+            manifests.push_str(&workload_manifest(
+                server,
+                server % service_count,
+                application.port(),
+            ));
             applications.push(application);
         }
-        for service in 0..services {
+        for service in 0..service_count {
             manifests.push_str(&service_manifest(service));
         }
-        let listeners: Vec<u16> = (0..clients).map(|_| free_port()).collect();
+        let listeners: Vec<u16> = (0..client_count).map(|_| free_port()).collect();
         for (number, listener) in listeners.iter().enumerate() {
-            let service = format!("service-{}.shop", number % services);
+            let service = format!("service-{}.shop", number % service_count);
             manifests.push_str(&client_manifest(
                 &format!("client{number}"),
                 &[],
                 &[(&service, *listener)],
             ));
         }
-        let controls =
+        let control_planes =
             ControlProgram::start_replicas(3, &manifests, &["--certificate-lifetime", "20s"]);
         let join = |(number, name): (usize, String)| {
-            SidecarProgram::join(&controls[number % 3], &name, &[])
+            SidecarProgram::join(&control_planes[number % 3], &name, &[])
         };
-        let servers = (0..sidecars - clients).map(|server| format!("shop/server-{server}"));
+        let servers =
+            (0..sidecar_count - client_count).map(|server| format!("shop/server-{server}"));
         let servers: Vec<SidecarProgram> = servers.enumerate().map(join).collect();
-        let names = (0..clients).map(|number| format!("shop/client{number}-1"));
-        let clients: Vec<SidecarProgram> = names.enumerate().map(join).collect();
-        let load = |listener: &u16| {
+        let client_names = (0..client_count).map(|number| format!("shop/client{number}-1"));
+        let clients: Vec<SidecarProgram> = client_names.enumerate().map(join).collect();
+        let start_load = |listener: &u16| {
             let listener = loopback_address(*listener);
             wait_until_status(listener, 200);
             BackgroundLoad::start_paced("GET", listener, 2, Duration::from_millis(10))
         };
-        let loads = listeners.iter().map(load).collect();
-        let (_applications, injected) = (applications, BTreeSet::new());
+        let loads = listeners.iter().map(start_load).collect();
+        let (_applications, injected_failures) = (applications, BTreeSet::new());
         let random = ChaosRandom(seed | 1);
-        Self { controls, servers, clients, loads, _applications, sidecars, random, injected }
+        Self {
+            control_planes,
+            servers,
+            clients,
+            loads,
+            _applications,
+            sidecar_count,
+            random,
+            injected_failures,
+        }
     }
 
-    fn inject_failures(mut self, time: Duration) {
-        let deadline = Instant::now() + time;
+    fn inject_failures(mut self, duration: Duration) {
+        let deadline = Instant::now() + duration;
         let mut history = String::new();
         let mut round = 0;
         while round < 5 || Instant::now() < deadline {
-            // Each failure occurs once, then at random; never two at once, so that a replica is left.
+            // Each failure occurs once, then at random; two failures never coincide, so that a replica is left.
             let failure = match round {
                 0..5 => round,
                 _ => self.random.random_below(5),
             };
-            let choice = self.random.random_below(usize::MAX);
-            writeln!(history, "{failure} {choice}").expect("writing to a String never fails");
-            self.inject_failure(failure, choice);
+            let random_choice = self.random.random_below(usize::MAX);
+            writeln!(history, "{failure} {random_choice}")
+                .expect("writing to a String never fails");
+            self.inject_failure(failure, random_choice);
             round += 1;
         }
-        assert_eq!(self.injected.len(), 5, "{:?}", self.injected);
+        assert_eq!(self.injected_failures.len(), 5, "{:?}", self.injected_failures);
         for load in self.loads.drain(..) {
             let outcome = load.finish_load();
             assert!(!outcome.succeeded.is_empty());
@@ -106,40 +121,41 @@ impl Chaos {
         self.wait_until_agreed();
     }
 
-    fn inject_failure(&mut self, failure: usize, choice: usize) {
+    fn inject_failure(&mut self, failure: usize, random_choice: usize) {
         match failure {
             0 => {
-                self.injected.insert("a control plane is killed");
-                let control = choice % self.controls.len();
-                self.controls[control].kill();
+                self.injected_failures.insert("a control plane is killed");
+                let control_index = random_choice % self.control_planes.len();
+                self.control_planes[control_index].kill();
                 self.wait_for_requests(20);
-                self.controls[control].restart();
+                self.control_planes[control_index].restart();
             }
             1 => {
-                self.injected.insert("a control plane is paused");
-                let pid = self.controls[choice % self.controls.len()].program.pid();
+                self.injected_failures.insert("a control plane is paused");
+                let pid =
+                    self.control_planes[random_choice % self.control_planes.len()].program.pid();
                 self.pause_process(pid);
             }
             2 => {
-                self.injected.insert("a sidecar is killed");
-                let server = choice % self.servers.len();
-                self.servers[server].kill();
+                self.injected_failures.insert("a sidecar is killed");
+                let server_index = random_choice % self.servers.len();
+                self.servers[server_index].kill();
                 self.wait_for_requests(20);
-                self.servers[server].restart();
+                self.servers[server_index].restart();
             }
             3 => {
-                self.injected.insert("a sidecar is paused");
-                let pid = self.servers[choice % self.servers.len()].program.pid();
+                self.injected_failures.insert("a sidecar is paused");
+                let pid = self.servers[random_choice % self.servers.len()].program.pid();
                 self.pause_process(pid);
             }
             _ => {
-                self.injected.insert("a client's sidecar is paused");
-                let pid = self.clients[choice % self.clients.len()].program.pid();
+                self.injected_failures.insert("a client's sidecar is paused");
+                let pid = self.clients[random_choice % self.clients.len()].program.pid();
                 signal_pid(pid, Signal::STOP);
-                // The loads of the others continue.
+                // The loads of the other clients continue.
                 let other_loads = self.loads.iter().enumerate();
                 let other_loads =
-                    other_loads.filter(|(index, _)| *index != choice % self.clients.len());
+                    other_loads.filter(|(index, _)| *index != random_choice % self.clients.len());
                 other_loads.for_each(|(_, load)| load.wait_for(20));
                 signal_pid(pid, Signal::CONT);
                 self.wait_for_requests(20);
@@ -150,9 +166,9 @@ impl Chaos {
     /// Pauses a process for several dozen requests.
     fn pause_process(&self, pid: u32) {
         signal_pid(pid, Signal::STOP);
-        let waiting = Instant::now();
-        // Requests that it holds wait for it; others are served.
-        while waiting.elapsed() < PAUSE {
+        let paused_at = Instant::now();
+        // Requests at the paused process wait for it; others are served.
+        while paused_at.elapsed() < PAUSE {
             std::thread::park_timeout(PAUSE);
         }
         signal_pid(pid, Signal::CONT);
@@ -160,19 +176,20 @@ impl Chaos {
     }
 
     /// Waits for this number of requests of every load.
-    fn wait_for_requests(&self, requests: usize) {
-        self.loads.iter().for_each(|load| load.wait_for(requests));
+    fn wait_for_requests(&self, request_count: usize) {
+        self.loads.iter().for_each(|load| load.wait_for(request_count));
     }
 
-    /// Waits until every control plane knows every sidecar, and every sidecar is connected to one of them.
+    /// Waits until every control plane knows every sidecar, and every sidecar is connected to one control plane.
     fn wait_until_agreed(&self) {
-        let sidecars = self.sidecars as u64;
-        let statuses = || self.controls.iter().map(|control| control.get_json("status"));
+        let sidecar_count = self.sidecar_count as u64;
+        let statuses = || self.control_planes.iter().map(|control| control.get_json("status"));
         eventually("all control planes agree", MAX_WAIT, || {
             let sum_of =
                 |key: &str| statuses().filter_map(|status| status[key].as_u64()).sum::<u64>();
-            let all_registered = sum_of("registered") == sidecars * self.controls.len() as u64;
-            (all_registered && sum_of("proxies") == sidecars && sum_of("out_of_sync") == 0)
+            let all_registered =
+                sum_of("registered") == sidecar_count * self.control_planes.len() as u64;
+            (all_registered && sum_of("proxies") == sidecar_count && sum_of("out_of_sync") == 0)
                 .then_some(())
         });
     }

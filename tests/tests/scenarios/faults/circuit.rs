@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    ApplicationReply, Response, TestApplication, TestMesh, eventually, free_port, get,
+    ApplicationResponse, Response, TestApplication, TestMesh, eventually, free_port, get,
 };
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
-const SETTING: &str = "---
+const TRAFFIC_SETTING: &str = "---
 apiVersion: policy.openservicemesh.io/v1alpha1
 kind: UpstreamTrafficSetting
 metadata: {name: ratings, namespace: shop}
@@ -28,20 +28,20 @@ spec:
 fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
     let (is_failing, request_count) =
         (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
-    let (release, released) = std::sync::mpsc::channel::<()>();
-    let released = std::sync::Mutex::new(released);
-    let (fails, counter) = (Arc::clone(&is_failing), Arc::clone(&request_count));
+    let (release_sender, release_receiver) = std::sync::mpsc::channel::<()>();
+    let release_receiver = std::sync::Mutex::new(release_receiver);
+    let (failure_flag, counter) = (Arc::clone(&is_failing), Arc::clone(&request_count));
     let application = TestApplication::start(move |request| {
         counter.fetch_add(1, Ordering::SeqCst);
         if request.method_and_target().1 == "/wait" {
-            let receiver = released.lock().expect("no thread panicked");
+            let receiver = release_receiver.lock().expect("no thread panicked");
             receiver.recv_timeout(MAX_WAIT).expect("the test releases the response");
         }
-        match fails.load(Ordering::SeqCst) {
-            true => {
-                ApplicationReply::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec())
-            }
-            false => ApplicationReply::ok("well"),
+        match failure_flag.load(Ordering::SeqCst) {
+            true => ApplicationResponse::Bytes(
+                b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec(),
+            ),
+            false => ApplicationResponse::ok("well"),
         }
     });
     let listener = free_port();
@@ -50,7 +50,7 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
             mesh_config("allow"),
             server_manifest("ratings", application.port(), &[]),
             client_manifest("web", &[], &[("ratings.shop", listener)]),
-            SETTING.to_owned(),
+            TRAFFIC_SETTING.to_owned(),
         ]
         .concat(),
     );
@@ -67,25 +67,25 @@ fn a_circuit_opens_for_an_unhealthy_service_and_closes_on_recovery() {
             |response: &Response| response.status == 409 && response.body == b"Coming soon ...";
         responses.iter().all(is_rejected).then_some(())
     });
-    let page = connected_sidecar(&mesh, "shop/web-1");
-    assert!(page.metric_value("leno_circuit_transitions_total{to=\"open\"}") >= 1.0);
+    let admin_endpoint = connected_sidecar(&mesh, "shop/web-1");
+    assert!(admin_endpoint.metric_value("leno_circuit_transitions_total{to=\"open\"}") >= 1.0);
 
     is_failing.store(false, Ordering::SeqCst);
     eventually("the circuit is closed", MAX_WAIT, || {
         (0..20).all(|_| send_request().status == 200).then_some(())
     });
-    assert!(page.metric_value("leno_circuit_transitions_total{to=\"closed\"}") >= 1.0);
+    assert!(admin_endpoint.metric_value("leno_circuit_transitions_total{to=\"closed\"}") >= 1.0);
 
     // One request is in progress, and no other is admitted.
-    let before = request_count.load(Ordering::SeqCst);
-    let first =
+    let count_before = request_count.load(Ordering::SeqCst);
+    let first_request =
         std::thread::spawn(move || get(listener, "/wait").expect("the listener responds").status);
     eventually("the first request is in progress", MAX_WAIT, || {
-        (request_count.load(Ordering::SeqCst) > before).then_some(())
+        (request_count.load(Ordering::SeqCst) > count_before).then_some(())
     });
-    let second = send_request();
-    assert_eq!(second.status, 503);
-    release.send(()).expect("the application waits");
-    assert_eq!(first.join().expect("the thread did not panic"), 200);
+    let second_response = send_request();
+    assert_eq!(second_response.status, 503);
+    release_sender.send(()).expect("the application waits");
+    assert_eq!(first_request.join().expect("the thread did not panic"), 200);
     assert_eq!(send_request().status, 200);
 }

@@ -17,24 +17,27 @@ fn a_sidecar_subscribes_to_a_service_from_its_first_use_until_it_is_idle() {
     let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
     let web = SidecarProgram::join(&control, "shop/web-1", &["--idle-subscription", "3s"]);
-    let listener = web.page.http_proxy();
+    let listener = web.admin_endpoint.http_proxy();
     assert_eq!(
-        web.page.configured_services(),
+        web.admin_endpoint.configured_services(),
         [""; 0],
         "no service is configured without requests"
     );
 
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
-    assert_eq!(web.page.configured_services(), ["shop/ratings"]);
+    assert_eq!(web.admin_endpoint.configured_services(), ["shop/ratings"]);
     assert_eq!(send_to_host(listener, "details.shop").status, 200);
-    assert_eq!(web.page.configured_services(), ["shop/details", "shop/ratings"]);
+    assert_eq!(web.admin_endpoint.configured_services(), ["shop/details", "shop/ratings"]);
 
-    let unknown = send_to_host(listener, "nobody.shop");
-    assert_eq!((unknown.status, unknown.rejection_reason()), (404, Some("unknown-service")));
+    let unknown_response = send_to_host(listener, "nobody.shop");
+    assert_eq!(
+        (unknown_response.status, unknown_response.rejection_reason()),
+        (404, Some("unknown-service"))
+    );
 
     eventually("unused services are removed", MAX_WAIT, || {
         assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
-        (web.page.configured_services() == ["shop/ratings"]).then_some(())
+        (web.admin_endpoint.configured_services() == ["shop/ratings"]).then_some(())
     });
 }
 
@@ -45,7 +48,7 @@ fn without_a_control_plane_subscribed_services_work_and_new_ones_time_out() {
     let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
     let web = SidecarProgram::join(&control, "shop/web-1", &["--discovery-timeout", "500ms"]);
-    let listener = web.page.http_proxy();
+    let listener = web.admin_endpoint.http_proxy();
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
     control.kill();
 
@@ -68,12 +71,13 @@ fn without_a_control_plane_subscribed_services_work_and_new_ones_time_out() {
 fn thousands_of_unknown_names_do_not_block_new_services_and_are_reported() {
     let (ratings, details) = (CountingApplication::start_echo(), CountingApplication::start_echo());
     // With egress, each of these names would be a DNS query to the machine's resolver.
-    let mesh = mesh_config("allow").replace("defaultPolicy", "egress: deny, defaultPolicy");
-    let control = start_control_with(mesh, &ratings, &details);
+    let mesh_settings =
+        mesh_config("allow").replace("defaultPolicy", "egress: deny, defaultPolicy");
+    let control = start_control_with(mesh_settings, &ratings, &details);
     let _ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _details = SidecarProgram::join(&control, "shop/details-1", &[]);
     let web = SidecarProgram::join(&control, "shop/web-1", &[]);
-    let listener = web.page.http_proxy();
+    let listener = web.admin_endpoint.http_proxy();
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
     let mut unknown = TestConnection::open(listener).unwrap();
     for index in 0..4200 {
@@ -88,8 +92,9 @@ fn thousands_of_unknown_names_do_not_block_new_services_and_are_reported() {
     }
     assert_eq!(send_to_host(listener, "details.shop").status, 200);
     assert_eq!(send_to_host(listener, "ratings.shop").status, 200);
-    let evicted = web.page.metric_value("leno_table_evictions_total{table=\"unknown-services\"}");
-    assert!(evicted >= 4200.0 - 1200.0, "{evicted}");
+    let evicted_count =
+        web.admin_endpoint.metric_value("leno_table_evictions_total{table=\"unknown-services\"}");
+    assert!(evicted_count >= 4200.0 - 1200.0, "{evicted_count}");
     let status = eventually("status has a notice", MAX_WAIT, || {
         let output = control.run_leno(&["status"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -103,12 +108,12 @@ fn start_control(ratings: &CountingApplication, details: &CountingApplication) -
 }
 
 fn start_control_with(
-    mesh: String,
+    mesh_settings: String,
     ratings: &CountingApplication,
     details: &CountingApplication,
 ) -> ControlProgram {
     let manifests = [
-        mesh,
+        mesh_settings,
         server_manifest("ratings", ratings.port(), &[]),
         server_manifest("details", details.port(), &[]),
         client_manifest("web", &[], &[]),

@@ -12,61 +12,61 @@ use super::{CountingApplication, MAX_WAIT, Shop, start_shop, wait_until_status};
 
 #[test]
 fn a_stopping_sidecar_completes_responses_and_accepts_no_connection() {
-    let (shop, release) = start_slow_shop();
+    let (shop, release_sender) = start_slow_shop();
     let control = ControlProgram::start(&shop.manifests, &[]);
     let mut ratings = SidecarProgram::join(&control, "shop/ratings-1", &[]);
     let _web = SidecarProgram::join(&control, "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    let inbound = ratings.page.inbound_listener(shop.ratings.port());
+    let inbound = ratings.admin_endpoint.inbound_listener(shop.ratings.port());
 
     let in_flight = start_request(&shop);
     ratings.program.send_signal(Signal::TERM);
     wait_until_closed(inbound);
-    release.send(()).unwrap();
+    release_sender.send(()).unwrap();
     assert_response_completes(in_flight);
     assert_eq!(ratings.program.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 #[test]
 fn a_stopping_mesh_completes_responses_and_exits_successfully() {
-    let (shop, release) = start_slow_shop();
+    let (shop, release_sender) = start_slow_shop();
     let mut mesh = TestMesh::up(&shop.manifests);
     wait_until_status(shop.listener, 200);
 
     let in_flight = start_request(&shop);
     mesh.up.send_signal(Signal::TERM);
     wait_until_closed(shop.listener);
-    release.send(()).unwrap();
+    release_sender.send(()).unwrap();
     assert_response_completes(in_flight);
     assert_eq!(mesh.up.wait_for_exit(MAX_WAIT).code(), Some(0));
 }
 
 /// Returns a shop with a response to `/slow` that waits for the test.
 pub(super) fn start_slow_shop() -> (Shop, Sender<()>) {
-    let (release, released) = channel();
-    let released = Mutex::new(released);
+    let (release_sender, release_receiver) = channel();
+    let release_receiver = Mutex::new(release_receiver);
     let application = CountingApplication::start(move |path| {
         if path == "/slow" {
-            let released = released.lock().expect("no thread has panicked with it");
-            released.recv().expect("the test releases the response");
+            let release_receiver = release_receiver.lock().expect("no thread has panicked with it");
+            release_receiver.recv().expect("the test releases the response");
         }
         format!("response to {path}")
     });
-    (start_shop("allow", application), release)
+    (start_shop("allow", application), release_sender)
 }
 
 /// Sends a request for `/slow` and waits until the application has received it.
 pub(super) fn start_request(shop: &Shop) -> JoinHandle<Response> {
-    let (listener, before) = (shop.listener, shop.ratings.received_requests());
+    let (listener, count_before) = (shop.listener, shop.ratings.received_requests());
     let request = std::thread::spawn(move || get(listener, "/slow").expect("a response"));
-    let arrived = || (shop.ratings.received_requests() > before).then_some(());
-    eventually("the application has the request", MAX_WAIT, arrived);
+    let has_arrived = || (shop.ratings.received_requests() > count_before).then_some(());
+    eventually("the application has the request", MAX_WAIT, has_arrived);
     request
 }
 
 fn wait_until_closed(address: SocketAddr) {
-    let refused = || TcpStream::connect(address).err();
-    eventually(&format!("{address} accepts no connection"), MAX_WAIT, refused);
+    let connect_error = || TcpStream::connect(address).err();
+    eventually(&format!("{address} accepts no connection"), MAX_WAIT, connect_error);
 }
 
 pub(super) fn assert_response_completes(in_flight: JoinHandle<Response>) {

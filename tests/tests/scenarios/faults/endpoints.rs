@@ -39,42 +39,44 @@ fn killing_a_sidecar_fails_no_get_and_executes_no_post_twice() {
 #[test]
 fn stopping_a_sidecar_fails_no_request() {
     let shop = Shop::start_shop();
-    let (gets, posts) = shop.start_loads();
-    gets.wait_for(100);
-    let stopped = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
-    signal_pid(stopped, Signal::TERM);
-    let restarted =
-        || Some(connected_sidecar(&shop.mesh, "shop/ratings-1")).filter(|page| page.pid != stopped);
-    eventually("the sidecar is restarted", MAX_WAIT, restarted);
-    shop.wait_for_first_workload(&gets);
-    gets.finish_load().assert_no_failures();
-    let posts = posts.finish_load();
-    posts.assert_no_failures();
-    shop.assert_executed_once(&posts);
+    let (get_load, post_load) = shop.start_loads();
+    get_load.wait_for(100);
+    let stopped_pid = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
+    signal_pid(stopped_pid, Signal::TERM);
+    let restarted_sidecar = || {
+        Some(connected_sidecar(&shop.mesh, "shop/ratings-1"))
+            .filter(|admin_endpoint| admin_endpoint.pid != stopped_pid)
+    };
+    eventually("the sidecar is restarted", MAX_WAIT, restarted_sidecar);
+    shop.wait_for_first_workload(&get_load);
+    get_load.finish_load().assert_no_failures();
+    let post_load = post_load.finish_load();
+    post_load.assert_no_failures();
+    shop.assert_executed_once(&post_load);
 }
 
 /// A paused process is like a failed link: connections are not refused, and packets get no response.
 #[test]
 fn requests_to_a_silent_sidecar_move_to_another_endpoint() {
     let shop = Shop::start_shop();
-    let (gets, posts) = shop.start_loads();
-    gets.wait_for(100);
-    let stopped = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
-    signal_pid(stopped, Signal::STOP);
-    gets.wait_for(300);
-    posts.wait_for(100);
+    let (get_load, post_load) = shop.start_loads();
+    get_load.wait_for(100);
+    let paused_pid = connected_sidecar(&shop.mesh, "shop/ratings-1").pid;
+    signal_pid(paused_pid, Signal::STOP);
+    get_load.wait_for(300);
+    post_load.wait_for(100);
     let started = Instant::now();
-    let (gets, posts) = (gets.finish_load(), posts.finish_load());
+    let (get_load, post_load) = (get_load.finish_load(), post_load.finish_load());
     let elapsed = started.elapsed();
-    signal_pid(stopped, Signal::CONT);
-    gets.assert_no_failures();
-    assert!(elapsed < MAX_SILENT, "requests waited for the silent sidecar: {elapsed:?}");
-    // At most the requests in progress there.
-    assert!(posts.failed.len() <= 6, "{:?}", posts.failed);
-    for (_, failure) in &posts.failed {
+    signal_pid(paused_pid, Signal::CONT);
+    get_load.assert_no_failures();
+    assert!(elapsed < MAX_FAILOVER_TIME, "requests waited for the silent sidecar: {elapsed:?}");
+    // At most the requests in progress at the silent sidecar fail.
+    assert!(post_load.failed.len() <= 6, "{:?}", post_load.failed);
+    for (_, failure) in &post_load.failed {
         assert_eq!(failure, "502 upstream-reset");
     }
-    shop.assert_executed_once(&posts);
+    shop.assert_executed_once(&post_load);
 }
 
 #[test]
@@ -91,32 +93,33 @@ fn after_a_closed_connection_a_get_is_retried_and_a_post_is_not() {
         client_manifest("web", &[], &[("ratings.shop", listener)]),
     ];
     let _mesh = TestMesh::up(&manifests.concat());
-    let mut failed = 0;
+    let mut failure_count = 0;
     for id in 0..40 {
         let response = get(loopback_address(listener), &format!("/{id}")).unwrap();
         assert_eq!(response.status, 200, "{response:?}");
-        let post = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
-        let response = exchange_bytes(loopback_address(listener), &post).unwrap();
-        let start = format!("POST /{id} HTTP/1.1");
-        let times = received_lines.lock().unwrap().iter().filter(|line| **line == start).count();
+        let post_request = format!("POST /{id} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        let response = exchange_bytes(loopback_address(listener), &post_request).unwrap();
+        let request_line = format!("POST /{id} HTTP/1.1");
+        let execution_count =
+            received_lines.lock().unwrap().iter().filter(|line| **line == request_line).count();
         match response.status {
-            200 => assert_eq!(times, 0, "POST {id}"),
+            200 => assert_eq!(execution_count, 0, "POST {id}"),
             _ => {
                 assert_eq!(
                     (response.status, response.rejection_reason()),
                     (502, Some("upstream-reset"))
                 );
-                assert_eq!(times, 1, "POST {id}");
-                failed += 1;
+                assert_eq!(execution_count, 1, "POST {id}");
+                failure_count += 1;
             }
         }
     }
-    assert!(failed > 0, "both workloads receive requests");
+    assert!(failure_count > 0, "both workloads receive requests");
     assert!(received_lines.lock().unwrap().iter().any(|line| line.starts_with("GET")), "GETs too");
 }
 
 /// A link closes 6 s after an unanswered ping; earlier releases took 20 to 30 s.
-const MAX_SILENT: Duration = Duration::from_secs(16);
+const MAX_FAILOVER_TIME: Duration = Duration::from_secs(16);
 
 /// Latency-based balancing would rarely select an endpoint that has just failed.
 const LEAST_REQUEST: &str = "---
@@ -126,24 +129,25 @@ metadata: {name: ratings, namespace: shop}
 spec: {targetRefs: [{name: ratings}], algorithm: LeastRequest}
 ";
 
-/// Kills the process that `victim` returns for the first workload, under load, until a kill hits a request in
+/// Kills the process that `process_to_kill` returns for the first workload, under load, until a kill hits a request in
 /// progress.
-fn kill_under_load(victim: impl Fn(&Shop) -> u32) {
+fn kill_under_load(process_to_kill: impl Fn(&Shop) -> u32) {
     let shop = Shop::start_shop();
-    let (gets, posts) = shop.start_loads();
-    gets.wait_for(100);
-    let retries = || connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_retries_total");
+    let (get_load, post_load) = shop.start_loads();
+    get_load.wait_for(100);
+    let retry_count =
+        || connected_sidecar(&shop.mesh, "shop/web-1").metric_value("leno_retries_total");
     for _ in 0..MAX_KILLS {
-        signal_pid(victim(&shop), Signal::KILL);
-        gets.wait_for(300);
-        shop.wait_for_first_workload(&gets);
-        if retries() >= 1.0 {
+        signal_pid(process_to_kill(&shop), Signal::KILL);
+        get_load.wait_for(300);
+        shop.wait_for_first_workload(&get_load);
+        if retry_count() >= 1.0 {
             break;
         }
     }
-    gets.finish_load().assert_no_failures();
-    shop.assert_executed_once(&posts.finish_load());
-    assert!(retries() >= 1.0, "a kill interrupted requests");
+    get_load.finish_load().assert_no_failures();
+    shop.assert_executed_once(&post_load.finish_load());
+    assert!(retry_count() >= 1.0, "a kill interrupted requests");
 }
 
 /// The maximum number of kills per workload: a kill between two requests has no effect.
@@ -171,8 +175,8 @@ impl Shop {
         let shop = Self { mesh, listener: loopback_address(listener), stores, _scratch: scratch };
         eventually("both applications respond", MAX_WAIT, || {
             let responds = get(shop.listener, "/0").is_ok_and(|response| response.status == 200);
-            let busy = shop.stores.iter().all(|store| !store_entries(store).is_empty());
-            (responds && busy).then_some(())
+            let have_entries = shop.stores.iter().all(|store| !store_entries(store).is_empty());
+            (responds && have_entries).then_some(())
         });
         shop
     }
@@ -186,25 +190,29 @@ impl Shop {
 
     /// Waits until the first workload serves requests again after its failure.
     fn wait_for_first_workload(&self, load: &BackgroundLoad) {
-        let before = store_entries(&self.stores[0]).len();
-        let serves = || (store_entries(&self.stores[0]).len() > before).then_some(());
+        let count_before = store_entries(&self.stores[0]).len();
+        let serves = || (store_entries(&self.stores[0]).len() > count_before).then_some(());
         eventually("the first workload is back", MAX_WAIT, serves);
         load.wait_for(100);
     }
 
     /// Asserts that each successful POST was executed once, and each failed one at most once.
-    fn assert_executed_once(&self, posts: &LoadOutcome) {
-        let mut executed: BTreeMap<String, usize> = BTreeMap::new();
+    fn assert_executed_once(&self, post_outcome: &LoadOutcome) {
+        let mut executions: BTreeMap<String, usize> = BTreeMap::new();
         for entry in self.stores.iter().flat_map(|store| store_entries(store)) {
-            *executed.entry(entry).or_default() += 1;
+            *executions.entry(entry).or_default() += 1;
         }
-        let times = |id: u64| executed.get(&format!("POST /{id}")).copied().unwrap_or_default();
-        assert!(!posts.succeeded.is_empty(), "{posts:?}");
-        for id in &posts.succeeded {
-            assert_eq!(times(*id), 1, "POST {id} succeeded");
+        let execution_count =
+            |id: u64| executions.get(&format!("POST /{id}")).copied().unwrap_or_default();
+        assert!(!post_outcome.succeeded.is_empty(), "{post_outcome:?}");
+        for id in &post_outcome.succeeded {
+            assert_eq!(execution_count(*id), 1, "POST {id} succeeded");
         }
-        for (id, failure) in &posts.failed {
-            assert!(times(*id) <= 1, "POST {id} failed ({failure}) and was executed twice");
+        for (id, failure) in &post_outcome.failed {
+            assert!(
+                execution_count(*id) <= 1,
+                "POST {id} failed ({failure}) and was executed twice"
+            );
         }
     }
 }
@@ -221,12 +229,12 @@ fn start_closing_server() -> (u16, Arc<Mutex<Vec<String>>>) {
     let received_lines = Arc::new(Mutex::new(Vec::new()));
     let recorder = Arc::clone(&received_lines);
     std::thread::spawn(move || {
-        for tcp in listener.incoming().map_while(Result::ok) {
-            let mut lines = BufReader::new(tcp).lines().map_while(Result::ok);
-            let first = lines.next();
+        for stream in listener.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+            let request_line = lines.next();
             // Reads the complete head: unread bytes would turn the close into a reset.
             lines.find(String::is_empty);
-            recorder.lock().expect("no thread panics with it").extend(first);
+            recorder.lock().expect("no thread panics with it").extend(request_line);
         }
     });
     (port, received_lines)
@@ -235,7 +243,7 @@ fn start_closing_server() -> (u16, Arc<Mutex<Vec<String>>>) {
 fn application_manifest(number: &str, store: &Path) -> String {
     let port = free_port();
     let store = store.to_str().expect("a path in UTF-8");
-    let run = json!(["python3", "-c", STORE, port.to_string(), store]);
+    let run = json!(["python3", "-c", STORE_PROGRAM, port.to_string(), store]);
     format!("{}  run: {run}\n", workload_manifest(number, port))
 }
 
@@ -260,7 +268,7 @@ spec: {selector: {app: ratings}, ports: [{name: http, port: 9080, targetPort: ht
 ";
 
 /// An application that records each request before its response, with a delay in which it can be killed.
-const STORE: &str = r#"
+const STORE_PROGRAM: &str = r#"
 import http.server, os, sys, time
 port, path = int(sys.argv[1]), sys.argv[2]
 ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

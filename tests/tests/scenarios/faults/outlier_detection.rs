@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leno_tests::manifests::{client_manifest, mesh_config};
-use leno_tests::{ApplicationReply, TestApplication, TestMesh, eventually, free_port, get};
+use leno_tests::{ApplicationResponse, TestApplication, TestMesh, eventually, free_port, get};
 
 use super::{MAX_WAIT, connected_sidecar, loopback_address};
 
@@ -33,47 +33,47 @@ const HEALTHY_RESPONSE: &[u8] =
 /// An instance that is unhealthy on demand and counts its requests.
 struct UnhealthyInstance {
     application: TestApplication,
-    unhealthy: Arc<AtomicBool>,
-    requests: Arc<AtomicUsize>,
+    unhealthy_flag: Arc<AtomicBool>,
+    request_count: Arc<AtomicUsize>,
 }
 
 impl UnhealthyInstance {
     /// Starts an instance with this response while it is unhealthy.
-    fn start(unhealthy_response: impl Fn() -> ApplicationReply + Send + Sync + 'static) -> Self {
-        let (unhealthy, requests) =
+    fn start(unhealthy_response: impl Fn() -> ApplicationResponse + Send + Sync + 'static) -> Self {
+        let (unhealthy_flag, request_count) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (is_unhealthy, counter) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let (is_unhealthy, counter) = (Arc::clone(&unhealthy_flag), Arc::clone(&request_count));
         let application = TestApplication::start(move |_| {
             counter.fetch_add(1, Ordering::SeqCst);
             match is_unhealthy.load(Ordering::SeqCst) {
                 true => unhealthy_response(),
-                false => ApplicationReply::Bytes(HEALTHY_RESPONSE.to_vec()),
+                false => ApplicationResponse::Bytes(HEALTHY_RESPONSE.to_vec()),
             }
         });
-        Self { application, unhealthy, requests }
+        Self { application, unhealthy_flag, request_count }
     }
 
     /// Starts an instance that reports its health at `/healthz`, which is not counted, and serves all other
     /// requests.
     fn start_with_health_check() -> Self {
-        let (unhealthy, requests) =
+        let (unhealthy_flag, request_count) =
             (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let (is_unhealthy, counter) = (Arc::clone(&unhealthy), Arc::clone(&requests));
+        let (is_unhealthy, counter) = (Arc::clone(&unhealthy_flag), Arc::clone(&request_count));
         let application = TestApplication::start(move |request| {
             let is_check = request.method_and_target() == ("GET", "/healthz");
             counter.fetch_add(usize::from(!is_check), Ordering::SeqCst);
             match is_check && is_unhealthy.load(Ordering::SeqCst) {
-                true => ApplicationReply::Bytes(
+                true => ApplicationResponse::Bytes(
                     b"HTTP/1.1 503 Sick\r\ncontent-length: 0\r\n\r\n".to_vec(),
                 ),
-                false => ApplicationReply::ok("well"),
+                false => ApplicationResponse::ok("well"),
             }
         });
-        Self { application, unhealthy, requests }
+        Self { application, unhealthy_flag, request_count }
     }
 
     fn received_requests(&self) -> usize {
-        self.requests.load(Ordering::SeqCst)
+        self.request_count.load(Ordering::SeqCst)
     }
 }
 
@@ -119,15 +119,18 @@ fn ejected_endpoints(mesh: &TestMesh) -> Vec<String> {
     let clients = mesh.get_json("ejected");
     let client =
         clients.as_array().into_iter().flatten().find(|entry| entry["workload"] == "shop/web-1");
-    let list =
+    let ejected_entries =
         client.and_then(|entry| entry["ejected"].as_array()).expect("web reports them").clone();
-    list.iter().map(|entry| entry["workload"].as_str().unwrap_or_default().to_owned()).collect()
+    ejected_entries
+        .iter()
+        .map(|entry| entry["workload"].as_str().unwrap_or_default().to_owned())
+        .collect()
 }
 
 #[test]
 fn an_instance_that_responds_500_is_ejected_within_two_windows_and_returns() {
     let unhealthy_response =
-        || ApplicationReply::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
+        || ApplicationResponse::Bytes(b"HTTP/1.1 500 Sick\r\ncontent-length: 0\r\n\r\n".to_vec());
     assert_ejected_and_unejected(unhealthy_response, POLICY);
 }
 
@@ -146,18 +149,18 @@ spec:
   - timeouts: {backendRequest: 100ms}
     backendRefs: [{name: ratings, port: 9080}]
 ";
-    assert_ejected_and_unejected(|| ApplicationReply::Silence, &(policy + route));
+    assert_ejected_and_unejected(|| ApplicationResponse::NoResponse, &(policy + route));
 }
 
 #[test]
 fn an_instance_that_closes_connections_is_ejected_within_two_windows_and_returns() {
     let policy = POLICY.replace("[connect, reset, 5xx]", "[reset]");
-    assert_ejected_and_unejected(|| ApplicationReply::HangUp, &policy);
+    assert_ejected_and_unejected(|| ApplicationResponse::CloseConnection, &policy);
 }
 
 /// Makes one of three instances fail with this response. Before its ejection at most its share of requests
 /// fails, afterwards only probes; and two of the three always stay.
-fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, policies: &str) {
+fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationResponse, policies: &str) {
     let instances = [(); 3].map(|()| UnhealthyInstance::start(unhealthy_response));
     let listener = free_port();
     let mut manifests = vec![mesh_config("allow"), SERVICE.to_owned(), policies.to_owned()];
@@ -167,20 +170,20 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, po
     manifests.push(client_manifest("web", &[], &[("ratings.shop", listener)]));
     let mesh = TestMesh::up(&manifests.concat());
     let listener = loopback_address(listener);
-    let fails = || get(listener, "/").expect("the listener responds").status != 200;
+    let request_fails = || get(listener, "/").expect("the listener responds").status != 200;
     eventually("all three workloads respond", MAX_WAIT, || {
-        assert!(!fails());
+        assert!(!request_fails());
         instances.iter().all(|instance| instance.received_requests() > 0).then_some(())
     });
 
-    instances[0].unhealthy.store(true, Ordering::SeqCst);
+    instances[0].unhealthy_flag.store(true, Ordering::SeqCst);
     let mut first_failure = None;
-    let (mut sent, mut failed) = (0, 0);
+    let (mut sent_count, mut failure_count) = (0, 0);
     eventually("the workload is ejected", MAX_WAIT, || {
         for _ in 0..10 {
-            sent += 1;
-            if fails() {
-                failed += 1;
+            sent_count += 1;
+            if request_fails() {
+                failure_count += 1;
                 first_failure.get_or_insert_with(Instant::now);
             }
         }
@@ -190,53 +193,56 @@ fn assert_ejected_and_unejected(unhealthy_response: fn() -> ApplicationReply, po
     });
     if let Some(failed_at) = first_failure {
         let elapsed = failed_at.elapsed();
-        assert!(elapsed < 2 * WINDOW + SLACK, "ejected after {elapsed:?}");
+        assert!(elapsed < 2 * WINDOW + EXTRA_WAIT, "ejected after {elapsed:?}");
     }
     // A third, plus the deviation because the data threads do not share their round-robin position.
-    assert!(failed * 3 <= sent + 15, "{failed} of {sent}");
+    assert!(failure_count * 3 <= sent_count + 15, "{failure_count} of {sent_count}");
 
     let ejected_at = Instant::now();
-    (sent, failed) = (0, 0);
+    (sent_count, failure_count) = (0, 0);
     while ejected_at.elapsed() < 2 * WINDOW {
-        sent += 1;
-        failed += usize::from(fails());
+        sent_count += 1;
+        failure_count += usize::from(request_fails());
     }
     // The only failures now are probes: one at the end of each ejection.
-    assert!(failed <= 3 && failed * 10 <= sent, "{failed} of {sent}");
+    assert!(
+        failure_count <= 3 && failure_count * 10 <= sent_count,
+        "{failure_count} of {sent_count}"
+    );
 
     // Two are unhealthy now: only one may be ejected, because two must stay.
-    instances[1].unhealthy.store(true, Ordering::SeqCst);
+    instances[1].unhealthy_flag.store(true, Ordering::SeqCst);
     let both_failing_since = Instant::now();
     while both_failing_since.elapsed() < 2 * WINDOW {
-        fails();
+        request_fails();
         assert!(ejected_endpoints(&mesh).len() <= 1);
     }
 
-    instances[0].unhealthy.store(false, Ordering::SeqCst);
-    instances[1].unhealthy.store(false, Ordering::SeqCst);
+    instances[0].unhealthy_flag.store(false, Ordering::SeqCst);
+    instances[1].unhealthy_flag.store(false, Ordering::SeqCst);
     eventually("all workloads are back", MAX_WAIT, || {
-        fails();
+        request_fails();
         let ejected = ejected_endpoints(&mesh);
         assert!(ejected.len() <= 1, "{ejected:?}");
         ejected.is_empty().then_some(())
     });
-    let before = instances.each_ref().map(UnhealthyInstance::received_requests);
+    let counts_before = instances.each_ref().map(UnhealthyInstance::received_requests);
     eventually("each workload receives its share of requests", MAX_WAIT, || {
-        assert!(!fails());
+        assert!(!request_fails());
         let all_serve = instances
             .iter()
-            .zip(&before)
-            .all(|(instance, before)| instance.received_requests() > *before);
+            .zip(&counts_before)
+            .all(|(instance, counts_before)| instance.received_requests() > *counts_before);
         all_serve.then_some(())
     });
-    let page = connected_sidecar(&mesh, "shop/web-1");
-    assert!(page.metric_value("leno_endpoint_ejections_total{cause=\"rate\"}") >= 1.0);
-    assert!(page.metric_value("leno_endpoint_unejections_total") >= 1.0);
+    let admin_endpoint = connected_sidecar(&mesh, "shop/web-1");
+    assert!(admin_endpoint.metric_value("leno_endpoint_ejections_total{cause=\"rate\"}") >= 1.0);
+    assert!(admin_endpoint.metric_value("leno_endpoint_unejections_total") >= 1.0);
 }
 
 #[test]
 fn an_instance_that_refuses_connections_is_ejected_and_fails_no_request() {
-    let healthy_response = || ApplicationReply::Bytes(HEALTHY_RESPONSE.to_vec());
+    let healthy_response = || ApplicationResponse::Bytes(HEALTHY_RESPONSE.to_vec());
     let mut instances = vec![
         UnhealthyInstance::start(healthy_response),
         UnhealthyInstance::start(healthy_response),
@@ -268,7 +274,7 @@ fn an_instance_that_refuses_connections_is_ejected_and_fails_no_request() {
 }
 
 /// Additional time for a busy machine.
-const SLACK: Duration = Duration::from_secs(3);
+const EXTRA_WAIT: Duration = Duration::from_secs(3);
 
 #[test]
 fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
@@ -288,27 +294,27 @@ fn an_instance_with_failing_health_checks_is_ejected_before_a_request_fails() {
     let request_status = || get(listener, "/").expect("the listener responds").status;
     eventually("the listener responds", MAX_WAIT, || (request_status() == 200).then_some(()));
 
-    instances[0].unhealthy.store(true, Ordering::SeqCst);
+    instances[0].unhealthy_flag.store(true, Ordering::SeqCst);
     eventually("the workload is ejected without requests", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
-    let before = instances[0].received_requests();
+    let count_before = instances[0].received_requests();
     for _ in 0..100 {
         assert_eq!(request_status(), 200);
     }
-    assert_eq!(instances[0].received_requests(), before, "no request goes there");
+    assert_eq!(instances[0].received_requests(), count_before, "no request goes there");
 
-    instances[0].unhealthy.store(false, Ordering::SeqCst);
+    instances[0].unhealthy_flag.store(false, Ordering::SeqCst);
     eventually("the workload is back without requests", MAX_WAIT, || {
         ejected_endpoints(&mesh).is_empty().then_some(())
     });
     eventually("the workload receives its share of requests", MAX_WAIT, || {
         assert_eq!(request_status(), 200);
-        (instances[0].received_requests() > before).then_some(())
+        (instances[0].received_requests() > count_before).then_some(())
     });
-    let page = connected_sidecar(&mesh, "shop/web-1");
-    assert!(page.metric_value("leno_endpoint_ejections_total{cause=\"check\"}") >= 1.0);
-    assert!(page.metric_value("leno_health_checks_total{result=\"failed\"}") >= 3.0);
+    let admin_endpoint = connected_sidecar(&mesh, "shop/web-1");
+    assert!(admin_endpoint.metric_value("leno_endpoint_ejections_total{cause=\"check\"}") >= 1.0);
+    assert!(admin_endpoint.metric_value("leno_health_checks_total{result=\"failed\"}") >= 3.0);
 }
 
 #[test]
@@ -329,7 +335,7 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
     eventually("the listener responds", MAX_WAIT, || {
         (get(listener, "/").expect("the listener responds").status == 200).then_some(())
     });
-    instances[0].unhealthy.store(true, Ordering::SeqCst);
+    instances[0].unhealthy_flag.store(true, Ordering::SeqCst);
     eventually("the workload is ejected", MAX_WAIT, || {
         (ejected_endpoints(&mesh) == ["shop/ratings-1"]).then_some(())
     });
@@ -344,7 +350,7 @@ fn explain_shows_ejected_endpoints_of_the_running_mesh() {
         "            Lane shop/gray rule 0 marks 60 % with x-lane: gray",
         "verdict   200-range: allowed; the application responds",
     ] {
-        assert!(output.lines().any(|printed| printed == line), "{line}\n{output}");
+        assert!(output.lines().any(|printed_line| printed_line == line), "{line}\n{output}");
     }
     let ejected_lines: Vec<&str> =
         output.lines().filter(|line| line.starts_with("ejected")).collect();

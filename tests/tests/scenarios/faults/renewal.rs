@@ -14,11 +14,15 @@ fn certificates_are_renewed_under_load_without_a_failed_request() {
     let load = BackgroundLoad::start("GET", shop.listener, 2);
     load.wait_for(10);
     for _ in 0..2 {
-        let before = certificate_expiries(&mesh);
-        assert_eq!(before.len(), 2, "{before:?}");
+        let expiries_before = certificate_expiries(&mesh);
+        assert_eq!(expiries_before.len(), 2, "{expiries_before:?}");
         eventually("every certificate is renewed", Duration::from_secs(30), || {
-            let now = certificate_expiries(&mesh);
-            before.iter().zip(&now).all(|(before, now)| before < now).then_some(())
+            let expiries_now = certificate_expiries(&mesh);
+            expiries_before
+                .iter()
+                .zip(&expiries_now)
+                .all(|(expiries_before, expiries_now)| expiries_before < expiries_now)
+                .then_some(())
         });
         load.wait_for(10);
     }
@@ -43,7 +47,10 @@ fn a_sidecar_with_an_expired_certificate_exits_if_configured() {
     assert!(!ratings.program.wait_for_exit(MAX_WAIT).success());
     // The other sidecar continues, logs the failure, and counts it.
     web.program.wait_for_line("peers reject this sidecar", MAX_WAIT);
-    assert!(web.page.metric_value("leno_certificate_renewals_total{result=\"failed\"}") >= 1.0);
+    assert!(
+        web.admin_endpoint.metric_value("leno_certificate_renewals_total{result=\"failed\"}")
+            >= 1.0
+    );
     assert_ne!(leno_tests::get(shop.listener, "/").unwrap().status, 200);
 }
 

@@ -4,37 +4,37 @@ use std::path::Path;
 
 use leno_tests::{BackgroundLoad, ControlProgram, SidecarProgram, eventually};
 
-use super::{ALLOWED, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
+use super::{ALLOW_GETS, CountingApplication, MAX_WAIT, start_shop, wait_until_status};
 
 #[test]
 fn a_replica_killed_under_load_loses_no_request_and_no_change() {
     let shop = start_shop("deny", CountingApplication::start_echo());
-    let mut controls = ControlProgram::start_replicas(3, &shop.manifests, &[]);
-    controls[0].write("policy.yaml", ALLOWED);
+    let mut control_planes = ControlProgram::start_replicas(3, &shop.manifests, &[]);
+    control_planes[0].write("policy.yaml", ALLOW_GETS);
     // A token of one control plane is valid for all, and contains all addresses.
-    let _ratings = SidecarProgram::join(&controls[1], "shop/ratings-1", &[]);
-    let _web = SidecarProgram::join(&controls[2], "shop/web-1", &[]);
+    let _ratings = SidecarProgram::join(&control_planes[1], "shop/ratings-1", &[]);
+    let _web = SidecarProgram::join(&control_planes[2], "shop/web-1", &[]);
     wait_until_status(shop.listener, 200);
-    for control in &controls {
-        // Each knows both sidecars, whichever it serves.
+    for control in &control_planes {
+        // Each control plane knows both sidecars, whichever it serves.
         wait_for_count(control, 2);
     }
 
-    for index in 0..controls.len() {
+    for index in 0..control_planes.len() {
         let load = BackgroundLoad::start("GET", shop.listener, 2);
         load.wait_for(50);
-        controls[index].kill();
+        control_planes[index].kill();
         load.wait_for(50);
-        // Changes during its absence reach every sidecar through the remaining ones.
-        let remaining = (index + 1) % controls.len();
+        // Changes during the absence of one control plane reach every sidecar through the remaining ones.
+        let other_index = (index + 1) % control_planes.len();
         load.finish_load().assert_no_failures();
-        controls[remaining].remove("policy.yaml");
+        control_planes[other_index].remove("policy.yaml");
         wait_until_status(shop.listener, 403);
-        controls[remaining].write("policy.yaml", ALLOWED);
+        control_planes[other_index].write("policy.yaml", ALLOW_GETS);
         wait_until_status(shop.listener, 200);
         let load = BackgroundLoad::start("GET", shop.listener, 2);
-        controls[index].restart();
-        wait_for_count(&controls[index], 2);
+        control_planes[index].restart();
+        wait_for_count(&control_planes[index], 2);
         load.wait_for(50);
         load.finish_load().assert_no_failures();
     }
@@ -43,35 +43,39 @@ fn a_replica_killed_under_load_loses_no_request_and_no_change() {
 #[test]
 fn a_token_file_names_every_control_plane_and_is_valid_once_at_any() {
     let shop = start_shop("allow", CountingApplication::start_echo());
-    let mut controls = ControlProgram::start_replicas(2, &shop.manifests, &[]);
-    let token = controls[0].issue_token("shop/ratings-1");
-    let copy = token.with_extension("copy");
-    std::fs::copy(&token, &copy).unwrap();
-    let text = std::fs::read_to_string(&token).unwrap();
-    for control in &controls {
-        assert!(text.contains(&format!("control: {}", control.listen_address())), "{text}");
+    let mut control_planes = ControlProgram::start_replicas(2, &shop.manifests, &[]);
+    let token = control_planes[0].issue_token("shop/ratings-1");
+    let token_copy = token.with_extension("copy");
+    std::fs::copy(&token, &token_copy).unwrap();
+    let token_text = std::fs::read_to_string(&token).unwrap();
+    for control in &control_planes {
+        assert!(
+            token_text.contains(&format!("control: {}", control.listen_address())),
+            "{token_text}"
+        );
     }
     // The issuing control plane is gone; the other one accepts its token once.
-    controls[0].kill();
-    let state = controls[1].state_directory("shop/ratings-1");
-    let ratings = SidecarProgram::start_unready("shop/ratings-1", &token, &state, &[]);
+    control_planes[0].kill();
+    let state_directory = control_planes[1].state_directory("shop/ratings-1");
+    let ratings = SidecarProgram::start_unready("shop/ratings-1", &token, &state_directory, &[]);
     ratings.wait_until_ready();
-    assert_token_rejected(&controls, &copy, &state.with_extension("second"));
+    assert_token_rejected(&control_planes, &token_copy, &state_directory.with_extension("second"));
 }
 
 /// Checks that a used token is rejected.
-fn assert_token_rejected(controls: &[ControlProgram], token: &Path, state: &Path) {
-    let second = SidecarProgram::start_unready("shop/ratings-1", token, state, &[]);
+fn assert_token_rejected(control_planes: &[ControlProgram], token: &Path, state_directory: &Path) {
+    let second = SidecarProgram::start_unready("shop/ratings-1", token, state_directory, &[]);
     second.program.wait_for_line("was used already", MAX_WAIT);
-    wait_for_count(&controls[1], 1);
+    wait_for_count(&control_planes[1], 1);
 }
 
 /// Waits until a control plane has this number of sidecars, its own and those of others.
-fn wait_for_count(control: &ControlProgram, registered: u64) {
-    let condition = format!("{} has {registered} registered sidecars", control.listen_address());
+fn wait_for_count(control: &ControlProgram, expected_count: u64) {
+    let condition =
+        format!("{} has {expected_count} registered sidecars", control.listen_address());
     eventually(&condition, MAX_WAIT, || {
         let status = control.get_json("status");
         let in_sync = status["out_of_sync"] == 0;
-        (in_sync && status["registered"].as_u64() == Some(registered)).then_some(())
+        (in_sync && status["registered"].as_u64() == Some(expected_count)).then_some(())
     });
 }

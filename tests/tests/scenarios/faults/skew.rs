@@ -3,7 +3,7 @@
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{BackgroundLoad, ControlProgram, Release, SidecarProgram, eventually, free_port};
 
-use super::{ALLOWED, CountingApplication, MAX_WAIT, loopback_address, wait_until_status};
+use super::{ALLOW_GETS, CountingApplication, MAX_WAIT, loopback_address, wait_until_status};
 
 #[test]
 #[ignore = "builds the release before this one: ./test skew"]
@@ -11,31 +11,35 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     let (first_server, second_server, listener) =
         (CountingApplication::start_echo(), CountingApplication::start_echo(), free_port());
     let ports = [first_server.port(), second_server.port()];
-    // Two workloads of one service, so that one is available while the other is replaced.
-    let second =
+    // Two workloads of one service, so that one workload is available while the other is replaced.
+    let second_manifest =
         server_manifest("ratings", second_server.port(), &[]).replacen("ratings-1", "ratings-2", 1);
-    let (second, _) = second.rsplit_once("---").expect("a workload and a service");
+    let (second_manifest, _) =
+        second_manifest.rsplit_once("---").expect("a workload and a service");
     let listeners = client_manifest("web", &[], &[("ratings.shop", listener)]);
     let manifests = [
         &mesh_config("deny"),
-        second,
+        second_manifest,
         &server_manifest("ratings", first_server.port(), &[]),
         &listeners,
     ]
     .concat();
     let listener = loopback_address(listener);
 
-    let before = Release::Previous;
-    let mut control =
-        ControlProgram::start_release(before, &manifests, &["--certificate-lifetime", "20s"]);
-    control.write("policy.yaml", ALLOWED);
+    let previous_release = Release::Previous;
+    let mut control = ControlProgram::start_release(
+        previous_release,
+        &manifests,
+        &["--certificate-lifetime", "20s"],
+    );
+    control.write("policy.yaml", ALLOW_GETS);
     let mut servers: Vec<SidecarProgram> = ["shop/ratings-1", "shop/ratings-2"]
-        .map(|name| SidecarProgram::join_release(before, &control, name, &[]))
+        .map(|name| SidecarProgram::join_release(previous_release, &control, name, &[]))
         .into();
-    let mut web = SidecarProgram::join_release(before, &control, "shop/web-1", &[]);
+    let mut web = SidecarProgram::join_release(previous_release, &control, "shop/web-1", &[]);
     assert_changes_and_renewals(&control, &servers, listener);
 
-    for release in [Release::This, Release::Previous] {
+    for release in [Release::Current, Release::Previous] {
         let load = BackgroundLoad::start("GET", listener, 2);
         load.wait_for(20);
         // Control planes first: they send new fields only to sidecars that support them.
@@ -48,7 +52,7 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
         }
         load.finish_load().assert_no_failures();
         assert_changes_and_renewals(&control, &servers, listener);
-        // Stopping it disconnects its own client.
+        // A stopped client sidecar disconnects its own client.
         web.switch_release(release);
         assert_changes_and_renewals(&control, &servers, listener);
     }
@@ -56,7 +60,7 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     // The reverse order: sidecars first.
     let load = BackgroundLoad::start("GET", listener, 2);
     for index in 0..servers.len() {
-        servers[index].switch_release(Release::This);
+        servers[index].switch_release(Release::Current);
         wait_for_servers(&web, &servers, ports);
         load.wait_for(20);
     }
@@ -64,17 +68,19 @@ fn a_mesh_is_upgraded_and_rolled_back_under_load_without_a_failed_request() {
     assert_changes_and_renewals(&control, &servers, listener);
     // A sidecar of this release joins with a token of the previous one.
     drop(web);
-    let _web = SidecarProgram::join_release(Release::This, &control, "shop/web-1", &[]);
+    let _web = SidecarProgram::join_release(Release::Current, &control, "shop/web-1", &[]);
     assert_changes_and_renewals(&control, &servers, listener);
 }
 
-/// Waits until the client's sidecar knows both servers, as an operator does before replacing the next one.
+/// Waits until the client's sidecar knows both servers, as an operator does before the next replacement.
 fn wait_for_servers(web: &SidecarProgram, servers: &[SidecarProgram], ports: [u16; 2]) {
     eventually("the client has both endpoints", MAX_WAIT, || {
-        let config = web.page.full_configuration().to_string();
-        let mut inbound =
-            servers.iter().zip(ports).map(|(server, port)| server.page.inbound_listener(port));
-        inbound.all(|address| config.contains(&format!("\"{address}\""))).then_some(())
+        let config = web.admin_endpoint.full_configuration().to_string();
+        let mut inbound_listeners = servers
+            .iter()
+            .zip(ports)
+            .map(|(server, port)| server.admin_endpoint.inbound_listener(port));
+        inbound_listeners.all(|address| config.contains(&format!("\"{address}\""))).then_some(())
     });
 }
 
@@ -87,13 +93,13 @@ fn assert_changes_and_renewals(
     wait_until_status(listener, 200);
     control.remove("policy.yaml");
     wait_until_status(listener, 403);
-    control.write("policy.yaml", ALLOWED);
+    control.write("policy.yaml", ALLOW_GETS);
     wait_until_status(listener, 200);
     for server in servers {
         let renewals =
-            || server.page.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
-        let before = renewals();
-        let renewed_again = || (renewals() > before).then_some(());
+            || server.admin_endpoint.metric_value("leno_certificate_renewals_total{result=\"ok\"}");
+        let renewals_before = renewals();
+        let renewed_again = || (renewals() > renewals_before).then_some(());
         eventually("a certificate is renewed", MAX_WAIT, renewed_again);
     }
 }

@@ -14,16 +14,16 @@ use leno_model::{
 };
 use leno_registry::{RegistryUpdate, read_str};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestProgram, eventually, free_port, get, leno_command,
+    ApplicationResponse, TestApplication, TestProgram, eventually, free_port, get, leno_command,
 };
 use tempfile::TempDir;
 use tokio::sync::{mpsc, oneshot};
 
 /// A gateway `edge` of bookinfo: `meshed` has a sidecar, `plain` has none, `idle` has no endpoints.
 pub(super) struct TestGateway {
-    updates: mpsc::Sender<RegistryUpdate>,
+    update_sender: mpsc::Sender<RegistryUpdate>,
     control: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
-    health: SocketAddr,
+    health_address: SocketAddr,
     directory: TempDir,
     programs: [TestProgram; 2],
     _applications: [TestApplication; 2],
@@ -40,35 +40,37 @@ impl TestGateway {
         let directory = tempfile::tempdir().expect("a directory");
         let applications = [start_naming_application("meshed"), start_naming_application("plain")];
         let [meshed, plain] = applications.each_ref().map(TestApplication::port);
-        let (updates, inbox) = mpsc::channel(16);
+        let (update_sender, update_receiver) = mpsc::channel(16);
         let changes = read_objects(&mesh_manifests(meshed)).into_iter().map(Change::Upsert);
-        let first = RegistryUpdate { changes: changes.collect(), ..RegistryUpdate::default() };
-        updates.blocking_send(first).expect("there is room");
-        let (bundle_sender, ready) = blocking::channel();
-        let (stop, stopped) = oneshot::channel();
+        let first_update =
+            RegistryUpdate { changes: changes.collect(), ..RegistryUpdate::default() };
+        update_sender.blocking_send(first_update).expect("there is room");
+        let (bundle_sender, bundle_receiver) = blocking::channel();
+        let (stop_sender, stop_receiver) = oneshot::channel();
         let config = Config::new(directory.path().join("control"), Vec::new());
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async {
-                let control =
-                    Control::start_with_updates(config, inbox).await.expect("a control plane");
+                let control = Control::start_with_updates(config, update_receiver)
+                    .await
+                    .expect("a control plane");
                 let bundle = |name| control.mint_bundle(&name).expect("a bundle").render();
                 let bundles = ["meshed-1", "edge-1"].map(|name| bundle(workload_name(name)));
                 bundle_sender.send(bundles).expect("the test waits");
-                stopped.await.ok();
+                stop_receiver.await.ok();
                 control.shutdown().await;
             });
         });
-        let [meshed_bundle, edge_bundle] = ready.recv().expect("a control plane");
-        let health = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        let health_address = health.to_string();
+        let [meshed_bundle, edge_bundle] = bundle_receiver.recv().expect("a control plane");
+        let health_address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let health_text = health_address.to_string();
         let sidecar = start_member(&directory, "proxy", "meshed-1", &meshed_bundle, &[]);
-        let arguments = [&["--bind", "127.0.0.1", "--health", &health_address], arguments].concat();
+        let arguments = [&["--bind", "127.0.0.1", "--health", &health_text], arguments].concat();
         let proxy = start_member(&directory, "gateway", "edge-1", &edge_bundle, &arguments);
         let gateway = Self {
-            updates,
-            control: Some((stop, thread)),
-            health,
+            update_sender,
+            control: Some((stop_sender, thread)),
+            health_address,
             directory,
             programs: [sidecar, proxy],
             _applications: applications,
@@ -104,19 +106,19 @@ impl TestGateway {
     fn send_update(&self, objects: Vec<Object>) {
         let changes = objects.into_iter().map(Change::Upsert).collect();
         let update = RegistryUpdate { changes, ..RegistryUpdate::default() };
-        self.updates.blocking_send(update).expect("the control plane runs");
+        self.update_sender.blocking_send(update).expect("the control plane runs");
     }
 
     /// Waits until the gateway is ready.
     pub(super) fn wait_until_ready(&self) {
         eventually("the gateway is ready", Duration::from_secs(30), || {
-            get(self.health, "/readyz").ok().filter(|response| response.status == 200)
+            get(self.health_address, "/readyz").ok().filter(|response| response.status == 200)
         });
     }
 
-    /// Returns the status and body of its readiness endpoint.
+    /// Returns the status and body of the gateway's readiness endpoint.
     pub(super) fn get_readiness(&self) -> (u16, String) {
-        let response = get(self.health, "/readyz").expect("a response");
+        let response = get(self.health_address, "/readyz").expect("a response");
         (response.status, String::from_utf8_lossy(&response.body).into_owned())
     }
 
@@ -137,19 +139,19 @@ impl TestGateway {
 
     /// Returns the status and HTTP version reported by curl for `/plain`, with this certificate as the only
     /// trust root.
-    pub(super) fn curl_gateway(
+    pub(super) fn curl(
         &self,
         host: &str,
         port: u16,
         certificate: &GatewayCertificate,
         extra_arguments: &[&str],
     ) -> String {
-        let roots = self.directory.path().join("roots.pem");
-        std::fs::write(&roots, &certificate.chain).expect("a file");
+        let roots_file = self.directory.path().join("roots.pem");
+        std::fs::write(&roots_file, &certificate.chain).expect("a file");
         let curl = Command::new("curl")
             .args(["-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}"])
             .args(["--resolve", &format!("{host}:{port}:127.0.0.1"), "--cacert"])
-            .arg(&roots)
+            .arg(&roots_file)
             .args(extra_arguments)
             .arg(format!("https://{host}:{port}/plain"))
             .output()
@@ -160,8 +162,8 @@ impl TestGateway {
 
 impl Drop for TestGateway {
     fn drop(&mut self) {
-        if let Some((stop, thread)) = self.control.take() {
-            stop.send(()).ok();
+        if let Some((stop_sender, thread)) = self.control.take() {
+            stop_sender.send(()).ok();
             thread.join().ok();
         }
     }
@@ -170,7 +172,7 @@ impl Drop for TestGateway {
 /// Returns an application that responds with its name and the request head.
 fn start_naming_application(name: &'static str) -> TestApplication {
     TestApplication::start(move |request| {
-        ApplicationReply::ok(format!("{name} {}\r\n", request.head))
+        ApplicationResponse::ok(format!("{name} {}\r\n", request.head))
     })
 }
 
@@ -183,14 +185,14 @@ fn start_member(
     extra_arguments: &[&str],
 ) -> TestProgram {
     use std::os::unix::fs::PermissionsExt as _;
-    let token = directory.path().join(format!("{name}.token"));
-    std::fs::write(&token, bundle).expect("a file");
-    let owner = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(&token, owner).expect("the test owns the file");
-    let state = directory.path().join(name);
+    let token_file = directory.path().join(format!("{name}.token"));
+    std::fs::write(&token_file, bundle).expect("a file");
+    let owner_only = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&token_file, owner_only).expect("the test owns the file");
+    let state_directory = directory.path().join(name);
     let mut leno = leno_command();
     leno.args([command, "--workload", &workload_name(name).to_string(), "--token-file"]);
-    leno.arg(token).arg("--state").arg(state).args(extra_arguments);
+    leno.arg(token_file).arg("--state").arg(state_directory).args(extra_arguments);
     TestProgram::start(name, &mut leno)
 }
 
@@ -204,13 +206,16 @@ fn read_objects(yaml: &str) -> Vec<Object> {
     objects.into_iter().map(|(object, _)| object).collect()
 }
 
-fn mesh_manifests(meshed: u16) -> String {
+fn mesh_manifests(meshed_port: u16) -> String {
     let gateway = "apiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
                 bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\
                 spec: {serviceAccount: leno-gateway-edge}\n";
-    let (meshed, first, idle) =
-        (workload_manifest("meshed", meshed), service_manifest("meshed"), service_manifest("idle"));
-    format!("{gateway}---\n{meshed}---\n{first}---\n{idle}")
+    let (workload, service, idle_service) = (
+        workload_manifest("meshed", meshed_port),
+        service_manifest("meshed"),
+        service_manifest("idle"),
+    );
+    format!("{gateway}---\n{workload}---\n{service}---\n{idle_service}")
 }
 
 fn workload_manifest(name: &str, port: u16) -> String {
@@ -272,9 +277,9 @@ pub(super) fn prefix_rule(path: &str, backends: &[WeightedBackend]) -> RouteRule
     }
 }
 
-pub(super) fn weighted_backends(shares: &[(&str, u32)]) -> Vec<WeightedBackend> {
+pub(super) fn weighted_backends(backend_weights: &[(&str, u32)]) -> Vec<WeightedBackend> {
     let backend = |(name, weight): &(&str, u32)| {
         WeightedBackend::new(ServiceName::new("bookinfo", name).expect("a name"), 80, *weight)
     };
-    shares.iter().map(backend).collect()
+    backend_weights.iter().map(backend).collect()
 }

@@ -14,10 +14,10 @@ use super::{MAX_WAIT, http_listeners, send_request};
 /// Requests of clients with persistent connections, and of clients with one connection per request.
 #[derive(Default)]
 struct GatewayLoad {
-    stopping: AtomicBool,
-    responses: AtomicUsize,
-    closes: AtomicUsize,
-    lost: AtomicUsize,
+    is_stopping: AtomicBool,
+    response_count: AtomicUsize,
+    close_count: AtomicUsize,
+    lost_count: AtomicUsize,
 }
 
 impl GatewayLoad {
@@ -25,19 +25,19 @@ impl GatewayLoad {
     /// not a lost request.
     fn send_requests(&self, address: SocketAddr, keep_alive: bool) {
         let mut idle_connection: Option<TestConnection> = None;
-        while !self.stopping.load(Ordering::SeqCst) {
+        while !self.is_stopping.load(Ordering::SeqCst) {
             let Some(mut connection) =
                 idle_connection.take().or_else(|| TestConnection::open(address).ok())
             else {
                 return;
             };
-            let Some(closes) = exchange_once(&mut connection, keep_alive) else {
-                self.lost.fetch_add(1, Ordering::SeqCst);
+            let Some(closes_connection) = exchange_once(&mut connection, keep_alive) else {
+                self.lost_count.fetch_add(1, Ordering::SeqCst);
                 return;
             };
-            self.responses.fetch_add(1, Ordering::SeqCst);
-            match closes {
-                true => drop(self.closes.fetch_add(1, Ordering::SeqCst)),
+            self.response_count.fetch_add(1, Ordering::SeqCst);
+            match closes_connection {
+                true => drop(self.close_count.fetch_add(1, Ordering::SeqCst)),
                 false => idle_connection = Some(connection).filter(|_| keep_alive),
             }
         }
@@ -46,8 +46,9 @@ impl GatewayLoad {
 
 /// Sends one request; `None` if it is lost, otherwise true if the response ends the connection.
 fn exchange_once(connection: &mut TestConnection, keep_alive: bool) -> Option<bool> {
-    let close = if keep_alive { "" } else { "connection: close\r\n" };
-    let request = format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{close}\r\n");
+    let connection_field = if keep_alive { "" } else { "connection: close\r\n" };
+    let request =
+        format!("GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n{connection_field}\r\n");
     connection.send(request).ok()?;
     let response = connection.receive_response().ok().filter(|response| response.status == 200)?;
     Some(keep_alive && response.first_header("connection") == Some("close"))
@@ -79,38 +80,38 @@ fn a_gateway_that_stops_under_load_loses_no_request() {
                 scope.spawn(move || load.send_requests(address, number % 2 == 0));
             }
             eventually("requests get responses", MAX_WAIT, || {
-                (load.responses.load(Ordering::SeqCst) > 200).then_some(())
+                (load.response_count.load(Ordering::SeqCst) > 200).then_some(())
             });
             gateway.gateway_program().send_signal(Signal::TERM);
             assert!(gateway.gateway_program().wait_for_exit(2 * MAX_WAIT).success());
-            load.stopping.store(true, Ordering::SeqCst);
+            load.is_stopping.store(true, Ordering::SeqCst);
         });
-        assert_eq!(load.lost.load(Ordering::SeqCst), 0, "drain delay {drain_delay}");
-        assert!(load.closes.load(Ordering::SeqCst) > 0, "drain delay {drain_delay}");
+        assert_eq!(load.lost_count.load(Ordering::SeqCst), 0, "drain delay {drain_delay}");
+        assert!(load.close_count.load(Ordering::SeqCst) > 0, "drain delay {drain_delay}");
     }
 }
 
-/// Connections in the kernel's accept queue, and requests on idle connections, that arrive while the process is
+/// Connections in the kernel's accept queue, and requests on idle connections, that arrive while the gateway is
 /// paused.
 #[test]
 fn connections_queued_at_a_paused_gateway_are_served_before_it_exits() {
     let (mut gateway, address) = start_serving(&["--drain-timeout", "120s"]);
-    let mut idle: Vec<TestConnection> =
+    let mut idle_connections: Vec<TestConnection> =
         (0..20).map(|_| TestConnection::open(address).unwrap()).collect();
-    for connection in &mut idle {
+    for connection in &mut idle_connections {
         assert_eq!(exchange_once(connection, true), Some(false));
     }
     gateway.gateway_program().send_signal(Signal::STOP);
     let request = "GET /plain HTTP/1.1\r\nhost: shop.example.com\r\n\r\n";
-    let mut waiting: Vec<TestConnection> =
+    let mut waiting_connections: Vec<TestConnection> =
         (0..50).map(|_| TestConnection::open(address).unwrap()).collect();
-    waiting.append(&mut idle);
-    for connection in &mut waiting {
+    waiting_connections.append(&mut idle_connections);
+    for connection in &mut waiting_connections {
         connection.send(request).unwrap();
     }
     gateway.gateway_program().send_signal(Signal::TERM);
     gateway.gateway_program().send_signal(Signal::CONT);
-    for (number, mut connection) in waiting.into_iter().enumerate() {
+    for (number, mut connection) in waiting_connections.into_iter().enumerate() {
         let response = connection.receive_response();
         assert_eq!(response.map(|response| response.status).ok(), Some(200), "{number}");
     }
@@ -121,14 +122,14 @@ fn connections_queued_at_a_paused_gateway_are_served_before_it_exits() {
 #[test]
 fn a_draining_gateway_is_not_ready_and_closes_client_connections() {
     let (mut gateway, address) = start_serving(&["--drain-delay", "120s"]);
-    let mut idle = TestConnection::open(address).unwrap();
-    assert_eq!(exchange_once(&mut idle, true), Some(false));
+    let mut idle_connection = TestConnection::open(address).unwrap();
+    assert_eq!(exchange_once(&mut idle_connection, true), Some(false));
     gateway.gateway_program().send_signal(Signal::TERM);
     let ((_, reason), _) = eventually("the gateway is not ready", MAX_WAIT, || {
         Some(gateway.get_readiness()).filter(|(status, _)| *status == 503)
     });
     assert!(reason.contains("is stopping"), "{reason}");
-    assert_eq!(exchange_once(&mut idle, true), Some(true));
+    assert_eq!(exchange_once(&mut idle_connection, true), Some(true));
     assert_eq!(exchange_once(&mut TestConnection::open(address).unwrap(), true), Some(true));
     // The second signal skips the drain delay.
     assert!(gateway.gateway_program().stop(2 * MAX_WAIT).success());

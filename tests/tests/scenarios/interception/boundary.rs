@@ -3,7 +3,7 @@
 use super::{CLIENT, EXTERNAL_CLIENT, PodNetwork, SERVER};
 use leno_tests::is_root;
 
-const STRICT: &str = "apiVersion: leno.dev/v1alpha1
+const STRICT_SETTINGS: &str = "apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}
 spec: {defaultPolicy: deny, egress: deny}
@@ -26,19 +26,19 @@ fn external_clients_are_accepted_on_ports_opened_by_a_policy() {
     let mut pods = PodNetwork::start_pods();
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
-    pods.control.write("settings.yaml", STRICT);
-    let (permitted, other) =
+    pods.control.write("settings.yaml", STRICT_SETTINGS);
+    let (permitted_range, other_range) =
         (pods.pod_address(EXTERNAL_CLIENT) + "/32", pods.pod_address(CLIENT) + "/32");
     for (group, kind) in [
         ("policy.openservicemesh.io", "IngressBackend"),
         ("policy.flomesh.io", "IngressBackend"),
         ("policy.flomesh.io", "AccessControl"),
     ] {
-        pods.control.write("open.yaml", &ingress_policy(group, kind, &permitted));
+        pods.control.write("open.yaml", &ingress_policy(group, kind, &permitted_range));
         pods.wait_for_response(EXTERNAL_CLIENT, SERVER, 8080, "200");
-        // No other client is accepted, although equally external.
+        // No other client is accepted, although the other client is external as well.
         assert_eq!(pods.request_from(CLIENT, SERVER, 8080), "reset", "{group} {kind}");
-        pods.control.write("open.yaml", &ingress_policy(group, kind, &other));
+        pods.control.write("open.yaml", &ingress_policy(group, kind, &other_range));
         pods.wait_for_response(CLIENT, SERVER, 8080, "200");
         assert_eq!(pods.request_from(EXTERNAL_CLIENT, SERVER, 8080), "reset", "{group} {kind}");
     }
@@ -65,19 +65,22 @@ fn an_egress_policy_permits_an_account_to_reach_external_servers() {
     pods.start_server(EXTERNAL_CLIENT, 8081);
     pods.start_sidecar(CLIENT, "client");
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
-    pods.control.write("settings.yaml", STRICT);
+    pods.control.write("settings.yaml", STRICT_SETTINGS);
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
     let server_address = pods.pod_address(EXTERNAL_CLIENT);
-    let by_address = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";
-    pods.control.write("out.yaml", &egress_policy(&by_address.replace("THERE", &server_address)));
+    let address_destination = "ipAddresses: [THERE/32], ports: [{number: 8080, protocol: tcp}]";
+    pods.control
+        .write("out.yaml", &egress_policy(&address_destination.replace("THERE", &server_address)));
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "200");
     assert_eq!(pods.request_from(CLIENT, EXTERNAL_CLIENT, 8081), "reset");
-    // Here the request's host decides, which is the address: the requests succeed.
-    let by_host = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
-    pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", &server_address)));
+    // The host of the request decides here. It is the address of the server, so the requests succeed.
+    let host_destination = "hosts: [THERE], ports: [{number: 8081, protocol: http}]";
+    pods.control
+        .write("out.yaml", &egress_policy(&host_destination.replace("THERE", &server_address)));
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "200");
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8080, "reset");
-    pods.control.write("out.yaml", &egress_policy(&by_host.replace("THERE", "api.example")));
+    pods.control
+        .write("out.yaml", &egress_policy(&host_destination.replace("THERE", "api.example")));
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "403");
     pods.control.write("out.yaml", "");
     pods.wait_for_response(CLIENT, EXTERNAL_CLIENT, 8081, "reset");

@@ -31,7 +31,7 @@ while True:
 /// The address in the responses of the name server.
 const EXTERNAL_ADDRESS: &str = "203.0.113.77";
 
-/// The files that `ip netns exec` mounts over the machine's in a namespace, deleted when dropped.
+/// The files that `ip netns exec` mounts over the machine's files in a namespace, deleted when dropped.
 struct NamespaceFiles(PathBuf);
 
 impl NamespaceFiles {
@@ -70,13 +70,14 @@ fn the_sidecar_resolves_mesh_names_and_forwards_other_queries() {
     }
     let mut pods = PodNetwork::start_pods();
     let server = pods.pod_address(EXTERNAL_CLIENT);
-    let text = format!(
+    let resolver_settings = format!(
         "nameserver {server}\nsearch shop.svc.cluster.local svc.cluster.local\noptions ndots:5"
     );
-    let files = NamespaceFiles::new(&pods.host_namespace(CLIENT).0, &format!("{text}\n"));
+    let namespace_files =
+        NamespaceFiles::new(&pods.host_namespace(CLIENT).0, &format!("{resolver_settings}\n"));
     let mut command = pods.host_namespace(EXTERNAL_CLIENT).namespace_command("python3");
     command.args(["-c", NAME_SERVER, &server]);
-    pods.running.push(TestProgram::start("name server", &mut command));
+    pods.running_programs.push(TestProgram::start("name server", &mut command));
     pods.start_server(SERVER, 8080);
     pods.start_sidecar(SERVER, "server");
     // Without a sidecar, and with a sidecar that does not intercept DNS, queries reach the DNS server.
@@ -91,15 +92,15 @@ fn the_sidecar_resolves_mesh_names_and_forwards_other_queries() {
     assert_eq!(pods.resolve_name("server.shop.svc.cluster.local."), server_address);
     assert_eq!(pods.resolve_name("nobody.shop.svc.cluster.local."), EXTERNAL_ADDRESS);
     assert_eq!(pods.resolve_name("example.com."), EXTERNAL_ADDRESS);
-    let over_tcp = format!("{text} use-vc\n");
-    std::fs::write(files.0.join("resolv.conf"), over_tcp).unwrap();
+    let tcp_settings = format!("{resolver_settings} use-vc\n");
+    std::fs::write(namespace_files.0.join("resolv.conf"), tcp_settings).unwrap();
     assert_eq!(pods.resolve_name("server"), server_address);
     assert_eq!(pods.resolve_name("example.com."), EXTERNAL_ADDRESS);
-    // The connection that follows uses the mesh: other clients are rejected there.
+    // The connection that follows uses the mesh: other clients of the service are rejected.
     let url = "http://server:8080/";
     eventually("the service is reachable by its name", Duration::from_secs(30), || {
         (pods.curl_from(CLIENT, &[url]) == "200").then_some(())
     });
-    let resolve = format!("server:8080:{server_address}");
-    assert_eq!(pods.curl_from(EXTERNAL_CLIENT, &["--resolve", &resolve, url]), "reset");
+    let resolve_argument = format!("server:8080:{server_address}");
+    assert_eq!(pods.curl_from(EXTERNAL_CLIENT, &["--resolve", &resolve_argument, url]), "reset");
 }

@@ -58,7 +58,7 @@ impl Shop {
     }
 }
 
-/// Returns the status of a workload's HTTP proxy listener.
+/// Returns the response status of a request through a workload's HTTP proxy listener.
 fn proxy_status(proxy: SocketAddr, method: &str, url: &str) -> u64 {
     let host = url.split('/').nth(2).unwrap();
     let mut connection = TestConnection::open(proxy).unwrap();
@@ -70,8 +70,8 @@ fn proxy_status(proxy: SocketAddr, method: &str, url: &str) -> u64 {
 #[test]
 fn explain_predicts_the_responses_of_the_mesh() {
     let shop = start_shop();
-    let proxy = |workload: &str| shop.mesh.sidecar(workload).proxy;
-    let (user, external_client) = (proxy("shop/user-1"), proxy("shop/outsider-1"));
+    let proxy_of = |workload: &str| shop.mesh.sidecar(workload).proxy;
+    let (user, external_client) = (proxy_of("shop/user-1"), proxy_of("shop/outsider-1"));
     let web = "http://web.shop:9080";
     for (from, method, url, status) in [
         ("shop/user-1", "GET", format!("{web}/items/1"), 200),
@@ -86,8 +86,12 @@ fn explain_predicts_the_responses_of_the_mesh() {
         let request = format!("{from} {method} {url}");
         let listener = if from == "shop/user-1" { user } else { external_client };
         assert_eq!(proxy_status(listener, method, &url), status, "{request}");
-        let code = if status == 200 { 0 } else { 3 };
-        assert_eq!(shop.predict_response(from, method, &url), (code, status), "explain: {request}");
+        let exit_code = if status == 200 { 0 } else { 3 };
+        assert_eq!(
+            shop.predict_response(from, method, &url),
+            (exit_code, status),
+            "explain: {request}"
+        );
     }
 }
 
@@ -117,10 +121,10 @@ fn explain_predicts_the_effects_of_route_rules() {
     {
         let url = format!("http://web.shop:9080{path}");
         assert_eq!(proxy_status(user, "GET", &url), status, "{path}");
-        let code = if status == 200 { 0 } else { 3 };
+        let exit_code = if status == 200 { 0 } else { 3 };
         assert_eq!(
             shop.predict_response("shop/user-1", "GET", &url),
-            (code, status),
+            (exit_code, status),
             "explain: {path}"
         );
     }
@@ -152,7 +156,7 @@ fn every_topic_is_available_as_json_and_as_a_table() {
         ("workloads", "shop/outsider-1"),
         ("services", "shop/web"),
         ("certificates", "spiffe://cluster.local/ns/shop/sa/user"),
-        // The verified client at the server's sidecar.
+        // The server's sidecar lists the verified client.
         ("connections", "spiffe://cluster.local/ns/shop/sa/user"),
         ("proxies", "shop/user-1"),
         ("policies", "shop/user-reads-web"),
@@ -183,17 +187,18 @@ fn every_topic_is_available_as_json_and_as_a_table() {
 #[test]
 fn check_finds_the_problems_that_up_rejects() {
     let shop = start_shop();
-    let bad = POLICY.replace("destination:", "destiny:").replace("web, namespace", "w, namespace");
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("policy.yaml");
-    for (text, code) in [(POLICY, 0), (&bad, 1)] {
-        std::fs::write(&file, text).unwrap();
-        let check = leno_command().arg("check").arg("-f").arg(&file).output().unwrap();
-        let stdout = String::from_utf8_lossy(&check.stdout).into_owned();
-        assert_eq!(check.status.code(), Some(code), "{stdout}");
-        assert_eq!(stdout.contains("policy.yaml:11:3: TrafficTarget"), code == 1, "{stdout}");
+    let invalid_policy =
+        POLICY.replace("destination:", "destiny:").replace("web, namespace", "w, namespace");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("policy.yaml");
+    for (policy, exit_code) in [(POLICY, 0), (&invalid_policy, 1)] {
+        std::fs::write(&file, policy).unwrap();
+        let check_output = leno_command().arg("check").arg("-f").arg(&file).output().unwrap();
+        let stdout = String::from_utf8_lossy(&check_output.stdout).into_owned();
+        assert_eq!(check_output.status.code(), Some(exit_code), "{stdout}");
+        assert_eq!(stdout.contains("policy.yaml:11:3: TrafficTarget"), exit_code == 1, "{stdout}");
     }
-    shop.mesh.write("policy.yaml", &bad);
+    shop.mesh.write("policy.yaml", &invalid_policy);
     let max_wait = std::time::Duration::from_secs(10);
     let line = shop.mesh.up.wait_for_line("policy.yaml:11", max_wait);
     assert!(line.contains("TrafficTarget"), "{line}");

@@ -11,18 +11,18 @@ use leno_tests::{
     script_path,
 };
 
-use super::{MODES, bounded_command};
+use super::{DEFAULT_POLICIES, bounded_command};
 
-/// A database behind one sidecar, with an outbound listener at another.
+/// A database behind one sidecar, with an outbound listener at another sidecar.
 struct DatabaseMesh {
     mesh: TestMesh,
     listener: String,
 }
 
-fn start_pair(mode: &str, port: u16, command: &[&str]) -> DatabaseMesh {
+fn start_pair(default_policy: &str, port: u16, command: &[&str]) -> DatabaseMesh {
     let listener = free_port();
     let manifests = [
-        mesh_config(mode),
+        mesh_config(default_policy),
         server_with_protocol("database", port, "", command),
         client_manifest("user", &[], &[("database.shop", listener)]),
     ];
@@ -31,12 +31,12 @@ fn start_pair(mode: &str, port: u16, command: &[&str]) -> DatabaseMesh {
 
 impl DatabaseMesh {
     fn client_command(&self, program: &str, arguments: &[&str]) -> Command {
-        let mail = script_path("smtp_client.py");
+        let mail_script = script_path("smtp_client.py");
         let address = match program {
             _ if program.starts_with("mariadb") => {
                 ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", "-P", &self.listener]
             }
-            _ if program == python_program() => [&mail[..], &self.listener, "", "", "", ""],
+            _ if program == python_program() => [&mail_script[..], &self.listener, "", "", "", ""],
             _ => ["-h", "127.0.0.1", "-p", &self.listener, "", ""],
         };
         let mut command = bounded_command(program);
@@ -57,16 +57,22 @@ impl DatabaseMesh {
         self.client_command(program, arguments).output().unwrap().status.success()
     }
 
-    /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without it, the
-    /// connection is rejected. `probe` is a client that succeeds if it gets a response.
-    fn run_while_reachable(&self, mode: &str, program: &str, probe: &[&str], work: impl FnOnce()) {
-        if mode == "deny" {
+    /// Runs `work` while the database is reachable, by a policy with `defaultPolicy: deny`; without the policy,
+    /// the connection is rejected. `probe` is a client that succeeds if it gets a response.
+    fn run_while_reachable(
+        &self,
+        default_policy: &str,
+        program: &str,
+        probe: &[&str],
+        work: impl FnOnce(),
+    ) {
+        if default_policy == "deny" {
             self.mesh.write("policy.yaml", &tcp_access_manifest("user", "database"));
         }
         let condition = format!("{program} gets a response");
         eventually(&condition, MAX_WAIT, || self.is_successful(program, probe).then_some(()));
         work();
-        if mode == "deny" {
+        if default_policy == "deny" {
             self.mesh.remove("policy.yaml");
             let condition = format!("{program} gets no response");
             eventually(&condition, MAX_WAIT, || {
@@ -78,18 +84,20 @@ impl DatabaseMesh {
 
 #[test]
 fn redis_and_its_benchmark() {
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         let port = free_port();
-        let number = port.to_string();
+        let port_text = port.to_string();
         let server_options =
-            ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--appendonly", "no"];
-        let pair = start_pair(mode, port, &[&["redis-server"][..], &server_options].concat());
-        pair.run_while_reachable(mode, "redis-cli", &["PING"], || {
+            ["--bind", "127.0.0.1", "--port", &port_text, "--save", "", "--appendonly", "no"];
+        let pair =
+            start_pair(default_policy, port, &[&["redis-server"][..], &server_options].concat());
+        pair.run_while_reachable(default_policy, "redis-cli", &["PING"], || {
             let output = pair.run_client("redis-benchmark", &["-n", "5000", "-q"]);
             // Progress output overwrites the same line.
-            let last = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
-            let rates: Vec<_> = output.lines().map(last).filter(|l| l.contains("second")).collect();
-            eprintln!("{mode}: {rates:#?}");
+            let last_part = |line: &str| line.rsplit('\r').next().unwrap_or_default().to_owned();
+            let rates: Vec<_> =
+                output.lines().map(last_part).filter(|line| line.contains("second")).collect();
+            eprintln!("{default_policy}: {rates:#?}");
             assert_eq!(rates.len(), 20, "all benchmark tests ran: {output}");
             for options in [["-P", "16", "-n", "5000"], ["-d", "100000", "-n", "500"]] {
                 pair.run_client(
@@ -104,13 +112,13 @@ fn redis_and_its_benchmark() {
 
 #[test]
 fn postgres_and_its_benchmark_with_and_without_their_own_tls() {
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         let postgres = Postgres::prepare();
-        let run = postgres.command();
-        let run: Vec<&str> = run.iter().map(String::as_str).collect();
-        let pair = start_pair(mode, postgres.port, &run);
+        let server_command = postgres.command();
+        let server_command: Vec<&str> = server_command.iter().map(String::as_str).collect();
+        let pair = start_pair(default_policy, postgres.port, &server_command);
         pair.run_while_reachable(
-            mode,
+            default_policy,
             "pg_isready",
             &["-U", "tester", "-d", "postgres"][..],
             || {
@@ -125,23 +133,24 @@ fn postgres_and_its_benchmark_with_and_without_their_own_tls() {
 
 #[test]
 fn mariadb_as_a_server_first_protocol_and_its_benchmark() {
-    for mode in MODES {
-        let maria = MariaDb::prepare();
-        let run = maria.command();
-        let run: Vec<&str> = run.iter().map(String::as_str).collect();
-        let pair = start_pair(mode, maria.port, &run);
-        pair.run_while_reachable(mode, "mariadb-admin", &["ping"], || {
+    for default_policy in DEFAULT_POLICIES {
+        let mariadb = MariaDb::prepare();
+        let server_command = mariadb.command();
+        let server_command: Vec<&str> = server_command.iter().map(String::as_str).collect();
+        let pair = start_pair(default_policy, mariadb.port, &server_command);
+        pair.run_while_reachable(default_policy, "mariadb-admin", &["ping"], || {
             let started = Instant::now();
             assert_eq!(pair.run_client("mariadb", &["-Ne", "SELECT 6 * 7"]), "42\n");
             eprintln!(
-                "{mode}: a query took {:?}, including the initial silence",
+                "{default_policy}: a query took {:?}, including the initial silence",
                 started.elapsed()
             );
-            let load = ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
-            let output = pair.run_client("mariadb-slap", &load);
+            let load_options =
+                ["--auto-generate-sql", "--concurrency=8", "--number-of-queries=800"];
+            let output = pair.run_client("mariadb-slap", &load_options);
             assert!(output.contains("Average number of queries per client: 100"), "{output}");
             let rate = output.lines().find(|line| line.contains("Average number of seconds"));
-            eprintln!("{mode}: {}", rate.unwrap_or_default().trim());
+            eprintln!("{default_policy}: {}", rate.unwrap_or_default().trim());
         });
         assert_not_http(&pair);
     }
@@ -149,27 +158,36 @@ fn mariadb_as_a_server_first_protocol_and_its_benchmark() {
 
 #[test]
 fn a_server_first_mail_server_with_and_without_starttls() {
-    for mode in MODES {
-        let folder = tempfile::tempdir().unwrap();
-        let certificate_files = SelfSigned::generate_files(folder.path(), "localhost");
+    for default_policy in DEFAULT_POLICIES {
+        let directory = tempfile::tempdir().unwrap();
+        let certificate_files = SelfSigned::generate_files(directory.path(), "localhost");
         let [key, certificate] = [certificate_files.key, certificate_files.certificate]
             .map(|file| file.display().to_string());
-        let letters = folder.path().join("letters");
-        let (port, text) = (free_port(), folder.path().join("text"));
-        std::fs::write(&text, "A line of a letter.\n.\nAnd after a dot.\n".repeat(5000)).unwrap();
+        let mailbox = directory.path().join("letters");
+        let (port, mail_file) = (free_port(), directory.path().join("text"));
+        std::fs::write(&mail_file, "A line of a letter.\n.\nAnd after a dot.\n".repeat(5000))
+            .unwrap();
         let listen = format!("127.0.0.1:{port}");
-        let run =
+        let server_command =
             ["-m", "aiosmtpd", "-n", "-l", &listen, "--tlskey", &key, "--tlscert", &certificate];
         let mailbox_options =
-            ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", letters.to_str().unwrap()];
-        let pair =
-            start_pair(mode, port, &[&[python_program()][..], &run, &mailbox_options].concat());
-        pair.run_while_reachable(mode, python_program(), &["hello"], || {
-            let mut send = pair.client_command(python_program(), &["send", &certificate]);
-            let sent = send.stdin(std::fs::File::open(&text).unwrap()).output().unwrap();
-            assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+            ["--no-requiretls", "-c", "aiosmtpd.handlers.Mailbox", mailbox.to_str().unwrap()];
+        let pair = start_pair(
+            default_policy,
+            port,
+            &[&[python_program()][..], &server_command, &mailbox_options].concat(),
+        );
+        pair.run_while_reachable(default_policy, python_program(), &["hello"], || {
+            let mut send_command = pair.client_command(python_program(), &["send", &certificate]);
+            let send_output =
+                send_command.stdin(std::fs::File::open(&mail_file).unwrap()).output().unwrap();
+            assert!(
+                send_output.status.success(),
+                "{}",
+                String::from_utf8_lossy(&send_output.stderr)
+            );
             let letters_received: Vec<_> =
-                std::fs::read_dir(letters.join("new")).unwrap().collect();
+                std::fs::read_dir(mailbox.join("new")).unwrap().collect();
             assert_eq!(letters_received.len(), 20);
             let is_complete = |letter: &str| letter.matches("And after a dot.\n").count() == 5000;
             for letter in letters_received {
@@ -189,8 +207,8 @@ fn a_server_first_mail_server_with_and_without_starttls() {
 fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
     let database = format!("dbname=postgres user=tester sslmode={tls}");
     let query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    let encrypted = pair.run_client("psql", &["-At", "-c", query, &database]);
-    assert_eq!(encrypted.trim(), if tls == "require" { "t" } else { "f" });
+    let is_encrypted = pair.run_client("psql", &["-At", "-c", query, &database]);
+    assert_eq!(is_encrypted.trim(), if tls == "require" { "t" } else { "f" });
     pair.run_client("pgbench", &["-i", "-q", &database]);
     let output = pair.run_client("pgbench", &["-c", "8", "-j", "2", "-t", "100", &database]);
     let rate = output.lines().find(|line| line.starts_with("tps"));
@@ -202,13 +220,13 @@ fn run_pgbench(pair: &DatabaseMesh, tls: &str) {
 /// Asserts that no connection was classified as HTTP.
 fn assert_not_http(pair: &DatabaseMesh) {
     let user = pair.mesh.sidecar("shop/user-1");
-    let page = get_page(user.admin, "/metrics").unwrap();
-    let page = String::from_utf8_lossy(&page.body).into_owned();
-    let mut request_lines = page.lines().filter(|line| line.starts_with("leno_requests_total{"));
-    assert!(request_lines.all(|line| line.contains("protocol=\"tcp\"")), "{page}");
+    let metrics = get_page(user.admin, "/metrics").unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let mut request_lines = metrics.lines().filter(|line| line.starts_with("leno_requests_total{"));
+    assert!(request_lines.all(|line| line.contains("protocol=\"tcp\"")), "{metrics}");
     let tcp_series =
         "leno_requests_total{direction=\"outbound\",destination_service=\"shop/database\"";
-    assert!(user.sum_metrics(tcp_series) > 10.0, "{page}");
+    assert!(user.sum_metrics(tcp_series) > 10.0, "{metrics}");
 }
 
 /// The timeout of conditions: databases start in a second or two.

@@ -1,4 +1,4 @@
-//! gRPC: every standard case of grpc-go's interoperability tests, in both modes.
+//! gRPC: every standard case of grpc-go's interoperability tests, with both default policies.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -30,19 +30,19 @@ pub(super) const CASES: &[&str] = &[
     "channel_soak",
 ];
 
-/// grpc-go's interop server behind one sidecar, with an outbound listener at another.
+/// grpc-go's interop server behind one sidecar, with an outbound listener at another sidecar.
 struct InteropMesh {
     mesh: TestMesh,
     listener: u16,
 }
 
-fn start_pair(mode: &str, protocol: &str) -> InteropMesh {
+fn start_pair(default_policy: &str, protocol: &str) -> InteropMesh {
     let (port, listener) = (free_port(), free_port());
     let server = go_program("server");
-    let run = [server.to_str().unwrap(), "--port", &port.to_string()];
+    let server_command = [server.to_str().unwrap(), "--port", &port.to_string()];
     let manifests = [
-        mesh_config(mode),
-        server_with_protocol("grpc", port, protocol, &run),
+        mesh_config(default_policy),
+        server_with_protocol("grpc", port, protocol, &server_command),
         client_manifest("user", &[], &[("grpc.shop", listener)]),
     ];
     InteropMesh { mesh: TestMesh::up(&manifests.concat()), listener }
@@ -101,7 +101,7 @@ fn address_arguments<'a>(host: &'a str, port: &'a str) -> [&'a str; 4] {
     ["--server_host", host, "--server_port", port]
 }
 
-/// Runs the interop client; the error is its output.
+/// Runs the interop client; the error is the client's output.
 fn run_interop_client(command: &mut Command, case: &str) -> Result<(), String> {
     let mut client = TestProgram::start("grpc-go's client", command.args(["--test_case", case]));
     match client.wait_for_exit(MAX_WAIT).success() {
@@ -131,14 +131,14 @@ fn calls_that_no_policy_allows_get_permission_denied() {
     let pair = start_pair("deny", "GRPC");
     // No policy names the client: its own sidecar rejects the call, in the client's protocol.
     pair.wait_for_failure("empty_unary", "PermissionDenied");
-    // A policy names it, but no policy allows this method. The server's sidecar rejects the call in the same
+    // A policy names the client, but no policy allows this method. The server's sidecar rejects the call in the same
     // form.
     let policy = http_access_manifest("user", "grpc", "/grpc.testing.TestService/EmptyCall");
     pair.mesh.write("policy.yaml", &policy);
     pair.wait_until_passing("empty_unary");
     let output = pair.wait_for_failure("large_unary", "Unimplemented");
     assert!(output.contains("no-policy-route: "), "{output}");
-    // Another client may call it.
+    // Another client may call the method.
     pair.mesh
         .write("policy.yaml", &(policy + &http_access_manifest("other", "grpc", WHOLE_SERVICE)));
     let output = pair.wait_for_failure("large_unary", "PermissionDenied");
@@ -174,7 +174,7 @@ spec:
 fn an_injected_fault_has_the_status_of_the_policy() {
     let pair = start_pair("allow", "GRPC");
     pair.wait_until_passing("empty_unary");
-    let fault = |abort: &str| {
+    let fault_manifest = |abort: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1
 kind: FaultInjection
@@ -183,10 +183,10 @@ spec: {{targetRefs: [{{name: grpc}}], rules: [{{abort: {abort}}}]}}
 "
         )
     };
-    pair.mesh.write("fault.yaml", &fault("{grpcStatus: ABORTED}"));
+    pair.mesh.write("fault.yaml", &fault_manifest("{grpcStatus: ABORTED}"));
     pair.wait_for_failure("empty_unary", "Aborted");
     // The gRPC status for an HTTP status.
-    pair.mesh.write("fault.yaml", &fault("{httpStatus: 403}"));
+    pair.mesh.write("fault.yaml", &fault_manifest("{httpStatus: 403}"));
     pair.wait_for_failure("empty_unary", "PermissionDenied");
     pair.mesh.remove("fault.yaml");
     pair.wait_until_passing("empty_unary");

@@ -11,19 +11,19 @@ use leno_tests::{
 use super::run_curl;
 
 /// Returns an application at `::1`, and a client with an outbound listener there.
-fn mesh_manifests(mode: &str, port: u16, listener: u16) -> String {
+fn mesh_manifests(default_policy: &str, port: u16, listener: u16) -> String {
     let web = server_manifest("web", port, &[])
         .replace("spec:\n  service", "spec:\n  address: \"::1\"\n  service");
     let user =
         client_manifest("user", &[], &[("web.shop", listener)]).replace("127.0.0.1", "[::1]");
     assert!(web.contains("::1") && user.contains("[::1]:"));
-    [mesh_config(mode), web, user, http_access_manifest("user", "web", "/.*")].concat()
+    [mesh_config(default_policy), web, user, http_access_manifest("user", "web", "/.*")].concat()
 }
 
 /// Returns the status and size of a download.
 fn download_status(arguments: &[&str]) -> String {
-    let first = ["-g", "-o", "/dev/null", "-w", "%{http_code} %{size_download}"];
-    run_curl(&[&first, arguments].concat())
+    let curl_options = ["-g", "-o", "/dev/null", "-w", "%{http_code} %{size_download}"];
+    run_curl(&[&curl_options, arguments].concat())
 }
 
 #[test]
@@ -35,16 +35,18 @@ fn a_mesh_works_with_ipv6_only() {
     let options = ["--inbound", "::1", "--http-proxy", "[::1]:0", "--admin", "[::1]:0"];
     let web = SidecarProgram::join(&control, "shop/web-1", &options);
     let user = SidecarProgram::join(&control, "shop/user-1", &options);
-    assert!(web.page.address.is_ipv6() && user.page.address.is_ipv6());
-    assert!(web.page.inbound_listener(application.port()).is_ipv6());
+    assert!(web.admin_endpoint.address.is_ipv6() && user.admin_endpoint.address.is_ipv6());
+    assert!(web.admin_endpoint.inbound_listener(application.port()).is_ipv6());
 
     let url = format!("http://[::1]:{listener}/300000");
     eventually("the listener is open", Duration::from_secs(20), || {
         download_status(&[&url]).starts_with("200").then_some(())
     });
     assert_eq!(download_status(&[&url]), "200 300000");
-    let proxy =
-        user.page.full_configuration()["open_listeners"]["http-proxy"].as_str().unwrap().to_owned();
+    let proxy = user.admin_endpoint.full_configuration()["open_listeners"]["http-proxy"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert!(proxy.starts_with("[::1]:"), "{proxy}");
     let proxy = format!("http://{proxy}");
     for option in ["--compressed", "--proxytunnel"] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leno_tests::manifests::{client_manifest, mesh_config, server_manifest};
 use leno_tests::{
-    ApplicationReply, TestApplication, TestConnection, TestMesh, TestProgram, eventually,
+    ApplicationResponse, TestApplication, TestConnection, TestMesh, TestProgram, eventually,
     free_port, is_root,
 };
 use rustix::process::Signal;
@@ -15,7 +15,7 @@ use super::loopback_address;
 
 /// A marker that does not occur by chance in certificates, headers or ciphertext.
 const MARKER: &str = "8f3a-marker-that-nobody-may-read-c1d7";
-const REQUESTS: usize = 20;
+const REQUEST_COUNT: usize = 20;
 
 #[test]
 fn traffic_between_sidecars_is_encrypted() {
@@ -23,10 +23,11 @@ fn traffic_between_sidecars_is_encrypted() {
         return eprintln!("skipped: capturing packets needs root");
     }
     let application = TestApplication::start(|request| {
-        let text = format!("{MARKER} {}", String::from_utf8_lossy(&request.body)).repeat(100);
-        let length = text.len();
-        let head = format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {length}\r\n\r\n");
-        ApplicationReply::Bytes((head + &text).into_bytes())
+        let body = format!("{MARKER} {}", String::from_utf8_lossy(&request.body)).repeat(100);
+        let body_length = body.len();
+        let head =
+            format!("HTTP/1.1 200 OK\r\nx-m: {MARKER}\r\ncontent-length: {body_length}\r\n\r\n");
+        ApplicationResponse::Bytes((head + &body).into_bytes())
     });
     let listener = free_port();
     let manifests = [
@@ -35,14 +36,14 @@ fn traffic_between_sidecars_is_encrypted() {
         client_manifest("user", &[], &[("web.shop", listener)]),
     ];
     let mesh = TestMesh::up(&manifests.concat());
-    let inbound =
+    let inbound_port =
         mesh.sidecar("shop/web-1").inbound.expect("the sidecar has an inbound port").port();
-    let folder = tempfile::tempdir().unwrap();
-    let between_sidecars = PacketCapture::start(inbound, &folder.path().join("between"));
-    let at_application = PacketCapture::start(application.port(), &folder.path().join("inside"));
+    let directory = tempfile::tempdir().unwrap();
+    let between_sidecars = PacketCapture::start(inbound_port, &directory.path().join("between"));
+    let at_application = PacketCapture::start(application.port(), &directory.path().join("inside"));
 
     let mut connection = TestConnection::open(loopback_address(listener)).unwrap();
-    for index in 0..REQUESTS {
+    for index in 0..REQUEST_COUNT {
         let body = MARKER.repeat(100);
         let head = format!(
             "POST /{MARKER}/{index} HTTP/1.1\r\nhost: web\r\nx-m: {MARKER}\r\ncontent-length: {}\r\n\r\n",
@@ -55,23 +56,28 @@ fn traffic_between_sidecars_is_encrypted() {
 
     // Packets that tcpdump has not read when it is stopped are lost.
     eventually("both captures are complete", Duration::from_secs(60), || {
-        let last = format!("POST /{MARKER}/{} ", REQUESTS - 1);
+        let last_request = format!("POST /{MARKER}/{} ", REQUEST_COUNT - 1);
         let (between_sidecars, at_application) =
             (between_sidecars.captured_payloads(), at_application.captured_payloads());
-        let encrypted =
+        let encrypted_count =
             between_sidecars.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
-        (encrypted >= 2 * REQUESTS && any_contains(&at_application, last.as_bytes())).then_some(())
+        (encrypted_count >= 2 * REQUEST_COUNT
+            && any_contains(&at_application, last_request.as_bytes()))
+        .then_some(())
     });
     // The first of these connections was opened after the start of the capture, which includes its handshake.
     let (between_sidecars, at_application) =
         (between_sidecars.stop_capture(), at_application.stop_capture());
-    let records =
+    let record_count =
         between_sidecars.iter().filter(|packet| packet.starts_with(APPLICATION_DATA)).count();
     eprintln!(
-        "{} packets between the sidecars, {records} of them TLS records",
+        "{} packets between the sidecars, {record_count} of them TLS records",
         between_sidecars.len()
     );
-    assert!(records >= 2 * REQUESTS, "each request and response is encrypted: {records}");
+    assert!(
+        record_count >= 2 * REQUEST_COUNT,
+        "each request and response is encrypted: {record_count}"
+    );
     assert!(!any_contains(&between_sidecars, MARKER.as_bytes()), "the marker is readable");
     for word in ["HTTP/1.1 200", "content-length", "POST /"] {
         assert!(!any_contains(&between_sidecars, word.as_bytes()), "`{word}` is readable");
@@ -91,8 +97,8 @@ struct PacketCapture {
 impl PacketCapture {
     fn start(port: u16, file: &Path) -> Self {
         let mut command = Command::new("tcpdump");
-        // Runs as root to the end, to write into the private folder of the test; unbuffered, and with enough capture buffer
-        // that its counters prove a complete capture.
+        // Runs as root to the end, to write into the private folder of the test; unbuffered, and with enough capture
+        // buffer that its counters prove a complete capture.
         command.args(["-Z", "root", "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w"]);
         command.arg(file).arg(format!("tcp port {port}"));
         let tcpdump = TestProgram::start("tcpdump", &mut command);
@@ -109,43 +115,44 @@ impl PacketCapture {
     fn stop_capture(mut self) -> Vec<Vec<u8>> {
         self.tcpdump.send_signal(Signal::INT);
         self.tcpdump.wait_for_exit(Duration::from_secs(20));
-        let printed = self.tcpdump.printed_output();
-        assert!(printed.contains("0 packets dropped by kernel"), "{printed}");
+        let tcpdump_output = self.tcpdump.printed_output();
+        assert!(tcpdump_output.contains("0 packets dropped by kernel"), "{tcpdump_output}");
         parse_payloads(&std::fs::read(&self.file).unwrap())
     }
 }
 
 /// True if the bytes occur, in one packet or across two.
 fn any_contains(packets: &[Vec<u8>], bytes: &[u8]) -> bool {
-    let joined = packets.concat();
-    joined.windows(bytes.len()).any(|window| window == bytes)
+    let joined_bytes = packets.concat();
+    joined_bytes.windows(bytes.len()).any(|window| window == bytes)
 }
 
 /// Parses the payloads of the TCP segments in a capture of Ethernet frames (libpcap format); the last packet
 /// may be incomplete.
-fn parse_payloads(file: &[u8]) -> Vec<Vec<u8>> {
-    if file.len() < 24 {
+fn parse_payloads(capture_bytes: &[u8]) -> Vec<Vec<u8>> {
+    if capture_bytes.len() < 24 {
         return Vec::new();
     }
     let read_u32 = |position: usize| {
-        u32::from_le_bytes(file[position..position + 4].try_into().unwrap()) as usize
+        u32::from_le_bytes(capture_bytes[position..position + 4].try_into().unwrap()) as usize
     };
     assert_eq!((read_u32(0), read_u32(20)), (0xA1B2_C3D4, 1), "Ethernet, in this machine's order");
     let mut payloads = Vec::new();
     let mut position = 24;
-    while position + 16 <= file.len() {
-        let length = read_u32(position + 8);
-        if file.len() < position + 16 + length {
+    while position + 16 <= capture_bytes.len() {
+        let frame_length = read_u32(position + 8);
+        if capture_bytes.len() < position + 16 + frame_length {
             break;
         }
-        let ip = &file[position + 16 + 14..position + 16 + length];
-        assert_eq!(ip[0] >> 4, 4, "IPv4");
-        let tcp = &ip[usize::from(ip[0] & 15) * 4..usize::from(u16::from_be_bytes([ip[2], ip[3]]))];
-        let payload = &tcp[usize::from(tcp[12] >> 4) * 4..];
+        let ip_packet = &capture_bytes[position + 16 + 14..position + 16 + frame_length];
+        assert_eq!(ip_packet[0] >> 4, 4, "IPv4");
+        let tcp_segment = &ip_packet[usize::from(ip_packet[0] & 15) * 4
+            ..usize::from(u16::from_be_bytes([ip_packet[2], ip_packet[3]]))];
+        let payload = &tcp_segment[usize::from(tcp_segment[12] >> 4) * 4..];
         if !payload.is_empty() {
             payloads.push(payload.to_vec());
         }
-        position += 16 + length;
+        position += 16 + frame_length;
     }
     payloads
 }

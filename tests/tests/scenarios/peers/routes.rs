@@ -7,7 +7,7 @@ use leno_tests::manifests::{
     client_manifest, mesh_config, route_manifest, server_manifest, service_manifest,
 };
 use leno_tests::{
-    ApplicationReply, Nginx, Response, TestApplication, TestConnection, TestMesh, eventually,
+    ApplicationResponse, Nginx, Response, TestApplication, TestConnection, TestMesh, eventually,
     free_port,
 };
 
@@ -20,8 +20,8 @@ struct Shop {
     mesh: TestMesh,
     listener: SocketAddr,
     _nginx: Nginx,
-    _files: tempfile::TempDir,
-    _silent: TestApplication,
+    _served_directory: tempfile::TempDir,
+    _silent_application: TestApplication,
 }
 
 fn start_shop() -> Shop {
@@ -30,37 +30,40 @@ fn start_shop() -> Shop {
          location /echo/ { add_header x-secret 1; return 200 $request_uri,$host,$http_x_set; } \
          location /busy/ { return 503 busy; }",
     );
-    let files = tempfile::tempdir().unwrap();
-    for folder in ["", "a", "a/b", "ab", "who"] {
-        let folder = files.path().join(folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("index.html"), "python").unwrap();
+    let served_directory = tempfile::tempdir().unwrap();
+    for directory in ["", "a", "a/b", "ab", "who"] {
+        let directory = served_directory.path().join(directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join("index.html"), "python").unwrap();
     }
-    let silent = TestApplication::start(|_| ApplicationReply::Silence);
-    let [python, listener, to_python, to_nginx] = std::array::from_fn(|_| free_port());
-    let port = python.to_string();
-    let folder = files.path().to_str().unwrap();
-    let run_python = ["python3", "-m", "http.server", &port, "--bind", "127.0.0.1", "-d", folder];
-    let run_nginx = nginx.command();
-    let run_nginx: Vec<&str> = run_nginx.iter().map(String::as_str).collect();
-    let listeners = [("web.shop", listener), ("python.shop", to_python), ("nginx.shop", to_nginx)];
+    let silent_application = TestApplication::start(|_| ApplicationResponse::NoResponse);
+    let [python_port, listener, python_listener, nginx_listener] =
+        std::array::from_fn(|_| free_port());
+    let python_port_text = python_port.to_string();
+    let directory = served_directory.path().to_str().unwrap();
+    let python_command =
+        ["python3", "-m", "http.server", &python_port_text, "--bind", "127.0.0.1", "-d", directory];
+    let nginx_command = nginx.command();
+    let nginx_command: Vec<&str> = nginx_command.iter().map(String::as_str).collect();
+    let listeners =
+        [("web.shop", listener), ("python.shop", python_listener), ("nginx.shop", nginx_listener)];
     let manifests = [
         mesh_config("allow"),
         service_manifest("web"),
-        server_manifest("python", python, &run_python),
-        server_manifest("nginx", nginx.port, &run_nginx),
-        server_manifest("silent", silent.port(), &[]),
+        server_manifest("python", python_port, &python_command),
+        server_manifest("nginx", nginx.port, &nginx_command),
+        server_manifest("silent", silent_application.port(), &[]),
         client_manifest("user", &[], &listeners),
     ];
     let mesh = TestMesh::up(&manifests.concat());
-    wait_until_responding(loopback_address(to_python));
-    wait_until_responding(loopback_address(to_nginx));
+    wait_until_responding(loopback_address(python_listener));
+    wait_until_responding(loopback_address(nginx_listener));
     Shop {
         mesh,
         listener: loopback_address(listener),
         _nginx: nginx,
-        _files: files,
-        _silent: silent,
+        _served_directory: served_directory,
+        _silent_application: silent_application,
     }
 }
 
@@ -78,8 +81,8 @@ impl Shop {
 
     fn send_request(&self, method: &str, path: &str, fields: &str) -> Response {
         let mut connection = TestConnection::open(self.listener).unwrap();
-        let length = if method == "POST" { "content-length: 0\r\n" } else { "" };
-        let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length}{fields}\r\n");
+        let length_field = if method == "POST" { "content-length: 0\r\n" } else { "" };
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: web\r\n{length_field}{fields}\r\n");
         connection.send(head).unwrap();
         connection.receive_response().unwrap()
     }
@@ -97,8 +100,8 @@ fn has_body(body: &str) -> impl Fn(&Response) -> bool {
     move |response| response.status == 200 && response.body == body.as_bytes()
 }
 
-const TO_PYTHON: &str = "backendRefs: [{name: python, port: 9080}]";
-const TO_NGINX: &str = "backendRefs: [{name: nginx, port: 9080}]";
+const PYTHON_BACKEND: &str = "backendRefs: [{name: python, port: 9080}]";
+const NGINX_BACKEND: &str = "backendRefs: [{name: nginx, port: 9080}]";
 
 #[test]
 fn weights_split_requests_between_services_and_change_live() {
@@ -109,25 +112,28 @@ fn weights_split_requests_between_services_and_change_live() {
         "503 no-endpoint",
         "the service has no workload"
     );
-    shop.replace_routes(&[TO_PYTHON], has_body("python"));
-    let split = |python: u32, nginx: u32| {
+    shop.replace_routes(&[PYTHON_BACKEND], has_body("python"));
+    let split_rule = |python: u32, nginx_count: u32| {
         format!(
             "backendRefs: [{{name: python, port: 9080, weight: {python}}}, \
-             {{name: nginx, port: 9080, weight: {nginx}}}]"
+             {{name: nginx, port: 9080, weight: {nginx_count}}}]"
         )
     };
-    shop.replace_routes(&[&split(0, 1)], has_body("nginx"));
+    shop.replace_routes(&[&split_rule(0, 1)], has_body("nginx"));
     // Either backend may respond now; the first response of the other backend shows that the route is in force.
-    shop.replace_routes(&[&split(90, 10)], has_body("python"));
+    shop.replace_routes(&[&split_rule(90, 10)], has_body("python"));
     let mut connection = TestConnection::open(shop.listener).unwrap();
     let responses: Vec<_> = (0..REQUESTS).map(|_| connection.get("/who/").unwrap()).collect();
     assert!(responses.iter().all(|response| response.status == 200));
-    let nginx = responses.iter().filter(|response| response.body == b"nginx").count();
-    eprintln!("{nginx} of {REQUESTS} went to the backend of weight 10");
+    let nginx_count = responses.iter().filter(|response| response.body == b"nginx").count();
+    eprintln!("{nginx_count} of {REQUESTS} went to the backend of weight 10");
     // Five standard deviations of a binomial distribution: wrong once in a million runs.
-    let deviation = (REQUESTS as f64 * 0.9 * 0.1).sqrt() * 5.0;
-    assert!((nginx as f64 - REQUESTS as f64 * 0.1).abs() < deviation, "{nginx} of {REQUESTS}");
-    shop.replace_routes(&[&split(0, 0)], |response| response.status == 500);
+    let max_deviation = (REQUESTS as f64 * 0.9 * 0.1).sqrt() * 5.0;
+    assert!(
+        (nginx_count as f64 - REQUESTS as f64 * 0.1).abs() < max_deviation,
+        "{nginx_count} of {REQUESTS}"
+    );
+    shop.replace_routes(&[&split_rule(0, 0)], |response| response.status == 500);
     shop.mesh.remove("route.yaml");
     eventually("the service has no routes", Duration::from_secs(10), || {
         (shop.describe_response("GET", "/who/", "") == "503 no-endpoint").then_some(())
@@ -138,17 +144,17 @@ fn weights_split_requests_between_services_and_change_live() {
 fn the_most_specific_rule_by_path_header_and_method_applies() {
     let shop = start_shop();
     let rules = [
-        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a}}}}], {TO_PYTHON}}}")[..],
-        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a/b}}}}], {TO_NGINX}}}"),
-        &format!("{{matches: [{{path: {{type: Exact, value: /who/}}}}], {TO_PYTHON}}}"),
+        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a}}}}], {PYTHON_BACKEND}}}")[..],
+        &format!("{{matches: [{{path: {{type: PathPrefix, value: /a/b}}}}], {NGINX_BACKEND}}}"),
+        &format!("{{matches: [{{path: {{type: Exact, value: /who/}}}}], {PYTHON_BACKEND}}}"),
         &format!(
             "{{matches: [{{path: {{type: Exact, value: /who/}}, headers: [{{name: End-User, value: \
-             jason}}]}}], {TO_NGINX}}}"
+             jason}}]}}], {NGINX_BACKEND}}}"
         ),
-        &format!("{{matches: [{{path: {{value: /a}}, method: POST}}], {TO_NGINX}}}"),
+        &format!("{{matches: [{{path: {{value: /a}}, method: POST}}], {NGINX_BACKEND}}}"),
         &format!(
             "{{matches: [{{path: {{value: /a}}, queryParams: [{{name: to, value: nginx}}]}}], \
-             {TO_NGINX}}}"
+             {NGINX_BACKEND}}}"
         ),
     ];
     shop.replace_routes(&rules, has_body("python"));
@@ -185,9 +191,9 @@ fn the_most_specific_rule_by_path_header_and_method_applies() {
 #[test]
 fn a_slow_request_ends_with_request_timeout() {
     let shop = start_shop();
-    let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 300ms}, \
+    let slow_rule = "{matches: [{path: {value: /slow}}], timeouts: {request: 300ms}, \
                 backendRefs: [{name: silent, port: 9080}]}";
-    shop.replace_routes(&[slow, &format!("{{{TO_PYTHON}}}")], has_body("python"));
+    shop.replace_routes(&[slow_rule, &format!("{{{PYTHON_BACKEND}}}")], has_body("python"));
     for _ in 0..3 {
         let started = Instant::now();
         assert_eq!(shop.describe_response("GET", "/slow", ""), "504 request-timeout");
@@ -215,15 +221,15 @@ fn filters_modify_requests_and_responses_of_an_unmodified_server() {
          {type: ReplacePrefixMatch, replacePrefixMatch: /echo}}}]}",
         "{matches: [{path: {value: /moved}}], filters: [{type: RequestRedirect, requestRedirect: \
          {scheme: https, hostname: b.example}}]}",
-        &format!("{{{TO_NGINX}}}"),
+        &format!("{{{NGINX_BACKEND}}}"),
     ];
     shop.replace_routes(&rules, has_body("nginx"));
     let response = shop.send_request("GET", "/shown/a?b=c", "x-set: old\r\n");
     assert_eq!(response.body, b"/echo/a?b=c,inner.example,new", "{}", response.head);
     assert_eq!(response.first_header("x-secret"), None);
-    let unchanged = shop.send_request("GET", "/echo/a", "x-set: old\r\n");
-    assert_eq!(unchanged.body, b"/echo/a,web.shop,old", "{}", unchanged.head);
-    assert_eq!(unchanged.first_header("x-secret"), Some("1"));
+    let unchanged_response = shop.send_request("GET", "/echo/a", "x-set: old\r\n");
+    assert_eq!(unchanged_response.body, b"/echo/a,web.shop,old", "{}", unchanged_response.head);
+    assert_eq!(unchanged_response.first_header("x-secret"), Some("1"));
     let redirect = shop.send_request("GET", "/moved?b=c", "");
     assert_eq!(redirect.status, 302);
     assert_eq!(redirect.first_header("location"), Some("https://b.example/moved?b=c"));
@@ -232,10 +238,13 @@ fn filters_modify_requests_and_responses_of_an_unmodified_server() {
 #[test]
 fn a_rule_with_retries_stops_after_its_attempts() {
     let shop = start_shop();
-    let retry = "retry: {codes: [503], attempts: 2, backoff: 10ms}";
-    let slow = "{matches: [{path: {value: /slow}}], timeouts: {request: 5s, backendRequest: 200ms}, \
+    let retry_settings = "retry: {codes: [503], attempts: 2, backoff: 10ms}";
+    let slow_rule = "{matches: [{path: {value: /slow}}], timeouts: {request: 5s, backendRequest: 200ms}, \
                 retry: {attempts: 1, backoff: 10ms}, backendRefs: [{name: silent, port: 9080}]}";
-    shop.replace_routes(&[slow, &format!("{{{TO_NGINX}, {retry}}}")], has_body("nginx"));
+    shop.replace_routes(
+        &[slow_rule, &format!("{{{NGINX_BACKEND}, {retry_settings}}}")],
+        has_body("nginx"),
+    );
     let response = shop.send_request("GET", "/busy/", "");
     assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
     let started = Instant::now();
@@ -250,31 +259,31 @@ fn a_rule_with_retries_stops_after_its_attempts() {
 #[test]
 fn an_osm_retry_applies_where_no_route_configures_retries() {
     let shop = start_shop();
-    shop.replace_routes(&[&format!("{{{TO_NGINX}}}")], has_body("nginx"));
-    let write_retry_policy = |times: u8| {
+    shop.replace_routes(&[&format!("{{{NGINX_BACKEND}}}")], has_body("nginx"));
+    let write_retry_policy = |retry_limit: u8| {
         let spec = format!(
             "{{source: {{kind: ServiceAccount, name: user, namespace: shop}}, \
              destinations: [{{kind: Service, name: web, namespace: shop}}], \
-             retryPolicy: {{retryOn: 5xx, perTryTimeout: 1s, numRetries: {times}, \
+             retryPolicy: {{retryOn: 5xx, perTryTimeout: 1s, numRetries: {retry_limit}, \
              retryBackoffBaseInterval: 1ms}}}}"
         );
         let head = "apiVersion: policy.openservicemesh.io/v1alpha1\nkind: Retry\n\
                     metadata: {name: user-to-web, namespace: shop}";
         shop.mesh.write("retry.yaml", &format!("{head}\nspec: {spec}\n"));
     };
-    let page = connected_sidecar(&shop.mesh, "shop/user-1");
-    let retries = || page.metric_value("leno_retries_total");
-    let before = retries();
+    let user_sidecar = connected_sidecar(&shop.mesh, "shop/user-1");
+    let retry_count = || user_sidecar.metric_value("leno_retries_total");
+    let retries_before = retry_count();
     write_retry_policy(5);
     // The first request under the new policy has all of its retries.
-    let (after, _) = eventually("the policy is in force", Duration::from_secs(10), || {
+    let (retries_after, _) = eventually("the policy is in force", Duration::from_secs(10), || {
         let response = shop.send_request("GET", "/busy/", "");
         assert_eq!((response.status, &response.body[..]), (503, &b"busy"[..]));
-        Some(retries()).filter(|current| *current > before)
+        Some(retry_count()).filter(|current| *current > retries_before)
     });
-    assert_eq!(after - before, 5.0);
-    let matches = "leno_rule_matches_total{rule_kind=\"Retry\",rule_namespace=\"shop\",rule_name=\"user-to-web\",rule=\"\"}";
-    assert_eq!(page.metric_value(matches), 5.0);
+    assert_eq!(retries_after - retries_before, 5.0);
+    let rule_matches = "leno_rule_matches_total{rule_kind=\"Retry\",rule_namespace=\"shop\",rule_name=\"user-to-web\",rule=\"\"}";
+    assert_eq!(user_sidecar.metric_value(rule_matches), 5.0);
     let policies = shop.mesh.get_json("policies");
     assert_eq!((&policies[0]["kind"], &policies[0]["in_force"]), (&"Retry".into(), &true.into()));
 }

@@ -9,42 +9,43 @@ use leno_tests::manifests::{
 use leno_tests::{SelfSigned, TestMesh, eventually, free_port};
 use tempfile::TempDir;
 
-use super::{MODES, bounded_command};
+use super::{DEFAULT_POLICIES, bounded_command};
 
 /// Two servers, each with a certificate for its own name, and a service `secure` of the first.
 struct Site {
     mesh: TestMesh,
     listener: u16,
-    _files: TempDir,
+    _certificate_directory: TempDir,
 }
 
 /// Starts the site; a policy opens the first server, and tests decide about the second.
-fn start_site(mode: &str, route: &str) -> Site {
-    let files = tempfile::tempdir().unwrap();
+fn start_site(default_policy: &str, routes: &str) -> Site {
+    let certificate_directory = tempfile::tempdir().unwrap();
     let listener = free_port();
     let ports = [free_port(), free_port()];
     let servers = [("one", ports[0]), ("two", ports[1])].map(|(name, port)| {
-        let SelfSigned { key, certificate } = SelfSigned::generate_files(files.path(), name);
+        let SelfSigned { key, certificate } =
+            SelfSigned::generate_files(certificate_directory.path(), name);
         let [key, certificate] = [key, certificate].map(|file| file.display().to_string());
-        let accept = port.to_string();
+        let port_text = port.to_string();
         let command =
-            ["openssl", "s_server", "-accept", &accept, "-key", &key, "-cert", &certificate];
+            ["openssl", "s_server", "-accept", &port_text, "-key", &key, "-cert", &certificate];
         server_with_protocol(name, port, "TCP", &[&command[..], &["-quiet"]].concat())
     });
-    let secure = format!(
+    let secure_service = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: secure, namespace: shop}}\n\
          spec: {{selector: {{app: one}}, ports: [{{port: 9080, targetPort: {}}}]}}\n",
         ports[0]
     );
     let manifests = [
-        mesh_config(mode),
+        mesh_config(default_policy),
         client_manifest("user", &[], &[("secure.shop", listener)]),
-        secure,
+        secure_service,
         tcp_access_manifest("user", "one"),
     ];
     let mesh = TestMesh::up(&[&manifests[..], &servers].concat().concat());
-    mesh.write("route.yaml", route);
-    Site { mesh, listener, _files: files }
+    mesh.write("route.yaml", routes);
+    Site { mesh, listener, _certificate_directory: certificate_directory }
 }
 
 impl Site {
@@ -64,7 +65,7 @@ impl Site {
     }
 }
 
-const ROUTE: &str = r#"
+const ROUTES: &str = r#"
 apiVersion: gateway.networking.k8s.io/v1
 kind: TLSRoute
 metadata: {name: first, namespace: shop}
@@ -84,8 +85,8 @@ spec:
 
 #[test]
 fn sessions_are_routed_by_server_name_and_others_are_closed() {
-    for mode in MODES {
-        let site = start_site(mode, ROUTE);
+    for default_policy in DEFAULT_POLICIES {
+        let site = start_site(default_policy, ROUTES);
         site.mesh.write("policy.yaml", &tcp_access_manifest("user", "two"));
         let server_for = |name| site.reached_server(&["-servername", name]);
         eventually("a session reaches the second server", Duration::from_secs(20), || {
@@ -103,7 +104,7 @@ fn sessions_are_routed_by_server_name_and_others_are_closed() {
         );
         assert_eq!(server_for("example.org"), None);
         assert_eq!(site.reached_server(&["-noservername"]), None);
-        if mode == "deny" {
+        if default_policy == "deny" {
             // The route forwards to the second server, and no policy allows clients there any more.
             site.mesh.remove("policy.yaml");
             eventually("the second server is closed", Duration::from_secs(20), || {

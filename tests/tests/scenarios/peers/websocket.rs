@@ -7,21 +7,21 @@ use std::time::Duration;
 use leno_tests::manifests::{client_manifest, http_access_manifest, mesh_config, server_manifest};
 use leno_tests::{LineClient, TestMesh, eventually, free_port, python_program, script_path};
 
-use super::{MODES, run_curl};
+use super::{DEFAULT_POLICIES, run_curl};
 
-/// A Python WebSocket server behind one sidecar, and a client with another.
+/// A Python WebSocket server behind one sidecar, and a client with another sidecar.
 struct Chat {
     mesh: TestMesh,
     listener: u16,
     client: LineClient,
 }
 
-fn start_chat(mode: &str, client: LineClient) -> Chat {
+fn start_chat(default_policy: &str, client: LineClient) -> Chat {
     let (port, listener) = (free_port(), free_port());
-    let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
+    let server_command = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
     let manifests = [
-        mesh_config(mode),
-        server_manifest("chat", port, &run),
+        mesh_config(default_policy),
+        server_manifest("chat", port, &server_command),
         client_manifest("user", &[], &[("chat.shop", listener)]),
         http_access_manifest("user", "chat", "/(room|greeted)"),
     ];
@@ -68,9 +68,9 @@ impl Chat {
 
 #[test]
 fn messages_pings_and_closes_work_both_ways_in_either_mode() {
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         for client in [python_client(), node_client()] {
-            let mut chat = start_chat(mode, client);
+            let mut chat = start_chat(default_policy, client);
             chat.exchange_messages();
             assert_eq!(
                 chat.client.send_line("close 4001 enough of it"),
@@ -81,7 +81,7 @@ fn messages_pings_and_closes_work_both_ways_in_either_mode() {
             assert_eq!(chat.client.send_line("be-closed 4002 go home"), "closed 4002 go home");
             chat.mesh.up.wait_for_line("websocket ended: 4002 go home", MAX_WAIT);
             // With `defaultPolicy: deny` the policy allows only two paths.
-            let expected = if mode == "deny" { "refused 404" } else { "open" };
+            let expected = if default_policy == "deny" { "refused 404" } else { "open" };
             assert_eq!(chat.open_client("/another"), expected);
         }
     }
@@ -89,22 +89,25 @@ fn messages_pings_and_closes_work_both_ways_in_either_mode() {
 
 #[test]
 fn curl_receives_the_first_message_of_a_server() {
-    for mode in MODES {
-        let chat = start_chat(mode, python_client());
-        let url = |path: &str| format!("http://127.0.0.1:{}{path}", chat.listener);
-        let offer = ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
-        let key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
-        let mut request_arguments = vec!["-i", "-N", "--http1.1", "-H", key];
-        offer.iter().for_each(|field| request_arguments.extend(["-H", field]));
-        let response = run_curl(&[&request_arguments[..], &[&url("/greeted")]].concat());
-        assert!(response.starts_with("HTTP/1.1 101 "), "{mode}: {response}");
+    for default_policy in DEFAULT_POLICIES {
+        let chat = start_chat(default_policy, python_client());
+        let url_of = |path: &str| format!("http://127.0.0.1:{}{path}", chat.listener);
+        let upgrade_fields =
+            ["connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
+        let key_field = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==";
+        let mut request_arguments = vec!["-i", "-N", "--http1.1", "-H", key_field];
+        upgrade_fields.iter().for_each(|field| request_arguments.extend(["-H", field]));
+        let response = run_curl(&[&request_arguments[..], &[&url_of("/greeted")]].concat());
+        assert!(response.starts_with("HTTP/1.1 101 "), "{default_policy}: {response}");
         // The key and the accept value of RFC 6455 §4.2.2.
-        assert!(response.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{mode}: {response}");
-        assert!(response.ends_with("\u{7}welcome"), "{mode}: {response}");
-        let status = ["-o", "/dev/null", "-w", "%{http_code}"];
-        if mode == "deny" {
+        assert!(response.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{default_policy}: {response}");
+        assert!(response.ends_with("\u{7}welcome"), "{default_policy}: {response}");
+        let status_arguments = ["-o", "/dev/null", "-w", "%{http_code}"];
+        if default_policy == "deny" {
             assert_eq!(
-                run_curl(&[&request_arguments[1..], &status, &[&url("/another")]].concat()),
+                run_curl(
+                    &[&request_arguments[1..], &status_arguments, &[&url_of("/another")]].concat()
+                ),
                 "404"
             );
         }
@@ -123,23 +126,24 @@ fn many_websockets_are_open_at_the_same_time() {
 
 #[test]
 fn an_http2_client_reaches_an_http1_server() {
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         let (port, listener) = (free_port(), free_port());
-        let run = [python_program(), &script_path("websocket_server.py"), &port.to_string()];
+        let server_command =
+            [python_program(), &script_path("websocket_server.py"), &port.to_string()];
         // The service uses HTTP/2 with its clients, the workload HTTP/1.1 with its sidecar.
-        let server = server_manifest("chat", port, &run)
+        let server = server_manifest("chat", port, &server_command)
             .replace("targetPort: main", "targetPort: main, appProtocol: kubernetes.io/h2c");
         let manifests = [
-            mesh_config(mode),
+            mesh_config(default_policy),
             server,
             client_manifest("user", &[], &[("chat.shop", listener)]),
             http_access_manifest("user", "chat", "/room"),
         ];
         let mesh = TestMesh::up(&manifests.concat());
         let mut client = LineClient::start("node", &[&script_path("websocket_http2.mjs")]);
-        let open = format!("open http://127.0.0.1:{listener}/room");
+        let open_line = format!("open http://127.0.0.1:{listener}/room");
         eventually("the server listens", MAX_WAIT, || {
-            (client.send_line(&open) == "open").then_some(())
+            (client.send_line(&open_line) == "open").then_some(())
         });
         for length in ["0", "125", "126", "65535", "65536", "1048576"] {
             assert_eq!(client.send_line(&format!("echo {length}")), format!("echoed {length}"));
@@ -147,7 +151,7 @@ fn an_http2_client_reaches_an_http1_server() {
         assert_eq!(client.send_line("text hällo"), "hällo");
         assert_eq!(client.send_line("close 4001 enough of it"), "closed 4001 enough of it");
         mesh.up.wait_for_line("websocket ended: 4001 enough of it", MAX_WAIT);
-        let expected = if mode == "deny" { "refused 404" } else { "open" };
+        let expected = if default_policy == "deny" { "refused 404" } else { "open" };
         assert_eq!(
             client.send_line(&format!("open http://127.0.0.1:{listener}/another")),
             expected
@@ -160,7 +164,7 @@ fn an_http2_client_reaches_an_http1_server() {
 fn client_bytes_arrive_after_the_application_ends_its_direction() {
     let application_listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (port, listener) = (application_listener.local_addr().unwrap().port(), free_port());
-    let application = std::thread::spawn(move || {
+    let application_thread = std::thread::spawn(move || {
         // Port probes connect as well, and send no bytes.
         for stream in application_listener.incoming() {
             let mut stream = stream.unwrap();
@@ -173,11 +177,11 @@ fn client_bytes_arrive_after_the_application_ends_its_direction() {
                 head.push(byte[0]);
             }
             if head.starts_with(b"GET /chat ") {
-                stream.write_all(SWITCHING).unwrap();
+                stream.write_all(SWITCHING_RESPONSE).unwrap();
                 stream.shutdown(Shutdown::Write).unwrap();
-                let mut received = Vec::new();
-                stream.read_to_end(&mut received).unwrap();
-                return received;
+                let mut received_bytes = Vec::new();
+                stream.read_to_end(&mut received_bytes).unwrap();
+                return received_bytes;
             }
         }
         Vec::new()
@@ -190,7 +194,7 @@ fn client_bytes_arrive_after_the_application_ends_its_direction() {
     let _mesh = TestMesh::up(&manifests.concat());
     let mut stream = TcpStream::connect(("127.0.0.1", listener)).unwrap();
     stream.set_read_timeout(Some(MAX_WAIT)).unwrap();
-    stream.write_all(UPGRADE).unwrap();
+    stream.write_all(UPGRADE_REQUEST).unwrap();
     let mut response = Vec::new();
     stream.read_to_end(&mut response).unwrap();
     let response = String::from_utf8_lossy(&response);
@@ -198,12 +202,12 @@ fn client_bytes_arrive_after_the_application_ends_its_direction() {
     let payload = vec![7; 1_000_000];
     stream.write_all(&payload).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    let received = application.join().unwrap();
-    assert!(received == payload, "{} bytes", received.len());
+    let received_bytes = application_thread.join().unwrap();
+    assert!(received_bytes == payload, "{} bytes", received_bytes.len());
 }
 
-const UPGRADE: &[u8] = b"GET /chat HTTP/1.1\r\nhost: chat.shop\r\nconnection: Upgrade\r\n\
+const UPGRADE_REQUEST: &[u8] = b"GET /chat HTTP/1.1\r\nhost: chat.shop\r\nconnection: Upgrade\r\n\
                          upgrade: websocket\r\nsec-websocket-key: a\r\n\r\n";
-const SWITCHING: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
+const SWITCHING_RESPONSE: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\n\
                            upgrade: websocket\r\n\r\nhello";
 const MAX_WAIT: Duration = Duration::from_secs(20);

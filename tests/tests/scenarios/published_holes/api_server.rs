@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leno_tests::{
-    ApplicationReply, ReceivedRequest, TestApplication, TestProgram, eventually, free_port,
+    ApplicationResponse, ReceivedRequest, TestApplication, TestProgram, eventually, free_port,
     leno_command,
 };
 use serde_json::{Value, json};
@@ -15,47 +15,50 @@ use tempfile::TempDir;
 
 /// The control plane and its API server.
 pub(super) struct FakeApiServer {
-    served: Arc<ServedObjects>,
+    served_objects: Arc<ServedObjects>,
     control: TestProgram,
-    webhook: u16,
+    webhook_port: u16,
     _server: TestApplication,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 /// Objects by path, and the paths of all requests.
 #[derive(Default)]
 struct ServedObjects {
     objects: Mutex<BTreeMap<String, Value>>,
-    requests: Mutex<Vec<String>>,
+    request_paths: Mutex<Vec<String>>,
 }
 
 impl FakeApiServer {
-    /// Starts both, and waits until the webhook responds.
+    /// Starts the API server and the control plane, and waits until the webhook responds.
     pub(super) fn with_control_plane() -> Self {
-        let served = Arc::new(ServedObjects::default());
+        let served_objects = Arc::new(ServedObjects::default());
         let shop = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}});
-        served.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
-        let shared = served.clone();
-        let server = TestApplication::start(move |request| shared.handle_request(request));
-        let folder = tempfile::tempdir().expect("a directory");
-        let config = json!({
+        served_objects.lock_objects().insert("/api/v1/namespaces/shop".to_owned(), shop);
+        let shared_objects = served_objects.clone();
+        let server = TestApplication::start(move |request| shared_objects.handle_request(request));
+        let directory = tempfile::tempdir().expect("a directory");
+        let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": format!("http://127.0.0.1:{}", server.port())}}],
             "users": [{"name": "test", "user": {}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
         });
-        let file = folder.path().join("kubeconfig");
-        fs::write(&file, config.to_string()).expect("a file");
-        let webhook = free_port();
+        let kubeconfig_file = directory.path().join("kubeconfig");
+        fs::write(&kubeconfig_file, kubeconfig.to_string()).expect("a file");
+        let webhook_port = free_port();
         let mut command = leno_command();
         command.args(["control", "--kubernetes", "--listen", "127.0.0.1:0", "--page", "off"]);
         command
-            .args(["--webhook", &format!("127.0.0.1:{webhook}"), "--data"])
-            .arg(folder.path().join("data"));
-        command.env("KUBECONFIG", file).env("POD_IP", "127.0.0.1").env("LENO_IMAGE", "leno:test");
+            .args(["--webhook", &format!("127.0.0.1:{webhook_port}"), "--data"])
+            .arg(directory.path().join("data"));
+        command
+            .env("KUBECONFIG", kubeconfig_file)
+            .env("POD_IP", "127.0.0.1")
+            .env("LENO_IMAGE", "leno:test");
         let control = TestProgram::start("leno control", &mut command);
         let server_and_control =
-            Self { served, control, webhook, _server: server, _folder: folder };
+            Self { served_objects, control, webhook_port, _server: server, _directory: directory };
         eventually("the webhook responds", MAX_WAIT, || {
             (server_and_control.send_review("shop") == 200).then_some(())
         });
@@ -75,7 +78,7 @@ impl FakeApiServer {
                 "object": {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "app"}]}},
             },
         });
-        let url = format!("https://127.0.0.1:{}/mutate", self.webhook);
+        let url = format!("https://127.0.0.1:{}/mutate", self.webhook_port);
         let mut curl = Command::new("curl");
         curl.args([
             "-ks",
@@ -99,7 +102,7 @@ impl FakeApiServer {
 
     /// Returns the paths of all requests to the API server so far.
     pub(super) fn received_paths(&self) -> Vec<String> {
-        self.served.requests.lock().expect("no thread panicked").clone()
+        self.served_objects.request_paths.lock().expect("no thread panicked").clone()
     }
 
     /// Returns the log of the control plane.
@@ -109,7 +112,7 @@ impl FakeApiServer {
 
     /// Returns the key of the authority as stored by the API server.
     pub(super) fn authority_key(&self) -> String {
-        let objects = self.served.lock_objects();
+        let objects = self.served_objects.lock_objects();
         let secret = objects.iter().find(|(path, _)| path.ends_with("/secrets/leno-authority"));
         let (_, secret) = secret.expect("the authority is a Secret");
         secret["data"]["ca.key"].as_str().expect("the Secret has a key").to_owned()
@@ -121,12 +124,12 @@ impl ServedObjects {
         self.objects.lock().expect("no thread panicked")
     }
 
-    fn handle_request(&self, request: &ReceivedRequest) -> ApplicationReply {
+    fn handle_request(&self, request: &ReceivedRequest) -> ApplicationResponse {
         let (method, target) = request.method_and_target();
-        self.requests.lock().expect("no thread panicked").push(target.to_owned());
+        self.request_paths.lock().expect("no thread panicked").push(target.to_owned());
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=") {
-            return ApplicationReply::Silence;
+            return ApplicationResponse::NoResponse;
         }
         let body = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
         let (status, object) = self.respond_to(method, path, query, body);
@@ -135,7 +138,7 @@ impl ServedObjects {
             "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             text.len()
         );
-        ApplicationReply::Bytes([head, text].concat().into_bytes())
+        ApplicationResponse::Bytes([head, text].concat().into_bytes())
     }
 
     fn respond_to(&self, method: &str, path: &str, query: &str, mut body: Value) -> (u16, Value) {
@@ -159,10 +162,11 @@ impl ServedObjects {
             },
             "POST" | "PUT" | "PATCH" => {
                 let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-                let key = if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
+                let object_path =
+                    if method == "POST" { format!("{path}/{name}") } else { path.to_owned() };
                 body["metadata"]["resourceVersion"] = "1".into();
                 body["metadata"]["uid"] = "00000000-0000-0000-0000-000000000001".into();
-                objects.insert(key, body.clone());
+                objects.insert(object_path, body.clone());
                 (if method == "POST" { 201 } else { 200 }, body)
             }
             _ => (404, not_found()),

@@ -21,12 +21,12 @@ impl Shop {
     fn wait_for_export_addresses(&self, port: u16) {
         self.wait_for_collector(port);
         for workload in WORKLOADS {
-            let admin = self.mesh.sidecar(workload).admin;
+            let admin_address = self.mesh.sidecar(workload).admin;
             eventually("a sidecar has its export addresses", MAX_WAIT, || {
-                let config = get_page(admin, "/config").ok()?;
-                let config: Value = serde_json::from_slice(&config.body).ok()?;
+                let configuration = get_page(admin_address, "/config").ok()?;
+                let configuration: Value = serde_json::from_slice(&configuration.body).ok()?;
                 let is_configured = |key: &str| {
-                    let collector = config[key]["collector"].as_str();
+                    let collector = configuration[key]["collector"].as_str();
                     collector.is_some_and(|collector_address| {
                         collector_address.contains(&format!(":{port}/"))
                     })
@@ -37,17 +37,17 @@ impl Shop {
     }
 
     /// Returns the metrics page of a sidecar, except metrics that change by being read.
-    fn sidecar_page(&self, workload: &str) -> BTreeMap<String, f64> {
-        read_page(self.mesh.sidecar(workload).admin)
+    fn sidecar_metrics(&self, workload: &str) -> BTreeMap<String, f64> {
+        read_metrics(self.mesh.sidecar(workload).admin)
     }
 }
 
 /// Returns a metrics page, except metrics that change by being read. Histograms are represented by their
 /// counts.
-fn read_page(admin: SocketAddr) -> BTreeMap<String, f64> {
-    let page = get_page(admin, "/metrics").expect("metrics");
-    let page = String::from_utf8_lossy(&page.body).into_owned();
-    let lines = page.lines().filter(|line| line.starts_with("leno_"));
+fn read_metrics(admin_address: SocketAddr) -> BTreeMap<String, f64> {
+    let metrics_page = get_page(admin_address, "/metrics").expect("metrics");
+    let metrics_page = String::from_utf8_lossy(&metrics_page.body).into_owned();
+    let lines = metrics_page.lines().filter(|line| line.starts_with("leno_"));
     let series = lines.filter_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
         let (name, labels) = series.split_at(series.find('{').unwrap_or(series.len()));
@@ -63,12 +63,15 @@ fn read_page(admin: SocketAddr) -> BTreeMap<String, f64> {
     series.collect()
 }
 
-/// True if a collector has all values of a page.
-fn is_reported(page: &BTreeMap<String, f64>, points: &BTreeMap<String, CollectedPoint>) -> bool {
+/// True if a collector has all values of a metrics page.
+fn is_reported(
+    metrics_page: &BTreeMap<String, f64>,
+    points: &BTreeMap<String, CollectedPoint>,
+) -> bool {
     let has_value = |(series, value): (&String, &f64)| {
         points.get(series).is_some_and(|point| point.value == *value)
     };
-    page.iter().all(has_value)
+    metrics_page.iter().all(has_value)
 }
 
 /// Returns a series without empty labels.
@@ -86,7 +89,7 @@ fn a_collector_receives_the_metrics_of_sidecars_over_http_and_grpc() {
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.wait_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
-        shop.trace_to(&export_settings(port, protocol));
+        shop.apply_tracing(&export_settings(port, protocol));
         shop.wait_for_export_addresses(port);
         shop.send_traced("/orders?token=hunter2", number, "01");
         shop.send_traced("/broken", number, "01");
@@ -94,9 +97,9 @@ fn a_collector_receives_the_metrics_of_sidecars_over_http_and_grpc() {
             let condition =
                 format!("{workload} has exported the metrics of its page over {protocol}");
             eventually(&condition, MAX_WAIT, || {
-                let page = shop.sidecar_page(workload);
-                let all_reported = is_reported(&page, &collector.points_now(workload));
-                (page.len() > 40 && all_reported).then_some(())
+                let metrics_page = shop.sidecar_metrics(workload);
+                let all_reported = is_reported(&metrics_page, &collector.points_now(workload));
+                (metrics_page.len() > 40 && all_reported).then_some(())
             });
         }
     }
@@ -105,13 +108,17 @@ fn a_collector_receives_the_metrics_of_sidecars_over_http_and_grpc() {
         let mut matching = points.iter().filter(|(series, _)| series.starts_with(start));
         matching.next().map(|(_, point)| point).expect("a point")
     };
-    let requests =
+    let request_point =
         find_point("leno_requests_total{direction=\"outbound\",destination_service=\"shop/stock\"");
-    assert_eq!((requests.kind.as_str(), requests.unit.as_str()), ("Sum", ""));
+    assert_eq!((request_point.kind.as_str(), request_point.unit.as_str()), ("Sum", ""));
     assert_eq!(find_point("leno_links{").kind, "Gauge");
-    let durations = find_point("leno_request_duration_seconds{");
-    assert_eq!((durations.kind.as_str(), durations.unit.as_str()), ("Histogram", "s"));
-    assert!(durations.text.contains(&format!("Trace ID: {TRACE}")), "{}", durations.text);
+    let duration_point = find_point("leno_request_duration_seconds{");
+    assert_eq!((duration_point.kind.as_str(), duration_point.unit.as_str()), ("Histogram", "s"));
+    assert!(
+        duration_point.text.contains(&format!("Trace ID: {TRACE_ID_PREFIX}")),
+        "{}",
+        duration_point.text
+    );
     assert!(find_point("process_cpu_seconds_total").value > 0.0);
     for workload in WORKLOADS {
         let sidecar = shop.mesh.sidecar(workload);
@@ -127,14 +134,14 @@ fn a_collector_receives_access_log_records_over_http_and_grpc() {
     let shop = Shop::start_shop(&export_settings(collector.http, "http"));
     shop.wait_for_tracing();
     for (number, port, protocol) in [(1, collector.http, "http"), (2, collector.grpc, "grpc")] {
-        shop.trace_to(&export_settings(port, protocol));
+        shop.apply_tracing(&export_settings(port, protocol));
         shop.wait_for_export_addresses(port);
         shop.send_traced("/orders?token=hunter2", number, "01");
         shop.send_traced("/broken", number, "01");
-        let trace = format!("{TRACE}{number:02}");
+        let trace_id = format!("{TRACE_ID_PREFIX}{number:02}");
         let condition = format!("both sidecars report both requests over {protocol}");
         let (records, _) = eventually(&condition, MAX_WAIT, || {
-            Some(collector.records_now(&trace)).filter(|records| records.len() >= 4)
+            Some(collector.records_now(&trace_id)).filter(|records| records.len() >= 4)
         });
         for workload in WORKLOADS {
             let record_of = |path: &str| {
@@ -145,34 +152,38 @@ fn a_collector_receives_access_log_records_over_http_and_grpc() {
                     .find(|record| record.attribute("path") == Some(&path))
                     .expect("a record")
             };
-            let (succeeded, failed) = (record_of("/orders"), record_of("/broken"));
-            assert_eq!((succeeded.severity.as_str(), failed.severity.as_str()), ("INFO", "ERROR"));
-            let line: Value = serde_json::from_str(&succeeded.body).expect("a line of JSON");
-            assert_eq!(line["trace_id"], trace.as_str());
-            assert_eq!(line["span_id"], succeeded.span.as_str());
-            assert_eq!(succeeded.attribute("response_code"), Some("Int(200)"));
-            assert_eq!(failed.attribute("response_code"), Some("Int(500)"));
-            assert_eq!(succeeded.attribute("upstream_cluster"), Some("Str(shop/stock)"));
-            for record in [succeeded, failed] {
+            let (succeeded_record, failed_record) = (record_of("/orders"), record_of("/broken"));
+            assert_eq!(
+                (succeeded_record.severity.as_str(), failed_record.severity.as_str()),
+                ("INFO", "ERROR")
+            );
+            let log_line: Value =
+                serde_json::from_str(&succeeded_record.body).expect("a line of JSON");
+            assert_eq!(log_line["trace_id"], trace_id.as_str());
+            assert_eq!(log_line["span_id"], succeeded_record.span.as_str());
+            assert_eq!(succeeded_record.attribute("response_code"), Some("Int(200)"));
+            assert_eq!(failed_record.attribute("response_code"), Some("Int(500)"));
+            assert_eq!(succeeded_record.attribute("upstream_cluster"), Some("Str(shop/stock)"));
+            for record in [succeeded_record, failed_record] {
                 assert!(!record.text.contains("hunter2"), "{}", record.text);
             }
         }
         // Spans of the same trace have arrived as well.
-        assert!(!collector.wait_for_spans(&trace, 2).is_empty());
+        assert!(!collector.wait_for_spans(&trace_id, 2).is_empty());
     }
     for workload in WORKLOADS {
-        let exported = "leno_log_records_total{result=\"exported\"}";
+        let exported_series = "leno_log_records_total{result=\"exported\"}";
         let sidecar = shop.mesh.sidecar(workload);
         eventually("the log records are counted", MAX_WAIT, || {
-            (sidecar.sum_metrics(exported) >= 4.0).then_some(())
+            (sidecar.sum_metrics(exported_series) >= 4.0).then_some(())
         });
     }
 }
 
 /// Returns the instance id of a control plane at a collector.
-fn instance_id(control: &ControlProgram) -> String {
-    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
-    format!("{}:{}", machine.trim(), control.listen_address().port())
+fn control_instance_id(control: &ControlProgram) -> String {
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    format!("{}:{}", hostname.trim(), control.listen_address().port())
 }
 
 #[test]
@@ -189,19 +200,21 @@ fn a_collector_receives_the_metrics_of_every_control_plane_over_http_and_grpc() 
             let health =
                 ready_line.split("health=\"").nth(1).and_then(|rest| rest.split('"').next());
             let health = health.and_then(|address| address.parse().ok()).expect("an address");
-            let instance = instance_id(control);
+            let instance_id = control_instance_id(control);
             let condition =
-                format!("{instance} has exported the metrics of its page over {protocol}");
+                format!("{instance_id} has exported the metrics of its page over {protocol}");
             eventually(&condition, MAX_WAIT, || {
-                let (page, points) = (read_page(health), collector.points_now(&instance));
-                (page.len() > 25 && is_reported(&page, &points)).then_some(())
+                let (metrics_page, points) =
+                    (read_metrics(health), collector.points_now(&instance_id));
+                (metrics_page.len() > 25 && is_reported(&metrics_page, &points)).then_some(())
             });
-            let points = collector.points_now(&instance);
+            let points = collector.points_now(&instance_id);
             let kind_of = |series: &str| points.get(series).map(|point| point.kind.as_str());
             assert_eq!(kind_of("leno_control_workloads"), Some("Gauge"));
             assert_eq!(kind_of("leno_control_changes_total"), Some("Sum"));
-            let convergence = points.get("leno_control_convergence_seconds").expect("durations");
-            assert_eq!((&*convergence.kind, &*convergence.unit), ("Histogram", "s"));
+            let convergence_point =
+                points.get("leno_control_convergence_seconds").expect("durations");
+            assert_eq!((&*convergence_point.kind, &*convergence_point.unit), ("Histogram", "s"));
         }
     }
 }
@@ -214,12 +227,12 @@ fn a_control_plane_exports_metrics_once_more_when_it_stops() {
         [metrics_settings(collector.http, "http", "1h"), server_manifest("stock", 9080, &[])]
             .concat();
     let mut control = ControlProgram::start(&manifests, &[]);
-    let instance = instance_id(&control);
+    let instance_id = control_instance_id(&control);
     control.program.stop(MAX_WAIT);
     eventually("the last export has arrived", MAX_WAIT, || {
-        let points = collector.points_now(&instance);
-        let workloads = points.get("leno_control_workloads")?;
-        (workloads.value == 1.0).then_some(())
+        let points = collector.points_now(&instance_id);
+        let workload_point = points.get("leno_control_workloads")?;
+        (workload_point.value == 1.0).then_some(())
     });
 }
 

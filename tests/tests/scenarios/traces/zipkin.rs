@@ -27,21 +27,25 @@ fn zipkin_has_the_spans_of_both_sidecars() {
     shop.wait_for_tracing();
     shop.send_traced("/orders", 1, "01");
     shop.send_traced("/broken", 2, "00");
-    for (number, error) in [(1, false), (2, true)] {
-        let path = format!("/api/v2/trace/{TRACE}{number:02}");
+    for (number, has_error) in [(1, false), (2, true)] {
+        let trace_path = format!("/api/v2/trace/{TRACE_ID_PREFIX}{number:02}");
         let spans = eventually("both spans have arrived", MAX_WAIT, || {
-            let response = get(address, &path).ok().filter(|response| response.status == 200)?;
+            let response =
+                get(address, &trace_path).ok().filter(|response| response.status == 200)?;
             let spans: Value = serde_json::from_slice(&response.body).ok()?;
             spans.as_array().filter(|spans| spans.len() == 2).cloned()
         });
         let (spans, _) = spans;
         let span_of =
             |kind| spans.iter().find(|span| span["kind"] == kind).expect("a span of each");
-        let (outer, inner) = (span_of("CLIENT"), span_of("SERVER"));
-        assert_eq!((&outer["parentId"], &inner["parentId"]), (&PARENT.into(), &outer["id"]));
-        assert_eq!(outer["localEndpoint"]["serviceName"], "web.shop");
-        assert_eq!(inner["localEndpoint"]["serviceName"], "stock.shop");
-        assert_eq!(inner["remoteEndpoint"]["serviceName"], "web.shop");
-        assert_eq!(inner["tags"]["error"].is_string(), error);
+        let (client_span, server_span) = (span_of("CLIENT"), span_of("SERVER"));
+        assert_eq!(
+            (&client_span["parentId"], &server_span["parentId"]),
+            (&PARENT_SPAN_ID.into(), &client_span["id"])
+        );
+        assert_eq!(client_span["localEndpoint"]["serviceName"], "web.shop");
+        assert_eq!(server_span["localEndpoint"]["serviceName"], "stock.shop");
+        assert_eq!(server_span["remoteEndpoint"]["serviceName"], "web.shop");
+        assert_eq!(server_span["tags"]["error"].is_string(), has_error);
     }
 }

@@ -19,11 +19,11 @@ use crate::bench::rig::Rig;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::bench) struct ContenderDescription {
-    /// Its name in reports.
+    /// The contender's name in reports.
     pub(in crate::bench) name: String,
     /// A one-sentence description.
     pub(super) about: String,
-    /// The layout that it builds.
+    /// The layout that the processes build.
     pub(super) layout: Layout,
     /// The program: a path, or a name in the search path.
     program: String,
@@ -79,8 +79,8 @@ impl ContenderDescription {
     /// If the program is not installed, with a hint.
     pub(super) fn program_version(&self, rig: &Rig) -> anyhow::Result<String> {
         let program = self.find_program(rig)?;
-        if let Some(missing) = self.needs.iter().find(|path| !path.exists()) {
-            bail!("there is no {}: {}", missing.display(), self.hint);
+        if let Some(missing_file) = self.needs.iter().find(|path| !path.exists()) {
+            bail!("there is no {}: {}", missing_file.display(), self.hint);
         }
         if self.version.is_empty() {
             return Ok("unknown".to_owned());
@@ -90,9 +90,11 @@ impl ContenderDescription {
             .output()
             .with_context(|| format!("cannot run {}", program.display()))?;
         // Some programs write it to standard error.
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
-        let version_line = text.lines().find(|line| line.chars().any(|c| c.is_ascii_digit()));
+        let version_text = [output.stdout, output.stderr].concat();
+        let version_text = String::from_utf8_lossy(&version_text);
+        let version_line = version_text
+            .lines()
+            .find(|line| line.chars().any(|character| character.is_ascii_digit()));
         let version_line = version_line.unwrap_or("unknown").trim();
         let version =
             version_line.split_once("version").map_or(version_line, |(_, version)| version);
@@ -106,7 +108,7 @@ impl ContenderDescription {
         })
     }
 
-    /// Starts its processes.
+    /// Starts the contender's processes, in order.
     ///
     /// # Errors
     /// If a file cannot be written, a process cannot be started, or a placeholder is unknown.
@@ -115,12 +117,12 @@ impl ContenderDescription {
         environment: &mut RunEnvironment<'_, '_>,
     ) -> anyhow::Result<RunningContender> {
         let program = self.find_program(environment.rig)?;
-        let certificates = environment.rig.certificates_directory()?;
-        let mut running = RunningContender::default();
+        let certificates_directory = environment.rig.certificates_directory()?;
+        let mut running_contender = RunningContender::default();
         for process in &self.processes {
             let mut files = Vec::new();
             for (name, template) in &process.files {
-                let text = fill_template(template, &program, &certificates, environment)?;
+                let text = fill_template(template, &program, &certificates_directory, environment)?;
                 write_run_file(&environment.dir, name, &text)?;
                 files.push((name.clone(), text));
             }
@@ -129,26 +131,33 @@ impl ContenderDescription {
                 command.push(OsString::from(fill_template(
                     argument,
                     &program,
-                    &certificates,
+                    &certificates_directory,
                     environment,
                 )?));
             }
             let spec = ProcessSpec::new(command);
-            running.start(environment, ProcessRole::Proxy, &process.name, &spec, files)?;
+            running_contender.start(
+                environment,
+                ProcessRole::Proxy,
+                &process.name,
+                &spec,
+                files,
+            )?;
         }
-        Ok(running)
+        Ok(running_contender)
     }
 }
 
 /// Writes a file of a contender below its directory.
 fn write_run_file(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
-    let relative = Path::new(name);
-    let is_below =
-        relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    let relative_path = Path::new(name);
+    let is_below = relative_path
+        .components()
+        .all(|component| matches!(component, std::path::Component::Normal(_)));
     if !is_below {
         bail!("the file `{name}` is outside the directory of the run");
     }
-    let path = dir.join(relative);
+    let path = dir.join(relative_path);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {}", parent.display()))?;
@@ -160,24 +169,24 @@ fn write_run_file(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
 fn fill_template(
     template: &str,
     program: &Path,
-    certificates: &Path,
+    certificates_directory: &Path,
     environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<String> {
     let mut text = String::with_capacity(template.len());
-    let mut rest = template;
-    while let Some((before, after)) = rest.split_once('@') {
+    let mut remaining_template = template;
+    while let Some((before, after)) = remaining_template.split_once('@') {
         text.push_str(before);
         // An @ outside a placeholder stands for itself, as in `"@type"`.
         let placeholder = after.split_once('@').filter(|(name, _)| is_placeholder(name));
         let Some((name, after_placeholder)) = placeholder else {
             text.push('@');
-            rest = after;
+            remaining_template = after;
             continue;
         };
         match name {
             "program" => text.push_str(&program.to_string_lossy()),
             "dir" => text.push_str(&environment.dir.to_string_lossy()),
-            "certificates" => text.push_str(&certificates.to_string_lossy()),
+            "certificates" => text.push_str(&certificates_directory.to_string_lossy()),
             "cores" => text.push_str(&environment.rig.proxy_threads().to_string()),
             // Workers of a program started by root drop root, and then cannot read its files.
             "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
@@ -188,9 +197,9 @@ fn fill_template(
                 (None, None) => bail!("unknown placeholder `@{name}@`"),
             },
         }
-        rest = after_placeholder;
+        remaining_template = after_placeholder;
     }
-    text.push_str(rest);
+    text.push_str(remaining_template);
     Ok(text)
 }
 

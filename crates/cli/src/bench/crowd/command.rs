@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub(in crate::bench) enum CrowdCommand {
     /// One sidecar moves repeatedly, each time after all subscribers received the last move.
     Endpoint {
-        /// Its index in the crowd.
+        /// The index of the sidecar in the crowd.
         member: usize,
         times: usize,
         /// The time after each move in which messages to non-subscribers are counted.
@@ -44,7 +44,7 @@ pub(in crate::bench) struct ChangeDelivery {
     pub(in crate::bench) users: usize,
     /// Messages to sidecars that use none of the changed endpoints.
     pub(in crate::bench) to_others: usize,
-    /// Latency until a subscriber received a change, in milliseconds.
+    /// The median latency until a subscriber received a change, in milliseconds.
     pub(in crate::bench) p50_ms: f64,
     pub(in crate::bench) p99_ms: f64,
     pub(in crate::bench) max_ms: f64,

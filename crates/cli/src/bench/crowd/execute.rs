@@ -21,9 +21,10 @@ pub(super) async fn execute_commands(state: &CrowdState) -> anyhow::Result<()> {
                 move_endpoints_at_rate(state, per_second, seconds).await?
             }
             CrowdCommand::Rule { max_wait_ms } => {
-                let since = unix_micros();
+                let since_micros = unix_micros();
                 output::print_raw(&serde_json::to_string(&CrowdReply::Ready)?)?;
-                wait_for_config_change(state, since, Duration::from_millis(max_wait_ms)).await
+                wait_for_config_change(state, since_micros, Duration::from_millis(max_wait_ms))
+                    .await
             }
             CrowdCommand::Streams => CrowdReply::Streams(state.stream_count()),
         };
@@ -40,7 +41,7 @@ async fn move_endpoint(
     observation_time: Duration,
 ) -> anyhow::Result<CrowdReply> {
     let subscribers: Vec<usize> = state.subscribers_of(member).collect();
-    let mut to_others = 0;
+    let mut messages_to_others = 0;
     state.clear_latencies();
     let started = Instant::now();
     for _ in 0..times {
@@ -51,10 +52,11 @@ async fn move_endpoint(
         let counts_after = state.message_counts();
         let increases = counts_after.iter().zip(&counts_before).enumerate();
         let other_members = increases.filter(|(index, _)| !subscribers.contains(index));
-        to_others += other_members.map(|(_, (after, before))| after - before).sum::<usize>();
+        messages_to_others +=
+            other_members.map(|(_, (after, before))| after - before).sum::<usize>();
     }
     let mut delivery = state.delivery_statistics(times, started.elapsed());
-    (delivery.users, delivery.to_others) = (subscribers.len(), to_others);
+    (delivery.users, delivery.to_others) = (subscribers.len(), messages_to_others);
     Ok(CrowdReply::Delivery(delivery))
 }
 
@@ -65,25 +67,29 @@ async fn move_endpoints_at_rate(
     per_second: u32,
     seconds: f64,
 ) -> anyhow::Result<CrowdReply> {
-    let changes = (f64::from(per_second) * seconds).ceil() as usize;
-    let mut ticks = interval(Duration::from_secs(1) / per_second.max(1));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let change_count = (f64::from(per_second) * seconds).ceil() as usize;
+    let mut move_ticks = interval(Duration::from_secs(1) / per_second.max(1));
+    move_ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
     state.clear_latencies();
     let started = Instant::now();
-    for change in 0..changes {
-        ticks.tick().await;
+    for change in 0..change_count {
+        move_ticks.tick().await;
         state.move_member(change % state.members.len()).await?;
     }
     let elapsed = started.elapsed();
     state.wait_until_complete(MAX_DELIVERY_WAIT).await;
-    Ok(CrowdReply::Delivery(state.delivery_statistics(changes, elapsed)))
+    Ok(CrowdReply::Delivery(state.delivery_statistics(change_count, elapsed)))
 }
 
-/// Waits until the configurations of all members have changed since `since`, or the timeout expires.
-async fn wait_for_config_change(state: &CrowdState, since: u64, timeout: Duration) -> CrowdReply {
+/// Waits until the configurations of all members have changed since `since_micros`, or the timeout expires.
+async fn wait_for_config_change(
+    state: &CrowdState,
+    since_micros: u64,
+    timeout: Duration,
+) -> CrowdReply {
     let deadline = Instant::now() + timeout;
     loop {
-        let change_times = state.config_changes_since(since);
+        let change_times = state.config_changes_since(since_micros);
         if change_times.len() == state.members.len() || Instant::now() >= deadline {
             return CrowdReply::ConfigChanges(change_times);
         }

@@ -14,14 +14,14 @@ use tokio::time::Instant;
 
 use super::command::ChangeDelivery;
 
-/// A member of the crowd, as all parts of the crowd use it.
+/// A member of the crowd: the part that the stream task and the command loop share.
 pub(super) struct MemberState {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
     pub(super) used_services: BTreeSet<ServiceName>,
-    /// The service that it is an endpoint of.
+    /// The service that the member is an endpoint of.
     pub(super) own_service: Option<ServiceName>,
-    pub(super) requests: mpsc::Sender<ProxyRequest>,
+    pub(super) request_sender: mpsc::Sender<ProxyRequest>,
 }
 
 /// The members of a crowd, and the updates that they have received. All members run on one thread.
@@ -34,40 +34,41 @@ pub(super) struct CrowdState {
 /// The moves of members, and their delivery to subscribers.
 #[derive(Default)]
 struct DeliveryLog {
-    /// The times of each member's moves, in order; its listener port encodes their number.
-    moves: BTreeMap<WorkloadName, Vec<Instant>>,
+    /// The times of each member's moves, in order. The listener port of the member encodes the number of moves.
+    move_times: BTreeMap<WorkloadName, Vec<Instant>>,
     /// The number of moves that a member has received, by receiver and moved workload.
     moves_seen: BTreeMap<(usize, WorkloadName), usize>,
-    latencies: Histogram,
-    /// The number of deliveries that are expected, and that are complete.
+    delivery_latencies: Histogram,
+    /// The number of expected deliveries since the statistics were cleared.
     expected_count: usize,
+    /// The number of complete deliveries since the statistics were cleared.
     delivered_count: usize,
     /// The number of messages received, by member.
-    messages: Vec<usize>,
+    message_counts: Vec<usize>,
     /// The configuration of each member, and the time of its last change.
-    configs: Vec<Option<(Arc<WorkloadConfig>, u64)>>,
+    member_configs: Vec<Option<(Arc<WorkloadConfig>, u64)>>,
     stream_count: usize,
 }
 
 impl CrowdState {
     pub(super) fn new(members: Vec<MemberState>) -> Self {
         let deliveries = DeliveryLog {
-            messages: vec![0; members.len()],
-            configs: vec![None; members.len()],
+            message_counts: vec![0; members.len()],
+            member_configs: vec![None; members.len()],
             ..DeliveryLog::default()
         };
         Self { members, deliveries: RefCell::new(deliveries), update_received: Notify::new() }
     }
 
     /// Records an update that a member received.
-    pub(super) fn record_update(&self, member: usize, update: &ConfigUpdate) {
+    pub(super) fn record_update(&self, member_index: usize, update: &ConfigUpdate) {
         let now = Instant::now();
         self.update_received.notify_one();
         let mut deliveries = self.deliveries.borrow_mut();
         let deliveries = &mut *deliveries;
-        deliveries.messages[member] += 1;
+        deliveries.message_counts[member_index] += 1;
         let config = &update.snapshot.config;
-        let last_change = &mut deliveries.configs[member];
+        let last_change = &mut deliveries.member_configs[member_index];
         if last_change.as_ref().is_none_or(|(last_config, _)| last_config != config) {
             *last_change = Some((Arc::clone(config), unix_micros()));
         }
@@ -75,22 +76,26 @@ impl CrowdState {
         let endpoints =
             services.flat_map(|service| service.ports.values()).flat_map(|port| &port.endpoints);
         for endpoint in endpoints {
-            let Some(moves) = deliveries.moves.get(&endpoint.id.workload) else { continue };
+            let Some(move_times) = deliveries.move_times.get(&endpoint.id.workload) else {
+                continue;
+            };
             let Some(latest_move) = endpoint.address.port().checked_sub(FIRST_MOVED_PORT) else {
                 continue;
             };
             let move_count = usize::from(latest_move) + 1;
-            let moves_seen =
-                deliveries.moves_seen.entry((member, endpoint.id.workload.clone())).or_default();
-            for move_time in moves.get(*moves_seen..move_count).unwrap_or_default() {
-                deliveries.latencies.record(now.duration_since(*move_time));
+            let moves_seen = deliveries
+                .moves_seen
+                .entry((member_index, endpoint.id.workload.clone()))
+                .or_default();
+            for move_time in move_times.get(*moves_seen..move_count).unwrap_or_default() {
+                deliveries.delivery_latencies.record(now.duration_since(*move_time));
                 deliveries.delivered_count += 1;
             }
             *moves_seen = move_count.max(*moves_seen);
         }
     }
 
-    /// Records that a stream is up or down.
+    /// Records that a member's stream has connected or disconnected.
     pub(super) fn record_stream(&self, is_connected: bool) {
         let mut deliveries = self.deliveries.borrow_mut();
         deliveries.stream_count = match is_connected {
@@ -104,13 +109,15 @@ impl CrowdState {
     }
 
     /// Returns the inbound listener of a member, at its current address.
-    pub(super) fn inbound_listener(&self, member: usize) -> InboundListener {
-        let member_state = &self.members[member];
-        let moves = self.deliveries.borrow().moves.get(&member_state.workload).map_or(0, Vec::len);
-        let port = match moves.checked_sub(1).and_then(|last| u16::try_from(last).ok()) {
-            Some(last) => FIRST_MOVED_PORT.saturating_add(last),
-            None => member_state.port,
-        };
+    pub(super) fn inbound_listener(&self, member_index: usize) -> InboundListener {
+        let member_state = &self.members[member_index];
+        let move_count =
+            self.deliveries.borrow().move_times.get(&member_state.workload).map_or(0, Vec::len);
+        let port =
+            match move_count.checked_sub(1).and_then(|last_move| u16::try_from(last_move).ok()) {
+                Some(last_move) => FIRST_MOVED_PORT.saturating_add(last_move),
+                None => member_state.port,
+            };
         InboundListener {
             port: member_state.port,
             address: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -118,24 +125,28 @@ impl CrowdState {
     }
 
     /// Moves a member to another listener address and reports it.
-    pub(super) async fn move_member(&self, member: usize) -> anyhow::Result<()> {
-        let member_state = &self.members[member];
-        let subscribers = self.subscribers_of(member).count();
+    pub(super) async fn move_member(&self, member_index: usize) -> anyhow::Result<()> {
+        let member_state = &self.members[member_index];
+        let subscriber_count = self.subscribers_of(member_index).count();
         {
             let mut deliveries = self.deliveries.borrow_mut();
-            deliveries.moves.entry(member_state.workload.clone()).or_default().push(Instant::now());
-            deliveries.expected_count += subscribers;
+            deliveries
+                .move_times
+                .entry(member_state.workload.clone())
+                .or_default()
+                .push(Instant::now());
+            deliveries.expected_count += subscriber_count;
         }
-        let listeners = vec![self.inbound_listener(member)];
+        let listeners = vec![self.inbound_listener(member_index)];
         Ok(member_state
-            .requests
+            .request_sender
             .send(ProxyRequest::Listeners(listeners, Default::default()))
             .await?)
     }
 
     /// Returns the indices of the members that use the service of a member.
-    pub(super) fn subscribers_of(&self, member: usize) -> impl Iterator<Item = usize> + '_ {
-        let own_service = self.members[member].own_service.clone();
+    pub(super) fn subscribers_of(&self, member_index: usize) -> impl Iterator<Item = usize> + '_ {
+        let own_service = self.members[member_index].own_service.clone();
         let is_subscriber = move |member_state: &MemberState| {
             own_service.as_ref().is_some_and(|name| member_state.used_services.contains(name))
         };
@@ -162,39 +173,44 @@ impl CrowdState {
         }
     }
 
-    /// Returns the number of messages per member.
+    /// Returns the number of messages that each member has received.
     pub(super) fn message_counts(&self) -> Vec<usize> {
-        self.deliveries.borrow().messages.clone()
+        self.deliveries.borrow().message_counts.clone()
     }
 
     /// Clears the latencies and the delivery counts.
     pub(super) fn clear_latencies(&self) {
         let mut deliveries = self.deliveries.borrow_mut();
-        deliveries.latencies = Histogram::new();
+        deliveries.delivery_latencies = Histogram::new();
         (deliveries.expected_count, deliveries.delivered_count) = (0, 0);
     }
 
     /// Returns the statistics of the deliveries since [`Self::clear_latencies`].
-    pub(super) fn delivery_statistics(&self, changes: usize, elapsed: Duration) -> ChangeDelivery {
+    pub(super) fn delivery_statistics(
+        &self,
+        change_count: usize,
+        elapsed: Duration,
+    ) -> ChangeDelivery {
         let deliveries = self.deliveries.borrow();
-        let quantile_ms = |fraction| deliveries.latencies.quantile(fraction).as_secs_f64() * 1e3;
+        let quantile_ms =
+            |fraction| deliveries.delivery_latencies.quantile(fraction).as_secs_f64() * 1e3;
         ChangeDelivery {
-            changes,
+            changes: change_count,
             missed: deliveries.expected_count.saturating_sub(deliveries.delivered_count),
             users: 0,
             to_others: 0,
             p50_ms: quantile_ms(0.5),
             p99_ms: quantile_ms(0.99),
             max_ms: quantile_ms(1.0),
-            per_second: changes as f64 / elapsed.as_secs_f64().max(1e-9),
+            per_second: change_count as f64 / elapsed.as_secs_f64().max(1e-9),
         }
     }
 
-    /// Returns the times of configuration changes since `since`, in microseconds since the Unix epoch.
-    pub(super) fn config_changes_since(&self, since: u64) -> Vec<u64> {
+    /// Returns the times of configuration changes since `since_micros`, in microseconds since the Unix epoch.
+    pub(super) fn config_changes_since(&self, since_micros: u64) -> Vec<u64> {
         let deliveries = self.deliveries.borrow();
-        let change_times = deliveries.configs.iter().flatten().map(|(_, time)| *time);
-        change_times.filter(|time| *time >= since).collect()
+        let change_times = deliveries.member_configs.iter().flatten().map(|(_, time)| *time);
+        change_times.filter(|time| *time >= since_micros).collect()
     }
 }
 

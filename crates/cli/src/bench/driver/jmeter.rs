@@ -22,27 +22,27 @@ pub(super) use samples::Samples;
 /// If Java is missing, or the build fails.
 pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
     maven::require_tool(rig, "java", "running Apache JMeter")?;
-    let home = maven::build_product(&PROJECT, rig).await?;
+    let jmeter_home = maven::build_product(&PROJECT, rig).await?;
     // JMeter complains about a missing library directory.
-    let junit_directory = home.join("lib/junit");
+    let junit_directory = jmeter_home.join("lib/junit");
     std::fs::create_dir_all(&junit_directory)
         .with_context(|| format!("no {}", junit_directory.display()))?;
-    Ok(home)
+    Ok(jmeter_home)
 }
 
 /// Starts JMeter, and waits until its threads run.
 ///
 /// # Errors
-/// If it does not support the load, or does not start.
+/// If JMeter does not support the load, or does not start.
 pub(super) async fn start(
     rig: &Rig,
     load_spec: &LoadSpec,
     dir: &Path,
 ) -> anyhow::Result<RunningLoad> {
-    let home = build_home(rig).await?;
+    let jmeter_home = build_home(rig).await?;
     let test_plan = dir.join("plan.jmx");
     std::fs::write(&test_plan, TEST_PLAN).context("cannot write JMeter's plan")?;
-    let spec = build_jmeter_spec(&home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
+    let spec = build_jmeter_spec(&jmeter_home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
     let mut child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
     match timeout(MAX_START_WAIT, wait_until_started(&mut child)).await {
         Ok(true) => {}
@@ -58,11 +58,11 @@ pub(super) async fn start(
     Ok(RunningLoad {
         child,
         measured_from: now + load_spec.warm_up,
-        results: ResultSource::Samples(samples),
+        result_source: ResultSource::Samples(samples),
     })
 }
 
-/// Reads its output until its threads start; false if it ends before.
+/// Reads JMeter's output until its threads start; false if the output ends before.
 async fn wait_until_started(child: &mut BenchProcess) -> bool {
     while let Some(line) = child.next_line().await {
         if line.starts_with("Starting standalone test") {
@@ -72,15 +72,19 @@ async fn wait_until_started(child: &mut BenchProcess) -> bool {
     false
 }
 
-fn build_jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::Result<ProcessSpec> {
+fn build_jmeter_spec(
+    jmeter_home: &Path,
+    load_spec: &LoadSpec,
+    dir: &Path,
+) -> anyhow::Result<ProcessSpec> {
     if load_spec.rate.is_some() {
         bail!("JMeter waits for responses and supports no constant rate: use --driver leno");
     }
     let [url] = load_spec.urls.as_slice() else {
         bail!("JMeter supports only one target: use --driver leno");
     };
-    let url_parts = url.strip_prefix("http://").and_then(|rest| {
-        let (authority, path) = rest.split_once('/')?;
+    let url_parts = url.strip_prefix("http://").and_then(|after_scheme| {
+        let (authority, path) = after_scheme.split_once('/')?;
         let (host, port) = authority.rsplit_once(':')?;
         Some((host, port, path))
     });
@@ -89,18 +93,18 @@ fn build_jmeter_spec(home: &Path, load_spec: &LoadSpec, dir: &Path) -> anyhow::R
     command.extend(JVM_OPTIONS.iter().map(Into::into));
     // Isolates JMeter from the user's preferences.
     command.push(build_path_option("-Djava.util.prefs.userRoot=", dir));
-    command.extend(["-jar".into(), home.join("bin/ApacheJMeter.jar").into()]);
+    command.extend(["-jar".into(), jmeter_home.join("bin/ApacheJMeter.jar").into()]);
     command.extend(["-n".into(), "-t".into(), dir.join("plan.jmx").into()]);
     command.extend(["-l".into(), dir.join(SAMPLES_FILE).into()]);
     command.extend(["-j".into(), dir.join("jmeter.log").into()]);
-    let seconds = whole_seconds(load_spec.warm_up + load_spec.duration) + 1;
+    let run_seconds = whole_seconds(load_spec.warm_up + load_spec.duration) + 1;
     let keep_alive = load_spec.connection_mode == ConnectionMode::KeepAlive;
     let properties = [
         format!("host={host}"),
         format!("port={port}"),
         format!("path=/{path}"),
         format!("connections={}", load_spec.connections),
-        format!("seconds={seconds}"),
+        format!("seconds={run_seconds}"),
         format!("keep_alive={keep_alive}"),
     ];
     command.extend(properties.iter().map(|property| format!("-J{property}").into()));
@@ -185,10 +189,10 @@ mod tests {
 
     #[test]
     fn jmeter_gets_every_setting_and_no_unsupported_one() {
-        let (home, dir) = (Path::new("/home"), Path::new("/run"));
-        assert!(build_jmeter_spec(home, &constant_rate_spec(), dir).is_err());
-        let closed = LoadSpec { rate: None, ..constant_rate_spec() };
-        let arguments = build_jmeter_spec(home, &closed, dir).unwrap().command;
+        let (jmeter_home, dir) = (Path::new("/home"), Path::new("/run"));
+        assert!(build_jmeter_spec(jmeter_home, &constant_rate_spec(), dir).is_err());
+        let closed_loop_spec = LoadSpec { rate: None, ..constant_rate_spec() };
+        let arguments = build_jmeter_spec(jmeter_home, &closed_loop_spec, dir).unwrap().command;
         for expected in [
             "/home/bin/ApacheJMeter.jar",
             "-Jhost=127.0.0.1",
@@ -205,7 +209,7 @@ mod tests {
                 "{expected}: {arguments:?}"
             );
         }
-        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
-        assert!(build_jmeter_spec(home, &two_targets, dir).is_err());
+        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed_loop_spec };
+        assert!(build_jmeter_spec(jmeter_home, &two_targets, dir).is_err());
     }
 }

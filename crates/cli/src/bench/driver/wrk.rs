@@ -12,32 +12,32 @@ use crate::bench::rig::Rig;
 /// Runs the warm-up, then starts the measurement.
 ///
 /// # Errors
-/// If it does not support the load, or cannot be started.
+/// If wrk does not support the load, or cannot be started.
 pub(super) async fn start(
     rig: &Rig,
     load_spec: &LoadSpec,
     dir: &Path,
 ) -> anyhow::Result<RunningLoad> {
-    let script = dir.join("report.lua");
-    std::fs::write(&script, REPORT_SCRIPT).context("cannot write wrk's script")?;
-    let log = dir.join(LOG_FILE);
-    let build_run_spec = |length| {
+    let script_file = dir.join("report.lua");
+    std::fs::write(&script_file, REPORT_SCRIPT).context("cannot write wrk's script")?;
+    let log_file = dir.join(LOG_FILE);
+    let build_run_spec = |run_duration| {
         anyhow::Ok(
-            build_wrk_spec(load_spec, &script, whole_seconds(length))?
+            build_wrk_spec(load_spec, &script_file, whole_seconds(run_duration))?
                 .with_cores(rig.load_cores.as_ref()),
         )
     };
     // wrk measures from its start: the warm-up is a separate run.
-    BenchProcess::start_piped(&build_run_spec(load_spec.warm_up)?, &log)?
+    BenchProcess::start_piped(&build_run_spec(load_spec.warm_up)?, &log_file)?
         .wait_with_output()
         .await?;
-    let child = BenchProcess::start_piped(&build_run_spec(load_spec.duration)?, &log)?;
-    Ok(RunningLoad { child, measured_from: Instant::now(), results: ResultSource::Printed })
+    let child = BenchProcess::start_piped(&build_run_spec(load_spec.duration)?, &log_file)?;
+    Ok(RunningLoad { child, measured_from: Instant::now(), result_source: ResultSource::Printed })
 }
 
 fn build_wrk_spec(
     load_spec: &LoadSpec,
-    script: &Path,
+    script_file: &Path,
     seconds: u64,
 ) -> anyhow::Result<ProcessSpec> {
     if load_spec.rate.is_some() {
@@ -50,7 +50,7 @@ fn build_wrk_spec(
     command.push(format!("--connections={}", load_spec.connections));
     command.push(format!("--duration={seconds}s"));
     command.push("--script".to_owned());
-    command.push(script.to_string_lossy().into_owned());
+    command.push(script_file.to_string_lossy().into_owned());
     if load_spec.connection_mode == ConnectionMode::Fresh {
         command.extend(["--header".to_owned(), "Connection: close".to_owned()]);
     }
@@ -83,9 +83,9 @@ mod tests {
     fn unsupported_settings_are_rejected_for_wrk() {
         let script = Path::new("report.lua");
         assert!(build_wrk_spec(&constant_rate_spec(), script, 2).is_err());
-        let closed = LoadSpec { rate: None, ..constant_rate_spec() };
-        build_wrk_spec(&closed, script, 2).unwrap();
-        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed };
+        let closed_loop_spec = LoadSpec { rate: None, ..constant_rate_spec() };
+        build_wrk_spec(&closed_loop_spec, script, 2).unwrap();
+        let two_targets = LoadSpec { urls: vec![String::new(), String::new()], ..closed_loop_spec };
         assert!(build_wrk_spec(&two_targets, script, 2).is_err());
     }
 }

@@ -1,21 +1,21 @@
 //! Plot axes: positions and labels of values.
 
-/// The scale of an axis.
+/// The mapping of values to positions on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum AxisScale {
-    /// Linear from zero.
+    /// Linear; the axis starts at zero.
     Linear,
-    /// Logarithmic.
+    /// Logarithmic with base 10; the axis starts at or below the smallest positive value.
     Logarithmic,
 }
 
-/// An axis that maps the values between `from` and `to` to positions between 0 and `length`.
+/// An axis that maps the values between `from` and `to` to positions between 0 and `axis_length`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ChartAxis {
     scale: AxisScale,
     from: f64,
     to: f64,
-    length: f64,
+    axis_length: f64,
     pub(super) ticks: Vec<f64>,
 }
 
@@ -24,29 +24,29 @@ impl ChartAxis {
     pub(super) fn from_values(
         values: impl IntoIterator<Item = f64>,
         scale: AxisScale,
-        length: f64,
+        axis_length: f64,
     ) -> Self {
         let values: Vec<f64> =
             values.into_iter().filter(|value| value.is_finite() && *value > 0.0).collect();
         let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let smallest = values.iter().copied().fold(largest, f64::min);
         match scale {
-            AxisScale::Linear => Self::linear(largest, length),
-            AxisScale::Logarithmic => Self::logarithmic(smallest, largest, length),
+            AxisScale::Linear => Self::linear(largest, axis_length),
+            AxisScale::Logarithmic => Self::logarithmic(smallest, largest, axis_length),
         }
     }
 
-    fn linear(largest: f64, length: f64) -> Self {
+    fn linear(largest: f64, axis_length: f64) -> Self {
         let min_step = largest / TARGET_TICK_COUNT;
         let power = 10f64.powf(min_step.log10().floor());
         let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
         let step = step.into_iter().find(|step| *step >= min_step).unwrap_or(min_step);
-        let count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_TICK_COUNT);
-        let ticks = (0..=count as u32).map(|index| f64::from(index) * step).collect();
-        Self { scale: AxisScale::Linear, from: 0.0, to: count * step, length, ticks }
+        let step_count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_TICK_COUNT);
+        let ticks = (0..=step_count as u32).map(|index| f64::from(index) * step).collect();
+        Self { scale: AxisScale::Linear, from: 0.0, to: step_count * step, axis_length, ticks }
     }
 
-    fn logarithmic(smallest: f64, largest: f64, length: f64) -> Self {
+    fn logarithmic(smallest: f64, largest: f64, axis_length: f64) -> Self {
         let from = smallest.log10().floor() as i32;
         let to = (largest.log10().ceil() as i32).max(from + 1).min(from + MAX_DECADES);
         let mut ticks = Vec::new();
@@ -64,7 +64,7 @@ impl ChartAxis {
         let from = lowest.unwrap_or_else(|| 10f64.powi(from));
         let to = highest.unwrap_or_else(|| 10f64.powi(to));
         ticks.retain(|tick| (from..=to).contains(tick));
-        Self { scale: AxisScale::Logarithmic, from, to, length, ticks }
+        Self { scale: AxisScale::Logarithmic, from, to, axis_length, ticks }
     }
 
     /// Returns the position of a value along the axis.
@@ -76,7 +76,7 @@ impl ChartAxis {
                 (value / self.from).log10() / (self.to / self.from).log10()
             }
         };
-        fraction.clamp(0.0, 1.0) * self.length
+        fraction.clamp(0.0, 1.0) * self.axis_length
     }
 }
 

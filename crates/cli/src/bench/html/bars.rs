@@ -13,12 +13,12 @@ pub(super) struct BarChart<'a> {
 /// The bar of one contender.
 pub(super) struct Bar<'a> {
     pub(super) label: &'a str,
-    /// The index of its color.
+    /// The index of the bar's color.
     pub(super) color: usize,
-    /// Its segments from left to right, each with a name and a value.
+    /// The segments of the bar from left to right, each with a name and a value.
     pub(super) segments: Vec<(String, f64)>,
     /// The minimum and maximum of the repeats.
-    pub(super) range: Option<(f64, f64)>,
+    pub(super) repeat_range: Option<(f64, f64)>,
     /// A note after the figure, such as a ratio.
     pub(super) note: String,
 }
@@ -33,9 +33,12 @@ impl BarChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height = MARGIN_TOP + ROW_HEIGHT * self.bars.len() as f64 + MARGIN_BOTTOM;
-        let largest = self.bars.iter().map(|bar| bar.range.map_or(0.0, |r| r.1).max(bar.sum()));
+        let bar_ends = self
+            .bars
+            .iter()
+            .map(|bar| bar.repeat_range.map_or(0.0, |range| range.1).max(bar.sum()));
         let axis = ChartAxis::from_values(
-            largest,
+            bar_ends,
             AxisScale::Linear,
             CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT,
         );
@@ -76,10 +79,12 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
             escape(bar.label)
         ),
     );
-    let mut start = 0.0;
+    let mut segment_start = 0.0;
     for (index, (name, value)) in bar.segments.iter().enumerate() {
-        let (x, end) =
-            (MARGIN_LEFT + axis.position(start), MARGIN_LEFT + axis.position(start + value));
+        let (x, end) = (
+            MARGIN_LEFT + axis.position(segment_start),
+            MARGIN_LEFT + axis.position(segment_start + value),
+        );
         let shade = index.min(SHADE_COUNT);
         write_svg(
             svg,
@@ -93,13 +98,13 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
                 format_figure(*value)
             ),
         );
-        start += value;
+        segment_start += value;
     }
     let sum = bar.sum();
-    let mut right = MARGIN_LEFT + axis.position(sum);
-    if let Some((min, max)) = bar.range.filter(|(min, max)| max > min) {
+    let mut bar_end = MARGIN_LEFT + axis.position(sum);
+    if let Some((min, max)) = bar.repeat_range.filter(|(min, max)| max > min) {
         let (x1, x2) = (MARGIN_LEFT + axis.position(min), MARGIN_LEFT + axis.position(max));
-        right = right.max(x2);
+        bar_end = bar_end.max(x2);
         write_svg(
             svg,
             format_args!(
@@ -118,7 +123,7 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
         format_args!(
             "<text x=\"{:.1}\" y=\"{:.1}\"><tspan class=\"value\">{value}</tspan><tspan \
              class=\"tick\" dx=\"6\">{}</tspan></text>",
-            right + 8.0,
+            bar_end + 8.0,
             middle + 4.0,
             escape(&bar.note)
         ),

@@ -18,7 +18,7 @@ pub(super) struct BarGroup {
 /// A bar of a group.
 pub(super) struct GroupBar {
     pub(super) label: String,
-    /// The index of its color.
+    /// The index of the bar's color.
     pub(super) color: usize,
     pub(super) value: f64,
 }

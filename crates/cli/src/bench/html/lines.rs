@@ -17,9 +17,9 @@ pub(super) struct LineChart<'a> {
 /// The line of one contender.
 pub(super) struct ChartLine<'a> {
     pub(super) label: &'a str,
-    /// The index of its color.
+    /// The index of the line's color.
     pub(super) color: usize,
-    /// A figure per label of the x axis.
+    /// One figure per label of the x axis; `None` leaves a gap in the line.
     pub(super) points: Vec<Option<f64>>,
 }
 
@@ -123,14 +123,14 @@ impl LineChart<'_> {
             .iter()
             .filter_map(|line| Some((y_position(axis, last_value(line)?), line)))
             .collect();
-        line_ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        line_ends.sort_by(|left, right| left.0.total_cmp(&right.0));
         let mut previous_y = f64::NEG_INFINITY;
         // The first label starts high enough that the last one stays inside the plot.
-        let lowest = CHART_HEIGHT - MARGIN_BOTTOM;
-        let count = line_ends.len();
+        let plot_bottom = CHART_HEIGHT - MARGIN_BOTTOM;
+        let label_count = line_ends.len();
         for (index, (y, line)) in line_ends.into_iter().enumerate() {
-            let space_below = (count - index - 1) as f64 * LABEL_HEIGHT;
-            let y = y.min(lowest - space_below).max(previous_y + LABEL_HEIGHT);
+            let space_below = (label_count - index - 1) as f64 * LABEL_HEIGHT;
+            let y = y.min(plot_bottom - space_below).max(previous_y + LABEL_HEIGHT);
             previous_y = y;
             write_svg(
                 svg,

@@ -50,7 +50,7 @@ pub(super) fn render_plot(report: &SuiteReport, plot: &PlotData) -> String {
             LineChart { x_labels, lines: lines.collect(), scale }.to_svg(&plot.title)
         }
         PlotKind::Bars => {
-            let group = |(index, label): (usize, &'_ String)| {
+            let build_group = |(index, label): (usize, &'_ String)| {
                 let bars = plot.series.iter().filter_map(|(name, points)| {
                     let value = points.get(index).copied().flatten()?;
                     let color = contender_color(report, name);
@@ -58,14 +58,14 @@ pub(super) fn render_plot(report: &SuiteReport, plot: &PlotData) -> String {
                 });
                 BarGroup { label: label.clone(), bars: bars.collect() }
             };
-            GroupedBarChart(plot.x_labels.iter().enumerate().map(group).collect())
+            GroupedBarChart(plot.x_labels.iter().enumerate().map(build_group).collect())
                 .to_svg(&plot.title)
         }
     };
     render_figure(&plot.title, &plot.about, &svg)
 }
 
-/// Returns the color index of a contender: well-known contenders always have the same.
+/// Returns the color index of a contender. Well-known contenders have the same color in all reports.
 pub(super) fn contender_color(report: &SuiteReport, name: &str) -> usize {
     if let Some(index) = CONTENDER_COLORS.iter().position(|label| *label == name) {
         return index;
@@ -73,11 +73,11 @@ pub(super) fn contender_color(report: &SuiteReport, name: &str) -> usize {
     if let Some(index) = MODE_COLORS.iter().position(|label| *label == name) {
         return index;
     }
-    let others = report
+    let other_contenders = report
         .contenders
         .iter()
         .filter(|contender| !CONTENDER_COLORS.contains(&contender.name.as_str()));
-    let position = others.into_iter().position(|contender| contender.name == name);
+    let position = other_contenders.into_iter().position(|contender| contender.name == name);
     CONTENDER_COLORS.len() + position.unwrap_or(0)
 }
 
@@ -114,12 +114,13 @@ fn memory_bars<'a>(contenders: &[PanelContender<'a>]) -> BarChart<'a> {
     let mut chart =
         build_bars(contenders.iter().filter(|contender| contender.has_proxies()), |contender| {
             let memory = &contender.outcome.memory_kib;
-            let mib = |kib: u64| kib as f64 / 1024.0;
-            let segments = memory.processes.iter().map(|(name, kib)| (name.clone(), mib(*kib)));
+            let kib_to_mib = |kib: u64| kib as f64 / 1024.0;
+            let segments =
+                memory.processes.iter().map(|(name, kib)| (name.clone(), kib_to_mib(*kib)));
             (segments.collect(), "load_private")
         });
     for bar in &mut chart.bars {
-        bar.range = None;
+        bar.repeat_range = None;
     }
     chart
 }
@@ -131,24 +132,24 @@ fn build_bars<'a, 'm>(
 where
     'a: 'm,
 {
-    let bar = |contender: &PanelContender<'a>| {
+    let build_bar = |contender: &PanelContender<'a>| {
         let (segments, figure) = read_segments(contender);
         let outcome = contender.outcome;
         let ratio = outcome.ratio_to_baseline(figure).filter(|ratio| *ratio != 1.0);
-        let range = outcome.range.get(figure).map(|range| (range.min, range.max));
+        let repeat_range = outcome.range.get(figure).map(|range| (range.min, range.max));
         Bar {
             label: contender.name,
             color: contender.color,
             segments,
-            range,
+            repeat_range,
             note: ratio.map(|ratio| format!("× {ratio:.2}")).unwrap_or_default(),
         }
     };
-    BarChart { bars: contenders.map(bar).collect() }
+    BarChart { bars: contenders.map(build_bar).collect() }
 }
 
 fn latency_lines<'a>(contenders: &[PanelContender<'a>]) -> LineChart<'a> {
-    let line = |contender: &PanelContender<'a>| {
+    let build_line = |contender: &PanelContender<'a>| {
         let latency = &contender.outcome.latency_ms;
         let points = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999];
         ChartLine {
@@ -159,7 +160,7 @@ fn latency_lines<'a>(contenders: &[PanelContender<'a>]) -> LineChart<'a> {
     };
     LineChart {
         x_labels: vec!["p50", "p90", "p95", "p99", "p99.9"],
-        lines: contenders.iter().map(line).collect(),
+        lines: contenders.iter().map(build_line).collect(),
         scale: AxisScale::Logarithmic,
     }
 }

@@ -35,26 +35,26 @@ pub(super) fn render_case(report: &SuiteReport, case: &CaseReport) -> String {
 }
 
 fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
-    let ratio = |figure: &str| {
+    let format_ratio = |figure: &str| {
         outcome
             .ratio_to_baseline(figure)
             .map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"))
     };
     let latency = &outcome.latency_ms;
-    let mib = |kib: u64| format_or_dash(kib as f64 / 1024.0);
+    let format_mib = |kib: u64| format_or_dash(kib as f64 / 1024.0);
     let cells = [
         format_or_dash(outcome.cpu_us_per_request.sum),
-        ratio("cpu_us_per_request"),
+        format_ratio("cpu_us_per_request"),
         format_figure(outcome.rps),
-        ratio("rps"),
+        format_ratio("rps"),
         format_figure(latency.p50),
         format_figure(latency.p90),
         format_figure(latency.p95),
         format_figure(latency.p99),
         format_figure(latency.p999),
-        mib(outcome.memory_kib.idle_private),
-        mib(outcome.memory_kib.load_private),
-        mib(outcome.memory_kib.load_pss),
+        format_mib(outcome.memory_kib.idle_private),
+        format_mib(outcome.memory_kib.load_private),
+        format_mib(outcome.memory_kib.load_pss),
     ];
     let cells: String = cells.iter().map(|text| format!("<td>{}</td>", escape(text))).collect();
     let notes = outcome.reader_notes().into_iter().map(|note| {

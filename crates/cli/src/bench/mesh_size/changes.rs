@@ -33,18 +33,19 @@ impl RunningMesh<'_, '_> {
     pub(super) async fn measure_changes(
         &self,
         crowd: &mut BenchProcess,
-        control: BenchProcess,
+        control_process: BenchProcess,
         paths: &mut MeshPaths<'_>,
     ) -> anyhow::Result<(BenchProcess, MeshChanges)> {
         let mut changes = MeshChanges::default();
-        let pid = control.pid().context("the control plane has exited")?;
+        let control_pid = control_process.pid().context("the control plane has exited")?;
         self.measure_endpoint_change(crowd, paths, &mut changes).await?;
         if self.rig.default_policy == BenchDefaultPolicy::Deny {
             self.measure_rule_change(crowd, paths, &mut changes).await?;
         }
-        self.measure_endpoint_storm(crowd, paths, pid, &mut changes).await?;
-        let control = self.measure_restart(crowd, control, paths, &mut changes).await?;
-        Ok((control, changes))
+        self.measure_endpoint_storm(crowd, paths, control_pid, &mut changes).await?;
+        let control_process =
+            self.measure_restart(crowd, control_process, paths, &mut changes).await?;
+        Ok((control_process, changes))
     }
 
     /// Moves an endpoint of the most used service.
@@ -56,15 +57,15 @@ impl RunningMesh<'_, '_> {
     ) -> anyhow::Result<()> {
         let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
         let Some(member) = member_count.checked_sub(1) else { return Ok(()) };
-        let before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
         let command = CrowdCommand::Endpoint { member, times: MOVE_COUNT, rest_ms: REST_MS };
         let delivery = send_command(crowd, command, MAX_MOVES_WAIT).await?;
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
         changes.users = delivery.users;
         (changes.endpoint_p50_ms, changes.endpoint_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
         changes.endpoint_to_non_users = delivery.to_others;
-        changes.endpoint_recipients = cost.recipients / MOVE_COUNT as f64;
-        changes.endpoint_bytes = cost.bytes / MOVE_COUNT as f64;
+        changes.endpoint_recipients = cost.recipient_count / MOVE_COUNT as f64;
+        changes.endpoint_bytes = cost.delta_bytes / MOVE_COUNT as f64;
         if delivery.missed > 0 {
             bail!("{} sidecars did not receive the update of a moved endpoint", delivery.missed);
         }
@@ -79,7 +80,7 @@ impl RunningMesh<'_, '_> {
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
         let member_count = self.crowd.sidecars.saturating_sub(self.crowd.real_sidecars);
-        let before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
         let mut latencies = Vec::new();
         for version in 1..=RULE_CHANGE_COUNT {
             let max_wait_ms = MAX_RULE_WAIT_MS;
@@ -99,12 +100,12 @@ impl RunningMesh<'_, '_> {
             );
             sleep(Duration::from_millis(REST_MS)).await;
         }
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
         latencies.sort_by(f64::total_cmp);
         changes.rule_p50_ms = quantile(&latencies, 0.5);
         changes.rule_p99_ms = quantile(&latencies, 0.99);
-        changes.rule_recipients = cost.recipients / RULE_CHANGE_COUNT as f64;
-        changes.rule_bytes = cost.bytes / RULE_CHANGE_COUNT as f64;
+        changes.rule_recipients = cost.recipient_count / RULE_CHANGE_COUNT as f64;
+        changes.rule_bytes = cost.delta_bytes / RULE_CHANGE_COUNT as f64;
         Ok(())
     }
 
@@ -113,24 +114,24 @@ impl RunningMesh<'_, '_> {
         &self,
         crowd: &mut BenchProcess,
         paths: &MeshPaths<'_>,
-        pid: u32,
+        control_pid: u32,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<()> {
         let seconds = (paths.timing.duration * STORM_FACTOR).min(MAX_STORM).as_secs_f64();
-        let before = ControlPlaneCounters::read(paths.data_dir).await?;
-        let (cpu, started) = (sample::cpu_time(&[pid]), Instant::now());
+        let counters_before = ControlPlaneCounters::read(paths.data_dir).await?;
+        let (cpu_before, started) = (sample::cpu_time(&[control_pid]), Instant::now());
         let command = CrowdCommand::Storm { per_second: STORM_PER_SECOND, seconds };
         let max_wait = Duration::from_secs_f64(seconds * 4.0) + MAX_ROLLOUT_WAIT;
         let delivery = send_command(crowd, command, max_wait).await?;
-        let cpu_seconds = sample::cpu_time(&[pid]).saturating_sub(cpu).as_secs_f64();
+        let cpu_seconds = sample::cpu_time(&[control_pid]).saturating_sub(cpu_before).as_secs_f64();
         changes.storm_cores = cpu_seconds / started.elapsed().as_secs_f64();
-        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&before);
+        let cost = ControlPlaneCounters::read(paths.data_dir).await?.since(&counters_before);
         let change_count = delivery.changes.max(1) as f64;
         (changes.storm_s, changes.storm_per_s) = (seconds, delivery.per_second);
         (changes.storm_p50_ms, changes.storm_p99_ms) = (delivery.p50_ms, delivery.p99_ms);
         changes.storm_missed = delivery.missed;
-        changes.storm_recipients = cost.recipients / change_count;
-        changes.storm_bytes = cost.bytes / change_count;
+        changes.storm_recipients = cost.recipient_count / change_count;
+        changes.storm_bytes = cost.delta_bytes / change_count;
         Ok(())
     }
 
@@ -138,12 +139,12 @@ impl RunningMesh<'_, '_> {
     async fn measure_restart(
         &self,
         crowd: &mut BenchProcess,
-        control: BenchProcess,
+        control_process: BenchProcess,
         paths: &MeshPaths<'_>,
         changes: &mut MeshChanges,
     ) -> anyhow::Result<BenchProcess> {
         // Dropping kills the process, without a graceful shutdown.
-        drop(control);
+        drop(control_process);
         let deadline = Instant::now() + MAX_ROLLOUT_WAIT;
         loop {
             let command = serde_json::to_string(&CrowdCommand::Streams)?;
@@ -155,13 +156,13 @@ impl RunningMesh<'_, '_> {
             }
         }
         let started = Instant::now();
-        let mut control =
+        let mut control_process =
             self.start_control_plane(paths.manifest_dir, paths.data_dir, paths.control_address)?;
         let member_count = self.crowd.sidecars as u64;
         loop {
             // Another connection may occupy the port for a moment.
-            if control.try_exit_status().is_some() {
-                control = self.start_control_plane(
+            if control_process.try_exit_status().is_some() {
+                control_process = self.start_control_plane(
                     paths.manifest_dir,
                     paths.data_dir,
                     paths.control_address,
@@ -177,23 +178,23 @@ impl RunningMesh<'_, '_> {
                 break;
             }
             if started.elapsed() > MAX_ROLLOUT_WAIT {
-                bail!("not all sidecars reconnected: {status}: {}", control.log_tail());
+                bail!("not all sidecars reconnected: {status}: {}", control_process.log_tail());
             }
             sleep(POLL_INTERVAL).await;
         }
         changes.reconnect_s = started.elapsed().as_secs_f64();
-        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data_dir).await?.bytes;
-        let pid = control.pid().context("the control plane exited")?;
-        changes.reconnect_memory_mib = to_mib(sample::peak_kib(pid));
-        Ok(control)
+        changes.reconnect_bytes = ControlPlaneCounters::read(paths.data_dir).await?.delta_bytes;
+        let control_pid = control_process.pid().context("the control plane exited")?;
+        changes.reconnect_memory_mib = to_mib(sample::peak_kib(control_pid));
+        Ok(control_process)
     }
 }
 
-/// Counters of a control plane.
+/// Counters of a control plane since its start: the proxies that received updates, and the bytes of these updates.
 #[derive(Debug, Clone, Copy)]
 struct ControlPlaneCounters {
-    recipients: f64,
-    bytes: f64,
+    recipient_count: f64,
+    delta_bytes: f64,
 }
 
 impl ControlPlaneCounters {
@@ -204,13 +205,16 @@ impl ControlPlaneCounters {
             lines.filter_map(|(name, value)| Some((name, value.parse().ok()?))).collect();
         let counter = |name: &str| values.get(name).copied().with_context(|| format!("no {name}"));
         Ok(Self {
-            recipients: counter("leno_control_push_recipients_total")?,
-            bytes: counter("leno_control_delta_bytes_total")?,
+            recipient_count: counter("leno_control_push_recipients_total")?,
+            delta_bytes: counter("leno_control_delta_bytes_total")?,
         })
     }
 
-    fn since(self, before: &Self) -> Self {
-        Self { recipients: self.recipients - before.recipients, bytes: self.bytes - before.bytes }
+    fn since(self, counters_before: &Self) -> Self {
+        Self {
+            recipient_count: self.recipient_count - counters_before.recipient_count,
+            delta_bytes: self.delta_bytes - counters_before.delta_bytes,
+        }
     }
 }
 
@@ -225,7 +229,7 @@ async fn send_command(
         .context("the simulated sidecars do not respond")??
     {
         CrowdReply::Delivery(delivery) => Ok(delivery),
-        other => bail!("{UNEXPECTED_REPLY}: {other:?}"),
+        unexpected_reply => bail!("{UNEXPECTED_REPLY}: {unexpected_reply:?}"),
     }
 }
 
@@ -242,14 +246,19 @@ fn quantile(figures: &[f64], fraction: f64) -> f64 {
     figures.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// The number of moves of one endpoint, and the time to watch for messages to non-subscribers.
+/// The number of moves of one endpoint.
 const MOVE_COUNT: usize = 20;
+/// The time after each change in which messages to non-subscribers are counted, in milliseconds.
 const REST_MS: u64 = 300;
+/// The timeout of all moves of one endpoint together.
 const MAX_MOVES_WAIT: Duration = Duration::from_secs(300);
-/// The number of rule changes, and the timeout of each.
+/// The number of rule changes.
 const RULE_CHANGE_COUNT: usize = 5;
+/// The timeout of one rule change, in milliseconds.
 const MAX_RULE_WAIT_MS: u64 = 20_000;
-/// The rate of moves, and the duration of the storm: one minute, unless runs are short.
+/// The rate of endpoint moves during the storm, per second.
 const STORM_PER_SECOND: u32 = 200;
+/// The duration of the storm as a multiple of the duration of a run.
 const STORM_FACTOR: u32 = 12;
+/// The maximum duration of the storm.
 const MAX_STORM: Duration = Duration::from_secs(60);

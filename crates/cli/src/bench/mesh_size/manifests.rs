@@ -7,9 +7,9 @@ use super::{RunningMesh, USED_SERVICES, WORKLOADS_PER_SERVICE, workload_name};
 use crate::bench::rig::BenchDefaultPolicy;
 
 impl RunningMesh<'_, '_> {
-    /// Returns the services that a workload uses, by number: those after its own, in a circle. Real sidecars
-    /// have a circle of their own if there are enough of them, so that all of their calls are served; the
-    /// others have one too, so that every service is used. The last service is used more than the others.
+    /// Returns the numbers of the services that a workload uses: the services that follow its own in a ring. Real
+    /// sidecars have a separate ring if there are enough of them, so that all of their calls are served. Simulated
+    /// sidecars have the other ring, so that every service is used. The last service has more clients than the others.
     pub(super) fn used_services(&self, index: usize) -> Vec<usize> {
         let (own_service, service_count, real_service_count) =
             (index / WORKLOADS_PER_SERVICE, self.service_count(), self.real_service_count());
@@ -19,13 +19,15 @@ impl RunningMesh<'_, '_> {
             real_service_count..service_count
         };
         let successor = |step: usize| ring.start + (own_service - ring.start + step) % ring.len();
-        let mut used: Vec<usize> = (1..=USED_SERVICES.min(ring.len())).map(successor).collect();
-        let popular = service_count - 1;
-        let is_near = (1..=POPULAR_SERVICE_CLIENTS).any(|step| successor(step) == popular);
-        if own_service >= real_service_count && is_near && !used.contains(&popular) {
-            used.push(popular);
+        let mut used_services: Vec<usize> =
+            (1..=USED_SERVICES.min(ring.len())).map(successor).collect();
+        let popular_service = service_count - 1;
+        let is_near = (1..=POPULAR_SERVICE_CLIENTS).any(|step| successor(step) == popular_service);
+        if own_service >= real_service_count && is_near && !used_services.contains(&popular_service)
+        {
+            used_services.push(popular_service);
         }
-        used
+        used_services
     }
 
     /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
@@ -49,7 +51,7 @@ impl RunningMesh<'_, '_> {
         self.crowd.sidecars.div_ceil(WORKLOADS_PER_SERVICE).max(1)
     }
 
-    /// Returns the port of a workload's application: real workloads share one.
+    /// Returns the port of a workload's application. All real workloads share one application.
     pub(super) fn application_port(&mut self, index: usize) -> anyhow::Result<u16> {
         match index < self.crowd.real_sidecars {
             true => self.ports.port_for("application"),
@@ -59,7 +61,7 @@ impl RunningMesh<'_, '_> {
 
     pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
         let default_policy = self.rig.default_policy;
-        let mut text = format!(
+        let mut manifests = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
              spec: {{defaultPolicy: {}}}\n",
             default_policy.as_str()
@@ -69,26 +71,27 @@ impl RunningMesh<'_, '_> {
             let name = workload_name(index);
             let name = name.trim_start_matches("bench/");
             write!(
-                text,
+                manifests,
                 "---\napiVersion: leno.dev/v1alpha1\nkind: Workload\n\
                  metadata: {{name: {name}, namespace: bench, labels: {{app: service-{service}}}}}\n\
                  spec:\n  serviceAccount: service-{service}\n  \
                  ports: [{{name: main, port: {port}, protocol: HTTP}}]\n"
             )?;
             if index < self.crowd.real_sidecars {
-                text.push_str("  outbound:\n");
-                for (number, used) in self.used_services(index).into_iter().enumerate() {
-                    let listener = self.ports.address_for(&format!("listener-{index}-{number}"))?;
+                manifests.push_str("  outbound:\n");
+                for (number, used_service) in self.used_services(index).into_iter().enumerate() {
+                    let listener_address =
+                        self.ports.address_for(&format!("listener-{index}-{number}"))?;
                     writeln!(
-                        text,
-                        "  - {{service: service-{used}.bench, port: 80, listen: \"{listener}\"}}"
+                        manifests,
+                        "  - {{service: service-{used_service}.bench, port: 80, listen: \"{listener_address}\"}}"
                     )?;
                 }
             }
         }
         for service in 0..self.service_count() {
             write!(
-                text,
+                manifests,
                 "---\napiVersion: v1\nkind: Service\n\
                  metadata: {{name: service-{service}, namespace: bench}}\n\
                  spec: {{selector: {{app: service-{service}}}, ports: [{{port: 80, \
@@ -96,33 +99,33 @@ impl RunningMesh<'_, '_> {
             )?;
         }
         if default_policy == BenchDefaultPolicy::Deny {
-            self.write_policies(&mut text)?;
+            self.write_policies(&mut manifests)?;
         }
-        Ok(text)
+        Ok(manifests)
     }
 
-    fn write_policies(&self, text: &mut String) -> anyhow::Result<()> {
-        let services = self.service_count();
-        let mut sources = vec![BTreeSet::new(); services];
+    fn write_policies(&self, manifests: &mut String) -> anyhow::Result<()> {
+        let service_count = self.service_count();
+        let mut sources = vec![BTreeSet::new(); service_count];
         for index in 0..self.crowd.sidecars {
-            for used in self.used_services(index) {
-                sources[used].insert(index / WORKLOADS_PER_SERVICE);
+            for used_service in self.used_services(index) {
+                sources[used_service].insert(index / WORKLOADS_PER_SERVICE);
             }
         }
         for (service, sources) in sources.iter().enumerate() {
             write!(
-                text,
+                manifests,
                 "---\napiVersion: access.smi-spec.io/v1alpha3\nkind: TrafficTarget\n\
                  metadata: {{name: service-{service}, namespace: bench}}\nspec:\n  destination: \
                  {{kind: ServiceAccount, name: service-{service}, namespace: bench}}\n  sources:\n"
             )?;
             for source in sources {
                 writeln!(
-                    text,
+                    manifests,
                     "  - {{kind: ServiceAccount, name: service-{source}, namespace: bench}}"
                 )?;
             }
-            text.push_str("  rules: [{kind: HTTPRouteGroup, name: all, matches: [all]}]\n");
+            manifests.push_str("  rules: [{kind: HTTPRouteGroup, name: all, matches: [all]}]\n");
         }
         Ok(())
     }

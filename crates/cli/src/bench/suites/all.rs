@@ -27,7 +27,8 @@ impl AllArgs {
     /// If a suite cannot be measured at all.
     pub(crate) async fn measure(&self) -> anyhow::Result<Vec<SuiteReport>> {
         let budget = self.options.budget().unwrap_or(DEFAULT_BUDGET);
-        let options_with_share = |share: f64| self.options.with_budget(Some(budget.mul_f64(share)));
+        let options_with_share =
+            |budget_share: f64| self.options.with_budget(Some(budget.mul_f64(budget_share)));
         let router = RouterArgs::with_options(options_with_share(ROUTER_SHARE));
         eprintln!("sidecar");
         let mut reports =

@@ -67,7 +67,7 @@ impl GatewayRatingsArgs {
         Ok(report)
     }
 
-    /// Returns the parts of the published figures that are missing here.
+    /// Returns the parts of the published benchmark that this suite does not cover.
     fn not_shown(&self) -> Vec<&'static str> {
         let applications = match self.app {
             BackendKind::BuiltIn => {
@@ -77,9 +77,10 @@ impl GatewayRatingsArgs {
                 "warm Java virtual machines: each run starts new ones, which warm up only during --warmup"
             }
         };
-        let load = "JMeter as the load generator: use --driver jmeter";
-        let load = (self.options.driver() != LoadGenerator::Jmeter).then_some(load);
-        [Some(applications), load].into_iter().flatten().collect()
+        let load_generator = "JMeter as the load generator: use --driver jmeter";
+        let load_generator =
+            (self.options.driver() != LoadGenerator::Jmeter).then_some(load_generator);
+        [Some(applications), load_generator].into_iter().flatten().collect()
     }
 
     fn core_counts(&self) -> Vec<usize> {
@@ -131,7 +132,7 @@ fn published_table(report: &SuiteReport) -> FigureTable {
     ];
     let mut rows = Vec::new();
     for case in &report.cases {
-        let text = |name: &str| match case.parameters.get(name) {
+        let parameter_text = |name: &str| match case.parameters.get(name) {
             Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
             None => String::new(),
@@ -145,11 +146,11 @@ fn published_table(report: &SuiteReport) -> FigureTable {
                     Some(cores) => format!("no mesh, load on {}", format_cores(cores.count())),
                     None => "no mesh".to_owned(),
                 },
-                name => format!("{name}, {} CPU", text("proxy_cores")),
+                name => format!("{name}, {} CPU", parameter_text("proxy_cores")),
             };
             let latency = &outcome.latency_ms;
             rows.push(vec![
-                json!(text("link")),
+                json!(parameter_text("link")),
                 json!(label),
                 json!(outcome.rps),
                 json!(latency.p90),
@@ -183,7 +184,7 @@ fn load_memory_mib(outcome: &ContenderOutcome) -> Value {
 }
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
-    let plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| {
+    let build_plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| {
         let series = report.contenders.iter().map(|contender| {
             let points = report.cases.iter().map(|case| {
                 case.contenders.get(&contender.name).map(figure_of).filter(|figure| *figure > 0.0)
@@ -201,22 +202,24 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
         }
     };
     vec![
-        plot("Throughput", "requests per second. More is better", |o| o.rps),
-        plot("99th percentile", "milliseconds at p99. Less is better", |o| o.latency_ms.p99),
-        plot(
+        build_plot("Throughput", "requests per second. More is better", |outcome| outcome.rps),
+        build_plot("99th percentile", "milliseconds at p99. Less is better", |outcome| {
+            outcome.latency_ms.p99
+        }),
+        build_plot(
             "CPU of the sidecars per request",
             "µs, all sidecars together. Less is better",
-            |o| o.cpu_us_per_request.sum,
+            |outcome| outcome.cpu_us_per_request.sum,
         ),
-        plot(
+        build_plot(
             "Memory of the sidecars",
             "private MiB under load, all sidecars together. Less is better",
-            |o| o.memory_kib.load_private as f64 / 1024.0,
+            |outcome| outcome.memory_kib.load_private as f64 / 1024.0,
         ),
     ]
 }
 
-/// The called services, and the roles of the outbound listeners for them.
+/// The two links: the name of the called service, and the role of the outbound listener for it.
 const LINKS: [(&str, &str); 2] =
     [("ratings", "entry-ratings"), ("gateway-ratings", "entry-gateway")];
 

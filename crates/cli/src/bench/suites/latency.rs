@@ -61,16 +61,16 @@ impl LatencyArgs {
     }
 }
 
-/// Returns the column headings: `first`, and one rate per case.
-fn rate_columns(report: &SuiteReport, first: &str) -> Vec<String> {
+/// Returns the column headings: `first_column`, and one rate per case.
+fn rate_columns(report: &SuiteReport, first_column: &str) -> Vec<String> {
     let names = report.cases.iter().map(|case| match case.parameters.get("rate") {
         Some(rate) => format!("{rate}/s"),
         None => case.name.clone(),
     });
-    [first.to_owned()].into_iter().chain(names).collect()
+    [first_column.to_owned()].into_iter().chain(names).collect()
 }
 
-/// Returns a figure of a contender in each case.
+/// Returns a figure of a contender in each case; `None` for cases without a result.
 fn figures_per_case(
     report: &SuiteReport,
     name: &str,
@@ -83,9 +83,10 @@ fn contender_names(report: &SuiteReport) -> impl Iterator<Item = &str> {
     report.contenders.iter().map(|contender| contender.name.as_str())
 }
 
-fn table_row(first: String, figures: Vec<Option<f64>>) -> Vec<Value> {
-    let figures = figures.into_iter().map(|figure| figure.map_or(Value::Null, |f| json!(f)));
-    [Value::String(first)].into_iter().chain(figures).collect()
+fn table_row(first_cell: String, figures: Vec<Option<f64>>) -> Vec<Value> {
+    let figures =
+        figures.into_iter().map(|figure| figure.map_or(Value::Null, |figure| json!(figure)));
+    [Value::String(first_cell)].into_iter().chain(figures).collect()
 }
 
 /// A percentile and its name.
@@ -94,11 +95,11 @@ type Percentile = (&'static str, fn(&ContenderOutcome) -> f64);
 fn latency_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     let percentiles: [Percentile; 5] = [
-        ("p50", |o| o.latency_ms.p50),
-        ("p90", |o| o.latency_ms.p90),
-        ("p95", |o| o.latency_ms.p95),
-        ("p99", |o| o.latency_ms.p99),
-        ("p99.9", |o| o.latency_ms.p999),
+        ("p50", |outcome| outcome.latency_ms.p50),
+        ("p90", |outcome| outcome.latency_ms.p90),
+        ("p95", |outcome| outcome.latency_ms.p95),
+        ("p99", |outcome| outcome.latency_ms.p99),
+        ("p99.9", |outcome| outcome.latency_ms.p999),
     ];
     for (percentile, figure_of) in percentiles {
         for name in contender_names(report) {
@@ -120,27 +121,27 @@ fn describe_contender(name: &str) -> String {
     }
 }
 
-/// Returns CPU and memory of the client's sidecar, which carries all requests.
+/// Returns the table of CPU and memory of the client's sidecar, which carries all requests.
 fn sidecar_table(report: &SuiteReport) -> FigureTable {
     let mut rows = Vec::new();
     for name in contender_names(report).filter(|name| *name != "none") {
         let cores = figures_per_case(report, name, client_cores);
-        let memory = figures_per_case(report, name, |outcome| {
+        let memory_mib = figures_per_case(report, name, |outcome| {
             outcome.memory_kib.processes.get(CLIENT).map_or(0.0, |kib| *kib as f64 / 1024.0)
         });
-        let cost = figures_per_case(report, name, |outcome| {
+        let cpu_per_request = figures_per_case(report, name, |outcome| {
             outcome.cpu_us_per_request.processes.get(CLIENT).copied().unwrap_or(0.0)
         });
         let points = report.cases.iter().zip(&cores).filter_map(|(case, cores)| {
             let rate = case.parameters.get("rate")?.as_f64()?;
             Some((rate / 100.0, (*cores)?))
         });
-        let slope =
-            slope(&points.collect::<Vec<_>>()).map_or(Value::Null, |s| json!(round_significant(s)));
+        let slope = slope(&points.collect::<Vec<_>>())
+            .map_or(Value::Null, |slope| json!(round_significant(slope)));
         for (label, figures, slope) in [
             ("CPU cores", cores, slope),
-            ("CPU µs/request", cost, Value::Null),
-            ("private MiB", memory, Value::Null),
+            ("CPU µs/request", cpu_per_request, Value::Null),
+            ("private MiB", memory_mib, Value::Null),
         ] {
             let mut row = table_row(format!("{name}, {label}"), figures);
             row.push(slope);
@@ -159,43 +160,49 @@ fn client_cores(outcome: &ContenderOutcome) -> f64 {
 }
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
-    let plot = |title: &str,
-                about: &str,
-                (figure_of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
-        let series = contender_names(report).map(|name| {
-            let points = figures_per_case(report, name, figure_of);
-            (name.to_owned(), points.into_iter().map(|p| p.filter(|p| *p > 0.0)).collect())
-        });
-        PlotData {
-            title: title.to_owned(),
-            about: about.to_owned(),
-            x_labels: rate_columns(report, "").into_iter().skip(1).collect(),
-            series: series
-                .filter(|(_, points): &(_, Vec<Option<f64>>)| points.iter().any(Option::is_some))
-                .collect(),
-            kind: PlotKind::Lines(scale),
-        }
-    };
+    let build_plot =
+        |title: &str,
+         about: &str,
+         (figure_of, scale): (fn(&ContenderOutcome) -> f64, AxisScale)| {
+            let series = contender_names(report).map(|name| {
+                let points = figures_per_case(report, name, figure_of);
+                (
+                    name.to_owned(),
+                    points.into_iter().map(|point| point.filter(|figure| *figure > 0.0)).collect(),
+                )
+            });
+            PlotData {
+                title: title.to_owned(),
+                about: about.to_owned(),
+                x_labels: rate_columns(report, "").into_iter().skip(1).collect(),
+                series: series
+                    .filter(|(_, points): &(_, Vec<Option<f64>>)| {
+                        points.iter().any(Option::is_some)
+                    })
+                    .collect(),
+                kind: PlotKind::Lines(scale),
+            }
+        };
     vec![
-        plot(
+        build_plot(
             "Median latency",
             "milliseconds at p50, by rate; logarithmic",
-            (|o| o.latency_ms.p50, AxisScale::Logarithmic),
+            (|outcome| outcome.latency_ms.p50, AxisScale::Logarithmic),
         ),
-        plot(
+        build_plot(
             "99th percentile",
             "milliseconds at p99, by rate; logarithmic",
-            (|o| o.latency_ms.p99, AxisScale::Logarithmic),
+            (|outcome| outcome.latency_ms.p99, AxisScale::Logarithmic),
         ),
-        plot(
+        build_plot(
             "CPU of the client's sidecar",
             "busy cores, by rate. Less is better",
             (client_cores, AxisScale::Linear),
         ),
-        plot(
+        build_plot(
             "Memory of all sidecars",
             "private MiB under load, client and three servers together. Less is better",
-            (|o| o.memory_kib.load_private as f64 / 1024.0, AxisScale::Linear),
+            (|outcome| outcome.memory_kib.load_private as f64 / 1024.0, AxisScale::Linear),
         ),
     ]
 }

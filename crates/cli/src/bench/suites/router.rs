@@ -138,10 +138,10 @@ fn published_table(report: &SuiteReport) -> FigureTable {
                 json!(contender.name),
                 json!(process_cpu_percent(outcome, CONSUMER)),
                 json!(round_significant(kib as f64 / 1024.0)),
-                compare(|o| o.latency_ms.p90),
-                compare(|o| o.latency_ms.p95),
-                compare(|o| o.latency_ms.p99),
-                compare(|o| o.rps),
+                compare(|outcome| outcome.latency_ms.p90),
+                compare(|outcome| outcome.latency_ms.p95),
+                compare(|outcome| outcome.latency_ms.p99),
+                compare(|outcome| outcome.rps),
             ]);
         }
     }
@@ -168,14 +168,14 @@ fn process_cpu_percent(outcome: &ContenderOutcome, name: &str) -> f64 {
 }
 
 fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
-    let name = |case: &CaseReport| {
+    let case_label = |case: &CaseReport| {
         let parameter = |name: &str| case.parameters.get(name).and_then(Value::as_u64).unwrap_or(0);
         format!("{}/s, {}", parameter("rate"), short_delay(parameter("delay_ms")))
     };
-    let plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
+    let build_plot = |title: &str, about: &str, figure_of: fn(&ContenderOutcome) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x_labels: report.cases.iter().map(name).collect(),
+        x_labels: report.cases.iter().map(case_label).collect(),
         series: report
             .contenders
             .iter()
@@ -188,8 +188,8 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
         kind: PlotKind::Bars,
     };
     vec![
-        plot("P90", "milliseconds. Less is better", |o| o.latency_ms.p90),
-        plot("P99", "milliseconds. Less is better", |o| o.latency_ms.p99),
+        build_plot("P90", "milliseconds. Less is better", |outcome| outcome.latency_ms.p90),
+        build_plot("P99", "milliseconds. Less is better", |outcome| outcome.latency_ms.p99),
     ]
 }
 
@@ -201,7 +201,7 @@ fn short_delay(milliseconds: u64) -> String {
     }
 }
 
-/// The sidecar that is measured separately: the published figures are those of the consumer.
+/// The sidecar that is measured separately: the published figures cover the consumer only.
 const CONSUMER: &str = "consumer";
 /// Connections and requests per second, as published.
 const LOADS: [(u32, u32); 2] = [(50, 1000), (100, 2000)];

@@ -51,7 +51,7 @@ impl ScaleArgs {
 
     /// Returns the number of meshes.
     pub(crate) fn mesh_count(&self) -> usize {
-        self.sidecars.len() * MODES.len()
+        self.sidecars.len() * DEFAULT_POLICIES.len()
     }
 
     /// Measures the meshes and returns the report.
@@ -68,29 +68,33 @@ impl ScaleArgs {
         runner.allocate_cores(1);
         let steps = self.mesh_count() * runner.repeats as usize;
         let mut progress = BenchProgress::new(steps, runner.trial_duration());
-        let largest = self.sidecars.iter().max();
-        for sidecars in &self.sidecars {
-            for mode in MODES {
-                runner.rig.default_policy = mode;
-                let changes = if Some(sidecars) == largest {
+        let max_sidecars = self.sidecars.iter().max();
+        for sidecar_count in &self.sidecars {
+            for default_policy in DEFAULT_POLICIES {
+                runner.rig.default_policy = default_policy;
+                let changes = if Some(sidecar_count) == max_sidecars {
                     ChangeMeasurement::Yes
                 } else {
                     ChangeMeasurement::No
                 };
-                let crowd = CrowdSize { sidecars: *sidecars, real_sidecars: self.real, changes };
+                let crowd =
+                    CrowdSize { sidecars: *sidecar_count, real_sidecars: self.real, changes };
                 let mut repeats = Vec::new();
                 for repeat in 1..=runner.repeats {
-                    let mode = mode.as_str();
-                    progress.begin_step(&format!("{sidecars} sidecars, {mode}, repeat {repeat}"));
+                    let default_policy = default_policy.as_str();
+                    progress.begin_step(&format!(
+                        "{sidecar_count} sidecars, {default_policy}, repeat {repeat}"
+                    ));
                     repeats.push(mesh_size::measure_mesh(&runner.rig, crowd, runner.timing).await?);
                 }
                 report.meshes.extend(median_mesh(&repeats));
             }
         }
         runner.rig.default_policy = BenchDefaultPolicy::Allow;
-        for services in &self.services {
-            let measured = mesh_services::measure_services(&runner.rig, *services).await?;
-            report.services.push(measured);
+        for service_count in &self.services {
+            let service_figures =
+                mesh_services::measure_services(&runner.rig, *service_count).await?;
+            report.services.push(service_figures);
         }
         report.notes.push(format!(
             "{} of the sidecars are real processes; the others are clients that implement the whole \
@@ -115,24 +119,24 @@ impl ScaleArgs {
 
 /// Returns the medians of the repeats of one mesh; `None` without repeats.
 fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
-    let median_of = |figure: fn(&MeshSize) -> f64| {
-        round_significant(median(repeats.iter().map(figure)).unwrap_or(0.0))
+    let median_of = |figure_of: fn(&MeshSize) -> f64| {
+        round_significant(median(repeats.iter().map(figure_of)).unwrap_or(0.0))
     };
-    let first = repeats.first()?;
+    let first_repeat = repeats.first()?;
     Some(MeshSize {
-        sidecars: first.sidecars,
-        mode: first.mode,
-        rollout_s: median_of(|m| m.rollout_s),
-        rollout_cpu_s: median_of(|m| m.rollout_cpu_s),
-        rollout_cores: median_of(|m| m.rollout_cores),
-        rollout_memory_mib: median_of(|m| m.rollout_memory_mib),
-        steady_cores: median_of(|m| m.steady_cores),
-        steady_memory_mib: median_of(|m| m.steady_memory_mib),
-        empty_memory_mib: median_of(|m| m.empty_memory_mib),
-        per_sidecar_kib: median_of(|m| m.per_sidecar_kib),
-        sidecar_memory_mib: median_of(|m| m.sidecar_memory_mib),
+        sidecars: first_repeat.sidecars,
+        mode: first_repeat.mode,
+        rollout_s: median_of(|mesh| mesh.rollout_s),
+        rollout_cpu_s: median_of(|mesh| mesh.rollout_cpu_s),
+        rollout_cores: median_of(|mesh| mesh.rollout_cores),
+        rollout_memory_mib: median_of(|mesh| mesh.rollout_memory_mib),
+        steady_cores: median_of(|mesh| mesh.steady_cores),
+        steady_memory_mib: median_of(|mesh| mesh.steady_memory_mib),
+        empty_memory_mib: median_of(|mesh| mesh.empty_memory_mib),
+        per_sidecar_kib: median_of(|mesh| mesh.per_sidecar_kib),
+        sidecar_memory_mib: median_of(|mesh| mesh.sidecar_memory_mib),
         // Each repeat already aggregates many changes.
-        changes: first.changes,
+        changes: first_repeat.changes,
     })
 }
 
@@ -140,71 +144,76 @@ fn median_mesh(repeats: &[MeshSize]) -> Option<MeshSize> {
 type NamedFigure = (&'static str, fn(&MeshSize) -> f64);
 
 const FIGURES: [NamedFigure; 7] = [
-    ("rollout, s", |m| m.rollout_s),
-    ("control plane CPU at rollout, s", |m| m.rollout_cpu_s),
-    ("control plane CPU at rollout, cores", |m| m.rollout_cores),
-    ("control plane memory at rollout, MiB", |m| m.rollout_memory_mib),
-    ("control plane CPU when steady, cores", |m| m.steady_cores),
-    ("control plane memory when steady, MiB", |m| m.steady_memory_mib),
-    ("memory of one sidecar, MiB", |m| m.sidecar_memory_mib),
+    ("rollout, s", |mesh| mesh.rollout_s),
+    ("control plane CPU at rollout, s", |mesh| mesh.rollout_cpu_s),
+    ("control plane CPU at rollout, cores", |mesh| mesh.rollout_cores),
+    ("control plane memory at rollout, MiB", |mesh| mesh.rollout_memory_mib),
+    ("control plane CPU when steady, cores", |mesh| mesh.steady_cores),
+    ("control plane memory when steady, MiB", |mesh| mesh.steady_memory_mib),
+    ("memory of one sidecar, MiB", |mesh| mesh.sidecar_memory_mib),
 ];
 
-fn meshes_of_mode(
+fn meshes_with_policy(
     meshes: &[MeshSize],
-    mode: BenchDefaultPolicy,
+    default_policy: BenchDefaultPolicy,
 ) -> impl Iterator<Item = &MeshSize> {
-    meshes.iter().filter(move |mesh| mesh.mode == mode)
+    meshes.iter().filter(move |mesh| mesh.mode == default_policy)
 }
 
 /// Returns the figures in the form of the published table.
 fn published_table(meshes: &[MeshSize]) -> FigureTable {
     let sizes =
-        meshes_of_mode(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
+        meshes_with_policy(meshes, BenchDefaultPolicy::Deny).map(|mesh| mesh.sidecars.to_string());
     let columns = ["sidecars".to_owned()].into_iter().chain(sizes).collect();
     let mut rows = Vec::new();
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         for (name, figure_of) in FIGURES {
-            let first = Value::String(format!("{name}, {}", mode.as_str()));
-            let figures = meshes_of_mode(meshes, mode).map(|mesh| json!(figure_of(mesh)));
-            rows.push([first].into_iter().chain(figures).collect());
+            let first_cell = Value::String(format!("{name}, {}", default_policy.as_str()));
+            let figures =
+                meshes_with_policy(meshes, default_policy).map(|mesh| json!(figure_of(mesh)));
+            rows.push([first_cell].into_iter().chain(figures).collect());
         }
     }
     FigureTable { title: "Meshes by size".to_owned(), columns, rows }
 }
 
 fn build_plots(meshes: &[MeshSize]) -> Vec<PlotData> {
-    let plot = |title: &str, about: &str, figure_of: fn(&MeshSize) -> f64| PlotData {
+    let build_plot = |title: &str, about: &str, figure_of: fn(&MeshSize) -> f64| PlotData {
         title: title.to_owned(),
         about: about.to_owned(),
-        x_labels: meshes_of_mode(meshes, BenchDefaultPolicy::Deny)
+        x_labels: meshes_with_policy(meshes, BenchDefaultPolicy::Deny)
             .map(|mesh| mesh.sidecars.to_string())
             .collect(),
-        series: MODES
+        series: DEFAULT_POLICIES
             .iter()
-            .map(|mode| {
-                let points = meshes_of_mode(meshes, *mode).map(|mesh| Some(figure_of(mesh)));
-                (mode.as_str().to_owned(), points.collect())
+            .map(|default_policy| {
+                let points =
+                    meshes_with_policy(meshes, *default_policy).map(|mesh| Some(figure_of(mesh)));
+                (default_policy.as_str().to_owned(), points.collect())
             })
             .collect(),
         kind: PlotKind::Lines(AxisScale::Linear),
     };
     vec![
-        plot("Memory of the control plane", "MiB when steady, by sidecars", |m| {
-            m.steady_memory_mib
+        build_plot("Memory of the control plane", "MiB when steady, by sidecars", |mesh| {
+            mesh.steady_memory_mib
         }),
-        plot("CPU of a rollout", "seconds of the control plane, by sidecars", |m| m.rollout_cpu_s),
-        plot(
+        build_plot("CPU of a rollout", "seconds of the control plane, by sidecars", |mesh| {
+            mesh.rollout_cpu_s
+        }),
+        build_plot(
             "Time of a rollout",
             "seconds until every sidecar has every endpoint that it uses, by sidecars",
-            |m| m.rollout_s,
+            |mesh| mesh.rollout_s,
         ),
-        plot("Memory of one sidecar", "private MiB, by sidecars of the mesh", |m| {
-            m.sidecar_memory_mib
+        build_plot("Memory of one sidecar", "private MiB, by sidecars of the mesh", |mesh| {
+            mesh.sidecar_memory_mib
         }),
     ]
 }
 
-const MODES: [BenchDefaultPolicy; 2] = [BenchDefaultPolicy::Deny, BenchDefaultPolicy::Allow];
+const DEFAULT_POLICIES: [BenchDefaultPolicy; 2] =
+    [BenchDefaultPolicy::Deny, BenchDefaultPolicy::Allow];
 /// The default number of sidecars that are real processes, enough for traffic between them.
 const REAL_SIDECARS: usize = 50;
 /// The approximate time for starting, joining, changes and reconnects.

@@ -62,8 +62,8 @@ impl SidecarArgs {
         let mut cases = Vec::new();
         for work in &self.work {
             for connections in &self.connections {
-                for body in &self.body {
-                    cases.push(build_case(*work, *connections, *body));
+                for body_bytes in &self.body {
+                    cases.push(build_case(*work, *connections, *body_bytes));
                 }
             }
         }
@@ -71,8 +71,8 @@ impl SidecarArgs {
     }
 }
 
-fn build_case(work: TrafficKind, connections: u32, body: usize) -> BenchCase {
-    let case = BenchCase::keep_alive_pair(connections, body);
+fn build_case(work: TrafficKind, connections: u32, body_bytes: usize) -> BenchCase {
+    let case = BenchCase::keep_alive_pair(connections, body_bytes);
     let name = case.name.clone();
     match work {
         TrafficKind::Http => case.with_parameter("work", "http"),

@@ -18,7 +18,8 @@ use crate::bench::rig::Rig;
 use crate::bench::sample::{self, MemoryUsage, process_tree};
 use crate::bench::statistics::round_significant;
 
-/// The processes to read while the load runs. Process trees are resolved beforehand, so that readings are fast.
+/// The processes whose usage is read while the load runs. Process trees are resolved before the load starts, so that
+/// readings are fast.
 pub(super) struct WatchedProcesses {
     proxies: Vec<(String, Vec<u32>)>,
     auxiliary: Vec<(String, Vec<u32>)>,
@@ -29,36 +30,36 @@ pub(super) struct WatchedProcesses {
     cores: CoreLayout,
 }
 
-/// The cores of the proxies and those of the load.
+/// The cores of the proxies, and the cores of the load generator with the applications.
 enum CoreLayout {
     Separate(Cores, Cores),
-    /// Proxies and load share these.
+    /// Proxies and load share these cores.
     Shared(Cores),
     Unknown,
 }
 
 /// The usage of all processes at one moment.
 pub(super) struct UsageReading {
-    time: Instant,
+    read_at: Instant,
     proxies: BTreeMap<String, Duration>,
     auxiliary: BTreeMap<String, Duration>,
     applications: Duration,
     load: Duration,
-    /// The busy time of the cores of the proxies, and of the load.
+    /// The busy time of the proxies' cores, and of the load generator's cores; the second is zero if cores are shared.
     cores: (Duration, Duration),
-    /// The number of responses of the applications, if they count them.
-    responses: Option<f64>,
+    /// The number of responses of the applications; `None` if the applications do not count them.
+    response_count: Option<f64>,
 }
 
 impl WatchedProcesses {
     pub(super) fn new(
         rig: &Rig,
-        running: &RunningContender,
+        running_contender: &RunningContender,
         applications: &BackendProcesses,
-        load: u32,
+        load_pid: u32,
     ) -> Self {
         let processes_of = |role| -> Vec<(String, Vec<u32>)> {
-            running
+            running_contender
                 .role_pids(role)
                 .into_iter()
                 .map(|(name, pid)| (name, process_tree(pid)))
@@ -75,7 +76,7 @@ impl WatchedProcesses {
             proxies: processes_of(ProcessRole::Proxy),
             auxiliary: processes_of(ProcessRole::Auxiliary),
             applications: applications.pids().into_iter().flat_map(process_tree).collect(),
-            load: process_tree(load),
+            load: process_tree(load_pid),
             counting_ports: applications.counting_ports.clone(),
             cores,
         }
@@ -90,9 +91,9 @@ impl WatchedProcesses {
             processes.iter().map(|(name, pids)| (name.clone(), sample::cpu_time(pids))).collect()
         };
         // The query itself takes time under load: the mean of two counts is used.
-        let earlier = self.response_count().await?;
+        let earlier_count = self.response_count().await?;
         let mut reading = UsageReading {
-            time: Instant::now(),
+            read_at: Instant::now(),
             proxies: read_cpu_times(&self.proxies),
             auxiliary: read_cpu_times(&self.auxiliary),
             applications: sample::cpu_time(&self.applications),
@@ -104,11 +105,12 @@ impl WatchedProcesses {
                 CoreLayout::Shared(cores) => (sample::busy_time(cores), Duration::ZERO),
                 CoreLayout::Unknown => (Duration::ZERO, Duration::ZERO),
             },
-            responses: None,
+            response_count: None,
         };
-        let later = self.response_count().await?;
-        let both_counts = earlier.zip(later);
-        reading.responses = both_counts.map(|(earlier, later)| f64::midpoint(earlier, later));
+        let later_count = self.response_count().await?;
+        let both_counts = earlier_count.zip(later_count);
+        reading.response_count = both_counts
+            .map(|(earlier_count, later_count)| f64::midpoint(earlier_count, later_count));
         Ok(reading)
     }
 
@@ -129,13 +131,13 @@ impl WatchedProcesses {
     /// If counting cannot start.
     pub(super) fn count_instructions(
         &self,
-        length: Duration,
+        measured_duration: Duration,
         dir: &Path,
     ) -> anyhow::Result<Option<InstructionCount>> {
         let pids: Vec<u32> = self.proxies.iter().flat_map(|(_, pids)| pids).copied().collect();
         match pids.is_empty() {
             true => Ok(None),
-            false => InstructionCount::start(&pids, length, dir).map(Some),
+            false => InstructionCount::start(&pids, measured_duration, dir).map(Some),
         }
     }
 
@@ -174,25 +176,26 @@ pub(super) struct UsageDifference {
 }
 
 impl UsageDifference {
-    /// Computes the difference; `rps` replaces the counts of applications that do not count.
+    /// Computes the difference. If the applications do not count responses, `rps` times the elapsed time is used.
     pub(super) fn between(before: &UsageReading, after: &UsageReading, rps: f64) -> Self {
         let cpu_seconds =
             |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64();
-        let each = |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
-            let each = after.iter().map(|(name, time)| {
-                let earlier = before.get(name).copied().unwrap_or_default();
-                (name.clone(), cpu_seconds(*time, earlier))
-            });
-            each.collect::<BTreeMap<String, f64>>()
-        };
-        let seconds = after.time.duration_since(before.time).as_secs_f64();
-        let counted = after.responses.zip(before.responses);
-        let requests = counted.map_or(rps * seconds, |(after, before)| after - before);
+        let cpu_seconds_by_process =
+            |after: &BTreeMap<String, Duration>, before: &BTreeMap<String, Duration>| {
+                let seconds_by_process = after.iter().map(|(name, time)| {
+                    let time_before = before.get(name).copied().unwrap_or_default();
+                    (name.clone(), cpu_seconds(*time, time_before))
+                });
+                seconds_by_process.collect::<BTreeMap<String, f64>>()
+            };
+        let seconds = after.read_at.duration_since(before.read_at).as_secs_f64();
+        let response_counts = after.response_count.zip(before.response_count);
+        let requests = response_counts.map_or(rps * seconds, |(after, before)| after - before);
         Self {
             seconds,
             requests: requests.max(1.0),
-            proxies: each(&after.proxies, &before.proxies),
-            auxiliary: each(&after.auxiliary, &before.auxiliary),
+            proxies: cpu_seconds_by_process(&after.proxies, &before.proxies),
+            auxiliary: cpu_seconds_by_process(&after.auxiliary, &before.auxiliary),
             applications: cpu_seconds(after.applications, before.applications),
             load: cpu_seconds(after.load, before.load),
             cores: (
@@ -203,7 +206,7 @@ impl UsageDifference {
         }
     }
 
-    /// Returns microseconds per request.
+    /// Converts seconds of CPU time to microseconds per request.
     fn us_per_request(&self, seconds: f64) -> f64 {
         round_significant(seconds * 1e6 / self.requests)
     }
@@ -217,9 +220,9 @@ impl UsageDifference {
         }
     }
 
-    pub(super) fn other_costs(&self, private: &BTreeMap<String, u64>) -> OtherCosts {
+    pub(super) fn other_costs(&self, private_kib_by_process: &BTreeMap<String, u64>) -> OtherCosts {
         let auxiliary = self.auxiliary.iter().map(|(name, time)| {
-            let private_kib = private.get(name).copied().unwrap_or(0);
+            let private_kib = private_kib_by_process.get(name).copied().unwrap_or(0);
             (
                 name.clone(),
                 Auxiliary { cores_busy: round_significant(time / self.seconds), private_kib },
@@ -235,19 +238,21 @@ impl UsageDifference {
     /// Returns the number of busy cores. Negative values become zero: clock ticks and the scheduler's counters
     /// differ slightly.
     pub(super) fn busy_cores(&self) -> CoresBusy {
-        let proxies: f64 = self.proxies.values().sum();
-        let load = self.applications + self.load;
-        let auxiliary: f64 = self.auxiliary.values().sum();
-        let busy = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
+        let proxy_seconds: f64 = self.proxies.values().sum();
+        let load_seconds = self.applications + self.load;
+        let auxiliary_seconds: f64 = self.auxiliary.values().sum();
+        let round_cores = |seconds: f64| round_significant((seconds / self.seconds).max(0.0));
         let (other_on_proxy_cores, other_on_load_cores) = match self.shares_cores {
-            true => (self.cores.0 - proxies - load - auxiliary, 0.0),
-            false => (self.cores.0 - proxies, self.cores.1 - load - auxiliary),
+            true => (self.cores.0 - proxy_seconds - load_seconds - auxiliary_seconds, 0.0),
+            false => {
+                (self.cores.0 - proxy_seconds, self.cores.1 - load_seconds - auxiliary_seconds)
+            }
         };
         CoresBusy {
-            proxies: busy(proxies),
-            load_and_applications: busy(load),
-            other_processes_on_proxy_cores: busy(other_on_proxy_cores),
-            other_processes_on_load_cores: busy(other_on_load_cores),
+            proxies: round_cores(proxy_seconds),
+            load_and_applications: round_cores(load_seconds),
+            other_processes_on_proxy_cores: round_cores(other_on_proxy_cores),
+            other_processes_on_load_cores: round_cores(other_on_load_cores),
         }
     }
 }
@@ -261,11 +266,11 @@ mod tests {
         started: Instant,
         seconds: f64,
         cores: (f64, f64),
-        responses: Option<f64>,
+        response_count: Option<f64>,
     ) -> UsageReading {
         let cpu_time = |cores: f64| Duration::from_secs_f64(cores * seconds);
         UsageReading {
-            time: started + Duration::from_secs_f64(seconds),
+            read_at: started + Duration::from_secs_f64(seconds),
             proxies: BTreeMap::from([
                 ("client".into(), cpu_time(0.2)),
                 ("server".into(), cpu_time(0.3)),
@@ -274,23 +279,23 @@ mod tests {
             applications: cpu_time(0.25),
             load: cpu_time(0.5),
             cores: (cpu_time(cores.0), cpu_time(cores.1)),
-            responses,
+            response_count,
         }
     }
 
-    fn usage_between(cores: (f64, f64), responses: Option<(f64, f64)>) -> UsageDifference {
+    fn usage_between(cores: (f64, f64), response_count: Option<(f64, f64)>) -> UsageDifference {
         let started = Instant::now();
-        let before = reading_after(started, 10.0, cores, responses.map(|(before, _)| before));
-        let after = reading_after(started, 12.0, cores, responses.map(|(_, after)| after));
+        let before = reading_after(started, 10.0, cores, response_count.map(|(before, _)| before));
+        let after = reading_after(started, 12.0, cores, response_count.map(|(_, after)| after));
         UsageDifference::between(&before, &after, 1000.0)
     }
 
     #[test]
     fn costs_are_divided_by_responses_or_else_by_the_rate() {
-        for (responses, requests) in
+        for (response_count, requests) in
             [(Some((500.0, 4500.0)), 4000.0), (None, 2000.0), (Some((5.0, 5.0)), 1.0)]
         {
-            let usage = usage_between((0.5, 0.85), responses);
+            let usage = usage_between((0.5, 0.85), response_count);
             assert!((usage.requests - requests).abs() < 1e-9, "{}", usage.requests);
             let cpu = usage.cpu_cost();
             assert_eq!(cpu.sum, round_significant(1e6 / requests), "a second for all of them");

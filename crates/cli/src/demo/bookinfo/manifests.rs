@@ -67,17 +67,17 @@ impl BookinfoPorts {
     }
 }
 
-/// Returns all of bookinfo as a multi-document YAML text, with services run by the `leno` at `binary`.
+/// Returns all bookinfo manifests for a local mesh as multi-document YAML. The `leno` program at the path
+/// `binary` runs the applications.
 pub(crate) fn render_manifests(ports: &BookinfoPorts, binary: &str) -> String {
-    let mut documents = vec![MESH.to_owned()];
-    documents
-        .extend(demo_applications(ports).iter().map(|workload| workload.render_manifests(binary)));
+    let mut documents = vec![MESH_CONFIG.to_owned()];
+    documents.extend(demo_applications(ports).iter().map(|workload| workload.render(binary)));
     documents.extend(demo_clients(ports).iter().map(BookinfoClient::render));
     documents.extend(services_and_rules());
-    format!("{CAPTION}{}", documents.join("---\n"))
+    format!("{HEADER_COMMENT}{}", documents.join("---\n"))
 }
 
-/// Returns the manifests common to local meshes and clusters.
+/// Returns the manifests that local meshes and clusters share.
 pub(super) fn services_and_rules() -> Vec<String> {
     let services = SERVICES.iter().map(|(name, selector)| render_service(name, selector));
     let permissions = PERMISSIONS.iter().map(AllowedCalls::render);
@@ -95,7 +95,7 @@ struct BookinfoApplication {
 }
 
 impl BookinfoApplication {
-    fn render_manifests(&self, binary: &str) -> String {
+    fn render(&self, binary: &str) -> String {
         let Self { name, app, version, port, arguments } = self;
         let port_text = port.to_string();
         let command = [binary, "demo-service"]
@@ -204,21 +204,21 @@ fn render_service(name: &str, selector: &str) -> String {
 struct AllowedCalls {
     destination: &'static str,
     sources: &'static [&'static str],
-    /// Names of matches and the allowed paths, as regular expressions on the whole path.
+    /// Names of matches, each with the allowed path, a regular expression for the whole path.
     paths: &'static [(&'static str, &'static str)],
 }
 
 impl AllowedCalls {
     fn render(&self) -> String {
         let Self { destination, sources, paths } = self;
-        let matches: String = paths
+        let match_lines: String = paths
             .iter()
             .map(|(name, path)| {
                 format!("  - {{name: {name}, pathRegex: \"{path}\", methods: [GET, HEAD]}}\n")
             })
             .collect();
-        let names: Vec<&str> = paths.iter().map(|(name, _)| *name).collect();
-        let names = names.join(", ");
+        let match_names: Vec<&str> = paths.iter().map(|(name, _)| *name).collect();
+        let match_names = match_names.join(", ");
         let sources: String = sources
             .iter()
             .map(|source| {
@@ -231,7 +231,7 @@ impl AllowedCalls {
              metadata: {{name: {destination}, namespace: bookinfo}}\n\
              spec:\n  \
                matches:\n\
-             {matches}\
+             {match_lines}\
              ---\n\
              apiVersion: access.smi-spec.io/v1alpha3\n\
              kind: TrafficTarget\n\
@@ -241,17 +241,17 @@ impl AllowedCalls {
                sources:\n\
              {sources}  \
                rules:\n  \
-               - {{kind: HTTPRouteGroup, name: {destination}, matches: [{names}]}}\n"
+               - {{kind: HTTPRouteGroup, name: {destination}, matches: [{match_names}]}}\n"
         )
     }
 }
 
-const CAPTION: &str = "\
+const HEADER_COMMENT: &str = "\
 # Bookinfo on one machine: the mesh of `leno demo`, with fixed ports.
 # Start it with `leno up -f deploy/demo/bookinfo.yaml`, then open http://127.0.0.1:19080/.
 ";
 
-const MESH: &str = "\
+const MESH_CONFIG: &str = "\
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
 metadata: {name: mesh}

@@ -23,7 +23,7 @@ pub(super) fn render_shelf(books: &[Book]) -> String {
     render_document("Bookinfo", &body)
 }
 
-/// Renders one book; a part that failed shows the reason.
+/// Renders one book. Details or reviews that could not be fetched are replaced by the error.
 pub(super) fn render_product(
     book: &Book,
     details: &Result<Value, UpstreamError>,
@@ -141,7 +141,7 @@ impl fmt::Display for Escaped<'_> {
 
 const MAX_STARS: usize = 5;
 
-/// The initial capacity of a page, in bytes; slightly more than a page with style and two reviews has.
+/// The initial capacity of a page, in bytes; slightly more than the size of a page with two reviews.
 const TYPICAL_PAGE_BYTES: usize = 4096;
 
 const STYLE: &str = "body{margin:0;background:#f6f4ef;color:#222;font:17px/1.55 Georgia,serif}\

@@ -2,8 +2,8 @@
 
 use super::manifests::services_and_rules;
 
-/// Returns all of bookinfo for `kubectl apply`: a namespace of the mesh, pods of the image, and the same
-/// services and rules as in a local mesh.
+/// Returns all bookinfo manifests for `kubectl apply`: a namespace of the mesh, Deployments with the given
+/// image, and the same services and rules as in a local mesh.
 pub(crate) fn render_manifests(image: &str) -> String {
     let mut documents = vec![NAMESPACE.to_owned()];
     documents.extend(ACCOUNTS.iter().map(|account| {
@@ -13,9 +13,9 @@ pub(crate) fn render_manifests(image: &str) -> String {
              metadata: {{name: {account}, namespace: bookinfo}}\n"
         )
     }));
-    documents.extend(PODS.iter().map(|deployment| deployment.render(image)));
+    documents.extend(DEPLOYMENTS.iter().map(|deployment| deployment.render(image)));
     documents.extend(services_and_rules());
-    format!("{CAPTION}{}", documents.join("---\n"))
+    format!("{HEADER_COMMENT}{}", documents.join("---\n"))
 }
 
 /// A Deployment of one pod.
@@ -25,8 +25,8 @@ struct BookinfoDeployment {
     version: &'static str,
     /// The arguments after the program name.
     arguments: &'static [&'static str],
-    /// True if it serves requests.
-    serves: bool,
+    /// True if the pod serves requests; the traffic generator does not.
+    is_server: bool,
 }
 
 impl BookinfoDeployment {
@@ -36,14 +36,14 @@ impl BookinfoDeployment {
         version: &'static str,
         arguments: &'static [&'static str],
     ) -> Self {
-        Self { name, app, version, arguments, serves: true }
+        Self { name, app, version, arguments, is_server: true }
     }
 
     fn render(&self, image: &str) -> String {
-        let Self { name, app, version, arguments, serves } = self;
+        let Self { name, app, version, arguments, is_server } = self;
         let arguments = arguments.iter().map(|argument| format!("\"{argument}\""));
         let arguments = arguments.collect::<Vec<_>>().join(", ");
-        let port_and_probe = if *serves {
+        let port_and_probe = if *is_server {
             "        ports: [{name: http, containerPort: 9080}]\n        \
              readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 2}\n"
         } else {
@@ -72,7 +72,7 @@ impl BookinfoDeployment {
     }
 }
 
-const CAPTION: &str = "\
+const HEADER_COMMENT: &str = "\
 # Bookinfo for a cluster with Leno and the CRDs of SMI and of the Gateway API.
 ";
 
@@ -95,7 +95,7 @@ macro_rules! service_arguments {
     };
 }
 
-const PODS: [BookinfoDeployment; 8] = [
+const DEPLOYMENTS: [BookinfoDeployment; 8] = [
     BookinfoDeployment::service_pod(
         "productpage",
         "productpage",
@@ -139,7 +139,7 @@ const PODS: [BookinfoDeployment; 8] = [
             "--duration=24h",
             "http://productpage:9080/productpage?id=1",
         ],
-        serves: false,
+        is_server: false,
     },
 ];
 
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn the_command_line_accepts_all_commands_of_the_pods() {
-        for deployment in &PODS {
+        for deployment in &DEPLOYMENTS {
             let arguments = std::iter::once("leno").chain(deployment.arguments.iter().copied());
             Cli::try_parse_from(arguments).unwrap();
         }

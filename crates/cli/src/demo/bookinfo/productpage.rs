@@ -26,8 +26,8 @@ pub(super) async fn serve_page(
             }
         }
         "/api/v1/products" => {
-            let product = |book: &Book| json!({"id": book.id, "title": book.title});
-            json_response(StatusCode::OK, &BOOKS.iter().map(product).collect::<Vec<_>>())
+            let to_product = |book: &Book| json!({"id": book.id, "title": book.title});
+            json_response(StatusCode::OK, &BOOKS.iter().map(to_product).collect::<Vec<_>>())
         }
         path => match Book::from_path(path, "/api/v1/products/") {
             Some(book) => render_json_response(upstream, book, headers).await,
@@ -41,7 +41,7 @@ async fn render_page_response(
     book: &Book,
     headers: &HeaderMap,
 ) -> DemoResponse {
-    let (details, reviews) = fetch_parts(upstream, book, headers).await;
+    let (details, reviews) = fetch_details_and_reviews(upstream, book, headers).await;
     let is_complete = details.is_ok() && reviews.is_ok();
     let status = if is_complete { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     html_response(status, page::render_product(book, &details, &reviews))
@@ -52,7 +52,7 @@ async fn render_json_response(
     book: &Book,
     headers: &HeaderMap,
 ) -> DemoResponse {
-    match fetch_parts(upstream, book, headers).await {
+    match fetch_details_and_reviews(upstream, book, headers).await {
         (Ok(details), Ok(reviews)) => {
             let product = json!({
                 "id": book.id,
@@ -67,16 +67,16 @@ async fn render_json_response(
 }
 
 /// Fetches details and reviews concurrently.
-async fn fetch_parts(
+async fn fetch_details_and_reviews(
     upstream: &UpstreamClient,
     book: &Book,
     headers: &HeaderMap,
 ) -> (Result<Value, UpstreamError>, Result<Value, UpstreamError>) {
-    let details = format!("/details/{}", book.id);
-    let reviews = format!("/reviews/{}", book.id);
+    let details_path = format!("/details/{}", book.id);
+    let reviews_path = format!("/reviews/{}", book.id);
     tokio::join!(
-        upstream.get_json("details", &details, headers),
-        upstream.get_json("reviews", &reviews, headers),
+        upstream.get_json("details", &details_path, headers),
+        upstream.get_json("reviews", &reviews_path, headers),
     )
 }
 

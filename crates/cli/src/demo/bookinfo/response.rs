@@ -12,7 +12,7 @@ use super::upstream::UpstreamError;
 /// A complete response.
 pub(super) type DemoResponse = Response<Full<Bytes>>;
 
-/// Returns a value as JSON.
+/// Returns a value as JSON; 500 if it cannot be serialized.
 pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> DemoResponse {
     match serde_json::to_vec(value) {
         Ok(body) => build_response(status, "application/json", body),
@@ -20,7 +20,7 @@ pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> DemoR
     }
 }
 
-/// Returns a page.
+/// Returns an HTML page.
 pub(super) fn html_response(status: StatusCode, page: String) -> DemoResponse {
     build_response(status, "text/html; charset=utf-8", page)
 }
@@ -35,8 +35,8 @@ pub(super) fn not_found(path: &str) -> DemoResponse {
 pub(super) fn method_not_allowed() -> DemoResponse {
     let value = json!({"error": "method not allowed: use GET"});
     let mut response = json_response(StatusCode::METHOD_NOT_ALLOWED, &value);
-    let allowed = HeaderValue::from_static("GET, HEAD");
-    response.headers_mut().insert(ALLOW, allowed);
+    let allowed_methods = HeaderValue::from_static("GET, HEAD");
+    response.headers_mut().insert(ALLOW, allowed_methods);
     response
 }
 

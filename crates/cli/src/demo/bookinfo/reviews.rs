@@ -23,7 +23,7 @@ pub(crate) enum ReviewsVersion {
 }
 
 impl ReviewsVersion {
-    /// Returns the color of its stars, if it shows any.
+    /// Returns the color of the stars; `None` for the version without stars.
     pub(super) const fn star_color(self) -> Option<StarColor> {
         match self {
             Self::V1 => None,
@@ -115,7 +115,7 @@ struct Rating {
     color: StarColor,
 }
 
-/// The used part of a ratings response.
+/// The part of a ratings response that reviews uses.
 #[derive(Deserialize)]
 struct RatingsResponse {
     ratings: BTreeMap<String, u8>,

@@ -24,7 +24,7 @@ use super::reviews::{ReviewsVersion, StarColor};
 use super::upstream::UpstreamClient;
 use super::{details, gateway, productpage, ratings, reviews};
 
-/// A service and its dependencies.
+/// A demo service, with its version and the client for the services that it calls.
 pub(super) enum ServiceApplication {
     Productpage(UpstreamClient),
     Details,
@@ -56,7 +56,7 @@ impl ServiceApplication {
     }
 }
 
-/// Serves until `stop` resolves, then finishes requests in progress, within a timeout.
+/// Serves until `stop` resolves, then completes requests in progress, within `DRAIN_TIMEOUT`.
 pub(super) async fn serve(
     listener: TcpListener,
     application: ServiceApplication,
@@ -64,7 +64,7 @@ pub(super) async fn serve(
 ) {
     let application = Rc::new(application);
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let (drain_sender, drain) = watch::channel(false);
+    let (drain_sender, drain_receiver) = watch::channel(false);
     let mut listener = Listener::new("bookinfo", listener);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
@@ -75,7 +75,7 @@ pub(super) async fn serve(
                 connections.spawn_local(serve_connection(
                     stream,
                     Rc::clone(&application),
-                    drain.clone(),
+                    drain_receiver.clone(),
                     permit,
                 ));
             }
@@ -90,7 +90,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Accepts the next connection once there is capacity; further ones wait in the kernel's queue.
+/// Accepts the next connection once there is capacity; further connections wait in the kernel's queue.
 async fn accept(
     listener: &mut Listener<TcpListener>,
     permits: &Arc<Semaphore>,
@@ -103,7 +103,7 @@ async fn accept(
 async fn serve_connection(
     stream: TcpStream,
     application: Rc<ServiceApplication>,
-    mut drain: watch::Receiver<bool>,
+    mut drain_receiver: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
 ) {
     if let Err(error) = stream.set_nodelay(true) {
@@ -123,7 +123,7 @@ async fn serve_connection(
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        _ = drain.wait_for(|is_draining| *is_draining) => {
+        _ = drain_receiver.wait_for(|is_draining| *is_draining) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -137,8 +137,8 @@ async fn serve_connection(
 /// opens far fewer.
 pub(super) const MAX_CONNECTIONS: usize = 1024;
 
-/// The time a connection may wait for its next request.
+/// The maximum time that a connection waits for its next request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The time for requests in progress to finish after SIGTERM.
+/// The maximum time for requests in progress to complete after SIGTERM.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

@@ -151,10 +151,10 @@ fn each_service_serves_its_own_paths() {
         let ratings = bookinfo.send_request("ratings", "/ratings/0", &[]).await.json();
         assert_eq!(ratings, json!({"id": 0, "ratings": {"Adriana": 5, "Egeon": 4}}));
         let address = bookinfo.services["details"].address;
-        let head = get(address, Method::HEAD, "/details/0", &[]).await;
-        assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
-        let post = get(address, Method::POST, "/details/0", &[]).await;
-        assert_eq!(post.status, StatusCode::METHOD_NOT_ALLOWED);
+        let head_response = get(address, Method::HEAD, "/details/0", &[]).await;
+        assert_eq!((head_response.status.as_u16(), head_response.body.len()), (200, 0));
+        let post_response = get(address, Method::POST, "/details/0", &[]).await;
+        assert_eq!(post_response.status, StatusCode::METHOD_NOT_ALLOWED);
     });
 }
 
@@ -184,19 +184,23 @@ fn shutdown_completes_requests_in_progress_and_closes_idle_connections() {
         let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy_url = format!("http://{}", proxy.local_addr().unwrap());
         let mut service = RunningService::start("gateway", Some(&proxy_url)).await;
-        let mut idle = TcpStream::connect(service.address).await.unwrap();
-        idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        assert_ne!(idle.read(&mut [0; 1024]).await.unwrap(), 0);
+        let mut idle_connection = TcpStream::connect(service.address).await.unwrap();
+        idle_connection.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert_ne!(idle_connection.read(&mut [0; 1024]).await.unwrap(), 0);
 
         let address = service.address;
-        let pending = spawn_local(get(address, Method::GET, "/ratings/1", &[]));
+        let pending_response = spawn_local(get(address, Method::GET, "/ratings/1", &[]));
         let (mut connection, _) = proxy.accept().await.unwrap();
         assert_ne!(connection.read(&mut [0; 1024]).await.unwrap(), 0);
-        service.stop.take().unwrap().send(()).unwrap();
-        assert_eq!(idle.read(&mut [0; 1024]).await.unwrap(), 0, "idle connections close");
+        service.stop_sender.take().unwrap().send(()).unwrap();
+        assert_eq!(
+            idle_connection.read(&mut [0; 1024]).await.unwrap(),
+            0,
+            "idle connections close"
+        );
         assert!(!service.server_task.is_finished(), "shutdown waits for the request in progress");
         connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-        assert_eq!(pending.await.unwrap().body, "{}");
+        assert_eq!(pending_response.await.unwrap().body, "{}");
         service.server_task.await.unwrap();
         assert!(TcpStream::connect(address).await.is_err());
     });
@@ -215,14 +219,14 @@ struct TestBookinfo {
 
 impl TestBookinfo {
     /// Starts all services; the proxy forwards to the reachable ones.
-    async fn start_all(reachable: &[&'static str]) -> Self {
+    async fn start_all(reachable_services: &[&'static str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = format!("http://{}/", listener.local_addr().unwrap());
         let mut services = BTreeMap::new();
         for name in ["productpage", "details", "reviews", "ratings", "gateway"] {
             services.insert(name, RunningService::start(name, Some(&proxy)).await);
         }
-        let addresses: BTreeMap<String, SocketAddr> = reachable
+        let addresses: BTreeMap<String, SocketAddr> = reachable_services
             .iter()
             .map(|name| (format!("{name}.bookinfo:9080"), services[name].address))
             .collect();
@@ -280,16 +284,16 @@ async fn forward_request(
         .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
         .collect();
     let target = request.uri().path_and_query().unwrap().as_str();
-    let reply = get(address, request.method().clone(), target, &headers).await;
-    let mut response = Response::new(Full::new(reply.body));
-    *response.status_mut() = reply.status;
+    let upstream_response = get(address, request.method().clone(), target, &headers).await;
+    let mut response = Response::new(Full::new(upstream_response.body));
+    *response.status_mut() = upstream_response.status;
     response
 }
 
 /// A service on a port of its own.
 struct RunningService {
     address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
+    stop_sender: Option<oneshot::Sender<()>>,
     server_task: tokio::task::JoinHandle<()>,
 }
 
@@ -304,11 +308,11 @@ impl RunningService {
         let application = build_application(kind, options);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel();
+        let (stop_sender, stop_receiver) = oneshot::channel();
         let server_task = spawn_local(server::serve(listener, application, async {
-            stopped.await.ok();
+            stop_receiver.await.ok();
         }));
-        Self { address, stop: Some(stop), server_task }
+        Self { address, stop_sender: Some(stop_sender), server_task }
     }
 }
 
@@ -346,12 +350,12 @@ fn get(
     async move {
         let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
-        let driver = spawn_local(connection);
+        let connection_task = spawn_local(connection);
         let response = sender.send_request(request).await.unwrap();
         let status = response.status();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         drop(sender);
-        driver.await.unwrap().ok();
+        connection_task.await.unwrap().ok();
         TestResponse { status, body }
     }
 }

@@ -18,13 +18,13 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The client for all other services.
+/// The client that a demo service uses for all other services.
 pub(super) struct UpstreamClient {
     path: UpstreamPath,
     /// Idle connections by service; with a proxy, under the proxy's name.
     idle_connections: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
-    /// Drives the open connections; dropping it closes them.
-    drivers: RefCell<JoinSet<()>>,
+    /// Tasks that drive the open connections. Dropping the set closes the connections.
+    connection_tasks: RefCell<JoinSet<()>>,
 }
 
 /// The response of another service, with any status.
@@ -40,7 +40,7 @@ impl UpstreamClient {
     /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
         let path = proxy.map_or(UpstreamPath::Direct, UpstreamPath::Proxy);
-        Self { path, idle_connections: RefCell::default(), drivers: RefCell::default() }
+        Self { path, idle_connections: RefCell::default(), connection_tasks: RefCell::default() }
     }
 
     /// GETs JSON from a service of the shop; any status but 200 is an error.
@@ -60,7 +60,7 @@ impl UpstreamClient {
         } else {
             match serde_json::from_slice(&response.body) {
                 Ok(value) => return Ok(value),
-                Err(error) => UpstreamErrorCause::Content(error),
+                Err(error) => UpstreamErrorCause::Json(error),
             }
         };
         Err(UpstreamError { service, cause })
@@ -86,16 +86,17 @@ impl UpstreamClient {
         headers: &HeaderMap,
     ) -> Result<UpstreamResponse, UpstreamErrorCause> {
         let connection_key = self.path.connection_key(service);
-        let request = || self.path.build_request(service, target, headers);
+        let build_request = || self.path.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
         if let Some(mut sender) = self.take_idle_connection(connection_key).await
-            && let Ok(response) = sender.send_request(request()?).await
+            && let Ok(response) = sender.send_request(build_request()?).await
         {
             return self.read_response(connection_key, sender, response).await;
         }
         let mut sender = self.connect(service).await?;
-        let response = sender.send_request(request()?).await.map_err(UpstreamErrorCause::Broken)?;
+        let response =
+            sender.send_request(build_request()?).await.map_err(UpstreamErrorCause::Http)?;
         self.read_response(connection_key, sender, response).await
     }
 
@@ -105,7 +106,7 @@ impl UpstreamClient {
         sender: SendRequest<Empty<Bytes>>,
         response: Response<Incoming>,
     ) -> Result<UpstreamResponse, UpstreamErrorCause> {
-        let (head, body) = response.into_parts();
+        let (response_parts, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES)
             .collect()
             .await
@@ -115,7 +116,11 @@ impl UpstreamClient {
         if idle_connections.len() < MAX_IDLE_CONNECTIONS && !sender.is_closed() {
             idle_connections.push(sender);
         }
-        Ok(UpstreamResponse { status: head.status, headers: head.headers, body: body.to_bytes() })
+        Ok(UpstreamResponse {
+            status: response_parts.status,
+            headers: response_parts.headers,
+            body: body.to_bytes(),
+        })
     }
 
     /// Takes the most recently used connection, so that surplus connections become idle and close.
@@ -140,10 +145,10 @@ impl UpstreamClient {
             .map_err(UpstreamErrorCause::Connect)?;
         stream.set_nodelay(true).map_err(UpstreamErrorCause::Connect)?;
         let (sender, connection) =
-            handshake(TokioIo::new(stream)).await.map_err(UpstreamErrorCause::Broken)?;
-        let mut drivers = self.drivers.borrow_mut();
-        while drivers.try_join_next().is_some() {}
-        drivers.spawn_local(async move {
+            handshake(TokioIo::new(stream)).await.map_err(UpstreamErrorCause::Http)?;
+        let mut connection_tasks = self.connection_tasks.borrow_mut();
+        while connection_tasks.try_join_next().is_some() {}
+        connection_tasks.spawn_local(async move {
             // A broken connection is reported by the call that uses it.
             connection.await.ok();
         });
@@ -151,7 +156,7 @@ impl UpstreamClient {
     }
 }
 
-/// The route to other services.
+/// The way to other services.
 enum UpstreamPath {
     /// Through one HTTP proxy, in absolute form.
     Proxy(HttpProxy),
@@ -168,7 +173,7 @@ impl UpstreamPath {
         }
     }
 
-    /// Returns host and port to connect to.
+    /// Returns the host and the port to connect to.
     fn address<'a>(&'a self, service: &'a str) -> (&'a str, u16) {
         match self {
             Self::Proxy(proxy) => (&proxy.host, proxy.port),
@@ -191,7 +196,7 @@ impl UpstreamPath {
             Self::Direct => (format!("{service}:{SERVICE_PORT}"), target.to_owned()),
         };
         let mut request = Request::new(Empty::new());
-        *request.uri_mut() = uri.parse().map_err(UpstreamErrorCause::Target)?;
+        *request.uri_mut() = uri.parse().map_err(UpstreamErrorCause::Uri)?;
         let host = authority.parse().expect("names of the shop's services are header text");
         request.headers_mut().insert(HOST, host);
         for name in &PROPAGATED_HEADERS {
@@ -271,15 +276,15 @@ enum UpstreamErrorCause {
     #[error("did not respond in time")]
     Timeout,
     #[error("did not respond: {0}")]
-    Broken(#[source] hyper::Error),
+    Http(#[source] hyper::Error),
     #[error("sent an incomplete response: {0}")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("responded with status {status}")]
     Status { status: StatusCode, reason: Option<String> },
     #[error("sent an unexpected response: {0}")]
-    Content(#[source] serde_json::Error),
+    Json(#[source] serde_json::Error),
     #[error("invalid request: {0}")]
-    Target(#[source] hyper::http::uri::InvalidUri),
+    Uri(#[source] hyper::http::uri::InvalidUri),
 }
 
 /// Headers that correlate the calls of one user request, and the user that routes match on.
@@ -302,10 +307,10 @@ static PROPAGATED_HEADERS: [HeaderName; 13] = [
 /// The port of the shop's services under their own names.
 pub(super) const SERVICE_PORT: u16 = 9080;
 
-/// The timeout of a call; longer than any response of the demo takes.
+/// The timeout of a call; no response of the demo takes this long.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum size of a response body, in bytes; those of the shop have a few hundred bytes.
+/// The maximum size of a response body, in bytes; the shop's responses have a few hundred bytes.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
 
 /// The maximum number of idle connections per service: as many as a service accepts, so that a steady load never

@@ -30,17 +30,20 @@ async fn a_successful_run_passes_all_checks() {
 async fn each_failed_check_is_reported() {
     let cases: [(&str, BreakFindings); 8] = [
         ("mutual TLS", |findings| findings.plaintext_accepted.push("ratings-1".to_owned())),
-        ("mutual TLS", |findings| findings.after[0].connections[0].identity.clear()),
+        ("mutual TLS", |findings| findings.after_traffic[0].connections[0].identity.clear()),
         ("mutual TLS", |findings| {
-            findings.after[0].connections[0].identity =
+            findings.after_traffic[0].connections[0].identity =
                 "spiffe://other/ns/bookinfo/sa/a".to_owned();
         }),
-        ("mutual TLS", |findings| findings.after[0].series[0].peer.clear()),
+        ("mutual TLS", |findings| findings.after_traffic[0].series[0].peer.clear()),
         ("mutual TLS", |findings| {
-            findings.after.iter_mut().for_each(|observation| observation.connections.clear())
+            findings
+                .after_traffic
+                .iter_mut()
+                .for_each(|observation| observation.connections.clear())
         }),
-        ("every service received requests", |findings| findings.after[0].series.clear()),
-        ("split", |findings| findings.after[1].series[0].requests = 500),
+        ("every service received requests", |findings| findings.after_traffic[0].series.clear()),
+        ("split", |findings| findings.after_traffic[1].series[0].requests = 500),
         ("a client without permission is denied", |findings| findings.denial_outcome = Ok(200)),
     ];
     for (name, break_findings) in cases {
@@ -61,7 +64,7 @@ async fn each_failed_check_is_reported() {
 #[tokio::test]
 async fn status_500_is_a_failure() {
     let mut findings = sample_findings().await;
-    findings.load = run_load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
+    findings.load_report = run_load("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n").await;
     let report = findings.evaluate();
     assert!(!report.has_passed());
     assert!(report.to_text().contains("with status 500"), "{}", report.to_text());
@@ -71,20 +74,20 @@ async fn status_500_is_a_failure() {
 type BreakFindings = fn(&mut DemoFindings);
 
 async fn sample_findings() -> DemoFindings {
-    let after = vec![
+    let after_traffic = vec![
         sample_observation("ratings-1", 1_000),
         sample_observation("reviews-v1-1", 900),
         sample_observation("reviews-v3-1", 100),
     ];
-    let before = after.iter().cloned().map(|mut observation| {
+    let before_traffic = after_traffic.iter().cloned().map(|mut observation| {
         observation.series.clear();
         observation.usage = Some(cpu_usage(10));
         observation
     });
     DemoFindings {
-        before: before.collect(),
-        after,
-        load: run_load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
+        before_traffic: before_traffic.collect(),
+        after_traffic,
+        load_report: run_load("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await,
         denial_outcome: Ok(403),
         plaintext_accepted: Vec::new(),
     }
@@ -93,7 +96,7 @@ async fn sample_findings() -> DemoFindings {
 fn sample_observation(workload: &str, requests: u64) -> Observation {
     Observation {
         workload: workload.to_owned(),
-        serves: true,
+        has_application: true,
         series: vec![RequestSeries {
             direction: "inbound".to_owned(),
             peer: "bookinfo/reviews".to_owned(),
@@ -108,7 +111,7 @@ fn sample_observation(workload: &str, requests: u64) -> Observation {
             identity: "spiffe://cluster.local/ns/bookinfo/sa/reviews".to_owned(),
         }],
         usage: Some(cpu_usage(30)),
-        inbound: Vec::new(),
+        inbound_listeners: Vec::new(),
     }
 }
 

@@ -1,9 +1,9 @@
-//! The requests of a scene: `servicecomb.matchGroup`.
+//! Parser of `servicecomb.matchGroup`, an item of a configuration center that selects the requests of a scenario.
 
 use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
-/// The requests to which the rules of a scene apply, and the services that enforce these rules.
+/// The requests to which the rules of a scenario apply, and the services that enforce these rules.
 #[derive(Debug, Default)]
 pub(super) struct MatchGroup {
     /// The services that enforce the rule; all if empty.
@@ -17,7 +17,7 @@ pub(super) struct MatchGroup {
 /// Flattened values with their paths.
 type Values = [(String, String)];
 
-/// Parses a group, or returns the unsupported field and the reason.
+/// Parses a group, or returns the unsupported field with the reason.
 pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
     let values = outline_document(content).ok_or("not YAML, or empty")?;
     let mut group = MatchGroup::default();
@@ -58,7 +58,7 @@ pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
 
 /// Builds one native match per method.
 fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
-    let mut condition = Map::new();
+    let mut request_match = Map::new();
     let mut headers = Vec::new();
     let mut methods = Vec::new();
     for (path, value) in fields {
@@ -66,19 +66,19 @@ fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
             continue;
         }
         if let Some(operator) = path.strip_prefix("apiPath.") {
-            let (kind, value) =
+            let (match_type, value) =
                 convert_operator(operator, value).map_err(|reason| format!("{path}: {reason}"))?;
-            let previous =
-                condition.insert("path".to_owned(), json!({"type": kind, "value": value}));
+            let previous = request_match
+                .insert("path".to_owned(), json!({"type": match_type, "value": value}));
             if previous.is_some() {
                 return Err("apiPath: several operators: use one expression".to_owned());
             }
         } else if let Some(header) = path.strip_prefix("headers.") {
             let (name, operator) =
                 header.rsplit_once('.').ok_or_else(|| format!("{path}: no operator"))?;
-            let (kind, value) =
+            let (match_type, value) =
                 convert_operator(operator, value).map_err(|reason| format!("{path}: {reason}"))?;
-            headers.push(json!({"name": name, "type": kind, "value": value}));
+            headers.push(json!({"name": name, "type": match_type, "value": value}));
         } else if path.starts_with("method") {
             methods.push(value.as_str());
         } else {
@@ -86,15 +86,15 @@ fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
         }
     }
     if !headers.is_empty() {
-        condition.insert("headers".to_owned(), headers.into());
+        request_match.insert("headers".to_owned(), headers.into());
     }
     if methods.is_empty() {
-        return Ok(vec![Value::Object(condition)]);
+        return Ok(vec![Value::Object(request_match)]);
     }
     let matches = methods.into_iter().map(|method| {
-        let mut condition = condition.clone();
-        condition.insert("method".to_owned(), json!(method));
-        Value::Object(condition)
+        let mut request_match = request_match.clone();
+        request_match.insert("method".to_owned(), json!(method));
+        Value::Object(request_match)
     });
     Ok(matches.collect())
 }
@@ -112,7 +112,7 @@ fn convert_operator(operator: &str, value: &str) -> Result<(&'static str, String
     Ok(("RegularExpression", pattern))
 }
 
-/// Returns the value at a path.
+/// Returns the value at a path; `None` if there is no such path.
 pub(super) fn find_value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
     values.iter().find(|(field, _)| field == path).map(|(_, value)| value.as_str())
 }

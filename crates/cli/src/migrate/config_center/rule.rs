@@ -1,4 +1,4 @@
-//! Conversion of the rules of a scene to native policies.
+//! Conversion of the rules of a scenario to native policies.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
 
 use super::group::{MatchGroup, find_value};
-use crate::migrate::native_values::format_time;
+use crate::migrate::native_values::format_duration;
 
-/// The equivalent object, and its remaining difference from the rule.
+/// The equivalent object, and the remaining difference from the rule as a sentence.
 type ConvertedRule = (Value, &'static str);
 
 /// Converts a family's rule for the requests of a group, or returns the unsupported field, the reason and a
@@ -34,7 +34,7 @@ pub(super) fn convert_rule(
 }
 
 /// Returns the reason why route rules under the keys of `enabled-previous-rule` are not converted: the rest of
-/// the key is a service, not a scene.
+/// the key is a service, not a scenario.
 pub(super) fn previous_rule_reason(key: &str) -> Option<String> {
     let suffix = key.strip_prefix("servicecomb.")?;
     let (family, service) = suffix.split_once('.').unwrap_or((suffix, ""));
@@ -49,7 +49,7 @@ pub(super) fn previous_rule_reason(key: &str) -> Option<String> {
     ))
 }
 
-/// Returns the reason why other families are not converted.
+/// Returns the reason why a family is not converted, with the manual conversion.
 fn manual_conversion_hint(family: &str) -> String {
     let hint = match family {
         "bulkhead" => {
@@ -73,7 +73,7 @@ fn manual_conversion_hint(family: &str) -> String {
 
 /// A rule in the configuration center, with the requests to which it applies.
 struct ConfigCenterRule<'a> {
-    /// The name of the scene, and the namespace.
+    /// The name of the scenario, and the namespace.
     name: (&'a str, &'a str),
     group: &'a MatchGroup,
     values: &'a [(String, String)],
@@ -94,11 +94,14 @@ impl ConfigCenterRule<'_> {
         let (rate, period) =
             (self.read_number("rate", 1000)?, self.read_time("limitRefreshPeriod", 1000)?);
         // Native periods are at least one second.
-        let periods = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
-        let periods = u32::try_from(periods).unwrap_or(1);
+        let period_count = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
+        let period_count = u32::try_from(period_count).unwrap_or(1);
         let mut rule = self.new_rule();
-        rule.insert("requests".to_owned(), json!(rate.saturating_mul(periods.into())));
-        rule.insert("per".to_owned(), json!(format_exact_time(period.saturating_mul(periods))?));
+        rule.insert("requests".to_owned(), json!(rate.saturating_mul(period_count.into())));
+        rule.insert(
+            "per".to_owned(),
+            json!(format_exact_duration(period.saturating_mul(period_count))?),
+        );
         rule.insert("burst".to_owned(), json!(rate));
         let targets = self.target_services()?;
         Ok((
@@ -119,7 +122,7 @@ impl ConfigCenterRule<'_> {
         let mut rule = self.new_rule();
         match self.read_text("type") {
             Some("delay") => {
-                let delay = format_exact_time(self.read_time("delayTime", 0)?)?;
+                let delay = format_exact_duration(self.read_time("delayTime", 0)?)?;
                 rule.insert("delay".to_owned(), json!({"fixedDelay": delay, "percent": percent}));
             }
             Some("abort") if self.read_text("fallbackType") == Some("ReturnNull") => {
@@ -186,14 +189,14 @@ impl ConfigCenterRule<'_> {
         }
         let trip = json!({
             "failures": ["connect", "timeout", "reset", "5xx"],
-            "window": format_exact_time(window)?,
+            "window": format_exact_duration(window)?,
             "minimumRequests": self.read_number("minimumNumberOfCalls", 100)?,
             "percent": self.read_number("failureRateThreshold", 50)?,
             "slow": {
-                "threshold": format_exact_time(self.read_time("slowCallDurationThreshold", 60_000)?)?,
+                "threshold": format_exact_duration(self.read_time("slowCallDurationThreshold", 60_000)?)?,
                 "percent": self.read_number("slowCallRateThreshold", 100)?,
             },
-            "openDuration": format_exact_time(self.read_time("waitDurationInOpenState", 60_000)?)?,
+            "openDuration": format_exact_duration(self.read_time("waitDurationInOpenState", 60_000)?)?,
             "halfOpenRequests": self.read_number("permittedNumberOfCallsInHalfOpenState", 10)?,
         });
         let spec =
@@ -213,7 +216,7 @@ impl ConfigCenterRule<'_> {
         })
     }
 
-    /// Creates a native rule with the name of the scene, for the requests of the group.
+    /// Creates a native rule with the name of the scenario, for the requests of the group.
     fn new_rule(&self) -> Map<String, Value> {
         let mut rule = Map::new();
         rule.insert("name".to_owned(), json!(self.name.0));
@@ -232,11 +235,11 @@ impl ConfigCenterRule<'_> {
         }
     }
 
-    /// Rejects unknown fields: a rule is not converted in part.
+    /// Rejects fields other than `fields`: a rule is not converted in part.
     fn reject_unknown_fields(&self, fields: &[&str]) -> Result<(), String> {
         let mut paths = self.values.iter().map(|(path, _)| path.as_str());
         match paths.find(|path| !fields.contains(path)) {
-            Some(unknown) => Err(format!("{unknown}: unknown field")),
+            Some(unknown_path) => Err(format!("{unknown_path}: unknown field")),
             None => Ok(()),
         }
     }
@@ -259,7 +262,8 @@ impl ConfigCenterRule<'_> {
         }
     }
 
-    /// Reads milliseconds, or a number with a unit, as in `10S`.
+    /// Reads a duration: milliseconds, or a number with a unit, as in `10S`. Returns `default_ms` if the field
+    /// is absent.
     fn read_time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
         let Some(text) = self.read_text(field) else {
             return Ok(Duration::from_millis(default_ms));
@@ -288,8 +292,9 @@ fn service_ref(service: &str) -> Value {
     json!({"kind": "Service", "name": service})
 }
 
-fn format_exact_time(duration: Duration) -> Result<String, String> {
-    format_time(duration).ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
+fn format_exact_duration(duration: Duration) -> Result<String, String> {
+    format_duration(duration)
+        .ok_or_else(|| format!("{duration:?} is not a multiple of a millisecond"))
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! Sermant rules reduced to the forms of native rules.
+//! Reduction of Sermant rules to the forms that native rules have.
 
 use leno_model::{
     CallerRule, FieldTest, LaneRule, Quorum, RepeatedHeader, TagMatch, TagRule, TagRules, TagSet,
     TagSplit, TagTarget, TagValue, TextRelation, ValueTest, WeightUnit,
 };
 
-/// Rare cases in which native rules decide differently.
+/// The rare cases in which the converted native rules decide differently.
 #[derive(Debug, Default)]
 pub(super) struct DecisionDifferences {
-    headers: bool,
-    methods: bool,
-    callers: bool,
+    joins_repeated_headers: bool,
+    ignores_lowercase_methods: bool,
+    changes_untagged_callers: bool,
 }
 
 impl DecisionDifferences {
@@ -20,8 +20,11 @@ impl DecisionDifferences {
         let methods = "lowercase methods no longer match a rule";
         let callers = "a client without the tag has no preference, instead of one for endpoints without \
             it; while all preferred endpoints are unhealthy, the others get the requests";
-        let differences =
-            [(self.headers, headers), (self.methods, methods), (self.callers, callers)];
+        let differences = [
+            (self.joins_repeated_headers, headers),
+            (self.ignores_lowercase_methods, methods),
+            (self.changes_untagged_callers, callers),
+        ];
         differences
             .into_iter()
             .filter(|(differs, _)| *differs)
@@ -30,32 +33,28 @@ impl DecisionDifferences {
     }
 }
 
-/// Converts rules to native form, or returns the reason why there is none.
+/// Converts rules to native form, or returns the reason why there is no native form.
 pub(super) fn convert_rules(
     original: &TagRules,
     differences: &mut DecisionDifferences,
 ) -> Result<TagRules, String> {
     let mut rules = Vec::new();
     for rule in &original.rules {
-        for matches in convert_match(&rule.request_match, differences)? {
+        for request_match in convert_match(&rule.request_match, differences)? {
             rules.push(TagRule {
-                request_match: matches,
+                request_match,
                 split: convert_split(&rule.split)?,
                 fallback: convert_split(&rule.fallback)?,
                 ..rule.clone()
             });
         }
     }
-    let by_caller = match original.caller_rules.as_slice() {
+    let caller_rules = match original.caller_rules.as_slice() {
         [] => Vec::new(),
         [rule] => vec![convert_preference(rule, differences)?],
         _ => return Err("only the first matching rule of the kind `tag` applies".to_owned()),
     };
-    Ok(TagRules {
-        rules,
-        fallback_policy: original.fallback_policy.clone(),
-        caller_rules: by_caller,
-    })
+    Ok(TagRules { rules, fallback_policy: original.fallback_policy.clone(), caller_rules })
 }
 
 /// Converts lanes to native form.
@@ -68,19 +67,19 @@ pub(super) fn convert_lanes(
         if rule.marks.iter().map(|mark| u64::from(mark.percent)).sum::<u64>() > 100 {
             return Err("the weights of a lane add up to more than 100".to_owned());
         }
-        for mut matches in convert_match(&rule.request_match, differences)? {
+        for mut request_match in convert_match(&rule.request_match, differences)? {
             let methods: Vec<String> =
-                matches.methods.iter().map(|method| method.to_ascii_uppercase()).collect();
-            differences.methods |= methods != matches.methods;
-            matches.methods = methods;
-            matches.methods.dedup();
-            lanes.push(LaneRule { request_match: matches, ..rule.clone() });
+                request_match.methods.iter().map(|method| method.to_ascii_uppercase()).collect();
+            differences.ignores_lowercase_methods |= methods != request_match.methods;
+            request_match.methods = methods;
+            request_match.methods.dedup();
+            lanes.push(LaneRule { request_match, ..rule.clone() });
         }
     }
     Ok(lanes)
 }
 
-/// Converts a match: to several if one of several conditions is sufficient.
+/// Converts a match to native matches: to one per header condition if a single condition is sufficient.
 fn convert_match(
     original: &TagMatch,
     differences: &mut DecisionDifferences,
@@ -92,7 +91,7 @@ fn convert_match(
     if tests.clone().any(|test| test.test == ValueTest::Never) {
         return Err("it has a condition that never matches".to_owned());
     }
-    differences.headers |=
+    differences.joins_repeated_headers |=
         original.repeated == RepeatedHeader::First && !original.headers.is_empty();
     let normalized =
         TagMatch { quorum: Quorum::All, repeated: RepeatedHeader::Joined, ..original.clone() };
@@ -103,7 +102,7 @@ fn convert_match(
     let with_header =
         |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..normalized.clone() };
     let matches = match (original.quorum, normalized.headers.len()) {
-        (Quorum::One, 2..) => normalized.headers.iter().map(with_header).collect(),
+        (Quorum::Any, 2..) => normalized.headers.iter().map(with_header).collect(),
         _ => vec![normalized],
     };
     if matches.iter().any(|converted| {
@@ -143,9 +142,10 @@ fn has_duplicate_names(tests: &[FieldTest]) -> bool {
 
 /// Converts a split to relative weights of sets with one tag each.
 fn convert_split(original: &TagSplit) -> Result<TagSplit, String> {
-    let sum: u64 = original.targets.iter().map(|target| u64::from(target.weight)).sum();
-    if original.weights == WeightUnit::Percent && !original.targets.is_empty() && sum != 100 {
-        return Err(format!("the weights of a split add up to {sum} instead of 100"));
+    let weight_sum: u64 = original.targets.iter().map(|target| u64::from(target.weight)).sum();
+    if original.weights == WeightUnit::Percent && !original.targets.is_empty() && weight_sum != 100
+    {
+        return Err(format!("the weights of a split add up to {weight_sum} instead of 100"));
     }
     let targets: Result<Vec<TagTarget>, String> =
         original.targets.iter().map(convert_target).collect();
@@ -158,7 +158,7 @@ fn convert_target(original: &TagTarget) -> Result<TagTarget, String> {
             return Err("it selects instances with one of several tags".to_owned());
         }
         TagSet::Any(tags) => TagSet::All(tags.clone()),
-        other => other.clone(),
+        set => set.clone(),
     };
     Ok(TagTarget { weight: original.weight, set })
 }
@@ -177,6 +177,6 @@ fn convert_preference(
             "a rule of the kind `tag` applies to some callers only, or to fixed tags".to_owned()
         );
     }
-    differences.callers = true;
+    differences.changes_untagged_callers = true;
     Ok(CallerRule { continues: true, ..original.clone() })
 }

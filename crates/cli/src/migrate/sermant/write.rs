@@ -43,7 +43,7 @@ pub(super) fn write_lane_rule(rule: &LaneRule) -> Result<Value, String> {
     Ok(manifest)
 }
 
-/// Writes one fallback, or several in order.
+/// Writes one fallback policy, or several in order; `fail` if there is none.
 pub(super) fn write_fallbacks(policies: &[FallbackPolicy]) -> Value {
     let policy_name = |policy: &FallbackPolicy| match policy {
         FallbackPolicy::Any => "any",
@@ -78,24 +78,24 @@ fn write_split(split: &TagSplit) -> Result<Value, String> {
 }
 
 /// Writes `match`; `None` if all requests match.
-fn write_match(matches: &TagMatch) -> Result<Option<Value>, String> {
+fn write_match(request_match: &TagMatch) -> Result<Option<Value>, String> {
     let mut match_value = Map::new();
-    let path = match &matches.path {
+    let path = match &request_match.path {
         PathMatch::Any => None,
         PathMatch::Exact(path) => Some(json!({"exact": path})),
         PathMatch::Prefix(path) => Some(json!({"prefix": path})),
         PathMatch::Regex(expression) => Some(json!({"regex": expression})),
     };
     match_value.extend(path.map(|path| ("path".to_owned(), path)));
-    if !matches.methods.is_empty() {
-        match_value.insert("methods".to_owned(), json!(matches.methods));
+    if !request_match.methods.is_empty() {
+        match_value.insert("methods".to_owned(), json!(request_match.methods));
     }
-    let parts = [
-        ("headers", &matches.headers),
-        ("queryParams", &matches.query),
-        ("cookies", &matches.cookies),
+    let test_lists = [
+        ("headers", &request_match.headers),
+        ("queryParams", &request_match.query),
+        ("cookies", &request_match.cookies),
     ];
-    for (key, tests) in parts {
+    for (key, tests) in test_lists {
         if !tests.is_empty() {
             match_value.insert(key.to_owned(), write_field_tests(tests)?);
         }
@@ -120,7 +120,7 @@ fn write_value_test(test: &ValueTest) -> Result<Value, String> {
                 TextRelation::Prefix => json!({"prefix": text}),
                 TextRelation::Regex => json!({"regex": text}),
                 TextRelation::In => json!({"in": texts}),
-                TextRelation::Not => json!({"not": text}),
+                TextRelation::NotEqual => json!({"not": text}),
             };
             if *ignore_case {
                 value["ignoreCase"] = json!(true);
@@ -129,9 +129,9 @@ fn write_value_test(test: &ValueTest) -> Result<Value, String> {
         }
         ValueTest::Number { relation, bound } => {
             let relation = match relation {
-                NumberRelation::Above => "above",
+                NumberRelation::GreaterThan => "above",
                 NumberRelation::AtLeast => "atLeast",
-                NumberRelation::Below => "below",
+                NumberRelation::LessThan => "below",
                 NumberRelation::AtMost => "atMost",
             };
             json!({relation: bound})

@@ -70,7 +70,7 @@ fn rows_are_sorted_by_the_selected_column_with_missing_values_last() {
 fn a_large_screen_shows_all_rows() {
     let mut content = sample_content();
     content.sort(SortOrder::Rate);
-    let style = ScreenStyle { order: SortOrder::Rate, use_color: false };
+    let style = ScreenStyle { sort_order: SortOrder::Rate, use_color: false };
     let screen = render_screen(&content, ScreenSize { columns: 100, rows: 18 }, style);
     expect_test::expect![[r#"
         leno top · cluster.local · default policy deny · 2 of 3 sidecars, 0 out of sync · 0/s
@@ -102,7 +102,7 @@ fn the_content_fits_screens_of_all_sizes() {
     }
     for rows in 0..60 {
         for columns in [0, 1, 20, 79, 200] {
-            let style = ScreenStyle { order: SortOrder::Name, use_color: false };
+            let style = ScreenStyle { sort_order: SortOrder::Name, use_color: false };
             let screen = render_screen(&content, ScreenSize { columns, rows }, style);
             assert!(screen.lines().count() <= rows.max(1), "{rows}: {screen}");
             let widest = screen.lines().map(|line| line.chars().count()).max();
@@ -115,7 +115,7 @@ fn the_content_fits_screens_of_all_sizes() {
 fn the_update_error_is_truncated_and_escaped() {
     let mut content = sample_content();
     content.error = Some(format!("refused: \u{1b}[2J\n\u{9b}{}", "x".repeat(500)));
-    let style = ScreenStyle { order: SortOrder::Name, use_color: false };
+    let style = ScreenStyle { sort_order: SortOrder::Name, use_color: false };
     let screen = render_screen(&content, ScreenSize { columns: 120, rows: 20 }, style);
     assert!(screen.contains("not updated: refused: \u{fffd}[2J\u{fffd}\u{fffd}x"), "{screen:?}");
     assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
@@ -123,7 +123,7 @@ fn the_update_error_is_truncated_and_escaped() {
 
 #[test]
 fn colors_mark_failures_and_are_optional() {
-    let style = ScreenStyle { order: SortOrder::Rate, use_color: true };
+    let style = ScreenStyle { sort_order: SortOrder::Rate, use_color: true };
     let screen = render_screen(&sample_content(), ScreenSize { columns: 100, rows: 30 }, style);
     let line = |name: &str| screen.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(line("shop/cart").starts_with("\x1b[31m"), "{screen}");
@@ -141,7 +141,7 @@ fn a_mesh_without_traffic_shows_the_reason() {
         render_all(&empty, OutputFormat::Table),
         "no traffic yet: sidecars report it every few seconds\n"
     );
-    let style = ScreenStyle { order: SortOrder::Rate, use_color: false };
+    let style = ScreenStyle { sort_order: SortOrder::Rate, use_color: false };
     assert!(
         render_screen(&empty, ScreenSize { columns: 80, rows: 10 }, style)
             .contains("no traffic yet")
@@ -166,7 +166,7 @@ fn rejections_are_listed_only_if_there_are_any() {
     for expected in ["REJECTED", "rate-limited", "75.00 %", "30", "server", "RateLimit shop/few"] {
         assert!(wide.contains(expected), "{expected}: {wide}");
     }
-    let style = ScreenStyle { order: SortOrder::Rate, use_color: true };
+    let style = ScreenStyle { sort_order: SortOrder::Rate, use_color: true };
     let screen = render_screen(&content, ScreenSize { columns: 100, rows: 30 }, style);
     assert!(screen.contains("\u{1b}[31mshop/cart  rate-limited"), "{screen}");
 }

@@ -10,8 +10,8 @@ use leno_identity::{create_private_directory, open_lock};
 use super::{remove_namespace, run_ip, run_ip_for_cleanup};
 use crate::data_directory::{CLEAN_TIMEOUT, LOCK_TIMEOUT, lock_with_timeout};
 
-/// A lock held by the process that created a bridge, for its lifetime. A process ID is not sufficient: it stays
-/// in use as a zombie, and is reused later.
+/// A lock that the process which created a bridge holds for the lifetime of the bridge. The process ID alone is
+/// not sufficient: a zombie keeps its ID, and the kernel reuses IDs.
 #[derive(Debug)]
 pub(super) struct BridgeLock {
     path: PathBuf,
@@ -89,17 +89,17 @@ pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
 /// If the lock cannot be acquired.
 pub(super) fn remove_unused(own_bridge: Option<&str>) -> anyhow::Result<Vec<String>> {
     let _lock = CleanupLock::acquire()?;
-    let mut removed = Vec::new();
+    let mut removed_names = Vec::new();
     let mut bridges = BTreeSet::new();
     let is_leftover = |bridge: &str| own_bridge == Some(bridge) || !is_in_use(bridge);
-    let namespaces = [list_entries("/run/netns"), list_entries("/etc/netns")].concat();
-    for name in namespaces.into_iter().collect::<BTreeSet<_>>() {
+    let namespace_names = [list_entries("/run/netns"), list_entries("/etc/netns")].concat();
+    for name in namespace_names.into_iter().collect::<BTreeSet<_>>() {
         let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
             continue;
         };
         remove_namespace(&name);
         bridges.insert(bridge);
-        removed.push(name);
+        removed_names.push(name);
     }
     for name in list_links() {
         let Some(bridge) = bridge_name(&name).filter(|bridge| is_leftover(bridge)) else {
@@ -107,12 +107,12 @@ pub(super) fn remove_unused(own_bridge: Option<&str>) -> anyhow::Result<Vec<Stri
         };
         run_ip_for_cleanup(&["link", "del", &name]);
         bridges.insert(bridge);
-        removed.push(name);
+        removed_names.push(name);
     }
     for bridge in bridges.iter().filter(|bridge| own_bridge != Some(bridge.as_str())) {
         drop(fs::remove_file(lock_path(bridge)));
     }
-    Ok(removed)
+    Ok(removed_names)
 }
 
 /// Returns the ID of the process that created a device or namespace, if Leno creates such names: `leno7`,
@@ -120,13 +120,13 @@ pub(super) fn remove_unused(own_bridge: Option<&str>) -> anyhow::Result<Vec<Stri
 pub(super) fn creator_pid(name: &str) -> Option<u32> {
     let link_name = || name.strip_prefix("ln").filter(|suffix| suffix.contains('-'));
     let suffix = name.strip_prefix("leno").or_else(link_name)?;
-    let number = |text: &str| {
+    let parse_number = |text: &str| {
         let number: u32 = text.parse().ok()?;
         (number > 0 && number.to_string() == text).then_some(number)
     };
     match suffix.split_once('-') {
-        None => number(suffix),
-        Some((process, host)) => number(host).and(number(process)),
+        None => parse_number(suffix),
+        Some((process, host)) => parse_number(host).and(parse_number(process)),
     }
 }
 
@@ -192,7 +192,7 @@ fn lock_path(bridge: &str) -> PathBuf {
     Path::new(LOCK_DIRECTORY).join(format!("{bridge}.lock"))
 }
 
-/// The directory of the locks. Like namespaces, they do not survive a reboot.
+/// The directory of the lock files. Like network namespaces, the files do not survive a reboot.
 const LOCK_DIRECTORY: &str = "/run/leno/netns";
 /// The file of the [`CleanupLock`] in that directory; no bridge has this name.
 const CLEANUP_LOCK_FILE: &str = "removal";

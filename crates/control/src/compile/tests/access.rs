@@ -1,4 +1,4 @@
-//! Access rules of workloads, and the clients that see them.
+//! Compiled access rules of workloads under each default policy, and the clients that may call the workloads.
 
 use leno_model::{Change, DefaultPolicy, Object, Workload};
 
@@ -7,18 +7,18 @@ use super::*;
 /// Returns the mesh with these default policies: of the mesh, of the namespace and of the workload
 /// `reviews-v1-1`.
 fn mesh_with_policies(default_policies: [Option<DefaultPolicy>; 3]) -> Mesh {
-    let [mesh_wide, namespace, of_workload] = default_policies;
+    let [mesh_policy, namespace_policy, workload_policy] = default_policies;
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     let mut config = mesh.config().clone();
-    config.default_policy = mesh_wide.unwrap();
-    if let Some(default_policy) = namespace {
+    config.default_policy = mesh_policy.unwrap();
+    if let Some(default_policy) = namespace_policy {
         let admission =
             leno_model::AdmissionSettings { default_policy: Some(default_policy), mtls: None };
         config.namespaces.insert("bookinfo".parse().unwrap(), admission);
     }
     mesh.apply(Change::Upsert(Object::MeshConfig(config)));
     let mut reviews = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-    reviews.admission.default_policy = of_workload;
+    reviews.admission.default_policy = workload_policy;
     mesh.apply(Change::Upsert(Object::Workload(reviews)));
     mesh
 }

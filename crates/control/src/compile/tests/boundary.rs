@@ -1,4 +1,4 @@
-//! Ingress and egress rules of a workload.
+//! Compiled ingress and egress rules of a workload, and problems of ingress policies.
 
 use leno_model::{
     Change, Egress, IngressProtocol, IngressRule, MatchedBy, Object, ObjectKey, WorkloadConfig,
@@ -66,9 +66,9 @@ fn a_port_is_open_if_a_policy_names_its_service() {
         ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]),
         "10.3.0.1/32 10.9.0.0/16 fd00::1/128"
     );
-    let mut shared = dual_stack;
-    shared.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
-    mesh.apply(Change::Upsert(Object::Workload(shared)));
+    let mut with_node_network = dual_stack;
+    with_node_network.labels.insert(leno_registry::NODE_NETWORK_LABEL.to_owned(), String::new());
+    mesh.apply(Change::Upsert(Object::Workload(with_node_network)));
     assert_eq!(ranges(&ingress_rules(&mesh, "reviews-v1-1")[0]), "10.9.0.0/16");
     let affected_set = mesh.apply(Change::Remove(ObjectKey::Workload(nginx.name)));
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
@@ -79,18 +79,18 @@ fn a_port_is_open_if_a_policy_names_its_service() {
 fn only_the_first_policy_opens_a_port() {
     let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
     apply_yaml(&mut mesh, &INGRESS_POLICY.replace("name: web,", "name: z,"));
-    let second =
+    let second_policy =
         INGRESS_POLICY.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
-    apply_yaml(&mut mesh, &second);
+    apply_yaml(&mut mesh, &second_policy);
     let compiled_rules = ingress_rules(&mesh, "reviews-v1-1");
     let names: Vec<String> = compiled_rules.iter().map(|rule| rule.policy.to_string()).collect();
     assert_eq!(names, ["IngressBackend bookinfo/z"]);
     let problems: Vec<Vec<String>> =
         mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
-    let missing = "endpoints not found for service edge/nginx";
-    assert_eq!(problems[0], [missing]);
-    let first = "IngressBackend bookinfo/z already opens port 9082 of bookinfo/reviews";
-    assert_eq!(problems[1], [first, missing]);
+    let missing_source = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [missing_source]);
+    let first_problem = "IngressBackend bookinfo/z already opens port 9082 of bookinfo/reviews";
+    assert_eq!(problems[1], [first_problem, missing_source]);
 }
 
 #[test]
@@ -116,14 +116,14 @@ fn a_port_is_opened_with_one_protocol_for_all_its_services() {
     );
     let problems: Vec<Vec<String>> =
         mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
-    let missing = "endpoints not found for service edge/nginx";
-    assert_eq!(problems[0], [missing]);
+    let missing_source = "endpoints not found for service edge/nginx";
+    assert_eq!(problems[0], [missing_source]);
     let conflict = "IngressBackend bookinfo/web already opens port 9082 of the workloads of bookinfo/stars with different settings";
-    assert_eq!(problems[1], [conflict, missing]);
+    assert_eq!(problems[1], [conflict, missing_source]);
     apply_yaml(&mut mesh, &other.replace("9082", "80"));
     let problems: Vec<Vec<String>> =
         mesh.ingress_policies().map(|policy| policy_problems(&mesh, policy)).collect();
-    assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", missing]);
+    assert_eq!(problems[1], ["no workload of bookinfo/stars has port 80", missing_source]);
 }
 
 #[test]

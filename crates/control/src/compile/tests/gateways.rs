@@ -1,4 +1,4 @@
-//! The configuration of gateway proxies.
+//! The configuration of gateway proxies, and unmeshed endpoints behind gateways.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -81,10 +81,10 @@ pub(super) fn service_endpoints(
 ) -> Vec<(String, SocketAddr, bool)> {
     let ports = compiled_config.snapshot.services[&service_name(name)].ports.values();
     let endpoints = ports.flat_map(|port| &port.endpoints);
-    let sent = endpoints.map(|endpoint| {
+    let endpoint_list = endpoints.map(|endpoint| {
         (endpoint.id.workload.name.to_string(), endpoint.address, endpoint.account.is_some())
     });
-    sent.collect()
+    endpoint_list.collect()
 }
 
 #[test]
@@ -108,8 +108,8 @@ fn a_gateway_configures_only_its_own_proxies() {
 #[test]
 fn workloads_without_a_sidecar_are_called_in_plaintext() {
     let mut mesh = gateway_cluster();
-    let plain = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
-    let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    let unmeshed = unmeshed_workload("ratings-1", "{app: ratings}", [10, 9, 0, 1]);
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(unmeshed.clone())));
     assert_eq!(affected_set.services, BTreeSet::from([service_name("ratings")]));
     assert!(affected_set.workloads.is_empty());
     mesh.apply(Change::Upsert(Object::Workload(unmeshed_workload(
@@ -121,9 +121,9 @@ fn workloads_without_a_sidecar_are_called_in_plaintext() {
     let ratings = ("ratings-1".to_owned(), "10.9.0.1:8080".parse().unwrap(), false);
     assert_eq!(service_endpoints(&edge, "ratings"), [ratings]);
     let reviews = service_endpoints(&edge, "reviews-v1");
-    let sent: Vec<(&str, bool)> =
+    let endpoint_list: Vec<(&str, bool)> =
         reviews.iter().map(|(name, _, has_sidecar)| (&**name, *has_sidecar)).collect();
-    assert_eq!(sent, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
+    assert_eq!(endpoint_list, [("reviews-v1-0", false), ("reviews-v1-1", true)]);
     let sidecar = client_config(&mesh, "productpage-1", &["ratings", "reviews-v1"]);
     for name in ["ratings", "reviews-v1"] {
         assert_eq!(
@@ -133,17 +133,17 @@ fn workloads_without_a_sidecar_are_called_in_plaintext() {
         );
     }
     // It is not in the mesh: it cannot join or report listeners, and does not count.
-    assert_eq!(mesh.workload(&plain.name), None);
-    assert!(mesh.set_listeners(&plain.name, Some(Listeners::new())).is_empty());
+    assert_eq!(mesh.workload(&unmeshed.name), None);
+    assert!(mesh.set_listeners(&unmeshed.name, Some(Listeners::new())).is_empty());
     // Not ready, then removed.
-    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain.clone() })));
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..unmeshed.clone() })));
     assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
-    mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..plain.clone() })));
-    assert!(mesh.workload(&plain.name).is_some());
-    mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
-    assert_eq!(mesh.workload(&plain.name), None);
+    mesh.apply(Change::Upsert(Object::Workload(Workload { sidecar: true, ..unmeshed.clone() })));
+    assert!(mesh.workload(&unmeshed.name).is_some());
+    mesh.apply(Change::Upsert(Object::Workload(unmeshed.clone())));
+    assert_eq!(mesh.workload(&unmeshed.name), None);
     assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings").len(), 1);
-    mesh.apply(Change::Remove(ObjectKey::Workload(plain.name)));
+    mesh.apply(Change::Remove(ObjectKey::Workload(unmeshed.name)));
     assert_eq!(service_endpoints(&client_config(&mesh, "edge-1", &[]), "ratings"), []);
 }
 
@@ -151,18 +151,18 @@ fn workloads_without_a_sidecar_are_called_in_plaintext() {
 /// after these objects.
 fn reviews_endpoints_with(policy: &str) -> Vec<(String, bool)> {
     let mut mesh = gateway_cluster();
-    let plain = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
-    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    let unmeshed = unmeshed_workload("reviews-v1-0", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
     let mut service_configs = ServiceConfigCache::default();
-    let used = BTreeSet::from([service_name("reviews-v1")]);
+    let root_services = BTreeSet::from([service_name("reviews-v1")]);
     let client = mesh.workload(&workload_name("edge-1")).unwrap().clone();
-    let before = compile_config(&mesh, &client, &used, &mut service_configs);
+    let before = compile_config(&mesh, &client, &root_services, &mut service_configs);
     assert_eq!(service_endpoints(&before, "reviews-v1").len(), 2);
     for object in parse_objects(policy) {
         service_configs.mark_stale(&mesh.apply(Change::Upsert(object)));
     }
     let after = service_endpoints(
-        &compile_config(&mesh, &client, &used, &mut service_configs),
+        &compile_config(&mesh, &client, &root_services, &mut service_configs),
         "reviews-v1",
     );
     after.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
@@ -170,29 +170,29 @@ fn reviews_endpoints_with(policy: &str) -> Vec<(String, bool)> {
 
 #[test]
 fn a_gateway_excludes_endpoints_that_cannot_enforce_a_policy_of_the_service() {
-    let of_service = |kind: &str, spec: &str| {
+    let service_policy = |kind: &str, spec: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: p, namespace: bookinfo}}\n\
              spec: {{targetRefs: [{{kind: Service, name: reviews-v1}}], {spec}}}"
         )
     };
-    let access = |spec: &str| {
+    let access_policy = |spec: &str| {
         format!(
             "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {{name: p, namespace: bookinfo}}\n\
              spec: {{{spec}}}"
         )
     };
-    let keys =
+    let jwt_issuers =
         r#"issuers: [{issuer: "https://issuer.test", jwks: {url: "https://issuer.test/keys"}}]"#;
     let enforceable = [
-        of_service("RateLimit", "rules: [{requests: 10, per: 1s}]"),
-        of_service("RateLimit", "concurrency: {requests: 10}"),
-        of_service("JwtValidation", keys),
-        of_service("ExternalAuthorization", "service: {name: ratings, port: 80}"),
+        service_policy("RateLimit", "rules: [{requests: 10, per: 1s}]"),
+        service_policy("RateLimit", "concurrency: {requests: 10}"),
+        service_policy("JwtValidation", jwt_issuers),
+        service_policy("ExternalAuthorization", "service: {name: ratings, port: 80}"),
         // Policies for the pod with a sidecar, for the one without, and for both.
-        access("serviceAccounts: [reviews], deny: [{requests: [{path: {value: /admin}}]}]"),
-        access("serviceAccounts: [plain], deny: [{requests: [{path: {value: /admin}}]}]"),
-        access("deny: [{requests: [{path: {value: /admin}}]}]"),
+        access_policy("serviceAccounts: [reviews], deny: [{requests: [{path: {value: /admin}}]}]"),
+        access_policy("serviceAccounts: [plain], deny: [{requests: [{path: {value: /admin}}]}]"),
+        access_policy("deny: [{requests: [{path: {value: /admin}}]}]"),
     ];
     for policy in enforceable {
         assert_eq!(
@@ -203,22 +203,30 @@ fn a_gateway_excludes_endpoints_that_cannot_enforce_a_policy_of_the_service() {
     }
     // Services over the same pods: `reviews` selects those of `reviews-v1` too, and `reviews-b` forwards to the
     // same port.
-    let rate_limit = of_service("RateLimit", "concurrency: {requests: 10}");
-    let other = rate_limit.replace("name: reviews-v1", "name: reviews");
-    assert_eq!(reviews_endpoints_with(&other), [("reviews-v1-1".to_owned(), true)], "{other}");
+    let rate_limit = service_policy("RateLimit", "concurrency: {requests: 10}");
+    let other_service_policy = rate_limit.replace("name: reviews-v1", "name: reviews");
+    assert_eq!(
+        reviews_endpoints_with(&other_service_policy),
+        [("reviews-v1-1".to_owned(), true)],
+        "{other_service_policy}"
+    );
     let renamed = rate_limit.replace("name: reviews-v1", "name: reviews-b");
-    let another = format!(
+    let another_service_policy = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: reviews-b, namespace: bookinfo}}\n\
          spec: {{selector: {{app: reviews}}, ports: [{{port: 81, targetPort: http}}]}}\n---\n{renamed}"
     );
-    assert_eq!(reviews_endpoints_with(&another), [("reviews-v1-1".to_owned(), true)], "{another}");
-    let others = [
-        of_service("Hedging", "after: 50ms"),
-        access("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
+    assert_eq!(
+        reviews_endpoints_with(&another_service_policy),
+        [("reviews-v1-1".to_owned(), true)],
+        "{another_service_policy}"
+    );
+    let permitted_policies = [
+        service_policy("Hedging", "after: 50ms"),
+        access_policy("serviceAccounts: [details], deny: [{from: [{namespace: other}]}]"),
         // Has no effect with `defaultPolicy: allow`.
-        access("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
+        access_policy("serviceAccounts: [reviews], allow: [{from: [{namespace: other}]}]"),
     ];
-    for policy in others {
+    for policy in permitted_policies {
         assert_eq!(reviews_endpoints_with(&policy).len(), 2, "{policy}");
     }
 }
@@ -227,9 +235,9 @@ fn a_gateway_excludes_endpoints_that_cannot_enforce_a_policy_of_the_service() {
 fn a_gateway_affects_only_its_proxies() {
     let mut mesh = gateway_cluster();
     let proxies = BTreeSet::from([workload_name("edge-1")]);
-    let other = Change::Upsert(Object::Gateway(gateway_with_backends(&["ratings"])));
-    assert_eq!(mesh.apply(other.clone()).workloads, proxies);
-    assert!(mesh.apply(other).is_empty());
+    let changed_gateway = Change::Upsert(Object::Gateway(gateway_with_backends(&["ratings"])));
+    assert_eq!(mesh.apply(changed_gateway.clone()).workloads, proxies);
+    assert!(mesh.apply(changed_gateway).is_empty());
     let removal = Change::Remove(ObjectKey::Gateway("bookinfo/edge".parse().unwrap()));
     assert_eq!(mesh.apply(removal).workloads, proxies);
     assert_eq!(client_config(&mesh, "edge-1", &[]).snapshot.config.gateway, None);
@@ -249,8 +257,8 @@ fn a_gateway_in_a_strict_mesh_calls_workloads_without_a_sidecar() {
         "ratings",
     ]))));
     for (name, labels) in [("details-0", "{app: details}"), ("ratings-0", "{app: ratings}")] {
-        let plain = unmeshed_workload(name, labels, [10, 9, 0, 1]);
-        mesh.apply(Change::Upsert(Object::Workload(plain)));
+        let unmeshed = unmeshed_workload(name, labels, [10, 9, 0, 1]);
+        mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
     }
     let edge = client_config(&mesh, "edge-1", &[]);
     assert_eq!(service_endpoints(&edge, "ratings").len(), 1);
@@ -278,9 +286,9 @@ fn clients_of_a_gateway_are_external() {
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("edge-liar"))));
     mesh.apply(Change::Upsert(Object::Service(edge)));
     let entry_of = |mesh: &Mesh, address| {
-        let actual =
+        let entries =
             address_entries(mesh, &BTreeSet::from([address]), &mut ServiceConfigCache::default());
-        AddressEntry::clone(&actual.by_address[&address])
+        AddressEntry::clone(&entries.by_address[&address])
     };
     assert_eq!(
         [entry_of(&mesh, pod), entry_of(&mesh, address)],

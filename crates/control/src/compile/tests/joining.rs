@@ -1,4 +1,4 @@
-//! Services with and without sidecars: the endpoints for clients with a sidecar.
+//! The endpoints that sidecars balance over while some pods of a service have no sidecar, or none has one.
 
 use std::net::IpAddr;
 
@@ -12,15 +12,15 @@ use super::*;
 use crate::fixture::parse_objects;
 
 /// Bookinfo in a cluster: `reviews-v1` has the address 10.96.0.9, one pod with a sidecar (`reviews-v1-1`), and
-/// the pods in `plain` without one.
-pub(super) fn cluster_with_unmeshed(text: &str, plain: &[&str]) -> Mesh {
-    let mut mesh = mesh_with_sidecars(text);
+/// the pods in `unmeshed_names` without one.
+pub(super) fn cluster_with_unmeshed(yaml: &str, unmeshed_names: &[&str]) -> Mesh {
+    let mut mesh = mesh_with_sidecars(yaml);
     let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
-    reviews.addresses.insert(ADDRESS);
+    reviews.addresses.insert(SERVICE_ADDRESS);
     mesh.apply(Change::Upsert(Object::Service(reviews)));
-    for (name, last) in plain.iter().zip(1..) {
+    for (name, last_byte) in unmeshed_names.iter().zip(1..) {
         let labels = "{app: reviews, version: v1}";
-        let workload = unmeshed_workload(name, labels, [10, 9, 0, last]);
+        let workload = unmeshed_workload(name, labels, [10, 9, 0, last_byte]);
         mesh.apply(Change::Upsert(Object::Workload(workload)));
     }
     mesh
@@ -34,9 +34,9 @@ fn set_ready(mesh: &mut Mesh, ready: bool) {
 
 /// Returns the endpoints that a client sees, each with a mark for a sidecar.
 pub(super) fn visible_endpoints(mesh: &Mesh) -> Vec<(String, bool)> {
-    let all =
+    let endpoints =
         service_endpoints(&client_config(mesh, "productpage-1", &["reviews-v1"]), "reviews-v1");
-    all.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
+    endpoints.into_iter().map(|(name, _, has_sidecar)| (name, has_sidecar)).collect()
 }
 
 fn all_endpoints() -> [(String, bool); 3] {
@@ -46,10 +46,13 @@ fn all_endpoints() -> [(String, bool); 3] {
 
 /// True if sidecars balance connections to the address of the service.
 pub(super) fn is_balanced(mesh: &Mesh) -> bool {
-    let actual =
-        address_entries(mesh, &BTreeSet::from([ADDRESS]), &mut ServiceConfigCache::default());
-    assert!(actual.dependencies.contains(&service_name("reviews-v1")));
-    *actual.by_address[&ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
+    let entries = address_entries(
+        mesh,
+        &BTreeSet::from([SERVICE_ADDRESS]),
+        &mut ServiceConfigCache::default(),
+    );
+    assert!(entries.dependencies.contains(&service_name("reviews-v1")));
+    *entries.by_address[&SERVICE_ADDRESS] == AddressEntry::Service(service_name("reviews-v1"))
 }
 
 fn rate_limit(spec: &str) -> Object {
@@ -66,13 +69,14 @@ fn requests_are_balanced_over_all_ready_endpoints_with_and_without_a_sidecar() {
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), all_endpoints());
     // An unready pod is not an endpoint, and becomes one without any other change.
-    let mut plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
-    plain.ready = false;
-    let affected_set = mesh.apply(Change::Upsert(Object::Workload(plain.clone())));
+    let mut unmeshed =
+        unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    unmeshed.ready = false;
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(unmeshed.clone())));
     assert!(affected_set.services.contains(&service_name("reviews-v1")));
     assert_eq!(visible_endpoints(&mesh), all_endpoints()[..2]);
-    plain.ready = true;
-    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    unmeshed.ready = true;
+    mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
     assert_eq!(visible_endpoints(&mesh), all_endpoints());
 }
 
@@ -97,9 +101,9 @@ fn a_service_whose_pods_all_have_sidecars_is_never_called_in_plaintext() {
     set_ready(&mut mesh, false);
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), []);
-    let plain = unmeshed_workload("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
-    let plain = Workload { ready: false, ..plain };
-    mesh.apply(Change::Upsert(Object::Workload(plain)));
+    let unmeshed = unmeshed_workload("reviews-v1-7", "{app: reviews, version: v1}", [10, 9, 0, 1]);
+    let unmeshed = Workload { ready: false, ..unmeshed };
+    mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
     assert!(is_balanced(&mesh));
 }
 
@@ -115,35 +119,35 @@ fn a_service_leaves_the_mesh_with_its_last_sidecar() {
 /// The endpoints of a Service without a selector are known only once they receive requests.
 #[test]
 fn a_service_whose_pods_may_join_is_balanced_before_the_first_joins() {
-    let joining = |mesh: &mut Mesh, marked: &[&str]| {
+    let mark_joining = |mesh: &mut Mesh, joining_names: &[&str]| {
         for name in ["reviews-v1-7", "reviews-v1-8"] {
             let key = service_name("reviews-v1");
-            let actual = mesh
+            let existing_workload = mesh
                 .unmeshed_workloads_of(&key)
                 .find(|workload| workload.name == workload_name(name));
-            let mut plain = actual.unwrap().clone();
-            plain.labels.remove(JOINING_LABEL);
-            if marked.contains(&name) {
-                plain.labels.insert(JOINING_LABEL.to_owned(), String::new());
+            let mut unmeshed = existing_workload.unwrap().clone();
+            unmeshed.labels.remove(JOINING_LABEL);
+            if joining_names.contains(&name) {
+                unmeshed.labels.insert(JOINING_LABEL.to_owned(), String::new());
             }
-            mesh.apply(Change::Upsert(Object::Workload(plain)));
+            mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
         }
     };
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     assert!(!is_balanced(&mesh));
-    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    mark_joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), all_endpoints()[1..]);
-    joining(&mut mesh, &["reviews-v1-7"]);
+    mark_joining(&mut mesh, &["reviews-v1-7"]);
     assert!(!is_balanced(&mesh), "only gateways call the other one");
-    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    mark_joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     // Sidecars may not send plaintext here: clients reach it as without a mesh.
     mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
     assert!(!is_balanced(&mesh));
     let mut mesh = cluster_with_unmeshed(&strict_bookinfo(""), &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
-    joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
+    mark_joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(!is_balanced(&mesh));
 }
 
@@ -154,8 +158,8 @@ fn a_service_that_publishes_unready_endpoints_includes_all() {
     reviews.unready = true;
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     set_ready(&mut mesh, false);
-    let plain = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
-    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..plain })));
+    let unmeshed = unmeshed_workload("reviews-v1-8", "{app: reviews, version: v1}", [10, 9, 0, 2]);
+    mesh.apply(Change::Upsert(Object::Workload(Workload { ready: false, ..unmeshed })));
     assert!(is_balanced(&mesh));
     assert_eq!(visible_endpoints(&mesh), all_endpoints());
 }
@@ -230,28 +234,29 @@ fn policies_that_only_sidecars_enforce_exclude_other_endpoints() {
 fn a_policy_applies_at_the_named_port_of_each_workload() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
     let mut reviews = mesh.service(&service_name("reviews-v1")).unwrap().clone();
-    let named = |name: &str, port, target| ServicePort {
+    let named_port = |name: &str, port, target| ServicePort {
         name: Some(name.parse().unwrap()),
         port,
         target,
         protocol: None,
     };
-    let main = TargetPort::Name("main".parse().unwrap());
+    let main_target = TargetPort::Name("main".parse().unwrap());
     reviews.ports = vec![
-        named("main", 9080, main),
-        named("other", 9081, TargetPort::Number(7001)),
-        named("third", 9082, TargetPort::Number(7002)),
+        named_port("main", 9080, main_target),
+        named_port("other", 9081, TargetPort::Number(7001)),
+        named_port("third", 9082, TargetPort::Number(7002)),
     ];
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     for (name, number) in [("reviews-v1-7", 7001), ("reviews-v1-8", 7002)] {
-        let last = u8::try_from(number - 7000).unwrap();
-        let mut plain = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
-        plain.ports = vec![WorkloadPort {
+        let last_byte = u8::try_from(number - 7000).unwrap();
+        let mut unmeshed =
+            unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last_byte]);
+        unmeshed.ports = vec![WorkloadPort {
             name: Some("main".parse().unwrap()),
             port: number,
             protocol: Protocol::Detect,
         }];
-        mesh.apply(Change::Upsert(Object::Workload(plain)));
+        mesh.apply(Change::Upsert(Object::Workload(unmeshed)));
     }
     let yaml = "apiVersion: leno.dev/v1alpha1\nkind: RateLimit\nmetadata: {name: p, namespace: bookinfo}\n\
                 spec: {targetRefs: [{kind: Service, name: reviews-v1, port: 9080}], concurrency: {requests: 10}}";
@@ -273,23 +278,23 @@ fn a_headless_service_resolves_to_each_pod() {
     reviews.addresses.clear();
     mesh.apply(Change::Upsert(Object::Service(reviews)));
     let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap().clone();
-    let (meshed, plain) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
+    let (meshed, unmeshed) = (IpAddr::from([10, 9, 0, 9]), IpAddr::from([10, 9, 0, 1]));
     mesh.apply(Change::Upsert(Object::Workload(Workload { address: meshed, ..workload })));
     let name = service_name("reviews-v1");
     let addresses_of = |mesh: &Mesh| {
         dns_records(mesh, &BTreeSet::from([name.clone()]))[&name].addresses().to_vec()
     };
-    assert_eq!(addresses_of(&mesh), [plain, meshed]);
-    let actual = address_entries(
+    assert_eq!(addresses_of(&mesh), [unmeshed, meshed]);
+    let entries = address_entries(
         &mesh,
-        &BTreeSet::from([meshed, plain]),
+        &BTreeSet::from([meshed, unmeshed]),
         &mut ServiceConfigCache::default(),
     );
-    assert!(matches!(&*actual.by_address[&meshed], AddressEntry::Workload { .. }));
-    assert_eq!(*actual.by_address[&plain], AddressEntry::External);
+    assert!(matches!(&*entries.by_address[&meshed], AddressEntry::Workload { .. }));
+    assert_eq!(*entries.by_address[&unmeshed], AddressEntry::External);
     // No DNS record contains a pod with a sidecar that cannot start.
     set_ready(&mut mesh, false);
-    assert_eq!(addresses_of(&mesh), [plain]);
+    assert_eq!(addresses_of(&mesh), [unmeshed]);
 }
 
-const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 0, 9));
+const SERVICE_ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 0, 9));

@@ -1,4 +1,5 @@
-//! Rate limits and external checks in configurations, which are unchanged without them.
+//! Rate limits, external checks and issuers' keys in compiled configurations, and the workloads that a change
+//! affects.
 
 use std::sync::Arc;
 
@@ -52,12 +53,12 @@ fn limits_apply_once_per_policy_at_the_target_ports_of_their_services() {
     let both = || "RateLimit bookinfo/both".to_owned();
     // The port of `reviews-beta` is named by `both`, which is more specific than the service's setting.
     assert_eq!(render_limits(&yaml, "reviews-v2-1"), [(9083, vec![both()])]);
-    let only = "targetRefs: [{name: reviews}]";
-    let separate =
-        yaml.replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", only);
+    let single_target = "targetRefs: [{name: reviews}]";
+    let yaml_with_setting = yaml
+        .replace("targetRefs: [{name: reviews}, {name: reviews-beta, port: 80}]", single_target);
     let setting = "UpstreamTrafficSetting bookinfo/v2".to_owned();
-    assert_eq!(render_limits(&separate, "reviews-v2-1"), [(9083, vec![both(), setting])]);
-    assert_eq!(render_limits(&separate, "reviews-v1-1").len(), 1);
+    assert_eq!(render_limits(&yaml_with_setting, "reviews-v2-1"), [(9083, vec![both(), setting])]);
+    assert_eq!(render_limits(&yaml_with_setting, "reviews-v1-1").len(), 1);
     assert_eq!(render_limits(&yaml, "details-1"), []);
     assert_eq!(render_limits(BOOKINFO, "reviews-v2-1"), []);
 }
@@ -105,9 +106,9 @@ fn request_checks_apply_once_per_kind_at_the_target_ports_of_their_services() {
     let checks = |yaml: &str, name: &str| {
         let mesh = mesh_with_sidecars(yaml);
         let workload = mesh.workload(&workload_name(name)).unwrap();
-        let used = used_services(workload, &BTreeSet::new());
+        let root_services = used_services(workload, &BTreeSet::new());
         let compiled_config =
-            compile_config(&mesh, workload, &used, &mut ServiceConfigCache::default());
+            compile_config(&mesh, workload, &root_services, &mut ServiceConfigCache::default());
         let checks_of_port = |(port, checks): (&u16, &Vec<leno_model::PortCheck>)| {
             let names = checks.iter().map(|check| check.policy.to_string());
             (*port, names.collect::<Vec<_>>())
@@ -121,12 +122,15 @@ fn request_checks_apply_once_per_kind_at_the_target_ports_of_their_services() {
             .collect::<Vec<_>>()
     };
     let yaml = format!("{BOOKINFO}{REQUEST_CHECKS}");
-    let named = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");
-    let all = named("ExternalAuthorization", "b-all");
-    let tokens = named("JwtValidation", "tokens");
-    let closer = named("ExternalAuthorization", "c-port");
-    assert_eq!(checks(&yaml, "reviews-v2-1"), [(9083, vec![all.clone(), tokens.clone(), closer])]);
-    assert_eq!(checks(&yaml, "reviews-v1-1")[0].1, [all, tokens]);
+    let policy_text = |kind: &str, name: &str| format!("{kind} bookinfo/{name}");
+    let authorization_of_service = policy_text("ExternalAuthorization", "b-all");
+    let tokens = policy_text("JwtValidation", "tokens");
+    let authorization_of_port = policy_text("ExternalAuthorization", "c-port");
+    assert_eq!(
+        checks(&yaml, "reviews-v2-1"),
+        [(9083, vec![authorization_of_service.clone(), tokens.clone(), authorization_of_port])]
+    );
+    assert_eq!(checks(&yaml, "reviews-v1-1")[0].1, [authorization_of_service, tokens]);
     assert_eq!(checks(&yaml, "details-1"), []);
     assert_eq!(checks(BOOKINFO, "reviews-v2-1"), []);
 }
@@ -157,11 +161,11 @@ fn sidecars_receive_the_fetched_keys_and_none_until_then() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let policy = parse_objects(TOKENS).pop().unwrap();
     mesh.apply(Change::Upsert(policy.clone()));
-    let sent = |mesh: &Mesh| {
+    let sent_keys = |mesh: &Mesh| {
         let workload = mesh.workload(&workload_name("reviews-v1-1")).unwrap();
-        let used = used_services(workload, &BTreeSet::new());
+        let root_services = used_services(workload, &BTreeSet::new());
         let compiled_config =
-            compile_config(mesh, workload, &used, &mut ServiceConfigCache::default());
+            compile_config(mesh, workload, &root_services, &mut ServiceConfigCache::default());
         let checks = compiled_config.snapshot.config.request_checks.values().flatten();
         let tokens = checks.filter_map(|check| match &check.check {
             leno_model::RequestCheck::Tokens(rule) => Some(rule.issuers.clone()),
@@ -169,7 +173,7 @@ fn sidecars_receive_the_fetched_keys_and_none_until_then() {
         });
         tokens.flatten().map(|issuer| issuer.keys).collect::<Vec<_>>()
     };
-    assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Awaited]);
+    assert_eq!(sent_keys(&mesh), [IssuerKeys::Pending, IssuerKeys::Pending]);
     let sources: Vec<_> = mesh.key_sources().cloned().collect();
     let [first, second] = &sources[..] else { panic!("{sources:?}") };
     assert_eq!(first.to_string(), "https://a.example:443/keys");
@@ -179,12 +183,12 @@ fn sidecars_receive_the_fetched_keys_and_none_until_then() {
     let affected_set = mesh.set_keys(second, set("{}"));
     assert_eq!((affected_set.workloads, affected_set.services.len()), (affected, 0));
     assert!(mesh.set_keys(second, set("{}")).is_empty(), "the same set again");
-    assert_eq!(sent(&mesh), [IssuerKeys::Awaited, IssuerKeys::Set("{}".into())]);
+    assert_eq!(sent_keys(&mesh), [IssuerKeys::Pending, IssuerKeys::Inline("{}".into())]);
     assert!(mesh.has_keys(second) && !mesh.has_keys(first));
 
     // An update of the rule contains them at once.
     mesh.apply(Change::Upsert(policy.clone()));
-    assert_eq!(sent(&mesh)[1], IssuerKeys::Set("{}".into()));
+    assert_eq!(sent_keys(&mesh)[1], IssuerKeys::Inline("{}".into()));
     mesh.apply(Change::Remove(policy.object_key()));
     assert_eq!(mesh.key_sources().count(), 0);
     assert!(mesh.set_keys(second, None).is_empty(), "no proxy uses them");

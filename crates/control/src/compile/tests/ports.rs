@@ -1,4 +1,4 @@
-//! The ports of an application, and their protocols.
+//! The ports in a workload's configuration, and their protocols: declared, by convention, or detected.
 
 use std::fmt::Write as _;
 
@@ -60,9 +60,12 @@ fn well_known_names_and_numbers_of_server_first_protocols_need_no_detection() {
             application_ports("127.0.0.1", &format!("ports: [{{{port}}}]"), &[]),
             tcp(number)
         );
-        let redirected = format!("port: 80, targetPort: {number}");
+        let with_target_port = format!("port: 80, targetPort: {number}");
         assert_eq!(
-            (application_ports("192.0.2.7", "", &[&redirected]), client_protocol(&redirected)),
+            (
+                application_ports("192.0.2.7", "", &[&with_target_port]),
+                client_protocol(&with_target_port)
+            ),
             (tcp(number).into(), Protocol::Tcp)
         );
         assert_eq!(client_protocol(&port), Protocol::Tcp);
@@ -127,8 +130,12 @@ fn policies_that_inspect_requests_disable_the_convention() {
             affected_set.services.contains(&service_name("s")),
             "clients receive the change: {policy}"
         );
-        let (called, ports): (Protocol, Vec<Protocol>) = protocols(&mesh);
-        assert_eq!((called, ports[0]), (Protocol::Detect, Protocol::Detect), "{policy}");
+        let (client_side_protocol, ports): (Protocol, Vec<Protocol>) = protocols(&mesh);
+        assert_eq!(
+            (client_side_protocol, ports[0]),
+            (Protocol::Detect, Protocol::Detect),
+            "{policy}"
+        );
         mesh.apply(Change::Remove(key));
         assert_eq!(protocols(&mesh), tcp);
     }

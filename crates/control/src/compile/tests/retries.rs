@@ -1,4 +1,4 @@
-//! Retries of a workload's requests.
+//! Compiled retry policies for a workload's requests.
 
 use leno_model::{Change, ObjectKey, PolicyName, WorkloadConfig};
 

@@ -68,7 +68,7 @@ fn older_routes_come_first_and_then_the_first_by_name() {
 
 #[test]
 fn a_backend_in_another_namespace_needs_a_grant_there() {
-    let away = BOOKINFO.replace(
+    let yaml_with_remote_backend = BOOKINFO.replace(
         "{name: reviews-v2, port: 9080, weight: 10}",
         "{name: reviews-v2, namespace: away, port: 9080, weight: 10}",
     );
@@ -87,14 +87,14 @@ fn a_backend_in_another_namespace_needs_a_grant_there() {
         let rule = port.rules.first().unwrap().clone();
         (rule.backends.len(), rule.actions.ungranted_weight)
     };
-    assert_eq!(shares(&mesh_with_sidecars(&away)), (1, 10));
+    assert_eq!(shares(&mesh_with_sidecars(&yaml_with_remote_backend)), (1, 10));
     for (kind, to, expected) in [
         ("HTTPRoute", "", (2, 0)),
         ("HTTPRoute", ", name: reviews-v2", (2, 0)),
         ("HTTPRoute", ", name: other", (1, 10)),
         ("GRPCRoute", "", (1, 10)),
     ] {
-        let mut mesh = mesh_with_sidecars(&away);
+        let mut mesh = mesh_with_sidecars(&yaml_with_remote_backend);
         let granted = parse_objects(&grant(kind, to)).remove(0);
         let key = granted.object_key();
         let affected_set = mesh.apply(Change::Upsert(granted));
@@ -165,8 +165,9 @@ fn applied_routes(mesh: &Mesh, client: &str, service: &str) -> (Vec<String>, u32
     let (namespace, name) = client.split_once('/').unwrap();
     let name = leno_model::WorkloadName::new(namespace, name).unwrap();
     let client = mesh.workload(&name).unwrap();
-    let used = BTreeSet::from([service_name(service)]);
-    let compiled_config = compile_config(mesh, client, &used, &mut ServiceConfigCache::default());
+    let root_services = BTreeSet::from([service_name(service)]);
+    let compiled_config =
+        compile_config(mesh, client, &root_services, &mut ServiceConfigCache::default());
     let rules = &compiled_config.snapshot.services[&service_name(service)].ports[&9080].rules;
     let ungranted = rules.first().map_or(0, |rule| rule.actions.ungranted_weight);
     (rules.iter().map(|rule| rule.route.to_string()).collect(), ungranted)
@@ -184,8 +185,8 @@ fn routes_of_another_namespace_apply_only_to_its_own_clients() {
             applied_routes(&mesh, "shop/buyer-1", "reviews"),
             (vec!["shop/mine".to_owned()], 0)
         );
-        let theirs = (vec!["bookinfo/reviews".to_owned()], 0);
-        assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "reviews"), theirs);
+        let producer_routes = (vec!["bookinfo/reviews".to_owned()], 0);
+        assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "reviews"), producer_routes);
         // No route at all; those of other consumers do not apply.
         assert_eq!(applied_routes(&mesh, "shop/buyer-1", "details"), (Vec::new(), 0));
         assert_eq!(applied_routes(&mesh, "bookinfo/productpage-1", "details"), (Vec::new(), 0));
@@ -194,11 +195,11 @@ fn routes_of_another_namespace_apply_only_to_its_own_clients() {
 
 #[test]
 fn without_a_grant_a_route_may_only_refer_to_its_own_service() {
-    let away = CONSUMER.replace(
+    let yaml_with_remote_backend = CONSUMER.replace(
         "{name: reviews, namespace: bookinfo, port: 9080}]",
         "{name: details, namespace: bookinfo, port: 9080, weight: 7}]",
     );
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{away}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{yaml_with_remote_backend}"));
     assert_eq!(applied_routes(&mesh, "shop/buyer-1", "reviews"), (vec!["shop/mine".to_owned()], 7));
 }
 
@@ -211,20 +212,20 @@ fn only_a_client_with_its_own_routes_has_its_own_service_configuration() {
         let class_of = |name: &leno_model::WorkloadName| {
             ClientClass::for_client(mesh, mesh.workload(name).unwrap())
         };
-        let theirs = service_configs
+        let other_client_config = service_configs
             .service_config(mesh, &class_of(&workload_name("stranger-1")), &service_name(name))
             .unwrap();
-        let own =
+        let own_config =
             service_configs.service_config(mesh, &class_of(&buyer), &service_name(name)).unwrap();
-        (theirs, own)
+        (other_client_config, own_config)
     };
-    let (theirs, own) = configs_of(&mesh, "details");
-    assert!(Arc::ptr_eq(&theirs, &own), "one configuration for both");
-    let (theirs, own) = configs_of(&mesh, "reviews");
-    assert_ne!(theirs, own);
+    let (other_client_config, own_config) = configs_of(&mesh, "details");
+    assert!(Arc::ptr_eq(&other_client_config, &own_config), "one configuration for both");
+    let (other_client_config, own_config) = configs_of(&mesh, "reviews");
+    assert_ne!(other_client_config, own_config);
     let own_route = parse_objects(CONSUMER).remove(1);
     let affected_set = mesh.apply(Change::Remove(own_route.object_key()));
     assert_eq!(affected_set.services, BTreeSet::from([service_name("reviews")]));
-    let (theirs, own) = configs_of(&mesh, "reviews");
-    assert!(Arc::ptr_eq(&theirs, &own), "the configuration of producers again");
+    let (other_client_config, own_config) = configs_of(&mesh, "reviews");
+    assert!(Arc::ptr_eq(&other_client_config, &own_config), "the configuration of producers again");
 }

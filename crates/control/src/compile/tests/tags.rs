@@ -1,4 +1,4 @@
-//! Tag rules in configurations, which are unchanged without them.
+//! Tag rules and lanes in compiled configurations, and the proxies that a change of them affects.
 
 use std::collections::BTreeMap;
 
@@ -84,14 +84,14 @@ fn a_change_of_tag_rules_affects_clients_and_workloads() {
                 mesh.apply(leno_model::Change::Upsert(object)),
             )
         });
-    let (route, again) = affected_sets.next().unwrap();
+    let (route, repeated_set) = affected_sets.next().unwrap();
     assert!(route.all_proxies, "the first rule requires the attributes of all callers");
     assert_eq!(route.services, [service_name("reviews")].into());
-    assert!(again.is_empty());
-    let (lane, again) = affected_sets.next().unwrap();
+    assert!(repeated_set.is_empty());
+    let (lane, repeated_set) = affected_sets.next().unwrap();
     assert_eq!(
         lane.workloads,
         [workload_name("reviews-v1-1"), workload_name("reviews-v2-1")].into()
     );
-    assert!(!lane.all_proxies && lane.services.is_empty() && again.is_empty());
+    assert!(!lane.all_proxies && lane.services.is_empty() && repeated_set.is_empty());
 }

@@ -19,8 +19,8 @@ use PodStage::{Ended, Ready, Terminating};
 
 /// Returns a pod without a sidecar of `reviews-v1`.
 fn unmeshed_pod(name: &str, stage: PodStage) -> Change {
-    let last = name.as_bytes().last().copied().unwrap();
-    let workload = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last]);
+    let last_byte = name.as_bytes().last().copied().unwrap();
+    let workload = unmeshed_workload(name, "{app: reviews, version: v1}", [10, 9, 0, last_byte]);
     upsert_at(workload, stage)
 }
 
@@ -45,12 +45,12 @@ fn endpoint_names(mesh: &Mesh) -> Vec<String> {
 #[test]
 fn the_last_pod_still_serves_while_it_terminates() {
     let mut mesh = cluster_with_unmeshed(BOOKINFO, &[]);
-    let before = visible_endpoints(&mesh);
-    assert_eq!(before, [("reviews-v1-1".to_owned(), true)]);
+    let endpoints_while_ready = visible_endpoints(&mesh);
+    assert_eq!(endpoints_while_ready, [("reviews-v1-1".to_owned(), true)]);
     let change = meshed_pod(&mesh, Terminating);
     assert!(mesh.apply(change).services.contains(&service_name("reviews-v1")));
     assert!(is_balanced(&mesh));
-    assert_eq!(visible_endpoints(&mesh), before);
+    assert_eq!(visible_endpoints(&mesh), endpoints_while_ready);
     // Its application has ended.
     let change = meshed_pod(&mesh, Ended);
     assert!(mesh.apply(change).services.contains(&service_name("reviews-v1")));
@@ -124,8 +124,8 @@ fn endpoints_of_unreported_sidecars_are_uncertain_also_while_their_pods_terminat
     mesh.set_listeners(&workload_name("reviews-v1-1"), None);
     let compiled_config = client_config(&mesh, "productpage-1", &["reviews-v1"]);
     let client = mesh.workload(&workload_name("productpage-1")).unwrap();
-    let uncertain = uncertain_endpoints(&mesh, client, &compiled_config);
-    assert!(!uncertain.is_empty());
+    let unknown_endpoints = uncertain_endpoints(&mesh, client, &compiled_config);
+    assert!(!unknown_endpoints.is_empty());
     // A missing report of a pod that has ended is not an uncertain endpoint.
     let change = meshed_pod(&mesh, Ended);
     mesh.apply(change);

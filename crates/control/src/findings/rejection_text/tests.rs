@@ -46,7 +46,7 @@ fn a_sentence_names_the_reason_the_sidecar_and_the_deciding_policy() {
         policy_status("JwtValidation", "shop/*"),
         policy_status("FaultInjection", "shop/other, shop/api:80"),
     ];
-    let objects = Objects { workloads: &workloads, routes: &routes, policies: &policies };
+    let objects = MeshObjects { workloads: &workloads, routes: &routes, policies: &policies };
     for (reason, expected) in [
         ("no-policy-route", "; decided by TrafficTarget shop/traffictarget"),
         ("rate-limited", "; decided by RateLimit shop/ratelimit"),
@@ -58,10 +58,10 @@ fn a_sentence_names_the_reason_the_sidecar_and_the_deciding_policy() {
         ("no-endpoint", ""),
     ] {
         let sentence = describe_rejection(&rejection_status(reason, "server", &[]), objects);
-        let start = format!(
+        let expected_start = format!(
             "shop/api: the mesh rejects 75.00 % of the requests with {reason} at the sidecar shop/api-1"
         );
-        assert_eq!(sentence, format!("{start}{expected}"));
+        assert_eq!(sentence, format!("{expected_start}{expected}"));
     }
     let reported =
         rejection_status("rate-limited", "server", &["RateLimit shop/a", "RateLimit shop/b"]);
@@ -82,7 +82,7 @@ fn an_account_and_a_service_with_the_same_name_are_different_destinations() {
     // A service has the name of the account, and an account that of the service.
     let policies =
         [policy_status("RateLimit", "shop/acct"), policy_status("TrafficTarget", "shop/api")];
-    let objects = Objects { workloads: &workloads, routes: &[], policies: &policies };
+    let objects = MeshObjects { workloads: &workloads, routes: &[], policies: &policies };
     for reason in ["rate-limited", "no-policy-route"] {
         let sentence = describe_rejection(&rejection_status(reason, "server", &[]), objects);
         assert!(!sentence.contains("decided by"), "{sentence}");
@@ -91,10 +91,11 @@ fn an_account_and_a_service_with_the_same_name_are_different_destinations() {
 
 #[test]
 fn a_rejection_without_policies_states_that_no_policy_allows_the_request() {
-    let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let sentence = describe_rejection(&rejection_status("denied-outbound", "client", &[]), none);
-    let end = "at the sidecar of its clients shop/api-1; no policy allows it";
-    assert!(sentence.ends_with(end), "{sentence}");
+    let no_objects = MeshObjects { workloads: &[], routes: &[], policies: &[] };
+    let sentence =
+        describe_rejection(&rejection_status("denied-outbound", "client", &[]), no_objects);
+    let expected_end = "at the sidecar of its clients shop/api-1; no policy allows it";
+    assert!(sentence.ends_with(expected_end), "{sentence}");
     let sentence = rejection_hint(&rejection_status("denied-outbound", "client", &[]));
     assert_eq!(
         sentence,
@@ -105,10 +106,11 @@ fn a_rejection_without_policies_states_that_no_policy_allows_the_request() {
 /// Only the server's sidecar knows that it rejected them, and it has not reported yet.
 #[test]
 fn a_rejection_counted_only_by_the_client_is_not_attributed_to_its_sidecar() {
-    let none = Objects { workloads: &[], routes: &[], policies: &[] };
-    let sentence = describe_rejection(&rejection_status("denied-by-policy", "client", &[]), none);
-    let end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
-    assert!(sentence.ends_with(end), "{sentence}");
+    let no_objects = MeshObjects { workloads: &[], routes: &[], policies: &[] };
+    let sentence =
+        describe_rejection(&rejection_status("denied-by-policy", "client", &[]), no_objects);
+    let expected_end = "with denied-by-policy, counted by the sidecar of its clients shop/api-1";
+    assert!(sentence.ends_with(expected_end), "{sentence}");
 }
 
 #[test]
@@ -116,7 +118,7 @@ fn a_rejection_names_no_policy_if_none_allowed_the_request() {
     // It may be newer than the rejections.
     let policies =
         [policy_status("AccessPolicy", "shop/api"), policy_status("TrafficTarget", "shop/api")];
-    let objects = Objects { workloads: &[], routes: &[], policies: &policies };
+    let objects = MeshObjects { workloads: &[], routes: &[], policies: &policies };
     for reason in ["denied", "denied-outbound"] {
         let sentence = describe_rejection(&rejection_status(reason, "client", &[]), objects);
         assert!(sentence.ends_with("; no policy allows it"), "{sentence}");
@@ -141,25 +143,29 @@ fn a_few_rejections_are_not_reported() {
 
 #[test]
 fn requests_to_no_service_are_reported_for_their_client() {
-    let none = Objects { workloads: &[], routes: &[], policies: &[] };
+    let no_objects = MeshObjects { workloads: &[], routes: &[], policies: &[] };
     let external_rejection = |reason| RejectionStatus {
         service: String::new(),
         sidecars: vec!["shop/web-1".to_owned()],
         ..rejection_status(reason, "client", &[])
     };
-    let start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are not services with";
-    let unknown = external_rejection("unknown-service");
-    assert_eq!(describe_rejection(&unknown, none), format!("{start} unknown-service"));
-    assert!(
-        rejection_hint(&unknown).ends_with("; leno diagnose shop/web-1"),
-        "{}",
-        rejection_hint(&unknown)
+    let expected_start = "shop/web-1: the mesh rejects 75.00 % of its requests to destinations that are not services with";
+    let unknown_service = external_rejection("unknown-service");
+    assert_eq!(
+        describe_rejection(&unknown_service, no_objects),
+        format!("{expected_start} unknown-service")
     );
-    let unknown_head = describe_rejection(&external_rejection("head-too-large"), none);
+    assert!(
+        rejection_hint(&unknown_service).ends_with("; leno diagnose shop/web-1"),
+        "{}",
+        rejection_hint(&unknown_service)
+    );
+    let unknown_head = describe_rejection(&external_rejection("head-too-large"), no_objects);
     let start_unknown =
         "shop/web-1: the mesh rejects 75.00 % of its requests without a known service with";
     assert_eq!(unknown_head, format!("{start_unknown} head-too-large"));
-    let denied = describe_rejection(&external_rejection("egress-denied"), none);
-    let end = "egress-denied; no policy allows it, and spec.egress of the MeshConfig is deny";
-    assert_eq!(denied, format!("{start} {end}"));
+    let denied = describe_rejection(&external_rejection("egress-denied"), no_objects);
+    let expected_end =
+        "egress-denied; no policy allows it, and spec.egress of the MeshConfig is deny";
+    assert_eq!(denied, format!("{expected_start} {expected_end}"));
 }

@@ -1,4 +1,4 @@
-//! Rejections derived from sidecars' reports.
+//! Rejections derived from the reports of clients' and servers' sidecars: shares, sides and deciding policies.
 
 use leno_discovery::traffic::STATUS_CLASSES;
 use leno_model::{Change, Gateway, Object, ServiceAccount};
@@ -34,7 +34,7 @@ fn at_second(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const LIMIT: &str = "
+const RATE_LIMIT: &str = "
 apiVersion: leno.dev/v1alpha1
 kind: RateLimit
 metadata: {name: few, namespace: bookinfo}
@@ -55,7 +55,7 @@ fn rule_matches() -> RuleMatches {
 
 #[test]
 fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{RATE_LIMIT}"));
     let mut history = History::default();
     let limited = [(Reason::RateLimited, 30)];
     let client =
@@ -88,7 +88,10 @@ fn a_rejection_by_the_server_names_its_sidecar_its_policy_and_its_share() {
         "the rejections are too old"
     );
     history.evict_expired(&mesh, at_second(4000));
-    assert!(history.rejections.inbound.is_empty() && history.rejections.outbound.is_empty());
+    assert!(
+        history.rejections.server_rejections.is_empty()
+            && history.rejections.client_rejections.is_empty()
+    );
 }
 
 /// Another service with the same port of details-1, and one with another port.
@@ -107,17 +110,18 @@ const SHARED_PORTS: &str = "
 /// A route forwards requests for details to details-v1, or a client calls details-v1 itself.
 #[test]
 fn a_rejection_names_policy_and_server_where_the_client_reports_another_service() {
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{LIMIT}{SHARED_PORTS}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}---{RATE_LIMIT}{SHARED_PORTS}"));
     let limited = [(Reason::RateLimited, 30)];
     let metrics_matches = RuleMatches { name: Name::new("of-metrics").unwrap(), ..rule_matches() };
     let mut history = History::default();
     for name in ["details-v1", "metrics"] {
         let service = Some(service_name(name));
-        let sent = TrafficSeries { service, ..traffic_series(Direction::Outbound, 40, &limited) };
+        let client_series =
+            TrafficSeries { service, ..traffic_series(Direction::Outbound, 40, &limited) };
         history.record_report(
             &mesh,
             &workload_name("productpage-1"),
-            &traffic_report(vec![sent], vec![]),
+            &traffic_report(vec![client_series], vec![]),
             at_second(5),
         );
     }
@@ -170,7 +174,7 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
  spec: {targetRefs: [{kind: Service, name: details}], limits: {requests: 2}}}
 ";
     let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{breakers}"));
-    let sent = TrafficSeries {
+    let series = TrafficSeries {
         service: Some(service_name("reviews-v1")),
         route: "bookinfo/reviews".parse().ok(),
         ..traffic_series(Direction::Outbound, 40, &[(Reason::CircuitFull, 30)])
@@ -178,8 +182,8 @@ fn a_rejection_of_a_routed_request_names_the_policy_of_the_called_service() {
     let kind = RuleKind::ServicePolicy(ServicePolicyKind::CircuitBreaker);
     let rule_match = |name| RuleMatches { kind, name: Name::new(name).unwrap(), ..rule_matches() };
     let mut history = History::default();
-    let sent = traffic_report(vec![sent], vec![rule_match("own"), rule_match("other")]);
-    history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+    let report = traffic_report(vec![series], vec![rule_match("own"), rule_match("other")]);
+    history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert_eq!(statuses[0].policies, ["CircuitBreaker bookinfo/own"]);
 }
@@ -237,15 +241,15 @@ fn rejections_for_missing_services_are_not_recorded() {
         service: Some(service_name("invented")),
         ..traffic_series(Direction::Inbound, 1, &denied)
     };
-    let sent = traffic_report(vec![invented], vec![rule_matches()]);
-    history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
-    assert!(history.rejections.inbound.is_empty());
+    let report = traffic_report(vec![invented], vec![rule_matches()]);
+    history.record_report(&mesh, &workload_name("details-1"), &report, at_second(5));
+    assert!(history.rejections.server_rejections.is_empty());
     let limited = [(Reason::RateLimited, 1)];
-    let sent = traffic_report(
+    let report = traffic_report(
         vec![traffic_series(Direction::Outbound, 1, &limited)],
         vec![rule_matches()],
     );
-    history.record_report(&mesh, &workload_name("details-1"), &sent, at_second(5));
+    history.record_report(&mesh, &workload_name("details-1"), &report, at_second(5));
     let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
     assert!(statuses[0].policies.is_empty(), "there is no such RateLimit");
 }
@@ -293,7 +297,10 @@ fn rejections_of_requests_to_no_service_count_for_their_client() {
     ];
     assert_eq!(statuses, expected);
     history.evict_expired(&mesh, at_second(4000));
-    assert!(history.rejections.outbound.is_empty() && history.rejections.external.is_empty());
+    assert!(
+        history.rejections.client_rejections.is_empty()
+            && history.rejections.external_requests.is_empty()
+    );
 }
 
 #[test]
@@ -324,8 +331,8 @@ fn requests_with_an_unreadable_head_count_for_their_client() {
         at_second(5),
     );
     assert_eq!(history.traffic_status(&mesh, at_second(5), None).rejections, []);
-    let sent = traffic_report(vec![series], Vec::new());
-    history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+    let report = traffic_report(vec![series], Vec::new());
+    history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
     let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
     let statuses: Vec<_> = statuses
         .iter()
@@ -349,7 +356,7 @@ fn requests_with_an_unreadable_head_count_for_their_client() {
     assert_eq!(statuses, expected);
 }
 
-const DECIDING: &str = "
+const DECIDING_OBJECTS: &str = "
 ---
 {apiVersion: leno.dev/v1alpha1, kind: CircuitBreaker, metadata: {name: own, namespace: bookinfo},
  spec: {targetRefs: [{kind: Service, name: details}], limits: {requests: 2}}}
@@ -382,7 +389,7 @@ const DECIDING: &str = "
 
 #[test]
 fn each_reason_with_a_deciding_policy_names_it() {
-    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{DECIDING}"));
+    let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{DECIDING_OBJECTS}"));
     let matches_of = |kind: &str, name: &str| RuleMatches {
         kind: RuleKind::from_word(kind).unwrap(),
         name: Name::new(name).unwrap(),
@@ -419,8 +426,8 @@ fn each_reason_with_a_deciding_policy_names_it() {
     ] {
         let mut history = History::default();
         let series = traffic_series(Direction::Outbound, 40, &[(reason, 30)]);
-        let sent = traffic_report(vec![series], rules.clone());
-        history.record_report(&mesh, &workload_name("productpage-1"), &sent, at_second(5));
+        let report = traffic_report(vec![series], rules.clone());
+        history.record_report(&mesh, &workload_name("productpage-1"), &report, at_second(5));
         let statuses = history.traffic_status(&mesh, at_second(5), None).rejections;
         assert_eq!(statuses[0].policies, [format!("{kind} bookinfo/own")], "{}", reason.label());
     }

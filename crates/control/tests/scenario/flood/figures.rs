@@ -1,4 +1,4 @@
-//! Measurements of a flood against another process: CPU time, messages, and the latency of others.
+//! Measurements of a flood of messages against another process: its CPU time, and the latency of other queries.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -6,16 +6,16 @@ use std::time::Instant;
 use super::*;
 
 /// A control plane in its own process, killed on drop.
-struct Program {
+struct ControlProcess {
     child: Child,
     directory: TempDir,
     bundle: JoinBundle,
 }
 
-impl Program {
+impl ControlProcess {
     async fn start(program: Option<String>, yaml: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        write(directory.path(), yaml);
+        write_objects(directory.path(), yaml);
         let mut command = match program {
             Some(program) => {
                 let mut command = Command::new(program);
@@ -86,7 +86,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ControlProcess {
     fn drop(&mut self) {
         self.child.kill().ok();
         self.child.wait().ok();
@@ -117,11 +117,11 @@ fn a_control_plane_alone() {
 )]
 fn figures_of_a_flood_of_pairs() {
     const SERVICES: usize = 3000;
-    const FLOOD: Duration = Duration::from_secs(20);
+    const FLOOD_TIME: Duration = Duration::from_secs(20);
     let program = std::env::var("LENO").ok();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(LocalSet::new().run_until(async {
-        let program = Program::start(program, &large_mesh(SERVICES)).await;
+        let program = ControlProcess::start(program, &large_mesh(SERVICES)).await;
         let identity = program.join_identity("client-1").await;
         let services: Vec<ServiceName> = (0..SERVICES).map(numbered_service).collect();
         let (address, trust_domain) =
@@ -132,26 +132,26 @@ fn figures_of_a_flood_of_pairs() {
         println!("3000 services in a Hello: {:?}", start.elapsed());
         println!("calm: median and longest of `/services` {:?}", program.query_latency(20).await);
         let compiled = program.compiled_count().await;
-        let (before, start, mut sent) = (program.cpu_time(), Instant::now(), 0_u64);
-        let flood = async {
-            while start.elapsed() < FLOOD {
+        let (cpu_before, start, mut sent_messages) = (program.cpu_time(), Instant::now(), 0_u64);
+        let send_flood = async {
+            while start.elapsed() < FLOOD_TIME {
                 proxy.send_request(ProxyRequest::Subscribe(vec![stock_service()])).await;
                 proxy.send_request(ProxyRequest::Unsubscribe(vec![stock_service()])).await;
-                sent += 2;
+                sent_messages += 2;
             }
         };
-        let others = async {
+        let measure_latency = async {
             // In the middle of the flood.
-            tokio::time::sleep(FLOOD / 4).await;
+            tokio::time::sleep(FLOOD_TIME / 4).await;
             program.query_latency(5).await
         };
-        let ((), latency) = tokio::join!(flood, others);
+        let ((), latency) = tokio::join!(send_flood, measure_latency);
         let duration = start.elapsed();
         println!("flooded: median and longest of `/services` {latency:?}");
         let compiled = program.compiled_count().await - compiled;
-        let cpu = program.cpu_time() - before;
+        let cpu = program.cpu_time() - cpu_before;
         println!(
-            "{sent} messages in {duration:?}, {compiled} configurations compiled, CPU {cpu:?}"
+            "{sent_messages} messages in {duration:?}, {compiled} configurations compiled, CPU {cpu:?}"
         );
     }));
 }

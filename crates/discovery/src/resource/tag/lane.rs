@@ -1,8 +1,8 @@
-//! Wire conversion of lanes.
+//! Wire conversion of lane rules, which add headers to the inbound requests of a workload.
 
 use leno_model::{LaneMark, LaneRule};
 
-use super::test::{match_from_wire, match_to_wire};
+use super::conditions::{match_from_wire, match_to_wire};
 use super::{labels_from_wire, labels_to_wire, origin_from_wire, source_to_wire};
 use crate::proto;
 use crate::resource::field::{InvalidField, convert_each, parse_port};

@@ -54,30 +54,28 @@ pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
     (1_000_000..u64::MAX).prop_map(Duration::from_nanos)
 }
 
-fn too_many() -> impl Strategy<Value = FailureThreshold> {
+fn any_threshold() -> impl Strategy<Value = FailureThreshold> {
     let nonzero = || prop::option::of(1..u32::MAX);
     (nonzero(), nonzero())
         .prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, count: number })
 }
 
 fn any_trip() -> impl Strategy<Value = TripConditions> {
-    let slow = (any_duration(), too_many()).prop_map(|(threshold, too_many)| SlowRequests {
-        min_duration: threshold,
-        threshold: too_many,
-    });
+    let slow = (any_duration(), any_threshold())
+        .prop_map(|(min_duration, threshold)| SlowRequests { min_duration, threshold });
     let counts = (1..=60_u8, any::<u32>(), prop::option::of(1..u32::MAX), 1..u32::MAX);
-    (any_duration(), any_duration(), too_many(), prop::option::of(slow), counts).prop_map(
+    (any_duration(), any_duration(), any_threshold(), prop::option::of(slow), counts).prop_map(
         |(
             window,
             open_duration,
             failed,
             slow,
-            (buckets, requests_min, consecutive_failures, half_open_requests),
+            (buckets, min_requests, consecutive_failures, half_open_requests),
         )| TripConditions {
             failures: FailureClasses { timeout: true, ..FailureClasses::default() },
             window,
             buckets,
-            requests_min,
+            min_requests,
             failure_threshold: failed,
             consecutive_failures,
             slow,

@@ -17,7 +17,8 @@ use crate::resource::{balancing, fault, hedging};
 pub(super) fn any_faults() -> impl Strategy<Value = PortFaults> {
     let share = || 0..=1_000_000_u32;
     let time = (1..=600_000_u64).prop_map(Duration::from_millis);
-    let delay = (share(), time).prop_map(|(share_ppm, time)| FaultDelay { share_ppm, time });
+    let delay =
+        (share(), time).prop_map(|(share_ppm, time)| FaultDelay { share_ppm, duration: time });
     let abort = (share(), any_fixed_response(), prop::option::of(1..=16_u8))
         .prop_map(|(share_ppm, response, grpc)| FaultAbort { share_ppm, response, grpc });
     let pattern = || "[a-z*.-]{1,9}".prop_map(|text| NamePattern::new(&text).unwrap());
@@ -61,7 +62,7 @@ pub(super) fn any_balancing() -> impl Strategy<Value = PortLoadBalancing> {
         key().prop_map(BalanceAlgorithm::Maglev),
     ];
     let slow_start = (any_duration(), 1..=100_u8)
-        .prop_map(|(time, percent_min)| SlowStart { time, percent_min });
+        .prop_map(|(time, min_percent)| SlowStart { duration: time, min_percent });
     (any_policy_name(), algorithm, prop::option::of(slow_start)).prop_map(
         |(policy, algorithm, slow_start)| {
             let slow_start = slow_start.filter(|_| algorithm.hash_key().is_none());
@@ -105,7 +106,7 @@ fn an_invalid_algorithm_is_rejected_with_its_field() {
         ..proto::Balancing::default()
     };
     let key = |key| Some(Algorithm::Maglev(proto::HashKey { key }));
-    let slow_start = proto::SlowStart { time_nanoseconds: 1_000_000, percent_min: 1 };
+    let slow_start = proto::SlowStart { time_nanoseconds: 1_000_000, min_percent: 1 };
     let hashed = || balancing_with(key(Some(Key::Source(proto::Nothing {}))));
     for (invalid_balancing, field) in [
         (balancing_with(None), "algorithm"),

@@ -25,10 +25,10 @@ pub(super) fn any_outlier_detection() -> impl Strategy<Value = PortOutlierDetect
         });
     let failure_rate = prop::option::of((1..=100u8, 1..u32::MAX));
     let failure_rate = failure_rate.prop_map(|failure_rate| {
-        failure_rate.map(|(percent, requests_min)| FailureRate { percent, requests_min })
+        failure_rate.map(|(percent, min_requests)| FailureRate { percent, min_requests })
     });
     let counts = (1..=60u8, prop::option::of(1..u32::MAX), 0..=100u8, 1..u32::MAX, 0..=100u8);
-    let check_and_counts = (prop::option::of(health_check().prop_map(Box::new)), counts);
+    let check_and_counts = (prop::option::of(any_health_check().prop_map(Box::new)), counts);
     let native = (failures.clone(), any_duration(), any_duration(), failure_rate, check_and_counts)
         .prop_map(|(failures, window, base, failure_rate, (health_check, counts))| {
             let (buckets, consecutive_failures, percent, min_healthy, jitter_percent) = counts;
@@ -62,7 +62,7 @@ pub(super) fn any_outlier_detection() -> impl Strategy<Value = PortOutlierDetect
     })
 }
 
-fn health_check() -> impl Strategy<Value = HealthCheck> {
+fn any_health_check() -> impl Strategy<Value = HealthCheck> {
     let probe = prop_oneof![
         "/[a-z]{0,9}".prop_map(|path| HealthProbe::Http { path }),
         "[a-z.]{0,9}".prop_map(|service| HealthProbe::Grpc { service }),

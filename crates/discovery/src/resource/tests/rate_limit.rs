@@ -53,8 +53,8 @@ fn any_rate() -> impl Strategy<Value = Rate> {
     let time = (1..=24 * 3600_u64).prop_map(Duration::from_secs);
     (1..=Rate::MAX_TOKENS, time, 1..=Rate::MAX_BUCKET_SIZE).prop_map(|(count, time, size)| Rate {
         count,
-        time,
-        size,
+        period: time,
+        burst: size,
     })
 }
 
@@ -64,7 +64,7 @@ fn any_rate_rule() -> impl Strategy<Value = RateRule> {
     let peer = peer.prop_map(|(namespace, account)| PeerMatch { namespace, account });
     let buckets = || 1..=Rate::MAX_BUCKETS;
     let key = prop_oneof![
-        Just(RateLimitKey::Nothing),
+        Just(RateLimitKey::None),
         buckets().prop_map(|buckets| RateLimitKey::Client { buckets }),
         ("x-[a-z]{1,5}", buckets())
             .prop_map(|(name, buckets)| RateLimitKey::Header { name, buckets }),

@@ -12,7 +12,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::circuit_breaker::{any_fixed_response, any_policy_name};
-use super::{any_request_match, service_name};
+use super::{any_request_match, any_service_name};
 use crate::proto;
 use crate::resource::request_check;
 
@@ -21,10 +21,10 @@ pub(super) fn any_port_checks() -> impl Strategy<Value = BTreeMap<u16, Vec<PortC
     let context_extensions = vec(("[a-z]{1,3}", ".{0,5}"), 0..3);
     let long_body = prop_oneof![Just(LongBodyAction::Reject), Just(LongBodyAction::SendPrefix)];
     let body = (1..=BodyExcerpt::MAX_BYTES, long_body, any::<bool>()).prop_map(
-        |(bytes_max, long_body, pack_as_bytes)| BodyExcerpt { bytes_max, long_body, pack_as_bytes },
+        |(max_bytes, long_body, pack_as_bytes)| BodyExcerpt { max_bytes, long_body, pack_as_bytes },
     );
     let rule = (
-        check_service(),
+        any_check_service(),
         vec(any_request_match(), 0..3),
         headers,
         context_extensions,
@@ -52,8 +52,8 @@ fn any_jwt_validation() -> impl Strategy<Value = JwtValidation> {
     let claim_header =
         ("[a-z.]{1,5}", "x-[a-z]{1,5}").prop_map(|(claim, header)| ClaimHeader { claim, header });
     let keys = prop_oneof![
-        Just(IssuerKeys::Awaited),
-        ".{1,9}".prop_map(|keys| IssuerKeys::Set(keys.into()))
+        Just(IssuerKeys::Pending),
+        ".{1,9}".prop_map(|keys| IssuerKeys::Inline(keys.into()))
     ];
     let texts = ("[a-z]{1,5}", vec("[a-z]{1,5}", 0..3), keys);
     let max_age = prop::option::of((1..9999_u64).prop_map(Duration::from_secs));
@@ -95,18 +95,18 @@ pub(super) fn any_global_limit() -> impl Strategy<Value = GlobalLimit> {
     let entry = ("[a-z]{1,5}", value).prop_map(|(key, value)| DescriptorEntry { key, value });
     let descriptor = (vec(any_request_match(), 0..2), vec(entry, 1..3), 1..9_u32)
         .prop_map(|(requests, entries, hits_addend)| Descriptor { requests, entries, hits_addend });
-    (check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), any_fixed_response(), any::<bool>())
+    (any_check_service(), "[a-z]{1,5}", vec(descriptor, 1..3), any_fixed_response(), any::<bool>())
         .prop_map(|(check_service, domain, descriptors, response, rate_limit_headers)| {
             GlobalLimit { check_service, domain, descriptors, response, rate_limit_headers }
         })
 }
 
-fn check_service() -> impl Strategy<Value = CheckService> {
+fn any_check_service() -> impl Strategy<Value = CheckService> {
     let url = ("https?", "[a-z]{1,9}|\\[::1\\]", 1u16..);
     let external = url.prop_map(|(scheme, host, port)| {
         CheckServiceAddress::External(Server::parse(&format!("{scheme}://{host}:{port}")).unwrap())
     });
-    let in_mesh = (service_name(), 1u16..)
+    let in_mesh = (any_service_name(), 1u16..)
         .prop_map(|(service, port)| CheckServiceAddress::Service { service, port });
     let time = (1_000_000..60_000_000_000_u64).prop_map(Duration::from_nanos);
     (prop_oneof![external, in_mesh], time, any::<bool>()).prop_map(
@@ -139,8 +139,8 @@ fn an_invalid_request_check_is_rejected_with_its_field() {
     assert_eq!(decode_guard(None).unwrap_err().field, "guards[0].guard");
     assert!(decode_authorization(rule(Some(check_service()))).is_ok());
     let uppercase = proto::HeaderNames { names: vec!["A".to_owned()] };
-    let body = |bytes_max| {
-        let body = Some(proto::BodyExcerpt { bytes_max, ..Default::default() });
+    let body = |max_bytes| {
+        let body = Some(proto::BodyExcerpt { max_bytes, ..Default::default() });
         proto::Authorization { body, ..rule(Some(check_service())) }
     };
     assert!(decode_authorization(body(1)).is_ok());
@@ -159,8 +159,8 @@ fn an_invalid_request_check_is_rejected_with_its_field() {
             proto::Authorization { headers: Some(uppercase), ..rule(Some(check_service())) },
             "headers.names[0].header",
         ),
-        (body(0), "body.bytes_max"),
-        (body(BodyExcerpt::MAX_BYTES + 1), "body.bytes_max"),
+        (body(0), "body.max_bytes"),
+        (body(BodyExcerpt::MAX_BYTES + 1), "body.max_bytes"),
     ] {
         let invalid = decode_authorization(invalid_rule).unwrap_err();
         assert_eq!(invalid.field, format!("guards[0].authorization.{field}"));

@@ -11,10 +11,10 @@ use leno_model::{
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::prelude::*;
 
-use super::{any_name, any_request_match, service_name};
+use super::{any_name, any_request_match, any_service_name};
 
 pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
-    (vec(any_tag_rule(), 0..3), any_fallback_policy(), vec(caller_rule(), 0..2)).prop_map(
+    (vec(any_tag_rule(), 0..3), any_fallback_policy(), vec(any_caller_rule(), 0..2)).prop_map(
         |(rules, fallback_policy, by_caller)| TagRules {
             rules,
             fallback_policy,
@@ -24,7 +24,7 @@ pub(super) fn any_tag_rules() -> impl Strategy<Value = TagRules> {
 }
 
 pub(super) fn any_caller() -> impl Strategy<Value = CallerAttributes> {
-    (btree_set(service_name(), 0..3), any_texts(), any::<bool>()).prop_map(
+    (btree_set(any_service_name(), 0..3), any_texts(), any::<bool>()).prop_map(
         |(services, tags, has_parameters)| CallerAttributes { services, tags, has_parameters },
     )
 }
@@ -92,7 +92,7 @@ fn any_tag_rule() -> impl Strategy<Value = TagRule> {
         )
 }
 
-fn caller_rule() -> impl Strategy<Value = CallerRule> {
+fn any_caller_rule() -> impl Strategy<Value = CallerRule> {
     (any_origin(), any_callers(), any_tag_split(), any::<u32>(), any::<u32>(), any::<bool>())
         .prop_map(|(origin, from, split, min_percent, min_total, goes_on)| CallerRule {
             origin,
@@ -119,12 +119,12 @@ fn any_tag_split() -> impl Strategy<Value = TagSplit> {
 }
 
 fn any_callers() -> impl Strategy<Value = CallerMatch> {
-    (prop::option::of(service_name()), any_field_tests(), any_quorum())
+    (prop::option::of(any_service_name()), any_field_tests(), any_quorum())
         .prop_map(|(service, tags, quorum)| CallerMatch { service, tags, quorum })
 }
 
 fn any_quorum() -> impl Strategy<Value = Quorum> {
-    proptest::sample::select(vec![Quorum::All, Quorum::One])
+    proptest::sample::select(vec![Quorum::All, Quorum::Any])
 }
 
 fn any_tag_match() -> impl Strategy<Value = TagMatch> {
@@ -156,12 +156,12 @@ fn any_field_tests() -> impl Strategy<Value = Vec<FieldTest>> {
         TextRelation::Prefix,
         TextRelation::Regex,
         TextRelation::In,
-        TextRelation::Not,
+        TextRelation::NotEqual,
     ];
     let number = [
-        NumberRelation::Above,
+        NumberRelation::GreaterThan,
         NumberRelation::AtLeast,
-        NumberRelation::Below,
+        NumberRelation::LessThan,
         NumberRelation::AtMost,
     ];
     let text = (proptest::sample::select(text.to_vec()), vec("[a-z]{0,3}", 0..3), any::<bool>());

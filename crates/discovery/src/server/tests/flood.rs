@@ -18,12 +18,12 @@ fn subscription_pairs(count: usize) -> Vec<u8> {
 
 /// Handles events of a connection until it ends, yielding to the runtime before each.
 async fn count_events(owner: &mut Owner) -> u64 {
-    let mut handled = 0;
+    let mut handled_count = 0;
     while owner.next_event().await.is_some() {
-        handled += 1;
+        handled_count += 1;
         tokio::task::yield_now().await;
     }
-    handled
+    handled_count
 }
 
 #[tokio::test(start_paused = true)]
@@ -40,40 +40,40 @@ async fn subscriptions_that_cancel_out_are_merged() {
         let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
         // Busy with another connection: messages wait meanwhile, and are merged.
         sleep(Duration::from_millis(1)).await;
-        let handled = count_events(&mut owner).await;
+        let handled_count = count_events(&mut owner).await;
         drop(connected);
-        handled
+        handled_count
     };
-    let (server_result, (), handled) = tokio::join!(server, flood, script);
+    let (server_result, (), handled_count) = tokio::join!(server, flood, script);
     server_result.unwrap();
-    assert!(handled < PAIRS as u64 / 10, "{handled} events of {PAIRS} pairs");
+    assert!(handled_count < PAIRS as u64 / 10, "{handled_count} events of {PAIRS} pairs");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
     let (server, mut owner, mut proxy_end) = start_server();
-    let mut sent = 0_u64;
+    let mut sent_count = 0_u64;
     let start = Instant::now();
     let flood = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
         let block = subscription_pairs(500);
         while start.elapsed() < Duration::from_secs(60) {
             proxy_end.write_all(&block).await.unwrap();
-            sent += 1000;
+            sent_count += 1000;
         }
         drop(proxy_end);
     };
     let script = async {
         let connected = owner.wait_for_connected().await;
-        let handled = count_events(&mut owner).await;
+        let handled_count = count_events(&mut owner).await;
         drop(connected);
-        handled
+        handled_count
     };
     let (server_result, (), _) = tokio::join!(server, flood, script);
     server_result.unwrap();
     // A burst of a second of work, then a twentieth: at 16 units per message 62,500 and 3,125 per second.
-    assert!(sent < 62_500 + 61 * 3_125 + 5_000, "{sent} messages were read");
-    assert!(sent > 100_000, "{sent}");
+    assert!(sent_count < 62_500 + 61 * 3_125 + 5_000, "{sent_count} messages were read");
+    assert!(sent_count > 100_000, "{sent_count}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,9 +89,12 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
             .write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
             .await
             .unwrap();
-        assert_eq!(owner.next().await, "+services {shop/a}");
-        let waited = start.elapsed();
-        assert!(waited > Duration::from_secs(4) && waited < Duration::from_secs(6), "{waited:?}");
+        assert_eq!(owner.describe_next_event().await, "+services {shop/a}");
+        let wait_time = start.elapsed();
+        assert!(
+            wait_time > Duration::from_secs(4) && wait_time < Duration::from_secs(6),
+            "{wait_time:?}"
+        );
         drop(queued.event);
     };
     tokio::select! {
@@ -132,18 +135,18 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
     let script = async {
         let queued = owner.events.recv().await.unwrap();
         let Event::Connected(connected) = queued.event else { panic!("not connected") };
-        let mut subscribed = connected.hello.services.len() as u64;
-        queued.turn.charge(subscribed, Instant::now());
+        let mut subscribed_count = connected.hello.services.len() as u64;
+        queued.turn.charge(subscribed_count, Instant::now());
         drop(queued.turn);
         // The owner takes all events, and charges for a whole configuration each time.
         let receive_all = async {
-            let mut received = 0;
-            while received < 3000 {
+            let mut received_count = 0;
+            while received_count < 3000 {
                 let QueuedEvent { event, turn } = owner.events.recv().await.unwrap();
                 if let Event::SubscriptionsChanged { change, .. } = event {
-                    received += change.added.services.len();
-                    subscribed += change.added.services.len() as u64;
-                    turn.charge(subscribed, Instant::now());
+                    received_count += change.added.services.len();
+                    subscribed_count += change.added.services.len() as u64;
+                    turn.charge(subscribed_count, Instant::now());
                 }
             }
         };
@@ -159,7 +162,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         start.elapsed()
     };
     tokio::select! {
-        waited = script => assert!(waited < Duration::from_millis(300), "{waited:?}"),
+        wait_time = script => assert!(wait_time < Duration::from_millis(300), "{wait_time:?}"),
         server_result = server => panic!("{server_result:?}"),
         client_error = client => panic!("{client_error}"),
     }
@@ -181,8 +184,8 @@ async fn the_last_messages_of_a_proxy_reach_the_owner() {
         // The owner is busy until the stream has ended.
         sleep(Duration::from_secs(1)).await;
         let _connected = owner.wait_for_connected().await;
-        assert_eq!(owner.next().await, "listeners []");
-        assert_eq!(owner.next().await, "disconnected 7");
+        assert_eq!(owner.describe_next_event().await, "listeners []");
+        assert_eq!(owner.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();

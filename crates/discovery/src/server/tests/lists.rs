@@ -27,13 +27,13 @@ async fn each_list_of_a_message_is_applied() {
         let _connected = owner.wait_for_connected().await;
         for (message, expected) in steps {
             proxy_end.write_all(&frame_message(message)).await.unwrap();
-            assert_eq!(owner.next().await, expected);
+            assert_eq!(owner.describe_next_event().await, expected);
         }
         // An empty message changes nothing.
         let empty = from_proxy::Message::Subscribe(proto::Services::default());
         proxy_end.write_all(&frame_message(empty)).await.unwrap();
         drop(proxy_end);
-        assert_eq!(owner.next().await, "disconnected 7");
+        assert_eq!(owner.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();

@@ -15,7 +15,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn create_authority() -> (Authority, TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let source = AuthoritySource::Own(dir.path().join("authority"));
+    let source = AuthoritySource::BuiltIn(dir.path().join("authority"));
     let domain = TrustDomain::new("cluster.local").unwrap();
     (source.open_or_create(&domain, SystemTime::now()).unwrap(), dir)
 }
@@ -172,7 +172,7 @@ async fn a_transient_error_is_reported_only_if_it_persists() {
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;
     let (second, _other) = create_authority();
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 1);
-    leader.reconciler.schedule_retry(&name, ReconcileError::Reported("no".to_owned()));
+    leader.reconciler.schedule_retry(&name, ReconcileError::Permanent("no".to_owned()));
     assert_eq!(leader.reconciler.due_secrets(&second).len(), 0);
     // A certificate that is due for renewal is no longer valid.
     leader.run_round(&[desired_certificate("batch-tls")], &first).await;

@@ -196,7 +196,7 @@ fn certificate_references_must_exist_and_be_permitted() {
         fixture.add_certificate("infra", "cert");
         fixture.add_certificate("other", "cert");
         fixture
-            .facts
+            .inputs
             .certificates
             .insert(object_id("infra", "broken"), Err("it is broken".to_owned()));
         if let Some(grant) = &grant {
@@ -208,7 +208,7 @@ fn certificate_references_must_exist_and_be_permitted() {
         let ports = fixture.resolve_all().gateways.values().next().unwrap().ports.len();
         assert_eq!(ports, usize::from(expected == "ResolvedRefs"), "{certificate} {grant:?}");
         // Only permitted Secrets are requested.
-        let is_requested = !collect_secrets(&fixture.facts).is_empty();
+        let is_requested = !collect_secrets(&fixture.inputs).is_empty();
         let is_secret = certificate["kind"] != "Other" && certificate["group"] != "x.y";
         assert_eq!(
             is_requested,
@@ -252,7 +252,7 @@ fn a_gateway_is_programmed_if_its_listeners_pods_and_address_are_ready() {
         let mut fixture = ClusterFixture::new(json!([]));
         fixture.add_gateway("edge", spec.clone());
         if is_running {
-            fixture.run();
+            fixture.add_running_objects();
         }
         let resolved = fixture.resolve_all();
         let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
@@ -272,13 +272,13 @@ fn a_gateway_is_programmed_if_its_listeners_pods_and_address_are_ready() {
 #[test]
 fn without_a_load_balancer_a_gateway_has_a_cluster_address() {
     let mut fixture = ClusterFixture::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
-    fixture.run();
+    fixture.add_running_objects();
     let object = object_id("infra", "leno-gateway-edge");
     let mut addresses = |is_load_balancer| {
         let cluster_addresses = vec![GatewayAddress::from_ip("10.0.0.9")];
         let gateway_service =
             GatewayService { is_load_balancer, ingress_addresses: Vec::new(), cluster_addresses };
-        fixture.facts.gateway_services.insert(object.clone(), gateway_service);
+        fixture.inputs.gateway_services.insert(object.clone(), gateway_service);
         let resolved = fixture.resolve_all();
         let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
         (gateway_status.addresses.len(), condition_reason(&gateway_status.conditions, "Programmed"))
@@ -290,7 +290,7 @@ fn without_a_load_balancer_a_gateway_has_a_cluster_address() {
 #[test]
 fn gateways_of_other_classes_are_ignored() {
     let mut fixture = ClusterFixture::new(json!([listener_spec("l", 80, "HTTP", json!({}))]));
-    fixture.facts.classes.clear();
+    fixture.inputs.classes.clear();
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &[]);
     let resolved = fixture.resolve_all();
     assert!(resolved.gateways.is_empty() && resolved.gateway_statuses.is_empty());

@@ -1,4 +1,4 @@
-//! Routes at listeners.
+//! Routes at listeners: attachment, host names, backends and precedence.
 
 use super::*;
 
@@ -12,25 +12,25 @@ fn http_listener(name: &str, fields: Value) -> Value {
 
 #[test]
 fn listeners_restrict_namespaces_and_kinds_of_routes() {
-    let from = |from: &str| json!({"namespaces": {"from": from}});
-    let team = |team: &str| json!({"namespaces": {"from": "Selector", "selector": {"matchLabels": {"team": team}}}});
+    let from_namespaces = |from: &str| json!({"namespaces": {"from": from}});
+    let from_team = |team: &str| json!({"namespaces": {"from": "Selector", "selector": {"matchLabels": {"team": team}}}});
     let kinds = json!({"namespaces": {"from": "All"}, "kinds": [{"kind": "GRPCRoute"}]});
     let not_allowed = "NotAllowedByListeners";
     for (allowed, kind_name, namespace, expected) in [
         (json!({}), "HTTPRoute", "infra", "Accepted"),
         (json!({}), "HTTPRoute", "other", not_allowed),
-        (from("Same"), "HTTPRoute", "infra", "Accepted"),
-        (from("Same"), "HTTPRoute", "other", not_allowed),
-        (from("All"), "HTTPRoute", "other", "Accepted"),
-        (from("None"), "HTTPRoute", "infra", not_allowed),
-        (team("b"), "HTTPRoute", "other", "Accepted"),
-        (team("b"), "HTTPRoute", "infra", not_allowed),
-        (team("b"), "HTTPRoute", "unknown", not_allowed),
+        (from_namespaces("Same"), "HTTPRoute", "infra", "Accepted"),
+        (from_namespaces("Same"), "HTTPRoute", "other", not_allowed),
+        (from_namespaces("All"), "HTTPRoute", "other", "Accepted"),
+        (from_namespaces("None"), "HTTPRoute", "infra", not_allowed),
+        (from_team("b"), "HTTPRoute", "other", "Accepted"),
+        (from_team("b"), "HTTPRoute", "infra", not_allowed),
+        (from_team("b"), "HTTPRoute", "unknown", not_allowed),
         (json!({"namespaces": {"from": "Selector"}}), "HTTPRoute", "infra", not_allowed),
         (kinds.clone(), "GRPCRoute", "infra", "Accepted"),
         (kinds, "HTTPRoute", "infra", not_allowed),
-        (from("All"), "TLSRoute", "infra", not_allowed),
-        (from("All"), "TCPRoute", "infra", not_allowed),
+        (from_namespaces("All"), "TLSRoute", "infra", not_allowed),
+        (from_namespaces("All"), "TCPRoute", "infra", not_allowed),
     ] {
         let mut fixture =
             ClusterFixture::new(json!([http_listener("l", json!({"allowedRoutes": allowed}))]));
@@ -39,11 +39,11 @@ fn listeners_restrict_namespaces_and_kinds_of_routes() {
         fixture.add_route(kind_name, namespace, "r", json!({}), hosts);
         let reasons = fixture.parent_reasons(kind_name, namespace, "r");
         assert_eq!(reasons, [expected, "ResolvedRefs"], "{allowed} {kind_name} {namespace}");
-        let attached = fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")]
-            .listeners[0]
-            .attached_route_count;
+        let attached_route_count =
+            fixture.resolve_all().gateway_statuses[&object_id("infra", "edge")].listeners[0]
+                .attached_route_count;
         assert_eq!(
-            attached,
+            attached_route_count,
             u32::from(expected == "Accepted"),
             "{allowed} {kind_name} {namespace}"
         );
@@ -66,7 +66,7 @@ fn a_route_is_programmed_if_its_gateway_is_and_a_listener_is_served() {
         let mut fixture = ClusterFixture::new(listeners.clone());
         fixture.add_route("HTTPRoute", "infra", "r", json!({"sectionName": section}), &[]);
         if is_running {
-            fixture.run();
+            fixture.add_running_objects();
         }
         let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
         let conditions = &fixture.resolve_all().parent_statuses[&route][0].conditions;
@@ -77,7 +77,7 @@ fn a_route_is_programmed_if_its_gateway_is_and_a_listener_is_served() {
 #[test]
 fn a_parent_reference_selects_listeners_by_name_and_port() {
     let listeners = json!([http_listener("a", json!({})), http_listener("b", json!({"port": 81}))]);
-    for (parent, expected, attached) in [
+    for (parent, expected, expected_counts) in [
         (json!({}), "Accepted", [1, 1]),
         (json!({"sectionName": "b"}), "Accepted", [0, 1]),
         (json!({"port": 80}), "Accepted", [1, 0]),
@@ -93,15 +93,15 @@ fn a_parent_reference_selects_listeners_by_name_and_port() {
         let gateway_status = &resolved.gateway_statuses[&object_id("infra", "edge")];
         let counts: Vec<u32> =
             gateway_status.listeners.iter().map(|listener| listener.attached_route_count).collect();
-        assert_eq!(counts, attached, "{parent}");
+        assert_eq!(counts, expected_counts, "{parent}");
     }
 }
 
 #[test]
 fn the_host_names_of_a_route_are_intersected_with_those_of_the_listener() {
-    let hostless: Option<&str> = None;
+    let no_hostname: Option<&str> = None;
     for (listener, route, expected) in [
-        (hostless, vec![], vec!["any"]),
+        (no_hostname, vec![], vec!["any"]),
         (None, vec!["a.b"], vec!["a.b"]),
         (Some("a.b"), vec![], vec!["any"]),
         (Some("a.b"), vec!["a.b", "c.b"], vec!["a.b"]),
@@ -148,8 +148,8 @@ fn invalid_backends_keep_their_weight_and_get_no_requests() {
         "from": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": "infra"}],
         "to": [{"group": "", "kind": "Service"}],
     });
-    let valid = json!({"name": "web", "port": 80, "weight": 1});
-    for (invalid, has_grant, expected, valid_count) in [
+    let valid_backend = json!({"name": "web", "port": 80, "weight": 1});
+    for (tested_backend, has_grant, expected, valid_count) in [
         (json!({"name": "web", "port": 80}), false, "ResolvedRefs", 2),
         (json!({"name": "none", "port": 80}), false, "BackendNotFound", 1),
         (json!({"name": "web", "port": 81}), false, "BackendNotFound", 1),
@@ -162,27 +162,27 @@ fn invalid_backends_keep_their_weight_and_get_no_requests() {
         if has_grant {
             fixture.add_object("ReferenceGrant", "other", "grant", grant.clone());
         }
-        let mut invalid = invalid.clone();
-        invalid["weight"] = json!(3);
-        let rules = json!([{"backendRefs": [valid, invalid]}, {"backendRefs": [valid]}]);
+        let mut tested_backend = tested_backend.clone();
+        tested_backend["weight"] = json!(3);
+        let rules = json!([{"backendRefs": [valid_backend, tested_backend]}, {"backendRefs": [valid_backend]}]);
         let spec = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
         fixture.add_object("HTTPRoute", "infra", "r", spec);
         assert_eq!(
             fixture.parent_reasons("HTTPRoute", "infra", "r"),
             ["Accepted", expected],
-            "{invalid}"
+            "{tested_backend}"
         );
         let resolved = fixture.resolve_all();
         let gateway = resolved.gateways.values().next().unwrap();
         let GatewayPortRules::Http(listeners) = &gateway.ports[0].serves else { panic!() };
         let rules = &listeners[0].hosts[0].rules;
         let expected_weight = if valid_count == 1 { 3 } else { 0 };
-        assert_eq!(rules[0].backends.len(), valid_count, "{invalid}");
-        assert_eq!(rules[0].actions.ungranted_weight, expected_weight, "{invalid}");
+        assert_eq!(rules[0].backends.len(), valid_count, "{tested_backend}");
+        assert_eq!(rules[0].actions.ungranted_weight, expected_weight, "{tested_backend}");
         assert_eq!(
             (rules[1].backends.len(), rules[1].actions.ungranted_weight),
             (1, 0),
-            "{invalid}"
+            "{tested_backend}"
         );
     }
 }
@@ -229,10 +229,10 @@ fn an_invalid_version_is_rejected_and_the_last_valid_one_stays_in_force() {
     let mut fixture = ClusterFixture::new(json!([http_listener("l", json!({}))]));
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["a.b"]);
     let route = RouteId { kind: "HTTPRoute", id: object_id("infra", "r") };
-    let last_valid = fixture.facts.routes[&route].last_valid.clone();
+    let last_valid = fixture.inputs.routes[&route].last_valid.clone();
     fixture.add_route("HTTPRoute", "infra", "r", json!({}), &["NO"]);
     assert_eq!(fixture.parent_reasons("HTTPRoute", "infra", "r"), ["UnsupportedValue", "Pending"]);
-    fixture.facts.routes.get_mut(&route).unwrap().last_valid = last_valid;
+    fixture.inputs.routes.get_mut(&route).unwrap().last_valid = last_valid;
     assert_eq!(
         fixture.parent_reasons("HTTPRoute", "infra", "r"),
         ["UnsupportedValue", "ResolvedRefs"]
@@ -312,12 +312,12 @@ fn tls_and_tcp_routes_apply_on_the_ports_of_their_listeners() {
     let described: Vec<String> =
         rules.iter().map(|rule| format!("{} {:?}", rule.route.name, rule.hostnames)).collect();
     assert_eq!(described, ["one [Exact(a.b)]", "two [Below(x.b)]"]);
-    let tcp = |index: usize| match &gateway.ports[index].serves {
+    let describe_tcp_rule = |index: usize| match &gateway.ports[index].serves {
         GatewayPortRules::Tcp(rule) => (rule.route.name.to_string(), rule.backends.len()),
         other => panic!("{other:?}"),
     };
-    assert_eq!(tcp(1), ("db".to_owned(), 1));
-    assert_eq!(tcp(2), ("edge".to_owned(), 0));
+    assert_eq!(describe_tcp_rule(1), ("db".to_owned(), 1));
+    assert_eq!(describe_tcp_rule(2), ("edge".to_owned(), 0));
     let backends: Vec<String> = resolved.backends.iter().map(ToString::to_string).collect();
     assert_eq!(backends, ["infra/web"]);
 }

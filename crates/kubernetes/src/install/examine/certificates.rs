@@ -1,4 +1,5 @@
-//! Expiry of the certificates of the mesh.
+//! Checks of `leno check` for expiring certificates: the signing certificate, the trust roots, and the
+//! webhook's CA bundle.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +11,7 @@ use rustls::pki_types::pem::PemObject as _;
 
 use super::{ExamineResult, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
-use crate::words::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
+use crate::well_known::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
 /// Checks the certificate that signs workload certificates.
 pub(super) async fn check_issuer(
@@ -58,25 +59,28 @@ pub(super) async fn check_roots(
     namespace: &NamespaceName,
     now: SystemTime,
 ) -> ExamineResult {
-    let maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
-    let text = match maps.get_opt(&ROOTS_NAME).await {
-        Ok(map) => map.and_then(|map| map.data).and_then(|mut data| data.remove("roots.pem")),
+    let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
+    let roots_pem = match config_maps.get_opt(&ROOTS_NAME).await {
+        Ok(config_map) => config_map
+            .and_then(|config_map| config_map.data)
+            .and_then(|mut data| data.remove("roots.pem")),
         Err(error) => return unreadable_finding(&error),
     };
-    let Some(text) = text else {
+    let Some(roots_pem) = roots_pem else {
         return ExamineResult::failure(
             format!("there is no ConfigMap {namespace}/{ROOTS_CONFIG_MAP} with roots"),
             "see the log of the control plane",
         );
     };
     let hint = "replace the root: see `leno ca --help`";
-    let remaining: Vec<u64> = remaining_days(text.as_bytes(), now).into_iter().flatten().collect();
-    match remaining.iter().max() {
+    let valid_days: Vec<u64> =
+        remaining_days(roots_pem.as_bytes(), now).into_iter().flatten().collect();
+    match valid_days.iter().max() {
         None => ExamineResult::failure("none is valid", hint),
         Some(days) if *days < MIN_REMAINING_DAYS => {
             ExamineResult::warning(format!("the last one expires in {days} days"), hint)
         }
-        Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", remaining.len())),
+        Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", valid_days.len())),
     }
 }
 
@@ -91,9 +95,9 @@ pub(super) fn check_bundle(
         .flatten();
     let bundles = webhooks.filter_map(|webhook| webhook.client_config.ca_bundle.as_ref());
     // A bundle is valid as long as any of its certificates.
-    let remaining =
+    let valid_days =
         bundles.map(|bundle| remaining_days(&bundle.0, now).into_iter().flatten().max());
-    match remaining.min() {
+    match valid_days.min() {
         Some(Some(days)) if days < MIN_REMAINING_DAYS => ExamineResult::warning(
             format!("pods get sidecars; the webhook's CA bundle expires in {days} days"),
             "see the log of the control plane, which renews it a year before expiry",

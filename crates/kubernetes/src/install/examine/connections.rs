@@ -1,4 +1,5 @@
-//! Connections of sidecars to control planes, as the leader publishes them in the Lease.
+//! Check of `leno check` for the connections of sidecars to control planes, which the leader publishes in the
+//! Lease.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,9 +13,10 @@ use tokio::time::{Instant, sleep};
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::status::annotated_connections;
-use crate::words::CONTROL_NAME;
+use crate::well_known::CONTROL_NAME;
 
-/// Compares connected sidecars with running ones: `pods`, and further ones if `is_truncated`.
+/// Compares the connected sidecars with the running `pods`. If `is_truncated`, more pods than these are
+/// running.
 ///
 /// New control planes discover each other within a second. The leader updates the Lease at the next renewal,
 /// for which the check waits.
@@ -26,26 +28,28 @@ pub(super) async fn check_connections(
     is_truncated: bool,
 ) -> ExamineResult {
     let leases: ObjectApi<Lease> = ObjectApi::for_namespace(client.clone(), namespace);
-    let replicas =
+    let ready_replicas =
         control_plane.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
-    let replicas = usize::try_from(replicas).unwrap_or(0);
+    let ready_replicas = usize::try_from(ready_replicas).unwrap_or(0);
     let deadline = Instant::now() + RENEWAL_TIMEOUT;
     loop {
         let lease = match leases.get_opt(&CONTROL_NAME).await {
             Ok(lease) => lease,
             Err(error) => return unreadable_finding(&error),
         };
-        let current = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
-        let connections = current.as_ref().and_then(|lease| annotated_connections(&lease.metadata));
-        let is_complete =
-            connections.as_ref().is_some_and(|connections| has_all_reports(connections, replicas));
+        let current_lease = lease.filter(|lease| is_fresh(lease, SystemTime::now()));
+        let connections =
+            current_lease.as_ref().and_then(|lease| annotated_connections(&lease.metadata));
+        let is_complete = connections
+            .as_ref()
+            .is_some_and(|connections| has_all_reports(connections, ready_replicas));
         if !is_complete && Instant::now() < deadline {
             sleep(Duration::from_millis(500)).await;
             continue;
         }
-        return match (current, connections) {
+        return match (current_lease, connections) {
             (_, Some(connections)) => {
-                compare_connections(&connections, replicas, pods, is_truncated)
+                compare_connections(&connections, ready_replicas, pods, is_truncated)
             }
             (Some(_), None) => ExamineResult::Passed(
                 "not reported yet by the control plane that holds the Lease".to_owned(),
@@ -59,8 +63,9 @@ pub(super) async fn check_connections(
     }
 }
 
-fn has_all_reports(connections: &SidecarConnections, replicas: usize) -> bool {
-    connections.peers + 1 >= replicas
+/// Returns true if the leader has the reports of all ready control planes.
+fn has_all_reports(connections: &SidecarConnections, ready_replicas: usize) -> bool {
+    connections.peers + 1 >= ready_replicas
 }
 
 /// Returns true if the leader has renewed the Lease recently. The limit is generous because clocks differ.
@@ -76,14 +81,14 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
 
 fn compare_connections(
     connections: &SidecarConnections,
-    replicas: usize,
+    ready_replicas: usize,
     pods: &[Pod],
     is_truncated: bool,
 ) -> ExamineResult {
-    if !has_all_reports(connections, replicas) {
+    if !has_all_reports(connections, ready_replicas) {
         return ExamineResult::warning(
             format!(
-                "the control plane that holds the Lease has reports from {} of {replicas} control \
+                "the control plane that holds the Lease has reports from {} of {ready_replicas} control \
                  planes",
                 connections.peers + 1
             ),
@@ -96,9 +101,10 @@ fn compare_connections(
             .into_iter()
             .any(|condition| condition.type_ == "Ready" && condition.status == "True")
     };
-    let path_of = |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    let pod_path =
+        |pod: &Pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     let is_ready_pod = |name: &String| {
-        let pod = pods.iter().find(|pod| path_of(pod) == *name);
+        let pod = pods.iter().find(|pod| pod_path(pod) == *name);
         pod.map_or(is_truncated, is_ready)
     };
     let names: Vec<String> =

@@ -1,4 +1,4 @@
-//! Control plane of a cluster: its namespace, its pods and their nodes.
+//! Checks of `leno check` for the control plane: its namespace, its pods and their nodes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::install::apply::incomplete_rollout;
 use crate::install::{PART_OF, PART_OF_LABEL};
-use crate::words::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
+use crate::well_known::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 
 /// Finds the control plane of a namespace, or the one in the cluster.
 pub(super) async fn find_control_plane(
@@ -48,13 +48,13 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
         (None, _) => {
             Err(ExamineResult::warning("there is none", "`leno install --apply` installs it"))
         }
-        (Some(first), other_control_planes) => {
+        (Some(control_plane), other_control_planes) => {
             other_namespaces =
                 other_control_planes.filter_map(|deployment| deployment.namespace()).collect();
-            let namespace = first.namespace().unwrap_or_default();
+            let namespace = control_plane.namespace().unwrap_or_default();
             match other_namespaces.as_slice() {
                 [] => match NamespaceName::new(&namespace) {
-                    Ok(namespace) => Ok((namespace, first)),
+                    Ok(namespace) => Ok((namespace, control_plane)),
                     Err(error) => Err(unreadable_finding(&error.into())),
                 },
                 other_namespaces => Err(ExamineResult::failure(
@@ -70,25 +70,25 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
     }
 }
 
-/// Checks that all its pods are available.
+/// Checks that all pods of the control plane are available.
 pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> ExamineResult {
     match incomplete_rollout(deployment) {
         None => ExamineResult::Passed(format!("all pods are ready, in {namespace}")),
-        Some(incomplete) => ExamineResult::failure(
-            incomplete,
+        Some(rollout_state) => ExamineResult::failure(
+            rollout_state,
             format!("see `kubectl -n {namespace} describe pods` and their logs"),
         ),
     }
 }
 
-/// Checks the nodes of the control planes: each has its own if enough nodes are schedulable.
+/// Checks that the control planes run on different nodes if enough nodes accept them.
 pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> ExamineResult {
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
-    let selection = ListParams::default()
+    let running_pods = ListParams::default()
         .labels(&format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}"))
         .fields("status.phase=Running");
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let pods = match pods.list(&selection).await {
+    let pods = match pods.list(&running_pods).await {
         Ok(pods) => pods.items,
         Err(error) => return unreadable_finding(&error),
     };
@@ -99,14 +99,14 @@ pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> 
 }
 
 fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult {
-    let running = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
-    let mut by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for pod in running {
+    let running_pods = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    let mut pods_by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for pod in running_pods {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        by_node.entry(node.unwrap_or_default()).or_default().push(pod.name_any());
+        pods_by_node.entry(node.unwrap_or_default()).or_default().push(pod.name_any());
     }
-    let selector = pods.iter().find_map(|pod| pod.spec.as_ref()?.node_selector.clone());
-    let selector = selector.unwrap_or_default();
+    let node_selector = pods.iter().find_map(|pod| pod.spec.as_ref()?.node_selector.clone());
+    let node_selector = node_selector.unwrap_or_default();
     let tolerations = pods.iter().find_map(|pod| pod.spec.as_ref()?.tolerations.clone());
     let tolerations = tolerations.unwrap_or_default();
     let accepts_pods = |node: &&Node| {
@@ -118,7 +118,7 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
             status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
         conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
             && !is_cordoned
-            && selector.iter().all(|(key, value)| node.labels().get(key) == Some(value))
+            && node_selector.iter().all(|(key, value)| node.labels().get(key) == Some(value))
             && taints.all(|taint| {
                 taint.effect == "PreferNoSchedule"
                     || tolerations.iter().any(|toleration| tolerates(toleration, taint))
@@ -126,9 +126,9 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
     };
     let free_nodes = nodes.iter().filter(accepts_pods).map(|node| node.name_any());
     let free_nodes: Vec<String> =
-        free_nodes.filter(|name| !by_node.contains_key(name.as_str())).collect();
-    let shared = by_node.iter().find(|(_, pods)| pods.len() > 1);
-    match (shared, free_nodes.first()) {
+        free_nodes.filter(|name| !pods_by_node.contains_key(name.as_str())).collect();
+    let shared_node = pods_by_node.iter().find(|(_, pods)| pods.len() > 1);
+    match (shared_node, free_nodes.first()) {
         (Some((node, pods)), Some(_)) => ExamineResult::warning(
             format!(
                 "{} of them share the node {node}, and {} could run one: a failure of {node} stops \
@@ -142,10 +142,11 @@ fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult
             "{} share the node {node}, and no other node can run them",
             pods.len()
         )),
-        (None, _) => ExamineResult::Passed(format!("on {} nodes", by_node.len())),
+        (None, _) => ExamineResult::Passed(format!("on {} nodes", pods_by_node.len())),
     }
 }
 
+/// Returns true if a toleration matches a taint.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let matches_effect =
         toleration.effect.as_ref().is_none_or(|text| text.is_empty() || *text == taint.effect);

@@ -1,4 +1,4 @@
-//! Gateways of our class, compared with the options of the control plane.
+//! Check of `leno check` for Gateways of Leno's class that no control plane serves.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,9 @@ use crate::gateway::GATEWAY_KINDS;
 use crate::install::InstalledOptions;
 use crate::source::{DiscoveredKind, find_version};
 use crate::status::StatusForm;
-use crate::words::GATEWAY_CONTROLLER;
+use crate::well_known::GATEWAY_CONTROLLER;
 
-/// Checks for Gateways of our class that no control plane serves.
+/// Checks for Gateways of Leno's class that no control plane serves.
 pub(super) async fn check_gateways(client: &Client, control_plane: &Deployment) -> ExamineResult {
     if InstalledOptions::from_deployment(control_plane).gateways {
         return ExamineResult::Passed("the control plane serves them".to_owned());
@@ -42,12 +42,15 @@ async fn gateways_of_our_class(client: &Client) -> Result<Vec<String>, ApiError>
             continue;
         }
         for object in objects_of_kind(client, kind).await? {
-            let text = |path: &str| object.data.pointer(path).and_then(Value::as_str);
+            let string_at = |path: &str| object.data.pointer(path).and_then(Value::as_str);
             let name = object.name_any();
-            if form == StatusForm::Class && text("/spec/controllerName") == Some(GATEWAY_CONTROLLER)
+            if form == StatusForm::Class
+                && string_at("/spec/controllerName") == Some(GATEWAY_CONTROLLER)
             {
                 classes.insert(name);
-            } else if text("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) {
+            } else if string_at("/spec/gatewayClassName")
+                .is_some_and(|class| classes.contains(class))
+            {
                 gateways.push(format!("{}/{name}", object.namespace().unwrap_or_default()));
             }
         }
@@ -55,7 +58,7 @@ async fn gateways_of_our_class(client: &Client) -> Result<Vec<String>, ApiError>
     Ok(gateways)
 }
 
-/// Returns the objects of a kind; none where the cluster does not have the kind.
+/// Returns the objects of a kind; an empty list if the cluster does not have the kind.
 async fn objects_of_kind(
     client: &Client,
     kind: ServedKind,

@@ -1,4 +1,5 @@
-//! Pods of the mesh, compared with those that the control plane would create now.
+//! Checks of `leno check` for pods: sidecars compared with those that the control plane would inject now, pods
+//! that cannot be created, and namespaces that do not admit redirection.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +14,11 @@ use serde_json::Value;
 use super::connections::check_connections;
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
-use crate::inject::{InjectionTrigger, NamespaceFacts, decide_injection};
+use crate::inject::{InjectionTrigger, NamespaceMetadata, decide_injection};
 use crate::install::InstalledOptions;
 use crate::status::event::shorten_middle;
 use crate::webhook::INJECTOR;
-use crate::words::{
+use crate::well_known::{
     CONTROL, MESHED, MESHED_BY_SIDECAR, PROXY_CONTAINER, REDIRECT_ANNOTATION, ROOTS_NAME,
     ROOTS_VARIABLE,
 };
@@ -37,34 +38,41 @@ pub(super) async fn check_sidecars(
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
     let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
-    let roots = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
-    let roots = roots.and_then(|map| map.data?.remove(ROOTS_KEY));
+    let roots_pem = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
+    let roots_pem = roots_pem.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control_plane.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let own_image = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
     let is_truncated = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
-    let members = SidecarPods { pods: &pods.items, is_truncated };
+    let sidecar_pods = SidecarPods { pods: &pods.items, is_truncated };
     let mut findings = vec![
-        ("sidecars", members.check_images(own_image)),
+        ("sidecars", sidecar_pods.check_images(own_image)),
         (
             "redirection of pods",
-            members.check_redirection(InstalledOptions::from_deployment(control_plane).cni),
+            sidecar_pods.check_redirection(InstalledOptions::from_deployment(control_plane).cni),
         ),
     ];
-    let connections_finding =
-        check_connections(client, namespace, control_plane, members.pods, members.is_truncated)
-            .await;
+    let connections_finding = check_connections(
+        client,
+        namespace,
+        control_plane,
+        sidecar_pods.pods,
+        sidecar_pods.is_truncated,
+    )
+    .await;
     findings.push(("connections of sidecars", connections_finding));
-    let readiness_findings = members.check_serving(&name_servers(client).await);
+    let readiness_findings = sidecar_pods.check_readiness(&name_servers(client).await);
     findings
         .extend(readiness_findings.into_iter().map(|finding| ("readiness of sidecars", finding)));
-    findings.extend(roots.map(|roots| ("roots of sidecars", members.check_roots(&roots))));
+    findings.extend(
+        roots_pem.map(|roots_pem| ("roots of sidecars", sidecar_pods.check_roots(&roots_pem))),
+    );
     findings
 }
 
 /// Pods with a sidecar.
 struct SidecarPods<'a> {
     pods: &'a [Pod],
-    /// True if the list is truncated.
+    /// True if the cluster has more pods than `MAX_PODS`; the others are not examined.
     is_truncated: bool,
 }
 
@@ -103,31 +111,32 @@ impl SidecarPods<'_> {
 
     /// Checks for sidecars that have not started: they have no certificate because they cannot reach the
     /// control plane.
-    fn check_serving(&self, name_servers: &[String]) -> Vec<ExamineResult> {
-        let without_names =
-            self.matching_pods(|pod| !is_serving(pod) && !can_resolve(pod, name_servers));
-        let starting = self.matching_pods(|pod| !is_serving(pod) && can_resolve(pod, name_servers));
+    fn check_readiness(&self, name_servers: &[String]) -> Vec<ExamineResult> {
+        let unresolving_pods =
+            self.matching_pods(|pod| !has_started_sidecar(pod) && !can_resolve(pod, name_servers));
+        let starting_pods =
+            self.matching_pods(|pod| !has_started_sidecar(pod) && can_resolve(pod, name_servers));
         let mut findings = Vec::new();
-        if let [_, ..] = without_names.as_slice() {
+        if let [_, ..] = unresolving_pods.as_slice() {
             findings.push(ExamineResult::failure(
                 format!(
                     "the sidecars of {} are not ready, and the DNS policy of their pods omits the \
                      cluster's DNS server, which resolves the control plane's name, or its search \
                      domain",
-                    summarize_names(&without_names)
+                    summarize_names(&unresolving_pods)
                 ),
                 "use `dnsPolicy: ClusterFirst`, or `None` with the address of the cluster's DNS Service in \
                  spec.dnsConfig.nameservers and the domain of the cluster, such as cluster.local, in \
                  spec.dnsConfig.searches",
             ));
         }
-        if let [_, ..] = starting.as_slice() {
+        if let [_, ..] = starting_pods.as_slice() {
             findings.push(ExamineResult::warning(
                 format!(
                     "{} of {} are not ready: {}",
-                    starting.len(),
+                    starting_pods.len(),
                     self.describe_count(),
-                    summarize_names(&starting)
+                    summarize_names(&starting_pods)
                 ),
                 "see `kubectl logs POD -c leno-proxy`, unless they are starting",
             ));
@@ -138,19 +147,19 @@ impl SidecarPods<'_> {
         findings
     }
 
-    fn check_redirection(&self, by_plugin: bool) -> ExamineResult {
-        let is_by_plugin = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
-        let others = self.matching_pods(|pod| is_by_plugin(pod) != by_plugin);
-        let (current_mode, other_mode) = match by_plugin {
+    fn check_redirection(&self, uses_plugin: bool) -> ExamineResult {
+        let has_plugin_annotation = |pod: &Pod| pod.annotations().contains_key(REDIRECT_ANNOTATION);
+        let differing_pods = self.matching_pods(|pod| has_plugin_annotation(pod) != uses_plugin);
+        let (current_mode, other_mode) = match uses_plugin {
             true => ("the network plugin of their node", "an init container"),
             false => ("an init container", "the network plugin of their node"),
         };
-        match others.as_slice() {
+        match differing_pods.as_slice() {
             [] => ExamineResult::Passed(format!("by {current_mode}")),
-            others => ExamineResult::warning(
+            differing_pods => ExamineResult::warning(
                 format!(
                     "by {other_mode} in {}, and by {current_mode} in new pods",
-                    summarize_names(others)
+                    summarize_names(differing_pods)
                 ),
                 "restart their workloads",
             ),
@@ -161,22 +170,22 @@ impl SidecarPods<'_> {
     /// not.
     fn check_roots(&self, roots: &str) -> ExamineResult {
         let mesh_roots = split_certificates(roots);
-        let others = self.matching_pods(|pod| {
+        let differing_pods = self.matching_pods(|pod| {
             let pod_roots =
                 environment_value(pod, ROOTS_VARIABLE).map(split_certificates).unwrap_or_default();
             !pod_roots.is_empty() && pod_roots.is_disjoint(&mesh_roots)
         });
-        match others.as_slice() {
+        match differing_pods.as_slice() {
             [] => ExamineResult::Passed(format!(
                 "{} started with a root of the mesh",
                 self.describe_count()
             )),
-            others => ExamineResult::warning(
+            differing_pods => ExamineResult::warning(
                 format!(
                     "{} of {} started with none of the roots of the mesh: {}",
-                    others.len(),
+                    differing_pods.len(),
                     self.describe_count(),
-                    summarize_names(others)
+                    summarize_names(differing_pods)
                 ),
                 "restart their workloads, unless the root was replaced by `leno ca`, which reaches running sidecars",
             ),
@@ -187,7 +196,9 @@ impl SidecarPods<'_> {
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
     match controllers_without_pods(client).await {
-        Ok((sets, missing_pods, events)) => check_blocked(&sets, &missing_pods, &events),
+        Ok((replica_sets, missing_pods, events)) => {
+            check_blocked(&replica_sets, &missing_pods, &events)
+        }
         Err(error) => unreadable_finding(&error),
     }
 }
@@ -197,20 +208,20 @@ pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
 async fn controllers_without_pods(
     client: &Client,
 ) -> Result<(Vec<ReplicaSet>, Vec<MissingPods>, Vec<Event>), ApiError> {
-    let sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
-    let stateful: ObjectApi<StatefulSet> = ObjectApi::for_all_namespaces(client.clone());
-    let daemons: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
+    let replica_sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
+    let stateful_sets: ObjectApi<StatefulSet> = ObjectApi::for_all_namespaces(client.clone());
+    let daemon_sets: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
     let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
     let events: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
     let parameters = ListParams::default();
     let mut missing_pods = Vec::new();
-    missing_pods.extend(stateful.list(&parameters).await?.items.iter().filter_map(|set| {
+    missing_pods.extend(stateful_sets.list(&parameters).await?.items.iter().filter_map(|set| {
         let (spec, status) = (set.spec.as_ref()?, set.status.as_ref());
         let desired = spec.replicas.unwrap_or(1);
         (status.map_or(0, |status| status.replicas) < desired)
             .then(|| MissingPods::for_object("StatefulSet", set))
     }));
-    missing_pods.extend(daemons.list(&parameters).await?.items.iter().filter_map(|set| {
+    missing_pods.extend(daemon_sets.list(&parameters).await?.items.iter().filter_map(|set| {
         let status = set.status.as_ref()?;
         let is_lacking = status.current_number_scheduled < status.desired_number_scheduled;
         is_lacking.then(|| MissingPods::for_object("DaemonSet", set))
@@ -224,9 +235,9 @@ async fn controllers_without_pods(
         let is_running = status.and_then(|status| status.active).unwrap_or(0) > 0;
         (!is_running && !conditions().any(is_finished)).then(|| MissingPods::for_object("Job", job))
     }));
-    let failed = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
-    let events = events.list(&failed).await?.items;
-    Ok((sets.list(&parameters).await?.items, missing_pods, events))
+    let failed_creations = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
+    let events = events.list(&failed_creations).await?.items;
+    Ok((replica_sets.list(&parameters).await?.items, missing_pods, events))
 }
 
 /// An object with fewer pods than desired.
@@ -242,7 +253,7 @@ impl MissingPods {
         Self { object: format!("{kind} {namespace}/{name}"), uid: object.uid() }
     }
 
-    /// Returns the reason of the newest event, if the webhook caused it.
+    /// Returns the object and the message of its newest event; `None` if the webhook did not cause the event.
     fn webhook_failure(&self, events: &[Event]) -> Option<(String, String)> {
         let is_about_object =
             |event: &&Event| self.uid.is_some() && event.involved_object.uid == self.uid;
@@ -255,38 +266,46 @@ impl MissingPods {
 
 /// Returns the time of the last occurrence of an event.
 fn last_occurrence(event: &Event) -> Option<Timestamp> {
-    let series = event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
-    let last = event.last_timestamp.as_ref().map(|time| time.0);
+    let last_in_series =
+        event.series.as_ref().and_then(|last_in_series| last_in_series.last_observed_time.as_ref());
+    let last_time = event.last_timestamp.as_ref().map(|time| time.0);
     let first_time = || event.event_time.as_ref().map(|time| time.0);
-    series.map(|time| time.0).or(last).or_else(first_time)
+    last_in_series.map(|time| time.0).or(last_time).or_else(first_time)
 }
 
+/// Reports the controllers of pods that the webhook rejects.
 fn check_blocked(
-    sets: &[ReplicaSet],
+    replica_sets: &[ReplicaSet],
     missing_pods: &[MissingPods],
     events: &[Event],
 ) -> ExamineResult {
     let failure = |set: &ReplicaSet| {
         let mut conditions = set.status.as_ref()?.conditions.iter().flatten();
-        let failed = conditions
+        let failed_condition = conditions
             .find(|condition| condition.type_ == "ReplicaFailure" && condition.status == "True")?;
-        let message = failed.message.clone().filter(|message| message.contains(INJECTOR))?;
+        let message =
+            failed_condition.message.clone().filter(|message| message.contains(INJECTOR))?;
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
         Some((format!("{namespace}/{name}"), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     };
-    let others = missing_pods.iter().filter_map(|owner| owner.webhook_failure(events));
-    let blocked: Vec<(String, String)> = sets.iter().filter_map(failure).chain(others).collect();
+    let other_controllers = missing_pods.iter().filter_map(|owner| owner.webhook_failure(events));
+    let blocked: Vec<(String, String)> =
+        replica_sets.iter().filter_map(failure).chain(other_controllers).collect();
     let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
     match blocked.first() {
         None => ExamineResult::Passed("none".to_owned()),
-        Some((first, message)) => ExamineResult::failure(
-            format!("pods of {} are not created; of {first}: {message}", summarize_names(&names)),
+        Some((first_name, message)) => ExamineResult::failure(
+            format!(
+                "pods of {} are not created; of {first_name}: {message}",
+                summarize_names(&names)
+            ),
             "correct the problem in the message; `kubectl describe` of each object shows its own",
         ),
     }
 }
 
-fn is_serving(pod: &Pod) -> bool {
+/// Returns true if the sidecar container has started.
+fn has_started_sidecar(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let statuses = status.into_iter().flat_map(|status| {
         let init = status.init_container_statuses.iter().flatten();
@@ -328,6 +347,7 @@ async fn name_servers(client: &Client) -> Vec<String> {
     addresses.filter(|address| address != "None").collect()
 }
 
+/// Returns an environment variable of the pod's sidecar; `None` if it is not set.
 fn environment_value<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     let spec = pod.spec.as_ref()?;
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -368,15 +388,18 @@ pub(super) async fn check_namespaces(
 
 /// Returns true if a pod without own settings gets a sidecar in the namespace.
 fn is_injected(namespace: &Namespace, system: &str) -> bool {
-    let facts = NamespaceFacts {
+    let namespace_metadata = NamespaceMetadata {
         name: namespace.name_any(),
         labels: namespace.labels().clone(),
         annotations: namespace.annotations().clone(),
     };
-    matches!(decide_injection(&Value::Null, InjectionTrigger::Namespace(&facts), system), Ok(None))
+    matches!(
+        decide_injection(&Value::Null, InjectionTrigger::Namespace(&namespace_metadata), system),
+        Ok(None)
+    )
 }
 
-/// Returns the namespace and its Pod Security Standard if that forbids the capability.
+/// Describes a namespace with a Pod Security Standard that forbids NET_ADMIN; `None` for other namespaces.
 fn restrictive_standard(namespace: &Namespace) -> Option<String> {
     let standard = namespace.labels().get("pod-security.kubernetes.io/enforce")?;
     let forbids_capability = ["baseline", "restricted"].contains(&standard.as_str());
@@ -456,7 +479,7 @@ mod tests {
             false,
             "1 of 2 started with none of the roots of the mesh: shop/a",
         );
-        assert_finding(&members.check_serving(&[])[0], true, "2");
+        assert_finding(&members.check_readiness(&[])[0], true, "2");
         assert_finding(&members.check_redirection(false), true, "by an init container");
         assert_finding(
             &members.check_redirection(true),
@@ -471,7 +494,7 @@ mod tests {
         );
         let not_started = [sidecar_pod("c", false, "ClusterFirst", &new)];
         let members = SidecarPods { pods: &not_started, is_truncated: false };
-        assert_finding(&members.check_serving(&[])[0], false, "1 of 1 are not ready: shop/c");
+        assert_finding(&members.check_readiness(&[])[0], false, "1 of 1 are not ready: shop/c");
         let pod_with_searches = |name: &str, address: &str, searches: &[&str]| {
             let mut pod = sidecar_pod(name, false, "None", &new);
             let config = json!({"nameservers": [address], "searches": searches});
@@ -487,7 +510,7 @@ mod tests {
             pod_with_name_server("g", "10.96.0.10"),
         ];
         let members = SidecarPods { pods: &unresolved, is_truncated: false };
-        let findings = members.check_serving(&["10.96.0.10".to_owned()]);
+        let findings = members.check_readiness(&["10.96.0.10".to_owned()]);
         assert_eq!(findings.len(), 2);
         assert_finding(
             &findings[0],
@@ -496,7 +519,7 @@ mod tests {
         );
         assert_finding(&findings[1], false, "1 of 4 are not ready: shop/g");
         assert_finding(
-            &members.check_serving(&[])[1],
+            &members.check_readiness(&[])[1],
             false,
             "2 of 4 are not ready: shop/f, shop/g",
         );
@@ -508,7 +531,7 @@ mod tests {
             pod_with_searches("j", "10.96.0.10", &default_searches),
         ];
         let members = SidecarPods { pods: &pods_with_searches, is_truncated: false };
-        let findings = members.check_serving(&["10.96.0.10".to_owned()]);
+        let findings = members.check_readiness(&["10.96.0.10".to_owned()]);
         assert_finding(&findings[0], false, "shop/h, shop/i are not ready, and the DNS policy");
         assert_finding(&findings[0], false, "in spec.dnsConfig.searches");
         assert_finding(&findings[1], false, "1 of 3 are not ready: shop/j");
@@ -549,11 +572,11 @@ mod tests {
             let object = format!("{kind} shop/held");
             let missing_pods =
                 || [MissingPods { object: object.clone(), uid: Some("u".to_owned()) }];
-            let words = format!("of {object} are not created; of {object}: admission webhook");
+            let expected = format!("of {object} are not created; of {object}: admission webhook");
             assert_finding(
                 &check_blocked(&[], &missing_pods(), &[event("u", first, denied)]),
                 false,
-                &words,
+                &expected,
             );
             assert_finding(
                 &check_blocked(&[], &missing_pods(), &[event("v", first, denied)]),

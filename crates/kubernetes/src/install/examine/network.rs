@@ -1,4 +1,4 @@
-//! Redirection by the CNI plugin, compared with the options of the control plane.
+//! Check of `leno check` for the CNI plugin: its node agents, compared with the options of the control plane.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use kube::{Client, ResourceExt};
 use super::{ExamineResult, MAX_EXAMINED_NODES, summarize_names, unreadable_finding};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::install::InstalledOptions;
-use crate::words::{CNI, CNI_NAME, CNI_NAMESPACE};
+use crate::well_known::{CNI, CNI_NAME, CNI_NAMESPACE};
 
 /// Checks the node agents, if the control plane relies on them.
 pub(super) async fn check_agents(
@@ -19,12 +19,13 @@ pub(super) async fn check_agents(
     control_plane: &Deployment,
 ) -> ExamineResult {
     let uses_plugin = InstalledOptions::from_deployment(control_plane).cni;
-    let sets: ObjectApi<DaemonSet> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
-    let set = match sets.get_opt(&CNI_NAME).await {
-        Ok(set) => set,
+    let daemon_sets: ObjectApi<DaemonSet> =
+        ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
+    let daemon_set = match daemon_sets.get_opt(&CNI_NAME).await {
+        Ok(daemon_set) => daemon_set,
         Err(error) => return unreadable_finding(&error),
     };
-    match (uses_plugin, set) {
+    match (uses_plugin, daemon_set) {
         (false, None) => ExamineResult::Passed(
             "init containers of pods redirect connections to sidecars".to_owned(),
         ),
@@ -43,15 +44,16 @@ pub(super) async fn check_agents(
             ),
             format!("run `leno install -n {namespace} --cni --apply`"),
         ),
-        (true, Some(set)) => check_running(client, &set).await,
+        (true, Some(daemon_set)) => check_agent_readiness(client, &daemon_set).await,
     }
 }
 
-async fn check_running(client: &Client, set: &DaemonSet) -> ExamineResult {
-    let status = set.status.clone().unwrap_or_default();
-    let (desired, ready) = (status.desired_number_scheduled, status.number_ready);
-    if ready >= desired {
-        return ExamineResult::Passed(format!("{ready} agents of {desired} are ready"));
+/// Checks if every agent is ready, and names the nodes without a ready agent.
+async fn check_agent_readiness(client: &Client, daemon_set: &DaemonSet) -> ExamineResult {
+    let status = daemon_set.status.clone().unwrap_or_default();
+    let (desired_count, ready_count) = (status.desired_number_scheduled, status.number_ready);
+    if ready_count >= desired_count {
+        return ExamineResult::Passed(format!("{ready_count} agents of {desired_count} are ready"));
     }
     let nodes_without_agent = match nodes_without_ready_agent(client).await {
         Ok(nodes_without_agent) => nodes_without_agent,
@@ -62,7 +64,9 @@ async fn check_running(client: &Client, set: &DaemonSet) -> ExamineResult {
         nodes => format!("; there is none on {}", summarize_names(nodes)),
     };
     ExamineResult::failure(
-        format!("{ready} agents of {desired} are ready{nodes}: pods do not start on those nodes"),
+        format!(
+            "{ready_count} agents of {desired_count} are ready{nodes}: pods do not start on those nodes"
+        ),
         format!("see `kubectl -n {CNI} get pods -o wide` and their logs"),
     )
 }
@@ -72,8 +76,8 @@ async fn nodes_without_ready_agent(client: &Client) -> Result<Vec<String>, ApiEr
     let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
     let nodes = nodes.list_metadata(&ListParams::default().limit(MAX_EXAMINED_NODES)).await?;
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
-    let of_agents = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
-    let pods = pods.list(&of_agents).await?;
+    let agent_selector = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
+    let pods = pods.list(&agent_selector).await?;
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions

@@ -1,4 +1,5 @@
-//! Objects of an installation, compared with those of `leno install`. Fields that no manifest sets are defaults
+//! Check of `leno check` for the objects of an installation, compared with the output of `leno install`. Fields
+//! that no manifest sets are defaults
 //! of the API server or set by other clients, and are not compared.
 
 use futures_util::{StreamExt as _, stream};
@@ -12,18 +13,19 @@ use crate::install::apply::ApiTarget;
 use crate::install::{InstallError, InstalledOptions, installation_manifests, skip_result};
 use crate::status::event::shorten_middle;
 
-/// Returns the manifests for the installation of a control plane.
+/// Returns the manifests that an installation with the options of this control plane would apply.
 ///
 /// # Errors
-/// When its options cannot be read.
+/// When the options of the control plane cannot be read.
 pub(super) async fn desired_manifests(
     client: &Client,
     namespace: &NamespaceName,
     control_plane: &Deployment,
 ) -> Result<Vec<Value>, InstallError> {
-    let installed = InstalledOptions::read_installation(client, namespace).await?;
-    let installed = installed.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
-    Ok(installation_manifests(&installed.into_options(namespace)))
+    let installed_options = InstalledOptions::read_installation(client, namespace).await?;
+    let installed_options =
+        installed_options.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
+    Ok(installation_manifests(&installed_options.into_options(namespace)))
 }
 
 /// Compares all objects of the kinds in [`COMPARED_KINDS`].
@@ -79,17 +81,19 @@ fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -
                 continue;
             }
         };
-        let Some(ManifestDifferences { missing, surplus_entries }) = differences else {
+        let Some(ManifestDifferences { differing_fields, surplus_entries }) = differences else {
             failures.push(format!("{object} is absent"));
             continue;
         };
         let describe = |fields: &[String]| format!("{object}: {}", summarize_names(fields));
-        match (missing.as_slice(), surplus_entries.as_slice()) {
+        match (differing_fields.as_slice(), surplus_entries.as_slice()) {
             ([], []) => {}
             // Differences of a definition are those of another version, and cause a warning only.
-            (missing @ [_, ..], _) if !is_definition => failures.push(describe(missing)),
-            (missing, surplus_entries) => {
-                warnings.push(describe(&[missing, surplus_entries].concat()))
+            (differing_fields @ [_, ..], _) if !is_definition => {
+                failures.push(describe(differing_fields))
+            }
+            (differing_fields, surplus_entries) => {
+                warnings.push(describe(&[differing_fields, surplus_entries].concat()))
             }
         }
     }
@@ -111,7 +115,7 @@ fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ManifestDifferences {
     /// Fields that are absent or have another value.
-    pub(super) missing: Vec<String>,
+    pub(super) differing_fields: Vec<String>,
     /// Lists with additional entries.
     pub(super) surplus_entries: Vec<String>,
 }
@@ -140,10 +144,11 @@ impl ManifestDifferences {
             Value::Array(entries) => self.compare_lists(path, entries, actual),
             desired if is_same_value(desired, actual) => {}
             desired if actual.is_null() => {
-                self.missing.push(format!("{path} is absent, expected {}", shorten_value(desired)));
+                self.differing_fields
+                    .push(format!("{path} is absent, expected {}", shorten_value(desired)));
             }
             desired => {
-                self.missing.push(format!(
+                self.differing_fields.push(format!(
                     "{path} is {}, expected {}",
                     shorten_value(actual),
                     shorten_value(desired)
@@ -152,7 +157,7 @@ impl ManifestDifferences {
         }
     }
 
-    /// Matches entries by name, or by content if they have no name.
+    /// Compares the entries of a list, which are matched by name, or by content if they have no name.
     fn compare_lists(&mut self, path: &str, desired: &[Value], actual: &Value) {
         let actual = actual.as_array().map(Vec::as_slice).unwrap_or_default();
         for (index, entry) in desired.iter().enumerate() {
@@ -170,7 +175,7 @@ impl ManifestDifferences {
             };
             match counterpart {
                 Some(counterpart) => self.compare_values(&path, entry, counterpart),
-                None => self.missing.push(format!("{path} is absent")),
+                None => self.differing_fields.push(format!("{path} is absent")),
             }
         }
         let surplus = actual.len().saturating_sub(desired.len());
@@ -180,6 +185,7 @@ impl ManifestDifferences {
     }
 }
 
+/// Returns true if a value contains all fields of the desired one.
 fn is_contained(desired: &Value, actual: &Value) -> bool {
     let mut differences = ManifestDifferences::default();
     match desired {
@@ -254,13 +260,13 @@ mod tests {
     fn assert_differences(
         manifest: &Value,
         actual: &Value,
-        missing: &[&str],
+        differing_fields: &[&str],
         surplus_entries: &[&str],
     ) {
         let differences = ManifestDifferences::compare_manifest(manifest, actual);
         assert_eq!(
-            (differences.missing, differences.surplus_entries),
-            (to_strings(missing), to_strings(surplus_entries))
+            (differences.differing_fields, differences.surplus_entries),
+            (to_strings(differing_fields), to_strings(surplus_entries))
         );
     }
 
@@ -324,7 +330,9 @@ mod tests {
         assert_differences(&manifest, &changed, &["rules[0] is absent"], &[]);
         let mut changed = manifest.clone();
         changed["rules"][0]["verbs"] = json!(["get"]);
-        assert!(!ManifestDifferences::compare_manifest(&manifest, &changed).missing.is_empty());
+        assert!(
+            !ManifestDifferences::compare_manifest(&manifest, &changed).differing_fields.is_empty()
+        );
     }
 
     #[tokio::test]

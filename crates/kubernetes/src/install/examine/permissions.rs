@@ -1,4 +1,4 @@
-//! Permissions of the current user to install and upgrade.
+//! Check of `leno check` for the current user's permissions to install and upgrade.
 
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use kube::Client;
@@ -8,9 +8,10 @@ use serde_json::json;
 use super::{ExamineResult, unreadable_finding};
 use crate::api::ObjectApi;
 
+/// Checks that the current user may create objects of all kinds that an installation contains.
 pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
     let reviews: ObjectApi<SelfSubjectAccessReview> = ObjectApi::for_all_namespaces(client.clone());
-    let mut lacking = Vec::new();
+    let mut forbidden_resources = Vec::new();
     for (group, resource) in INSTALLED_KINDS {
         let review = serde_json::from_value(json!({
             "metadata": {},
@@ -19,20 +20,20 @@ pub(super) async fn check_permissions(client: &Client) -> ExamineResult {
         let Ok(review) = review else { continue };
         match reviews.create(&PostParams::default(), &review).await {
             Ok(response) if response.status.as_ref().is_some_and(|status| status.allowed) => {}
-            Ok(_) => lacking.push(*resource),
+            Ok(_) => forbidden_resources.push(*resource),
             Err(error) => return unreadable_finding(&error),
         }
     }
-    match lacking.as_slice() {
+    match forbidden_resources.as_slice() {
         [] => ExamineResult::Passed("granted".to_owned()),
-        lacking => ExamineResult::warning(
-            format!("not permitted to create {}", lacking.join(", ")),
+        forbidden_resources => ExamineResult::warning(
+            format!("not permitted to create {}", forbidden_resources.join(", ")),
             "get the permissions of cluster-admin before you install or upgrade",
         ),
     }
 }
 
-/// The kinds that an installation creates in addition to namespaces.
+/// The API groups and resources of the objects that an installation creates.
 const INSTALLED_KINDS: &[(&str, &str)] = &[
     ("apiextensions.k8s.io", "customresourcedefinitions"),
     ("", "namespaces"),

@@ -1,4 +1,4 @@
-//! Schema of mesh settings.
+//! OpenAPI schema of the `spec` of a MeshConfig. The CustomResourceDefinition contains it.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::install::schema::{
 };
 
 pub(super) fn mesh_config() -> Value {
-    let namespace = object([
+    let namespace_settings = object([
         ("name!", dns_label()),
         ("defaultPolicy", default_policy()),
         ("mtls", mtls_schema()),
@@ -40,7 +40,7 @@ pub(super) fn mesh_config() -> Value {
         (
             "namespaces",
             with_description(
-                list(namespace, 1024),
+                list(namespace_settings, 1024),
                 "Settings for single namespaces that differ from those of the mesh.",
             ),
         ),

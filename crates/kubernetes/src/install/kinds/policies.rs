@@ -1,4 +1,6 @@
-//! Schemas of policies: authorization and traffic policies.
+//! OpenAPI schemas of the `spec` of each policy kind: authorization, outlier detection, circuit breakers,
+//! limits, JWT validation, fault injection, load balancing and hedging. The CustomResourceDefinitions contain
+//! them.
 
 use serde_json::Value;
 
@@ -57,7 +59,8 @@ pub(super) fn access_policy() -> Value {
 }
 
 pub(super) fn outlier_detection() -> Value {
-    let rate = object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, MAX_COUNT))]);
+    let rate =
+        object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, MAX_THRESHOLD))]);
     object([
         ("targetRefs!", target_refs()),
         ("failures", failure_kinds()),
@@ -65,9 +68,9 @@ pub(super) fn outlier_detection() -> Value {
         ("window", duration()),
         ("buckets", integer(1, 60)),
         ("failureRate", rate),
-        ("consecutiveFailures", integer(1, MAX_COUNT)),
+        ("consecutiveFailures", integer(1, MAX_THRESHOLD)),
         ("maxEjectionPercent", integer(1, 100)),
-        ("minHealthy", integer(1, MAX_COUNT)),
+        ("minHealthy", integer(1, MAX_THRESHOLD)),
         ("baseEjectionTime", duration()),
         ("maxEjectionTime", duration()),
         ("ejectionJitterPercent", integer(0, 100)),
@@ -113,7 +116,7 @@ pub(super) fn circuit_breaker() -> Value {
         ("grpcStatuses", grpc_statuses()),
         ("window", duration()),
         ("buckets", integer(1, 60)),
-        ("minimumRequests", integer(1, MAX_COUNT)),
+        ("minimumRequests", integer(1, MAX_THRESHOLD)),
         ("percent", integer(1, 100)),
         ("consecutiveFailures", integer(1, u32::MAX)),
         ("slow", slow),
@@ -174,9 +177,11 @@ pub(super) fn rate_limit() -> Value {
         ),
         ("response", error_response()),
     ]);
-    let minimum = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
-    let concurrency =
-        with_rules(concurrency, &[(minimum, "adaptive.minConcurrency must not exceed requests")]);
+    let minimum_rule = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
+    let concurrency = with_rules(
+        concurrency,
+        &[(minimum_rule, "adaptive.minConcurrency must not exceed requests")],
+    );
     with_rules(
         object([
             ("targetRefs!", target_refs()),
@@ -273,7 +278,7 @@ pub(super) fn jwt_validation() -> Value {
         object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
         &[("has(self.header) != has(self.query)", "set exactly one of header and query")],
     );
-    let forward = object([("claim!", text(512)), ("header!", text(256))]);
+    let claim_header = object([("claim!", text(512)), ("header!", text(256))]);
     let jwks = with_rules(
         object([
             ("inline", with_description(text(65_536), "JWK set, as JSON.")),
@@ -316,7 +321,7 @@ pub(super) fn jwt_validation() -> Value {
         ("clockSkew", duration()),
         ("requireExpiration", boolean()),
         ("maxAge", duration()),
-        ("claimToHeaders", non_empty_list(forward, 256)),
+        ("claimToHeaders", non_empty_list(claim_header, 256)),
         ("forwardOriginalToken", boolean()),
     ]);
     object([
@@ -460,8 +465,8 @@ fn grpc_statuses() -> Value {
     list(enumeration(GRPC_STATUS_NAMES), 16)
 }
 
-/// The maximum of counts in policies, such as numbers of requests.
-const MAX_COUNT: u32 = 1_000_000;
+/// The maximum of thresholds in policies: numbers of requests, failures or endpoints.
+const MAX_THRESHOLD: u32 = 1_000_000;
 const GRPC_STATUS_NAMES: &[&str] = &[
     "CANCELLED",
     "UNKNOWN",

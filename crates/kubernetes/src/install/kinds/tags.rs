@@ -1,4 +1,5 @@
-//! Schemas of rules that select among the instances of a service.
+//! OpenAPI schemas of the `spec` of TagRoute, Lane and SermantRouteRule, which select among the instances of a
+//! service.
 
 use serde_json::Value;
 
@@ -101,4 +102,5 @@ fn fallback_schema() -> Value {
     )
 }
 
+/// The maximum precedence of a rule; a rule with a higher one is evaluated first.
 const MAX_PRECEDENCE: u32 = 1_000_000;

@@ -1,4 +1,5 @@
-//! Ingress policies: unmeshed pods that are their sources, and policies without effect.
+//! Ingress policies in the object store: their sources, which may be unmeshed pods, and the reasons that a
+//! policy does not open a port.
 
 use std::collections::BTreeSet;
 
@@ -42,29 +43,29 @@ impl ObjectStore {
     /// Marks statuses as changed if the pods behind the services of an ingress policy change.
     pub(super) fn mark_ingress_policies(
         &mut self,
-        before: Option<&Workload>,
-        current: Option<&Workload>,
+        old_pod: Option<&Workload>,
+        new_pod: Option<&Workload>,
     ) {
         let relevant_fields = |workload: &Workload| {
             (workload.labels.clone(), workload.ports.clone(), workload.sidecar)
         };
-        if self.statuses_stale || before.map(relevant_fields) == current.map(relevant_fields) {
+        if self.statuses_stale || old_pod.map(relevant_fields) == new_pod.map(relevant_fields) {
             return;
         }
         let services_of = |workload: &Workload| -> BTreeSet<ServiceName> {
             self.services.may_select(workload).map(|service| service.name.clone()).collect()
         };
         let services: BTreeSet<ServiceName> =
-            before.into_iter().chain(current).flat_map(services_of).collect();
-        let is_named = |policy: &IngressPolicy| {
+            old_pod.into_iter().chain(new_pod).flat_map(services_of).collect();
+        let targets_service = |policy: &IngressPolicy| {
             let backends = &policy.backends;
-            let names = backends.iter().map(|backend| service_of(policy, backend));
+            let names = backends.iter().map(|backend| backend_service(policy, backend));
             names.into_iter().any(|name| services.contains(&name))
         };
         let is_source = services.iter().any(|name| self.ingress_sources.contains(name));
         self.statuses_stale |= is_source
             || (!services.is_empty()
-                && self.custom_resources.all().filter_map(as_ingress).any(is_named));
+                && self.custom_resources.all().filter_map(as_ingress).any(targets_service));
     }
 
     /// Returns the pods that a service selects.
@@ -148,7 +149,7 @@ impl ObjectStore {
         policy: &IngressPolicy,
         backend: &IngressBackend,
     ) -> Option<String> {
-        let (name, port) = (service_of(policy, backend), backend.port);
+        let (name, port) = (backend_service(policy, backend), backend.port);
         let selector_service = || self.services.get(&name);
         let joined_service = || {
             self.selectorless
@@ -193,7 +194,7 @@ impl ObjectStore {
             let mut backends = other.backends.iter();
             let matching_backend = backends.find(|other_backend| {
                 other_backend.port == backend.port
-                    && services.contains(&service_of(other, other_backend))
+                    && services.contains(&backend_service(other, other_backend))
             })?;
             Some((other, matching_backend.protocol.clone()))
         };
@@ -202,6 +203,7 @@ impl ObjectStore {
         (protocol != backend.protocol).then(|| first_policy.name.clone())
     }
 
+    /// Updates the services that are sources of ingress policies, and marks their pods as changed.
     fn update_ingress_sources(&mut self) {
         // Another policy may be in force or in conflict now.
         self.statuses_stale = true;
@@ -224,7 +226,7 @@ impl ObjectStore {
     }
 }
 
-fn service_of(policy: &IngressPolicy, backend: &IngressBackend) -> ServiceName {
+fn backend_service(policy: &IngressPolicy, backend: &IngressBackend) -> ServiceName {
     ServiceName { namespace: policy.name.namespace.clone(), name: backend.service.clone() }
 }
 

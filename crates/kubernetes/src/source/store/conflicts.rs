@@ -1,4 +1,5 @@
-//! Conflicts between objects: routes at a port, traffic splits, tag rules, and retries.
+//! Conflicts between objects in force: routes at a port, traffic splits, tag rules, and retries. Statuses
+//! report the object that takes precedence.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,7 +19,9 @@ use crate::read::{preference_name, service_of_preference};
 pub(super) struct ConflictIndex<'a> {
     /// Gateway API routes, by the services that they are attached to.
     routes: BTreeMap<&'a ServiceName, Vec<&'a Object>>,
+    /// Traffic splits, by the service that they split.
     splits: BTreeMap<&'a ServiceName, Vec<&'a TrafficSplit>>,
+    /// Retry policies, by the account of their clients.
     retries: BTreeMap<&'a ServiceAccount, Vec<&'a RetryPolicy>>,
     /// Tag rules by target, regardless of the port.
     tag_routes: BTreeMap<TagScope, Vec<&'a TagRoute>>,
@@ -69,10 +72,10 @@ impl<'a> ConflictIndex<'a> {
         for route in self.routes.get(service).into_iter().flatten() {
             match route {
                 Object::HttpRoute(route) | Object::GrpcRoute(route) => {
-                    attached_routes.requests.push(route)
+                    attached_routes.request_routes.push(route)
                 }
-                Object::GatewayTcpRoute(route) => attached_routes.tcp.push(route),
-                Object::TlsRoute(route) => attached_routes.tls.push(route),
+                Object::GatewayTcpRoute(route) => attached_routes.tcp_routes.push(route),
+                Object::TlsRoute(route) => attached_routes.tls_routes.push(route),
                 _ => {}
             }
         }
@@ -204,11 +207,12 @@ impl ObjectStore {
         let root = &split.root.service;
         let splits = conflicts.splits.get(root).into_iter().flatten();
         let preceding_splits = splits.filter(|other| other.precedes(split));
-        if let Some(first) = preceding_splits.min_by_key(|other| other.precedence()) {
-            let (name, reason) = (&first.name, precedence_reason(first.created, split.created));
-            let first = Object::TrafficSplit((*first).clone());
+        if let Some(preceding_split) = preceding_splits.min_by_key(|other| other.precedence()) {
+            let (name, reason) =
+                (&preceding_split.name, precedence_reason(preceding_split.created, split.created));
+            let preceding_split = Object::TrafficSplit((*preceding_split).clone());
             let own_error = self
-                .missing_reference(&first)
+                .missing_reference(&preceding_split)
                 .map(|error| format!("; it has an error of its own: {error}"));
             let own_error = own_error.unwrap_or_default();
             return Some(format!(
@@ -219,11 +223,11 @@ impl ObjectStore {
         let attached_route =
             |port| conflicts.routes_at_port(root, port, &root.namespace).first().copied();
         let routes: Option<Vec<&Object>> = ports.map(attached_route).collect();
-        let first = routes?.into_iter().next()?;
-        let own_error = self.missing_backend(first);
+        let first_route = routes?.into_iter().next()?;
+        let own_error = self.missing_backend(first_route);
         let own_error = own_error.map(|error| format!("; it has an error of its own: {error}"));
-        let (first, own_error) = (first.object_key(), own_error.unwrap_or_default());
-        Some(format!("{first} is attached to {root} and takes precedence{own_error}"))
+        let (route_key, own_error) = (first_route.object_key(), own_error.unwrap_or_default());
+        Some(format!("{route_key} is attached to {root} and takes precedence{own_error}"))
     }
 
     /// Returns the object that takes precedence over a retry policy for all of its existing services.
@@ -289,21 +293,22 @@ impl ObjectStore {
         port: u16,
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
-        let at_port = (service.clone(), port);
+        let service_port = (service.clone(), port);
         let mut cache = conflicts.in_force_cache.borrow_mut();
         cache
-            .entry(at_port)
-            .or_insert_with(|| self.compute_in_force(service, port, conflicts))
+            .entry(service_port)
+            .or_insert_with(|| self.compute_rules_in_force(service, port, conflicts))
             .clone()
     }
 
-    fn compute_in_force(
+    /// Computes the objects with tag rules in force at a port, in order of their rules.
+    fn compute_rules_in_force(
         &self,
         service: &ServiceName,
         port: u16,
         conflicts: &ConflictIndex<'_>,
     ) -> Rc<[ObjectKey]> {
-        let preference = preference_name(service).and_then(|name| {
+        let zone_rule = preference_name(service).and_then(|name| {
             let is_user_defined =
                 self.custom_resources.get(&ObjectKey::TagRoute(name.clone())).is_some();
             self.zone_preference(&name).filter(|_| !is_user_defined)
@@ -319,7 +324,7 @@ impl ObjectStore {
                 }
                 TagScope::Namespace(_) | TagScope::Mesh => true,
             });
-            let generated_rules = preference.iter().filter_map(|object| match object {
+            let generated_rules = zone_rule.iter().filter_map(|object| match object {
                 Object::TagRoute(route) => Some(route).filter(|route| route.scope == *scope),
                 _ => None,
             });
@@ -348,7 +353,7 @@ impl ObjectStore {
         }
     }
 
-    /// Returns the ports of a service, or one of them.
+    /// Returns the ports of a service; only `only_port` if it is set.
     pub(super) fn ports_of_service(
         &self,
         service: &ServiceName,
@@ -378,6 +383,7 @@ pub(super) fn without_port(scope: &TagScope) -> TagScope {
     }
 }
 
+/// Returns the rules of a Sermant rule for a scope.
 fn rules_for_scope<'a>(
     rule: &'a SermantRouteRule,
     scope_without_port: &TagScope,

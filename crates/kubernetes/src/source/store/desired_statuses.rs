@@ -1,4 +1,4 @@
-//! Statuses of custom resources, from the current state.
+//! The desired statuses of custom resources, computed from the objects in the store.
 
 mod conflict_context;
 mod status_context;
@@ -21,7 +21,7 @@ use crate::status::event::shorten_middle;
 use crate::status::{CONTROLLER, DesiredStatus, StatusCondition, StatusContent, StatusForm};
 
 impl ObjectStore {
-    /// Returns the statuses to write. Returns `None` if they are unchanged, and before the first update.
+    /// Returns the statuses to write; `None` if they are unchanged, or before the first update.
     pub(crate) fn changed_statuses(&mut self) -> Option<Vec<DesiredStatus>> {
         if !self.has_published() || !std::mem::take(&mut self.statuses_stale) {
             return None;
@@ -61,7 +61,7 @@ impl ObjectStore {
             .chain(duplicate)
             .take(MAX_REJECTIONS)
             .map(|document| {
-                let field = document.at.field.as_deref().unwrap_or_default();
+                let field = document.location.field.as_deref().unwrap_or_default();
                 format!("{field}: {}; {}", document.problem, document.hint)
             })
             .collect();
@@ -144,7 +144,8 @@ impl ObjectStore {
         })
     }
 
-    /// Returns the conditions of a policy; `rejected` has the first two of a rejected one.
+    /// Returns the conditions of a policy. `rejected` has the conditions `Accepted` and `ResolvedRefs` of a
+    /// rejected policy.
     fn policy_conditions(
         &self,
         origin: &ObjectOrigin,
@@ -183,7 +184,7 @@ impl ObjectStore {
             return (accepted_condition(None, ""), None);
         };
         let conflict = self.find_route_conflict(route, &service, port, &context.conflicts);
-        let no_effect = || self.idle_route(route, &service, port, &context.conflicts);
+        let no_effect = || self.idle_route_condition(route, &service, port, &context.conflicts);
         let no_effect = no_effect().filter(|_| conflict.is_none());
         (accepted_condition(conflict.as_deref(), CONFLICTED), no_effect)
     }
@@ -229,25 +230,28 @@ impl ObjectStore {
             ];
         };
         let targets = target_services(object);
-        let missing: Vec<String> = targets
+        let missing_targets: Vec<String> = targets
             .iter()
             .filter_map(|(service, port)| self.missing_part(service, *port))
             .collect();
-        let lacks_all_targets = !targets.is_empty() && missing.len() == targets.len();
-        let missing = (!missing.is_empty()).then(|| truncate_message(&missing.join("\n")));
-        let accepted = match (&missing, self.overruled_reason(object, context)) {
-            (Some(missing), _) if lacks_all_targets => {
-                accepted_condition(Some(missing), "TargetNotFound")
+        let lacks_all_targets = !targets.is_empty() && missing_targets.len() == targets.len();
+        let missing_targets =
+            (!missing_targets.is_empty()).then(|| truncate_message(&missing_targets.join("\n")));
+        let accepted = match (&missing_targets, self.ineffective_reason(object, context)) {
+            (Some(missing_targets), _) if lacks_all_targets => {
+                accepted_condition(Some(missing_targets), "TargetNotFound")
             }
-            (_, Some(IneffectiveReason::Overruled(reason))) => {
+            (_, Some(IneffectiveReason::Overridden(reason))) => {
                 accepted_condition(Some(&reason), CONFLICTED)
             }
-            (_, Some(IneffectiveReason::Idle(..)) | None) => accepted_condition(None, ""),
+            (_, Some(IneffectiveReason::NoEffect(..)) | None) => accepted_condition(None, ""),
         };
         // Always written, to replace a previous condition.
-        let resolved = match missing {
+        let resolved = match missing_targets {
             _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NO_TARGETS),
-            Some(missing) => references_condition("False", "TargetNotFound", &missing),
+            Some(missing_targets) => {
+                references_condition("False", "TargetNotFound", &missing_targets)
+            }
             None => references_condition("True", "ResolvedRefs", "all targets exist"),
         };
         [accepted, resolved]
@@ -257,10 +261,12 @@ impl ObjectStore {
     fn idle_reason(&self, origin: &ObjectOrigin, context: &StatusContext<'_>) -> Option<String> {
         let object = self.custom_resources.get_by_origin(origin)?;
         let targets = target_services(object);
-        let mut missing = targets.iter().map(|(service, port)| self.missing_part(service, *port));
-        let first_missing = missing.next().flatten().filter(|_| missing.all(|part| part.is_some()));
+        let mut missing_targets =
+            targets.iter().map(|(service, port)| self.missing_part(service, *port));
+        let first_missing =
+            missing_targets.next().flatten().filter(|_| missing_targets.all(|part| part.is_some()));
         first_missing.or_else(|| {
-            self.overruled_reason(object, context).map(IneffectiveReason::into_sentence)
+            self.ineffective_reason(object, context).map(IneffectiveReason::into_sentence)
         })
     }
 
@@ -271,17 +277,17 @@ impl ObjectStore {
         object: &Object,
         context: &StatusContext<'_>,
     ) -> Option<StatusCondition> {
-        match self.overruled_reason(object, context) {
-            Some(IneffectiveReason::Idle(message, reason)) => {
+        match self.ineffective_reason(object, context) {
+            Some(IneffectiveReason::NoEffect(message, reason)) => {
                 let message = truncate_message(&message);
                 Some(StatusCondition { name: "Programmed", status: "False", reason, message })
             }
-            Some(IneffectiveReason::Overruled(_)) | None => None,
+            Some(IneffectiveReason::Overridden(_)) | None => None,
         }
     }
 
     /// Returns the reason that a valid object has no effect although its targets exist.
-    fn overruled_reason(
+    fn ineffective_reason(
         &self,
         object: &Object,
         context: &StatusContext<'_>,
@@ -290,7 +296,7 @@ impl ObjectStore {
             Object::ServicePolicy(policy) => return self.ineffective_policy(policy, context),
             Object::Retry(policy) => {
                 if policy.services.iter().all(|service| self.is_opaque_at_each_port(service)) {
-                    return Some(IneffectiveReason::Idle(
+                    return Some(IneffectiveReason::NoEffect(
                         describe_tcp_only_services(&policy.services),
                         NO_REQUESTS,
                     ));
@@ -303,12 +309,13 @@ impl ObjectStore {
             _ => None,
         };
         let no_effect =
-            || self.no_effect_by_routes(object, &ConflictContext { store: self, shared: context });
+            || self.detect_no_effect(object, &ConflictContext { store: self, shared: context });
         conflict
-            .map(IneffectiveReason::Overruled)
+            .map(IneffectiveReason::Overridden)
             .or_else(|| no_effect().map(IneffectiveReason::from_no_effect))
     }
 
+    /// Returns the reason that a policy has no effect at any of its targets.
     fn ineffective_policy(
         &self,
         policy: &ServicePolicy,
@@ -329,13 +336,13 @@ impl ObjectStore {
             ports,
             &ConflictContext { store: self, shared: context },
         ) {
-            ConflictStatus::Overridden(other) => Some(IneffectiveReason::Overruled(format!(
+            ConflictStatus::Overridden(other) => Some(IneffectiveReason::Overridden(format!(
                 "{other} takes precedence at all of its targets"
             ))),
             ConflictStatus::NoEffect(no_effect) => {
                 Some(IneffectiveReason::from_no_effect(no_effect))
             }
-            ConflictStatus::InForce | ConflictStatus::NoTarget => None,
+            ConflictStatus::Effective | ConflictStatus::NoTarget => None,
         }
     }
 
@@ -352,12 +359,12 @@ impl ObjectStore {
             let fields = rejections
                 .unwrap_or_default()
                 .iter()
-                .filter_map(|rejection| rejection.at.field.as_deref());
-            let of_backend = |field: &str| {
+                .filter_map(|rejection| rejection.location.field.as_deref());
+            let is_backend_field = |field: &str| {
                 field.contains("ackendRef")
                     && (field.ends_with(".kind") || field.ends_with(".group"))
             };
-            return match fields.into_iter().any(of_backend) {
+            return match fields.into_iter().any(is_backend_field) {
                 true => references_condition("False", "InvalidKind", rejection),
                 false => references_condition("Unknown", "Pending", UNCHECKED_REFERENCES),
             };
@@ -366,16 +373,16 @@ impl ObjectStore {
             return references_condition("Unknown", "Pending", UNCHECKED_REFERENCES);
         };
         let (parents, backends) = route_backends(object);
-        for (kind, own_namespace, service, port) in backends {
-            let their_namespace = &service.namespace;
+        for (kind, route_namespace, service, port) in backends {
+            let backend_namespace = &service.namespace;
             let is_granted =
-                || grants.iter().any(|grant| grant.permits_route(kind, own_namespace, service));
-            if own_namespace != their_namespace
+                || grants.iter().any(|grant| grant.permits_route(kind, route_namespace, service));
+            if route_namespace != backend_namespace
                 && !is_only_parent(parents, service)
                 && !is_granted()
             {
                 let message = format!(
-                    "no ReferenceGrant in {their_namespace} permits {service} to {}s of {own_namespace}",
+                    "no ReferenceGrant in {backend_namespace} permits {service} to {}s of {route_namespace}",
                     kind.as_str()
                 );
                 return references_condition("False", "RefNotPermitted", &message);
@@ -395,7 +402,7 @@ impl ObjectStore {
             .find_map(|(_, _, service, port)| self.missing_part(service, Some(port)))
     }
 
-    /// Returns the missing part of a service.
+    /// Describes the Service or port that does not exist; `None` if both exist.
     pub(super) fn missing_part(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         let Some(target) = self.services.get(service) else {
             return Some(format!("there is no Service {service} that selects pods"));
@@ -408,15 +415,15 @@ impl ObjectStore {
 
 /// Returns the service and optional port that a route refers to as its parent.
 fn parse_parent(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option<u16>), String> {
-    let text = |key: &str| parent.get(key).and_then(Value::as_str);
-    let name = text("name").unwrap_or_default();
+    let string_field = |key: &str| parent.get(key).and_then(Value::as_str);
+    let name = string_field("name").unwrap_or_default();
     let port = parent.get("port").and_then(Value::as_u64);
     let port = port.and_then(|port| u16::try_from(port).ok());
-    let service = ServiceName::new(text("namespace").unwrap_or(own_namespace), name);
+    let service = ServiceName::new(string_field("namespace").unwrap_or(own_namespace), name);
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
 
-/// Adds the `Programmed` condition; `not_programmed` is that of an accepted route without effect.
+/// Adds the `Programmed` condition; `not_programmed` is the condition of an accepted route without effect.
 fn with_programmed(
     [accepted, resolved]: [StatusCondition; 2],
     not_programmed: Option<StatusCondition>,
@@ -460,9 +467,9 @@ fn references_condition(
 /// The reason that a valid object has no effect although its targets exist.
 enum IneffectiveReason {
     /// Another object takes precedence.
-    Overruled(String),
-    /// The object is in force but affects no traffic; with the reason of the condition.
-    Idle(String, &'static str),
+    Overridden(String),
+    /// The object is in force but affects no traffic: the message, and the reason of the condition.
+    NoEffect(String, &'static str),
 }
 
 impl IneffectiveReason {
@@ -471,12 +478,12 @@ impl IneffectiveReason {
             NoEffectCause::NoRequests(..) => NO_REQUESTS,
             _ => OVERRIDDEN,
         };
-        Self::Idle(no_effect.to_string(), reason)
+        Self::NoEffect(no_effect.to_string(), reason)
     }
 
     fn into_sentence(self) -> String {
         match self {
-            Self::Overruled(sentence) | Self::Idle(sentence, _) => sentence,
+            Self::Overridden(sentence) | Self::NoEffect(sentence, _) => sentence,
         }
     }
 }
@@ -544,8 +551,8 @@ fn truncate_message(text: &str) -> String {
     shorten_middle(text, MAX_MESSAGE_BYTES)
 }
 
-/// The reason of an object over which another one takes precedence; also the Gateway API's reason for a route
-/// in conflict with one of a kind with higher precedence (GEP-1426).
+/// The reason of `Accepted` for an object over which another object takes precedence. It is also the Gateway
+/// API's reason for a route in conflict with one of a kind with higher precedence (GEP-1426).
 const CONFLICTED: &str = "Conflicted";
 /// The reason of `Programmed` for a policy without effect (GEP-713).
 pub(super) const OVERRIDDEN: &str = "Overridden";

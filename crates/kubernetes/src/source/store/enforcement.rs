@@ -1,4 +1,4 @@
-//! Condition `Enforced` of policies: clients exclude endpoints without a sidecar.
+//! The condition `Enforced` of policies: it names the endpoints without a sidecar, which clients exclude.
 
 use leno_model::{
     AccessPolicy, DefaultPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service,
@@ -26,14 +26,14 @@ impl ObjectStore {
             _ => return None,
         };
         let (status, reason, message) = match (accepted.status, excluded_endpoints.first()) {
-            ("True", None) => ("True", "Enforced", ENFORCED.to_owned()),
+            ("True", None) => ("True", "Enforced", ENFORCED_MESSAGE.to_owned()),
             ("True", Some(first_endpoint)) => {
                 let first_endpoint = &first_endpoint.name;
                 let remainder = match excluded_endpoints.len() - 1 {
                     0 => String::new(),
                     count => format!(" and {count} more"),
                 };
-                let message = format!("{EXCLUDED} {first_endpoint}{remainder}");
+                let message = format!("{EXCLUDED_MESSAGE} {first_endpoint}{remainder}");
                 ("False", "EndpointsWithoutSidecar", message)
             }
             _ => ("False", "Invalid", "the policy is not in force".to_owned()),
@@ -44,8 +44,8 @@ impl ObjectStore {
     /// Marks statuses as changed if a change of a pod affects the enforcement of policies.
     pub(super) fn mark_enforcement(
         &mut self,
-        before: Option<&Workload>,
-        current: Option<&Workload>,
+        old_pod: Option<&Workload>,
+        new_pod: Option<&Workload>,
     ) {
         let relevant_fields = |workload: &Workload| {
             (
@@ -55,18 +55,19 @@ impl ObjectStore {
                 workload.admission,
             )
         };
-        if self.statuses_stale || before.map(relevant_fields) == current.map(relevant_fields) {
+        if self.statuses_stale || old_pod.map(relevant_fields) == new_pod.map(relevant_fields) {
             return;
         }
-        let mut versions = before.into_iter().chain(current);
+        let mut versions = old_pod.into_iter().chain(new_pod);
         self.statuses_stale = versions.any(|workload| {
             self.is_routed_to(workload)
-                || self.has_joined(workload) && (!workload.sidecar || self.has_unmeshed(workload))
+                || self.has_joined(workload)
+                    && (!workload.sidecar || self.has_unmeshed_sibling(workload))
         });
     }
 
     /// Returns true if a service of the pod also has a pod without a sidecar.
-    fn has_unmeshed(&self, workload: &Workload) -> bool {
+    fn has_unmeshed_sibling(&self, workload: &Workload) -> bool {
         let services =
             self.services.may_select(workload).chain(self.selectorless.may_select(workload));
         let mut services =
@@ -88,15 +89,15 @@ impl ObjectStore {
         self.excluded_endpoints(&services)
     }
 
-    /// Returns the endpoints without a sidecar that clients exclude because of a policy about accounts: those
-    /// of services with a workload at which the policy rejects requests.
+    /// Returns the endpoints without a sidecar that clients exclude because of a policy about accounts: the
+    /// endpoints of services with a workload at which the policy rejects requests.
     fn unenforced_access<'a>(
         &'a self,
         policy: &'a AccessPolicy,
         config: &MeshConfig,
     ) -> Vec<&'a Workload> {
         let is_rejecting = |workload: &&Workload| {
-            let has_action = |has_action| policy.rules.iter().any(|rule| rule.action == has_action);
+            let has_action = |action| policy.rules.iter().any(|rule| rule.action == action);
             policy.selects_account(&workload.account)
                 && match config.default_policy_of(workload) {
                     DefaultPolicy::DryRun => false,
@@ -113,7 +114,8 @@ impl ObjectStore {
     }
 
     /// Returns the endpoints without a sidecar that clients exclude. Sidecars exclude them from services with
-    /// at least one meshed endpoint and from those to which routes of others lead, gateways from every service.
+    /// at least one meshed endpoint, and from services to which routes of other services route. Gateways
+    /// exclude them from every service.
     fn excluded_endpoints<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
             let has_meshed = self.endpoints_of(service).any(|workload| workload.sidecar);
@@ -140,7 +142,7 @@ impl ObjectStore {
 }
 
 /// The message of the condition for a policy that each endpoint enforces.
-const ENFORCED: &str = "clients exclude no endpoints for lack of a sidecar";
+const ENFORCED_MESSAGE: &str = "clients exclude no endpoints for lack of a sidecar";
 /// The message of the condition for a policy with excluded endpoints, followed by their names.
-const EXCLUDED: &str =
+const EXCLUDED_MESSAGE: &str =
     "only a sidecar enforces the policy; clients do not use endpoints without one:";

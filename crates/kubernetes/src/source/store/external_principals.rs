@@ -1,4 +1,5 @@
-//! Certificates of external principals: requests and outcomes.
+//! Requests for certificates of external principals: collected from AccessCerts and settings of other meshes,
+//! validated, and connected with their outcomes for statuses.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub(super) struct ExternalPrincipals {
     secret_permissions: SecretPermissions,
     decisions: CertificateDecisions,
     outcomes: Arc<CertificateOutcomes>,
-    /// True if the result may have changed.
+    /// True if the requests must be validated again.
     is_stale: bool,
 }
 
@@ -27,7 +28,7 @@ impl ExternalPrincipals {
         self.is_stale = true;
     }
 
-    /// Returns the outcome of an object's request, if known.
+    /// Returns the outcome of the request of the object with this UID; `None` while it is unknown.
     fn outcome(&self, uid: &str) -> Option<Result<(), String>> {
         let rejected = self.decisions.rejected.get(uid).cloned().map(Err);
         rejected.or_else(|| self.outcomes.get(uid).cloned())
@@ -54,7 +55,7 @@ impl ObjectStore {
 
     /// Validates the requests when all kinds have been listed.
     pub(crate) fn validate_external_principals(&mut self) {
-        if !self.is_settled() || !std::mem::take(&mut self.external_principals.is_stale) {
+        if !self.is_synced() || !std::mem::take(&mut self.external_principals.is_stale) {
             return;
         }
         let config = self.mesh_config();
@@ -125,11 +126,11 @@ impl ObjectStore {
     pub(super) fn missing_certificate(&self, origin: &ObjectOrigin) -> Option<Warning> {
         let record = self.records.get(origin)?;
         let reason = self.external_principals.outcome(&record.target.uid)?.err()?;
-        let (field, text) =
+        let (field, message) =
             reason.split_once(": ").unwrap_or(("spec.certificate.ingressGateway", &reason));
-        let (problem, hint) = text.rsplit_once("; ").unwrap_or((text, "see the log"));
+        let (problem, hint) = message.rsplit_once("; ").unwrap_or((message, "see the log"));
         Some(Warning {
-            at: super::mesh_config::settings_location(origin, field),
+            location: super::mesh_config::settings_location(origin, field),
             problem: problem.to_owned(),
             hint: hint.to_owned(),
         })

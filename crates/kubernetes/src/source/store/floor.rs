@@ -1,5 +1,6 @@
-//! Floor of the mesh: settings of pods and namespaces that it overrides, and mesh-wide objects in namespaces
-//! that may not have any.
+//! The mesh floor: settings of pods and namespaces that it overrides, and rejection of mesh-wide objects in
+//! namespaces
+//! that may not have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +12,13 @@ use leno_registry::{DocumentLocation, RejectedDocument, Warning};
 
 use super::{ObjectOrigin, ObjectStore, WatchedKind};
 use crate::read::SidecarSettings;
-use crate::words::{DEFAULT_POLICY, MTLS, SIDECAR_IMAGE};
+use crate::well_known::{DEFAULT_POLICY, MTLS, SIDECAR_IMAGE};
 
-/// The sidecar settings of pods and namespaces that have any.
+/// The sidecar settings of pods and namespaces that the mesh floor may override.
 #[derive(Default)]
-pub(super) struct Floors {
-    pods: BTreeMap<WorkloadName, SidecarSettings>,
-    namespaces: BTreeMap<Name, SidecarSettings>,
+pub(super) struct OverridableSettings {
+    pod_settings: BTreeMap<WorkloadName, SidecarSettings>,
+    namespace_settings: BTreeMap<Name, SidecarSettings>,
     /// The repository of the control plane's own image, which is always permitted.
     own_repository: Option<String>,
 }
@@ -25,7 +26,7 @@ pub(super) struct Floors {
 impl ObjectStore {
     /// Sets the default image of sidecars.
     pub(crate) fn set_image(&mut self, image: &str) {
-        self.floors.own_repository = Some(repository_of(image).to_owned());
+        self.overridable_settings.own_repository = Some(repository_of(image).to_owned());
     }
 
     pub(super) fn set_pod_settings(
@@ -33,11 +34,11 @@ impl ObjectStore {
         name: &WorkloadName,
         mut sidecar_settings: SidecarSettings,
     ) {
-        let own_repository = self.floors.own_repository.as_deref();
+        let own_repository = self.overridable_settings.own_repository.as_deref();
         sidecar_settings.images.retain(|image| Some(repository_of(image)) != own_repository);
         let sidecar_settings = Some(sidecar_settings)
             .filter(|settings| settings.may_be_overridden() || !settings.images.is_empty());
-        set_settings(&mut self.floors.pods, name, sidecar_settings);
+        set_settings(&mut self.overridable_settings.pod_settings, name, sidecar_settings);
     }
 
     pub(super) fn set_namespace_settings(
@@ -45,16 +46,20 @@ impl ObjectStore {
         name: &Name,
         sidecar_settings: Option<SidecarSettings>,
     ) {
-        set_settings(&mut self.floors.namespaces, name, sidecar_settings);
+        set_settings(&mut self.overridable_settings.namespace_settings, name, sidecar_settings);
     }
 
     pub(super) fn remove_pod_settings(&mut self, name: &WorkloadName) {
-        self.floors.pods.remove(name);
+        self.overridable_settings.pod_settings.remove(name);
     }
 
     /// Returns true if the floor forbids the image of a pod's sidecar. Such a pod is not a member.
     pub(super) fn has_forbidden_image(&self, name: &WorkloadName) -> bool {
-        let images = self.floors.pods.get(name).map(|sidecar_settings| &sidecar_settings.images);
+        let images = self
+            .overridable_settings
+            .pod_settings
+            .get(name)
+            .map(|sidecar_settings| &sidecar_settings.images);
         let floor = self.floor_in(&name.namespace).map(|(_, floor)| floor);
         floor
             .zip(images)
@@ -64,7 +69,7 @@ impl ObjectStore {
     /// Marks the workloads that a changed floor may affect.
     pub(super) fn mark_floor(&mut self) {
         self.statuses_stale = true;
-        let pods = self.floors.pods.keys().cloned().map(ObjectKey::Workload);
+        let pods = self.overridable_settings.pod_settings.keys().cloned().map(ObjectKey::Workload);
         self.dirty.extend(pods);
     }
 
@@ -73,6 +78,7 @@ impl ObjectStore {
         self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
     }
 
+    /// Returns the MeshConfig and the floor for a namespace; `None` if no floor applies to it.
     fn floor_in(&self, namespace: &Name) -> Option<(&MeshConfig, &Floor)> {
         let config = self.own_config().filter(|config| *config.floor != Floor::default())?;
         Some((config, config.floor_in(namespace)?))
@@ -102,11 +108,15 @@ impl ObjectStore {
         let has_annotations =
             |(_, workload): &(_, &Workload)| workload.admission != AdmissionSettings::default();
         let pods = self.workloads.iter().filter(has_annotations).map(|(name, _)| name);
-        let mut pods: Vec<&WorkloadName> = pods.chain(self.floors.pods.keys()).collect();
+        let mut pods: Vec<&WorkloadName> =
+            pods.chain(self.overridable_settings.pod_settings.keys()).collect();
         pods.sort();
         pods.dedup();
-        let mut namespaces: Vec<&Name> =
-            self.namespaces.keys().chain(self.floors.namespaces.keys()).collect();
+        let mut namespaces: Vec<&Name> = self
+            .namespaces
+            .keys()
+            .chain(self.overridable_settings.namespace_settings.keys())
+            .collect();
         namespaces.sort();
         namespaces.dedup();
         let namespace_warnings =
@@ -117,9 +127,13 @@ impl ObjectStore {
 
     /// Returns the pods with a sidecar image that the floor forbids.
     pub(super) fn forbidden_images(&self) -> Vec<RejectedDocument> {
-        let pods = self.floors.pods.iter().filter(|(name, _)| self.has_forbidden_image(name));
+        let pods = self
+            .overridable_settings
+            .pod_settings
+            .iter()
+            .filter(|(name, _)| self.has_forbidden_image(name));
         pods.map(|(name, sidecar_settings)| RejectedDocument {
-            at: pod_location(name, "spec.initContainers"),
+            location: pod_location(name, "spec.initContainers"),
             problem: format!(
                 "the sidecar runs {}, which spec.floor.sidecarImages of the MeshConfig does not permit: \
                  the pod is not a member of the mesh",
@@ -137,15 +151,17 @@ impl ObjectStore {
         let overridden = config.overridden_in(&name.namespace, admission);
         let location = |field: &str| pod_location(name, field);
         let mut warnings = admission_warnings(&overridden, location);
-        let Some(sidecar_settings) = self.floors.pods.get(name) else { return warnings };
+        let Some(sidecar_settings) = self.overridable_settings.pod_settings.get(name) else {
+            return warnings;
+        };
         warnings.extend(self.annotation_warnings(floor, sidecar_settings, location));
-        let namespace_settings = self.floors.namespaces.get(&name.namespace);
+        let namespace_settings = self.overridable_settings.namespace_settings.get(&name.namespace);
         let has_injection = namespace_settings.is_some_and(|settings| settings.has_injection);
         let lacks_sidecar =
             floor.injection_required && has_injection && !sidecar_settings.has_sidecar;
         if let Some(key) = sidecar_settings.opt_out.as_ref().filter(|_| lacks_sidecar) {
             warnings.push(Warning {
-                at: location("metadata"),
+                location: location("metadata"),
                 problem: format!(
                     "{key} disables the sidecar, and spec.floor.injection of the MeshConfig \
                      requires one"
@@ -168,7 +184,7 @@ impl ObjectStore {
             ..DocumentLocation::default()
         };
         let mut warnings = admission_warnings(&config.overridden_in(name, admission), location);
-        let sidecar_settings = self.floors.namespaces.get(name);
+        let sidecar_settings = self.overridable_settings.namespace_settings.get(name);
         warnings.extend(sidecar_settings.into_iter().flat_map(|sidecar_settings| {
             self.annotation_warnings(floor, sidecar_settings, location)
         }));
@@ -185,29 +201,29 @@ impl ObjectStore {
         let exclusion_warnings =
             sidecar_settings.exclusions.iter().filter(|_| floor.exclusions_forbidden);
         let exclusion_warnings = exclusion_warnings.map(|key| Warning {
-            at: location(&format!("metadata.annotations[{key:?}]")),
+            location: location(&format!("metadata.annotations[{key:?}]")),
             problem:
                 "is below spec.floor.exclusions of the MeshConfig, and pods are created without it"
                     .to_owned(),
             hint: "remove the annotation; create pods again that were created with it".to_owned(),
         });
-        let own_repository = self.floors.own_repository.as_deref();
+        let own_repository = self.overridable_settings.own_repository.as_deref();
         let is_forbidden = |image: &&String| {
             !floor.permits_image(image) && Some(repository_of(image)) != own_repository
         };
-        let image = sidecar_settings.requested_image.as_ref().filter(is_forbidden);
-        let image = image.map(|image| Warning {
-            at: location(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
+        let forbidden_image = sidecar_settings.requested_image.as_ref().filter(is_forbidden);
+        let image_warning = forbidden_image.map(|image| Warning {
+            location: location(&format!("metadata.annotations[{SIDECAR_IMAGE:?}]")),
             problem: format!(
                 "{image} is not permitted by spec.floor.sidecarImages of the MeshConfig, and pods \
                  get the image of the mesh"
             ),
             hint: "remove the annotation".to_owned(),
         });
-        exclusion_warnings.chain(image).collect()
+        exclusion_warnings.chain(image_warning).collect()
     }
 
-    /// Returns the reason for rejection of an object that affects more than its namespace, in a namespace where
+    /// Returns the rejection of an object that affects more than its namespace, if it is in a namespace where
     /// the operator does not permit it.
     pub(super) fn misplaced_rejection(&self, object: &Object) -> Option<RejectedDocument> {
         let (namespace, field, problem) = match object {
@@ -222,7 +238,7 @@ impl ObjectStore {
             _ => return None,
         };
         (!self.permits_mesh_wide(namespace)).then(|| RejectedDocument {
-            at: DocumentLocation::for_object(&object.object_key(), field),
+            location: DocumentLocation::for_object(&object.object_key(), field),
             problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
             hint: format!(
                 "move the object into its target namespace or into that of the control plane, or \
@@ -239,7 +255,7 @@ fn admission_warnings(
     let warning = |setting: &OverriddenSetting| {
         let key = if setting.field == "mtls" { MTLS } else { DEFAULT_POLICY };
         Warning {
-            at: location(&format!("metadata.annotations[{key:?}]")),
+            location: location(&format!("metadata.annotations[{key:?}]")),
             problem: format!(
                 "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
                 setting.requested, setting.field, setting.in_force
@@ -260,6 +276,7 @@ fn pod_location(name: &WorkloadName, field: &str) -> DocumentLocation {
     }
 }
 
+/// Inserts or removes the settings of a pod or namespace.
 fn set_settings<K: Ord + Clone>(
     settings_by_key: &mut BTreeMap<K, SidecarSettings>,
     key: &K,

@@ -1,4 +1,5 @@
-//! State of gateways: facts and the resolved configuration.
+//! State of gateways in the object store: their inputs, the resolved configuration, and the Secrets that they
+//! refer to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,23 +9,23 @@ use leno_model::{Gateway, GatewayName, Name, ObjectKey, ServiceName};
 
 use super::{ObjectOrigin, ObjectStore};
 use crate::gateway::{
-    ClusterFact, ClusterFacts, DesiredGateway, PreviousResult, ResolvedGateways, RouteId,
+    DesiredGateway, GatewayInput, GatewayInputs, PreviousResult, ResolvedGateways, RouteId,
     collect_secrets, resolve_gateways,
 };
 use crate::source::ObjectId;
 
-/// The state of gateways: facts and the resolved configuration.
+/// The state of gateways: inputs and the resolved configuration.
 #[derive(Default)]
 pub(super) struct GatewayState {
-    pub(super) facts: ClusterFacts,
+    pub(super) inputs: GatewayInputs,
     pub(super) resolved: ResolvedGateways,
-    /// The key of the fact that each object contributes.
-    fact_keys: BTreeMap<ObjectOrigin, FactKey>,
-    /// True if the result may have changed.
+    /// The key of the input that each object contributes.
+    input_keys: BTreeMap<ObjectOrigin, InputKey>,
+    /// True if gateways must be resolved again.
     is_stale: bool,
     /// The Secrets that gateways refer to.
     referenced_secrets: Arc<BTreeSet<ObjectId>>,
-    /// The Secrets of which all existing ones have been seen.
+    /// The Secrets of this set that exist have been received.
     covered_secrets: Arc<BTreeSet<ObjectId>>,
     /// True if reading Secrets is forbidden.
     secrets_forbidden: bool,
@@ -32,9 +33,9 @@ pub(super) struct GatewayState {
     secrets_failed: bool,
 }
 
-/// The key in [`ClusterFacts`] of the fact that an object contributes.
+/// The key in [`GatewayInputs`] of the input that an object contributes.
 #[derive(Clone)]
-enum FactKey {
+enum InputKey {
     Class(String),
     Gateway(ObjectId),
     Route(RouteId),
@@ -61,10 +62,10 @@ impl GatewayState {
     pub(super) fn rejection_reason(&self, kind: &'static str, id: &ObjectId) -> Option<String> {
         let id = RouteId { kind, id: id.clone() };
         self.resolved.parent_statuses.get(&id)?;
-        self.facts.routes.get(&id)?.rejection.clone()
+        self.inputs.routes.get(&id)?.rejection.clone()
     }
 
-    /// Marks a change outside the facts on which gateways depend.
+    /// Marks gateways for resolution after a change of an object that is not among their inputs.
     pub(super) fn mark_changed(&mut self) {
         self.is_stale = true;
     }
@@ -91,10 +92,10 @@ impl GatewayState {
 
     /// Drops Secrets that no gateway refers to any more. They are read again when a gateway refers to them.
     fn drop_unreferenced(&mut self) {
-        let Self { referenced_secrets, covered_secrets, facts, fact_keys, .. } = self;
-        facts.certificates.retain(|id, _| referenced_secrets.contains(id));
-        fact_keys.retain(
-            |_, key| !matches!(key, FactKey::Certificate(id) if !referenced_secrets.contains(id)),
+        let Self { referenced_secrets, covered_secrets, inputs, input_keys, .. } = self;
+        inputs.certificates.retain(|id, _| referenced_secrets.contains(id));
+        input_keys.retain(
+            |_, key| !matches!(key, InputKey::Certificate(id) if !referenced_secrets.contains(id)),
         );
         if !covered_secrets.is_subset(referenced_secrets) {
             *covered_secrets =
@@ -102,13 +103,13 @@ impl GatewayState {
         }
     }
 
-    pub(super) fn set_covered(&mut self, ids: Arc<BTreeSet<ObjectId>>) {
+    pub(super) fn set_received_secrets(&mut self, ids: Arc<BTreeSet<ObjectId>>) {
         self.covered_secrets = ids;
         self.secrets_forbidden = false;
         self.is_stale = true;
     }
 
-    /// Notes that reading Secrets is forbidden.
+    /// Marks Secrets as forbidden to read.
     pub(super) fn mark_secrets_forbidden(&mut self) {
         self.secrets_forbidden = true;
         self.is_stale = true;
@@ -116,97 +117,98 @@ impl GatewayState {
 
     /// Returns true if a pod of another namespace has this address.
     pub(super) fn is_in_other_namespace(&self, address: IpAddr, namespace: &Name) -> bool {
-        let mut pods = self.facts.pods.get(&address).into_iter().flatten();
+        let mut pods = self.inputs.pods.get(&address).into_iter().flatten();
         pods.any(|pod| pod.namespace != namespace.as_str())
     }
 
     /// Returns the addresses of a pod.
     fn pod_addresses(&self, origin: &ObjectOrigin) -> BTreeSet<IpAddr> {
-        match self.fact_keys.get(origin) {
-            Some(FactKey::Pod(addresses, _)) => addresses.clone(),
+        match self.input_keys.get(origin) {
+            Some(InputKey::Pod(addresses, _)) => addresses.clone(),
             _ => BTreeSet::new(),
         }
     }
 
-    pub(super) fn store_fact(&mut self, origin: &ObjectOrigin, fact: ClusterFact) {
+    pub(super) fn store_input(&mut self, origin: &ObjectOrigin, input: GatewayInput) {
         // Gateways do not depend on pods alone, of which there are many.
-        self.is_stale |= !matches!(fact, ClusterFact::Pod(_));
-        let (id, facts) = (origin.id.clone(), &mut self.facts);
-        let key = match fact {
-            ClusterFact::Class(class) => {
-                facts.classes.insert(id.name.clone(), class);
-                FactKey::Class(id.name)
+        self.is_stale |= !matches!(input, GatewayInput::Pod(_));
+        let (id, inputs) = (origin.id.clone(), &mut self.inputs);
+        let key = match input {
+            GatewayInput::Class(class) => {
+                inputs.classes.insert(id.name.clone(), class);
+                InputKey::Class(id.name)
             }
-            ClusterFact::Gateway(gateway) => {
-                facts.gateways.insert(id.clone(), *gateway);
-                FactKey::Gateway(id)
+            GatewayInput::Gateway(gateway) => {
+                inputs.gateways.insert(id.clone(), *gateway);
+                InputKey::Gateway(id)
             }
-            ClusterFact::Route(kind, mut route) => {
+            GatewayInput::Route(kind, mut route) => {
                 let id = RouteId { kind, id };
-                let before = facts.routes.get(&id).and_then(|route| route.last_valid.clone());
+                let previous_version =
+                    inputs.routes.get(&id).and_then(|route| route.last_valid.clone());
                 // The last valid version stays in use.
-                route.last_valid = route.last_valid.or(before);
-                facts.routes.insert(id.clone(), *route);
-                FactKey::Route(id)
+                route.last_valid = route.last_valid.or(previous_version);
+                inputs.routes.insert(id.clone(), *route);
+                InputKey::Route(id)
             }
-            ClusterFact::Grant(grant) => {
-                facts.grants.insert(id.clone(), grant);
-                FactKey::Grant(id)
+            GatewayInput::Grant(grant) => {
+                inputs.grants.insert(id.clone(), grant);
+                InputKey::Grant(id)
             }
-            ClusterFact::TlsServices(services) => {
-                facts.tls_services.insert(id.clone(), services);
-                FactKey::TlsServices(id)
+            GatewayInput::TlsServices(services) => {
+                inputs.tls_services.insert(id.clone(), services);
+                InputKey::TlsServices(id)
             }
-            ClusterFact::Pod(addresses) => {
+            GatewayInput::Pod(addresses) => {
                 for address in &addresses {
-                    facts.pods.entry(*address).or_default().insert(id.clone());
+                    inputs.pods.entry(*address).or_default().insert(id.clone());
                 }
-                FactKey::Pod(addresses, id)
+                InputKey::Pod(addresses, id)
             }
-            ClusterFact::Certificate(certificate) => {
-                facts.certificates.insert(id.clone(), certificate);
-                FactKey::Certificate(id)
+            GatewayInput::Certificate(certificate) => {
+                inputs.certificates.insert(id.clone(), certificate);
+                InputKey::Certificate(id)
             }
-            ClusterFact::Namespace(labels) => {
-                facts.namespaces.insert(id.name.clone(), labels);
-                FactKey::Namespace(id.name)
+            GatewayInput::Namespace(labels) => {
+                inputs.namespaces.insert(id.name.clone(), labels);
+                InputKey::Namespace(id.name)
             }
-            ClusterFact::Deployment(runs) => {
-                facts.deployments.insert(id.clone(), runs);
-                FactKey::Deployment(id)
+            GatewayInput::Deployment(is_available) => {
+                inputs.deployments.insert(id.clone(), is_available);
+                InputKey::Deployment(id)
             }
-            ClusterFact::GatewayService(gateway_service) => {
-                facts.gateway_services.insert(id.clone(), gateway_service);
-                FactKey::GatewayService(id)
+            GatewayInput::GatewayService(gateway_service) => {
+                inputs.gateway_services.insert(id.clone(), gateway_service);
+                InputKey::GatewayService(id)
             }
         };
-        self.fact_keys.insert(origin.clone(), key);
+        self.input_keys.insert(origin.clone(), key);
     }
 
     pub(super) fn remove(&mut self, origin: &ObjectOrigin) {
-        let Some(key) = self.fact_keys.remove(origin) else { return };
-        self.is_stale |= !matches!(key, FactKey::Pod(..));
-        let facts = &mut self.facts;
+        let Some(key) = self.input_keys.remove(origin) else { return };
+        self.is_stale |= !matches!(key, InputKey::Pod(..));
+        let inputs = &mut self.inputs;
         match key {
-            FactKey::TlsServices(id) => drop(facts.tls_services.remove(&id)),
-            FactKey::Pod(addresses, id) => {
+            InputKey::TlsServices(id) => drop(inputs.tls_services.remove(&id)),
+            InputKey::Pod(addresses, id) => {
                 for address in addresses {
-                    if let Some(pods) = facts.pods.get_mut(&address) {
+                    if let Some(pods) = inputs.pods.get_mut(&address) {
                         pods.remove(&id);
                         if pods.is_empty() {
-                            facts.pods.remove(&address);
+                            inputs.pods.remove(&address);
                         }
                     }
                 }
             }
-            FactKey::Class(name) => drop(facts.classes.remove(&name)),
-            FactKey::Gateway(id) => drop(facts.gateways.remove(&id)),
-            FactKey::Route(id) => drop(facts.routes.remove(&id)),
-            FactKey::Grant(id) => drop(facts.grants.remove(&id)),
-            FactKey::Certificate(id) => drop(facts.certificates.remove(&id)),
-            FactKey::Namespace(name) => drop(facts.namespaces.remove(&name)),
-            FactKey::Deployment(id) => drop(facts.deployments.remove(&id)),
-            FactKey::GatewayService(id) => drop(facts.gateway_services.remove(&id)),
+            InputKey::Class(name) => drop(inputs.classes.remove(&name)),
+            InputKey::Gateway(id) => drop(inputs.gateways.remove(&id)),
+            InputKey::Route(id) => drop(inputs.routes.remove(&id)),
+            InputKey::Grant(id) => drop(inputs.grants.remove(&id)),
+            InputKey::Certificate(id) => drop(inputs.certificates.remove(&id)),
+            InputKey::Namespace(name) => drop(inputs.namespaces.remove(&name)),
+            InputKey::Deployment(id) => drop(inputs.deployments.remove(&id)),
+            InputKey::GatewayService(id) => drop(inputs.gateway_services.remove(&id)),
         }
     }
 }
@@ -215,21 +217,22 @@ impl ObjectStore {
     /// Resolves gateways if the result may have changed. Gateways with pending Secrets keep their previous
     /// result.
     pub(crate) fn resolve_gateways(&mut self) {
-        let is_settled = self.is_settled();
+        let is_synced = self.is_synced();
         let Some(gateways) =
-            self.gateways.as_mut().filter(|gateways| gateways.is_stale && is_settled)
+            self.gateways.as_mut().filter(|gateways| gateways.is_stale && is_synced)
         else {
             return;
         };
-        gateways.referenced_secrets = Arc::new(collect_secrets(&gateways.facts));
+        gateways.referenced_secrets = Arc::new(collect_secrets(&gateways.inputs));
         gateways.drop_unreferenced();
         gateways.is_stale = false;
-        let pending = gateways.pending_secrets();
+        let pending_secrets = gateways.pending_secrets();
         let (own_services, selectorless) = (&self.services, &self.selectorless);
         let services =
             |name: &ServiceName| own_services.get(name).or_else(|| selectorless.service(name));
-        let previous = PreviousResult { resolved: &gateways.resolved, pending: &pending };
-        let resolved = resolve_gateways(&gateways.facts, &services, &previous);
+        let previous =
+            PreviousResult { resolved: &gateways.resolved, pending_secrets: &pending_secrets };
+        let resolved = resolve_gateways(&gateways.inputs, &services, &previous);
         let previous = std::mem::replace(&mut gateways.resolved, resolved);
         let current = &gateways.resolved;
         let names = previous.gateways.keys().chain(current.gateways.keys());
@@ -265,30 +268,30 @@ impl ObjectStore {
         self.gateways.as_ref().is_some_and(|gateways| gateways.routes_to(service))
     }
 
-    /// Updates the fact of an object that concerns gateways.
-    pub(super) fn apply_fact(
+    /// Updates the input that an object contributes; `None` removes it.
+    pub(super) fn apply_gateway_input(
         &mut self,
         origin: &ObjectOrigin,
         listing: u64,
-        fact: Option<ClusterFact>,
+        input: Option<GatewayInput>,
     ) {
         let Some(gateways) = &mut self.gateways else { return };
         let mut addresses = gateways.pod_addresses(origin);
-        // A route keeps its last valid version, which is part of the previous fact.
-        if fact.is_none() || !addresses.is_empty() {
+        // A route keeps its last valid version, which is part of the previous input.
+        if input.is_none() || !addresses.is_empty() {
             gateways.remove(origin);
         }
-        if let Some(fact) = fact {
-            if let ClusterFact::Pod(new_addresses) = &fact {
+        if let Some(input) = input {
+            if let GatewayInput::Pod(new_addresses) = &input {
                 addresses.extend(new_addresses);
             }
-            gateways.store_fact(origin, fact);
+            gateways.store_input(origin, input);
             self.listings.insert(origin.clone(), listing);
         }
         addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 
-    pub(super) fn remove_fact(&mut self, origin: &ObjectOrigin) {
+    pub(super) fn remove_gateway_input(&mut self, origin: &ObjectOrigin) {
         let Some(gateways) = &mut self.gateways else { return };
         let addresses = gateways.pod_addresses(origin);
         gateways.remove(origin);

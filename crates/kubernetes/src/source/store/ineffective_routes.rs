@@ -10,8 +10,9 @@ use super::desired_statuses::{OVERRIDDEN, route_backends};
 use crate::status::StatusCondition;
 
 impl ObjectStore {
-    /// Returns the `Programmed` condition of an accepted route without effect for one of its parents.
-    pub(super) fn idle_route(
+    /// Returns the `Programmed` condition of an accepted route without effect for one of its parents; `None` if
+    /// the route has an effect.
+    pub(super) fn idle_route_condition(
         &self,
         route: &Object,
         service: &ServiceName,
@@ -100,18 +101,18 @@ impl ObjectStore {
     /// out.
     pub(super) fn mark_unmeshed_services(
         &mut self,
-        before: Option<&Workload>,
-        current: Option<&Workload>,
+        old_pod: Option<&Workload>,
+        new_pod: Option<&Workload>,
     ) {
         let relevant_fields = |workload: &Workload| (workload.sidecar, workload.labels.clone());
-        if before.map(relevant_fields) == current.map(relevant_fields) {
+        if old_pod.map(relevant_fields) == new_pod.map(relevant_fields) {
             return;
         }
         let services_of = |workload: &Workload| -> BTreeSet<ServiceName> {
             self.services.may_select(workload).map(|service| service.name.clone()).collect()
         };
         let services: BTreeSet<ServiceName> =
-            before.into_iter().chain(current).flat_map(services_of).collect();
+            old_pod.into_iter().chain(new_pod).flat_map(services_of).collect();
         for name in services {
             self.statuses_stale |= self.update_unmeshed_service(&name);
         }

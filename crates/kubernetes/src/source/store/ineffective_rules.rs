@@ -7,8 +7,8 @@ use super::conflicts::without_port;
 use super::desired_statuses::ConflictContext;
 
 impl ObjectStore {
-    /// Returns the reason that an object in force has no effect at any port.
-    pub(super) fn no_effect_by_routes(
+    /// Returns the reason that an object in force has no effect at any port; `None` if it has an effect.
+    pub(super) fn detect_no_effect(
         &self,
         object: &Object,
         context: &ConflictContext<'_, '_>,
@@ -24,14 +24,14 @@ impl ObjectStore {
             }
             Object::TagRoute(route) => {
                 let effects = TagEffects::from_rules(&route.rules, &[]);
-                self.no_effect_of_tags(object, &[(&route.scope, effects)], context)
+                self.detect_no_tag_effect(object, &[(&route.scope, effects)], context)
             }
             Object::SermantRouteRule(rule) => {
                 let entries = rule.entries.iter();
                 let entries = entries.map(|(scope, entry)| {
                     (scope, TagEffects::from_rules(&entry.rules, &entry.lanes))
                 });
-                self.no_effect_of_tags(object, &entries.collect::<Vec<_>>(), context)
+                self.detect_no_tag_effect(object, &entries.collect::<Vec<_>>(), context)
             }
             Object::Lane(lane) => {
                 let effects = TagEffects::from_rules(&TagRules::default(), &lane.rules);
@@ -47,7 +47,7 @@ impl ObjectStore {
         }
     }
 
-    fn no_effect_of_tags(
+    fn detect_no_tag_effect(
         &self,
         object: &Object,
         entries: &[(&TagScope, TagEffects)],

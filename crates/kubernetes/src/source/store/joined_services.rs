@@ -8,8 +8,8 @@ use crate::source::event::ObjectId;
 use crate::source::kinds::WatchedKind;
 
 impl ObjectStore {
-    /// Marks the services of a pod with a sidecar. Their unmeshed pods become endpoints, and remain so when the
-    /// last sidecar is gone: clients keep connections to the service.
+    /// Marks the services of a pod with a sidecar as joined. Their unmeshed pods become endpoints, and remain
+    /// so when the last sidecar is gone: clients keep connections to the service.
     pub(super) fn join_pod_services(&mut self, workload: &Workload) {
         if !workload.sidecar {
             return;
@@ -29,9 +29,9 @@ impl ObjectStore {
         }
     }
 
-    /// Marks the services without a selector in the namespace of a pod with a sidecar.
+    /// Marks as joined the services without a selector in the namespace of a pod with a sidecar.
     pub(super) fn join_selectorless_services(&mut self, workload: &Workload) {
-        if !is_member(workload) {
+        if !is_application_with_sidecar(workload) {
             return;
         }
         let services = self
@@ -45,15 +45,15 @@ impl ObjectStore {
         }
     }
 
-    /// Marks a service without a selector that lists a pod, in a namespace with sidecars. Pods that are not
-    /// listed yet may get a sidecar, but a slice lists them only when they are ready for requests, which is too
-    /// late.
+    /// Marks as joined a service without a selector that lists a pod, in a namespace with sidecars. Pods that
+    /// are not listed yet may get a sidecar, but a slice lists them only when they are ready for requests,
+    /// which is too late.
     pub(super) fn join_selectorless_service(&mut self, name: &ServiceName) {
         let service =
             self.selectorless.service(name).filter(|_| !self.joined_services.contains(name));
         let Some(service) = service.cloned() else { return };
         if !self.listed_endpoints_of(&service).any(|workload| self.is_pod_address(workload))
-            || !self.has_sidecars(name)
+            || !self.namespace_has_sidecars(name)
         {
             return;
         }
@@ -64,15 +64,15 @@ impl ObjectStore {
     }
 
     /// Returns true if the namespace of a service has a pod with a sidecar.
-    fn has_sidecars(&self, service: &ServiceName) -> bool {
+    fn namespace_has_sidecars(&self, service: &ServiceName) -> bool {
         let namespace = &service.namespace;
         let range_start = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
         let pods = self.workloads.range(range_start..);
         let mut pods = pods.take_while(|(name, _)| name.namespace == *namespace);
-        pods.any(|(_, pod)| is_member(pod))
+        pods.any(|(_, pod)| is_application_with_sidecar(pod))
     }
 
-    /// Updates a service that is new, deleted, or has another selector.
+    /// Updates the joined state of a service that is new, deleted, or has another selector.
     pub(super) fn update_joined_service(&mut self, name: &ServiceName) {
         let Some(service) = self.known_service(name) else {
             self.joined_services.remove(name);
@@ -84,6 +84,7 @@ impl ObjectStore {
         }
     }
 
+    /// Returns true if the Service has rejections or warnings.
     fn has_diagnostics(&self, name: &ServiceName) -> bool {
         let id = ObjectId { namespace: name.namespace.to_string(), name: name.name.to_string() };
         let kind = self.kinds.iter().position(|kind| kind.watched == WatchedKind::Services);
@@ -116,8 +117,8 @@ impl ObjectStore {
     }
 }
 
-/// Returns true for a pod with a sidecar; the proxy of a gateway has no application.
-fn is_member(pod: &Workload) -> bool {
+/// Returns true for a pod with a sidecar and an application; the proxy of a gateway has no application.
+fn is_application_with_sidecar(pod: &Workload) -> bool {
     pod.sidecar && !pod.labels.contains_key(GATEWAY_LABEL)
 }
 

@@ -17,11 +17,12 @@ use crate::read::{ForeignMeshSettings, IngressGateway};
 pub(super) struct MeshSettings {
     /// The settings of other meshes.
     foreign_settings: BTreeMap<ObjectOrigin, ForeignMeshSettings>,
-    /// The fields that each MeshConfig of Leno specifies. Others may come from the settings of another mesh.
+    /// The fields that each MeshConfig of Leno specifies. Other fields may come from the settings of another
+    /// mesh.
     specified_fields: BTreeMap<ObjectOrigin, BTreeSet<String>>,
-    /// The addresses of the API server.
+    /// The addresses of the API server, by the object that lists them.
     api_server: BTreeMap<ObjectOrigin, BTreeSet<SocketAddr>>,
-    /// The trust domain for the case that no MeshConfig of Leno specifies it.
+    /// The trust domain that applies if no MeshConfig of Leno specifies one.
     assumed_trust_domain: Option<TrustDomain>,
     /// The namespaces in which the operator permits mesh-wide objects.
     permitted_namespaces: BTreeSet<Name>,
@@ -36,17 +37,18 @@ impl MeshSettings {
     /// Returns the settings of other meshes in the permitted namespaces: the oldest of each mesh, so that every
     /// control plane applies the same.
     fn permitted_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
-        let mut oldest: BTreeMap<usize, (&ObjectOrigin, &ForeignMeshSettings)> = BTreeMap::new();
+        let mut oldest_settings: BTreeMap<usize, (&ObjectOrigin, &ForeignMeshSettings)> =
+            BTreeMap::new();
         for (origin, foreign_settings) in &self.foreign_settings {
             if !self.is_permitted(&origin.id.namespace) {
                 continue;
             }
-            let current = oldest.entry(origin.kind).or_insert((origin, foreign_settings));
+            let current = oldest_settings.entry(origin.kind).or_insert((origin, foreign_settings));
             if foreign_settings.created < current.1.created {
                 *current = (origin, foreign_settings);
             }
         }
-        oldest.into_values()
+        oldest_settings.into_values()
     }
 
     /// Returns the reason that settings of another mesh are ignored regardless of the MeshConfig of Leno.
@@ -62,7 +64,7 @@ impl MeshSettings {
                 "write a MeshConfig of leno.dev{such_as}, or install with `--settings-namespaces {namespace}`"
             );
             return Some(Warning {
-                at: settings_location(origin, "metadata.namespace"),
+                location: settings_location(origin, "metadata.namespace"),
                 problem,
                 hint,
             });
@@ -70,7 +72,7 @@ impl MeshSettings {
         let (oldest, _) =
             self.permitted_settings().find(|(oldest, _)| oldest.kind == origin.kind)?;
         (oldest != origin).then(|| Warning {
-            at: settings_location(origin, "metadata.name"),
+            location: settings_location(origin, "metadata.name"),
             problem: format!("is ignored: {} is older", describe_origin(oldest)),
             hint: "remove one of the two".to_owned(),
         })
@@ -81,7 +83,7 @@ impl ObjectStore {
     /// Sets the namespaces in which mesh-wide objects are permitted.
     pub(crate) fn set_settings_namespaces(&mut self, namespaces: BTreeSet<Name>) {
         self.settings.permitted_namespaces = namespaces;
-        self.mark_settings();
+        self.mark_settings_changed();
     }
 
     /// Returns true if the operator permits mesh-wide objects in the namespace.
@@ -92,21 +94,21 @@ impl ObjectStore {
     /// Returns the settings of other meshes that apply: none if a `MeshConfig` of Leno specifies more than the
     /// trust domain.
     fn applied_settings(&self) -> impl Iterator<Item = (&ObjectOrigin, &ForeignMeshSettings)> {
-        self.settings.permitted_settings().filter(|_| !self.is_configured())
+        self.settings.permitted_settings().filter(|_| !self.has_custom_mesh_config())
     }
 
     /// Returns true if our MeshConfig specifies more than the trust domain, which is the only field set by
     /// `leno install`.
-    fn is_configured(&self) -> bool {
+    fn has_custom_mesh_config(&self) -> bool {
         let fields = self.own_fields();
-        fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN))
+        fields.is_some_and(|fields| fields.iter().any(|field| field.as_str() != TRUST_DOMAIN_FIELD))
     }
 
     /// Returns true if the mesh allows by default although the settings of another mesh deny, and no
     /// MeshConfig of Leno has a default policy.
     fn is_weaker_than(&self, foreign_settings: &ForeignMeshSettings) -> bool {
         if foreign_settings.default_policy != DefaultPolicy::Deny
-            || self.specifies_field(DEFAULT_POLICY)
+            || self.specifies_field(DEFAULT_POLICY_FIELD)
         {
             return false;
         }
@@ -118,10 +120,10 @@ impl ObjectStore {
         default_policy == DefaultPolicy::Allow
     }
 
-    /// Sets the trust domain for the case that no MeshConfig of Leno specifies it.
+    /// Sets the trust domain that applies if no MeshConfig of Leno specifies one.
     pub(crate) fn set_trust_domain(&mut self, trust_domain: TrustDomain) {
         self.settings.assumed_trust_domain = Some(trust_domain);
-        self.mark_settings();
+        self.mark_settings_changed();
     }
 
     pub(super) fn apply_foreign_settings(
@@ -131,7 +133,7 @@ impl ObjectStore {
     ) {
         self.add_diagnostics(origin, Vec::new(), foreign_settings.warnings.clone());
         self.settings.foreign_settings.insert(origin.clone(), foreign_settings);
-        self.mark_settings();
+        self.mark_settings_changed();
     }
 
     /// Replaces the addresses of the API server from an object.
@@ -147,7 +149,7 @@ impl ObjectStore {
     pub(super) fn remove_settings(&mut self, origin: &ObjectOrigin) {
         let had_own_fields = self.settings.specified_fields.remove(origin).is_some();
         if self.settings.foreign_settings.remove(origin).is_some() || had_own_fields {
-            self.mark_settings();
+            self.mark_settings_changed();
         }
     }
 
@@ -164,11 +166,11 @@ impl ObjectStore {
             .map_or(!specified_fields.is_empty(), |before| *before != specified_fields);
         if is_changed {
             self.settings.specified_fields.insert(origin.clone(), specified_fields);
-            self.mark_settings();
+            self.mark_settings_changed();
         }
     }
 
-    fn mark_settings(&mut self) {
+    fn mark_settings_changed(&mut self) {
         self.dirty.insert(ObjectKey::MeshConfig);
         self.statuses_stale = true;
         self.external_principals.mark_changed();
@@ -209,7 +211,8 @@ impl ObjectStore {
             .map(|(origin, _)| origin)
     }
 
-    /// Returns the modes of other meshes; the strictest one wins.
+    /// Returns the default policy and egress mode of other meshes' settings, the strictest of each; `None`
+    /// without such settings.
     fn foreign_modes(&self) -> Option<(DefaultPolicy, Egress)> {
         let list_settings =
             || self.applied_settings().map(|(_, foreign_settings)| foreign_settings);
@@ -253,7 +256,7 @@ impl ObjectStore {
         }
         let mut config = configured.unwrap_or_default();
         if let Some(assumed_trust_domain) =
-            assumed_trust_domain.filter(|_| !self.specifies_field(TRUST_DOMAIN))
+            assumed_trust_domain.filter(|_| !self.specifies_field(TRUST_DOMAIN_FIELD))
         {
             config.trust_domain = assumed_trust_domain.clone();
         }
@@ -283,40 +286,41 @@ impl ObjectStore {
             return Vec::new();
         };
         let is_weaker = self.is_weaker_than(foreign_settings);
-        let overridden = || {
+        let overridden_warning = || {
             let own_origin = self.custom_resources.origin_in_force(&ObjectKey::MeshConfig);
-            let name = &own_origin.filter(|_| self.is_configured())?.id.name;
+            let name = &own_origin.filter(|_| self.has_custom_mesh_config())?.id.name;
             let (addition, suggestion) = match is_weaker {
                 true => (format!(", {WEAKER}"), ", such as `defaultPolicy: deny`"),
                 false => (String::new(), ""),
             };
             Some(Warning {
-                at: settings_location(origin, "spec"),
+                location: settings_location(origin, "spec"),
                 problem: format!(
                     "is ignored: the MeshConfig {name} of leno.dev is in force{addition}"
                 ),
                 hint: format!("move the settings to {name}{suggestion}, and remove this one"),
             })
         };
-        let ignored = self.settings.ignored_reason(origin, is_weaker).or_else(overridden);
-        ignored.or_else(|| self.missing_certificate(origin)).into_iter().collect()
+        let ignored_warning =
+            self.settings.ignored_reason(origin, is_weaker).or_else(overridden_warning);
+        ignored_warning.or_else(|| self.missing_certificate(origin)).into_iter().collect()
     }
 
-    /// Returns the warnings about an object in force, as one text.
+    /// Returns the warnings about an object in force, one per line; `None` if it has none.
     pub(super) fn diagnostics_of(&self, origin: &ObjectOrigin) -> Option<String> {
         let diagnostics = self.diagnostics.get(origin).filter(|_| self.belongs_to_mesh(origin));
         let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
-        let mut more_warnings = self.overridden_warnings(origin);
-        more_warnings.extend(self.floor_warnings(origin));
+        let mut further_warnings = self.overridden_warnings(origin);
+        further_warnings.extend(self.floor_warnings(origin));
         let listed_warnings =
-            diagnostics.unwrap_or_default().iter().chain(&more_warnings).take(MAX_DIAGNOSTICS);
-        let texts: Vec<String> = listed_warnings
+            diagnostics.unwrap_or_default().iter().chain(&further_warnings).take(MAX_DIAGNOSTICS);
+        let messages: Vec<String> = listed_warnings
             .map(|warning| {
-                let field = warning.at.field.as_deref().unwrap_or_default();
+                let field = warning.location.field.as_deref().unwrap_or_default();
                 format!("{field} {}; {}", warning.problem, warning.hint)
             })
             .collect();
-        (!texts.is_empty()).then(|| texts.join("\n"))
+        (!messages.is_empty()).then(|| messages.join("\n"))
     }
 
     /// Returns the warnings of all settings of other meshes.
@@ -324,7 +328,7 @@ impl ObjectStore {
         self.settings.foreign_settings.keys().flat_map(|origin| self.overridden_warnings(origin))
     }
 
-    /// Returns warnings about namespaces with another default policy than the one in the `MeshConfig`.
+    /// Returns a warning for each namespace with another default policy than the `MeshConfig` sets for it.
     pub(super) fn mode_warnings(&self) -> Vec<Warning> {
         let Some(config) = self.own_config() else { return Vec::new() };
         let mode_warning = |(name, annotated): (&Name, &AdmissionSettings)| {
@@ -335,7 +339,7 @@ impl ObjectStore {
                 .default_policy
                 .filter(|configured| *configured != default_policy)?;
             Some(Warning {
-                at: DocumentLocation {
+                location: DocumentLocation {
                     kind: Some("Namespace".to_owned()),
                     name: Some(name.to_string()),
                     field: Some("metadata.annotations".to_owned()),
@@ -373,8 +377,8 @@ fn describe_origin(origin: &ObjectOrigin) -> String {
 
 /// The maximum number of warnings reported for one object.
 const MAX_DIAGNOSTICS: usize = 5;
-const TRUST_DOMAIN: &str = "trustDomain";
-const DEFAULT_POLICY: &str = "defaultPolicy";
+const TRUST_DOMAIN_FIELD: &str = "trustDomain";
+const DEFAULT_POLICY_FIELD: &str = "defaultPolicy";
 const WEAKER: &str = "and the mesh allows by default although this object denies";
 const NOT_PERMITTED: &str =
     "is ignored: mesh-wide settings are read only from the namespaces that the operator configures";

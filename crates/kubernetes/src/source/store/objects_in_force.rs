@@ -1,4 +1,5 @@
-//! Custom resources by mesh object: of several that define the same object, one is in force.
+//! Custom resources by the mesh object that they define. Of several resources that define the same object, the
+//! oldest is in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +8,12 @@ use leno_registry::{DocumentLocation, RejectedDocument};
 
 use super::ObjectOrigin;
 
-/// Custom resources, and for each object the one in force: the oldest, so that every control plane selects the
-/// same one.
+/// Custom resources, and for each object the resource in force: the oldest, so that every control plane selects
+/// the same resource.
 #[derive(Default)]
 pub(super) struct ObjectsInForce {
     objects: BTreeMap<ObjectOrigin, StoredObject>,
-    by_key: BTreeMap<ObjectKey, BTreeSet<ObjectOrigin>>,
+    origins_by_key: BTreeMap<ObjectKey, BTreeSet<ObjectOrigin>>,
 }
 
 struct StoredObject {
@@ -36,16 +37,17 @@ impl ObjectsInForce {
         created: i64,
     ) -> Vec<ObjectKey> {
         let key = object.object_key();
-        let replaced = self.objects.insert(origin.clone(), StoredObject { object, created });
-        let mut affected = vec![key.clone()];
-        if let Some(previous_key) = replaced.map(|stored_object| stored_object.object.object_key())
+        let replaced_object = self.objects.insert(origin.clone(), StoredObject { object, created });
+        let mut affected_keys = vec![key.clone()];
+        if let Some(previous_key) =
+            replaced_object.map(|stored_object| stored_object.object.object_key())
             && previous_key != key
         {
             self.remove_key(&previous_key, origin);
-            affected.push(previous_key);
+            affected_keys.push(previous_key);
         }
-        self.by_key.entry(key).or_default().insert(origin.clone());
-        affected
+        self.origins_by_key.entry(key).or_default().insert(origin.clone());
+        affected_keys
     }
 
     /// Removes an object, and returns its key: another object of the key may be in force now.
@@ -55,9 +57,9 @@ impl ObjectsInForce {
         Some(key)
     }
 
-    /// Returns the objects that are not in force because another object of the same key is.
+    /// Returns a rejection for each object that is not in force because another object has the same key.
     pub(super) fn list_duplicates(&self) -> Vec<RejectedDocument> {
-        let duplicated = self.by_key.iter().filter(|(_, origins)| origins.len() > 1);
+        let duplicated = self.origins_by_key.iter().filter(|(_, origins)| origins.len() > 1);
         let duplicates = duplicated.flat_map(|(key, origins)| {
             let in_force = self.origin_in_force(key);
             let duplicates = origins.iter().filter(move |origin| Some(*origin) != in_force);
@@ -72,40 +74,40 @@ impl ObjectsInForce {
         self.objects.get(origin).map(|stored_object| &stored_object.object)
     }
 
-    /// Returns all objects.
+    /// Returns all objects, in force or not.
     pub(super) fn all(&self) -> impl Iterator<Item = &Object> {
         self.objects.values().map(|stored_object| &stored_object.object)
     }
 
     /// Returns all objects in force, with their origin and creation time in Unix seconds.
     pub(super) fn all_in_force(&self) -> impl Iterator<Item = (&ObjectOrigin, &Object, i64)> {
-        let origins = self.by_key.keys().filter_map(|key| self.origin_in_force(key));
+        let origins = self.origins_by_key.keys().filter_map(|key| self.origin_in_force(key));
         origins.filter_map(|origin| {
             let stored_object = self.objects.get(origin)?;
             Some((origin, &stored_object.object, stored_object.created))
         })
     }
 
-    /// Returns the reason that a valid custom resource is not in force.
+    /// Returns the reason that a valid custom resource is not in force; `None` if it is.
     pub(super) fn duplicate_reason(&self, origin: &ObjectOrigin) -> Option<RejectedDocument> {
         let key = self.objects.get(origin)?.object.object_key();
         let in_force = self.origin_in_force(&key)?;
         (in_force != origin).then(|| duplicate_rejection(&key, origin, in_force))
     }
 
-    /// Returns the custom resource of which the object is in force for a key.
+    /// Returns the custom resource of the object that is in force for a key.
     pub(super) fn origin_in_force(&self, key: &ObjectKey) -> Option<&ObjectOrigin> {
         let creation_time = |origin: &&ObjectOrigin| {
             self.objects.get(origin).map(|stored_object| stored_object.created)
         };
-        self.by_key.get(key)?.iter().min_by_key(creation_time)
+        self.origins_by_key.get(key)?.iter().min_by_key(creation_time)
     }
 
     fn remove_key(&mut self, key: &ObjectKey, origin: &ObjectOrigin) {
-        if let Some(origins) = self.by_key.get_mut(key) {
+        if let Some(origins) = self.origins_by_key.get_mut(key) {
             origins.remove(origin);
             if origins.is_empty() {
-                self.by_key.remove(key);
+                self.origins_by_key.remove(key);
             }
         }
     }
@@ -119,7 +121,7 @@ fn duplicate_rejection(
     let key_text = key.to_string();
     let kind = key_text.split(' ').next().unwrap_or_default();
     let non_empty = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let at = DocumentLocation {
+    let location = DocumentLocation {
         kind: non_empty(kind),
         namespace: non_empty(&duplicate.id.namespace),
         name: non_empty(&duplicate.id.name),
@@ -132,5 +134,5 @@ fn duplicate_rejection(
         }
         _ => "one of another API group has its name, and is in force".to_owned(),
     };
-    RejectedDocument { at, problem, hint: "remove one of the two, or rename it".to_owned() }
+    RejectedDocument { location, problem, hint: "remove one of the two, or rename it".to_owned() }
 }

@@ -7,51 +7,53 @@ use leno_model::{Object, RouteParent, ServiceName, WeightedBackend, Workload};
 use super::{ObjectOrigin, ObjectStore};
 use crate::read::matches_selector;
 
-/// The services that routes and splits name, by object and with the number of objects.
+/// The services that routes and splits name.
 #[derive(Default)]
 pub(super) struct RoutedServices {
-    by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
-    counts: BTreeMap<ServiceName, usize>,
+    services_by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
+    /// The number of objects that name a service.
+    object_counts: BTreeMap<ServiceName, usize>,
 }
 
 impl RoutedServices {
     pub(super) fn contains(&self, service: &ServiceName) -> bool {
-        self.counts.contains_key(service)
+        self.object_counts.contains_key(service)
     }
 
-    /// Replaces the services that an object names; returns those that are new or gone.
+    /// Replaces the services that an object names. Returns the services that no object named before or that
+    /// none names now.
     fn replace_services(
         &mut self,
         origin: &ObjectOrigin,
         services: BTreeSet<ServiceName>,
     ) -> Vec<ServiceName> {
-        let before = self.by_object.remove(origin).unwrap_or_default();
+        let previous_services = self.services_by_object.remove(origin).unwrap_or_default();
         let mut changed_services = Vec::new();
-        for service in services.difference(&before) {
-            let count = self.counts.entry(service.clone()).or_default();
+        for service in services.difference(&previous_services) {
+            let count = self.object_counts.entry(service.clone()).or_default();
             *count += 1;
             if *count == 1 {
                 changed_services.push(service.clone());
             }
         }
-        for service in before.difference(&services) {
-            if let Some(count) = self.counts.get_mut(service) {
+        for service in previous_services.difference(&services) {
+            if let Some(count) = self.object_counts.get_mut(service) {
                 *count -= 1;
                 if *count == 0 {
-                    self.counts.remove(service);
+                    self.object_counts.remove(service);
                     changed_services.push(service.clone());
                 }
             }
         }
         if !services.is_empty() {
-            self.by_object.insert(origin.clone(), services);
+            self.services_by_object.insert(origin.clone(), services);
         }
         changed_services
     }
 }
 
 impl ObjectStore {
-    /// Updates the services that an object names, and marks the pods of those that are new or gone.
+    /// Updates the services that an object names, and marks the pods of services that are new or gone.
     pub(super) fn apply_routes(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
         let service_names = object.map(named_services).unwrap_or_default();
         // An object that names one service does not bring it into the mesh.

@@ -14,13 +14,13 @@ use super::services::ServiceIndex;
 use super::{ObjectOrigin, ObjectStore, smallest_name};
 use crate::read::{listed_service, matches_selector};
 
-/// Services without selectors, and the content of slices.
+/// Services without selectors, and the endpoints in EndpointSlices, which are stored as workloads.
 #[derive(Default)]
 pub(super) struct SelectorlessServices {
     services: ServiceIndex,
     workloads: BTreeMap<WorkloadName, Workload>,
-    by_slice: BTreeMap<ObjectOrigin, Vec<WorkloadName>>,
-    by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
+    workloads_by_slice: BTreeMap<ObjectOrigin, Vec<WorkloadName>>,
+    workloads_by_address: BTreeMap<IpAddr, BTreeSet<WorkloadName>>,
     /// The numbers of each named port of a service, each with the number of endpoints that have it.
     port_numbers: BTreeMap<ServiceName, BTreeMap<Name, BTreeMap<u16, usize>>>,
     /// The pods at listed addresses.
@@ -40,7 +40,7 @@ impl SelectorlessServices {
         self.services.in_namespace(namespace)
     }
 
-    /// Returns the services that may select a workload, a superset of those that do.
+    /// Returns the services that may select a workload: a superset of those that select it.
     pub(super) fn may_select<'a>(
         &'a self,
         workload: &'a Workload,
@@ -59,14 +59,14 @@ impl SelectorlessServices {
     /// Returns the workloads from a name on.
     pub(super) fn workloads_from(
         &self,
-        first: WorkloadName,
+        first_name: WorkloadName,
     ) -> impl Iterator<Item = (&WorkloadName, &Workload)> {
-        self.workloads.range(first..)
+        self.workloads.range(first_name..)
     }
 
     /// Updates the addresses of a pod that is new, changed or deleted.
-    pub(super) fn apply_pod(&mut self, before: Option<&Workload>, now: Option<&Workload>) {
-        for (pod, address) in before.into_iter().flat_map(own_addresses) {
+    pub(super) fn apply_pod(&mut self, old_pod: Option<&Workload>, new_pod: Option<&Workload>) {
+        for (pod, address) in old_pod.into_iter().flat_map(own_addresses) {
             if let Some(pods) = self.pods_by_address.get_mut(&address) {
                 pods.remove(&pod.name);
                 if pods.is_empty() {
@@ -74,19 +74,19 @@ impl SelectorlessServices {
                 }
             }
         }
-        for (pod, address) in now.into_iter().flat_map(own_addresses) {
-            if self.by_address.contains_key(&address) {
+        for (pod, address) in new_pod.into_iter().flat_map(own_addresses) {
+            if self.workloads_by_address.contains_key(&address) {
                 self.pods_by_address.entry(address).or_default().insert(pod.name.clone());
             }
         }
     }
 
     /// Returns the labels by which services without a selector select a pod with a sidecar: those services in
-    /// its namespace for which one of its addresses is listed as ready. Services of other namespaces cannot
-    /// affect its configuration.
+    /// its namespace for which one of the pod's addresses is listed as ready. Services of other namespaces
+    /// cannot affect the configuration of a pod.
     pub(super) fn service_labels(&self, pod: &Workload) -> BTreeMap<String, String> {
         let addresses = own_addresses(pod).filter(|_| pod.sidecar);
-        let listed = addresses.filter_map(|(_, address)| self.by_address.get(&address));
+        let listed = addresses.filter_map(|(_, address)| self.workloads_by_address.get(&address));
         let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
         let in_namespace = listed.filter(|workload| {
             workload.name.namespace == pod.name.namespace
@@ -105,8 +105,8 @@ impl SelectorlessServices {
             let TargetPort::Name(name) = &port.target else { return true };
             let Some(numbers) = numbers.get(name) else { return false };
             is_uniform &= numbers.len() == 1;
-            let first = numbers.keys().next().copied();
-            port.target = first.map_or_else(|| port.target.clone(), TargetPort::Number);
+            let first_number = numbers.keys().next().copied();
+            port.target = first_number.map_or_else(|| port.target.clone(), TargetPort::Number);
             true
         });
         (is_uniform && !service.ports.is_empty()).then_some(service)
@@ -114,33 +114,37 @@ impl SelectorlessServices {
 
     fn insert(&mut self, workload: Workload) {
         self.remove(&workload.name);
-        self.by_address.entry(workload.address).or_default().insert(workload.name.clone());
-        for (service, port, number) in endpoint_ports(&workload) {
-            let numbers = self.port_numbers.entry(service).or_default().entry(port).or_default();
-            *numbers.entry(number).or_default() += 1;
+        self.workloads_by_address
+            .entry(workload.address)
+            .or_default()
+            .insert(workload.name.clone());
+        for (service, port_name, port_number) in endpoint_ports(&workload) {
+            let numbers =
+                self.port_numbers.entry(service).or_default().entry(port_name).or_default();
+            *numbers.entry(port_number).or_default() += 1;
         }
         self.workloads.insert(workload.name.clone(), workload);
     }
 
     fn remove(&mut self, name: &WorkloadName) -> Option<Workload> {
         let removed = self.workloads.remove(name)?;
-        if let Some(names) = self.by_address.get_mut(&removed.address) {
+        if let Some(names) = self.workloads_by_address.get_mut(&removed.address) {
             names.remove(name);
             if names.is_empty() {
-                self.by_address.remove(&removed.address);
+                self.workloads_by_address.remove(&removed.address);
             }
         }
-        for (service, port, number) in endpoint_ports(&removed) {
+        for (service, port_name, port_number) in endpoint_ports(&removed) {
             let Some(ports) = self.port_numbers.get_mut(&service) else { continue };
-            if let Some(numbers) = ports.get_mut(&port) {
-                match numbers.get_mut(&number) {
+            if let Some(numbers) = ports.get_mut(&port_name) {
+                match numbers.get_mut(&port_number) {
                     Some(count) if *count > 1 => *count -= 1,
                     _ => {
-                        numbers.remove(&number);
+                        numbers.remove(&port_number);
                     }
                 }
                 if numbers.is_empty() {
-                    ports.remove(&port);
+                    ports.remove(&port_name);
                 }
             }
             if ports.is_empty() {
@@ -151,8 +155,8 @@ impl SelectorlessServices {
     }
 }
 
-/// Returns the pod with each of its addresses. Pods in the host network share an address, and the proxy of a
-/// gateway has no application.
+/// Returns the pod with each of its addresses; none for pods in the host network, which share an address, and
+/// for gateways, which have no application.
 fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let has = |label: &str| pod.labels.contains_key(label);
     let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);
@@ -160,16 +164,16 @@ fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     addresses.map(move |address| (pod, address))
 }
 
-/// Returns the service for which an endpoint is listed.
-fn service_of(listed: &Workload) -> Option<ServiceName> {
-    let name = listed.labels.keys().find_map(|key| listed_service(key))?;
-    ServiceName::new(listed.name.namespace.as_str(), name).ok()
+/// Returns the service for which a slice lists the endpoint.
+fn service_of_endpoint(endpoint: &Workload) -> Option<ServiceName> {
+    let name = endpoint.labels.keys().find_map(|key| listed_service(key))?;
+    ServiceName::new(endpoint.name.namespace.as_str(), name).ok()
 }
 
-/// Returns the ports of a listed endpoint: the service, the name, and the number.
-fn endpoint_ports(listed: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
-    let service = service_of(listed);
-    listed
+/// Returns the named ports of a listed endpoint: the service, the port name and the port number of each.
+fn endpoint_ports(endpoint: &Workload) -> impl Iterator<Item = (ServiceName, Name, u16)> {
+    let service = service_of_endpoint(endpoint);
+    endpoint
         .ports
         .iter()
         .filter_map(move |port| Some((service.clone()?, port.name.clone()?, port.port)))
@@ -220,7 +224,7 @@ impl ObjectStore {
     /// Replaces the content of a slice.
     pub(super) fn apply_endpoints(&mut self, origin: &ObjectOrigin, mut workloads: Vec<Workload>) {
         let mut changed: Vec<Workload> = Vec::new();
-        for name in self.selectorless.by_slice.remove(origin).unwrap_or_default() {
+        for name in self.selectorless.workloads_by_slice.remove(origin).unwrap_or_default() {
             changed.extend(self.selectorless.remove(&name));
         }
         let capacity = MAX_LISTED_ENDPOINTS.saturating_sub(self.selectorless.workloads.len());
@@ -234,17 +238,18 @@ impl ObjectStore {
         }
         if !workloads.is_empty() {
             let names = workloads.iter().map(|workload| workload.name.clone()).collect();
-            self.selectorless.by_slice.insert(origin.clone(), names);
+            self.selectorless.workloads_by_slice.insert(origin.clone(), names);
         }
         for workload in workloads {
             changed.push(workload.clone());
             self.selectorless.insert(workload);
         }
         self.update_labels(&changed.iter().map(|workload| workload.address).collect());
-        let services: BTreeSet<ServiceName> = changed.iter().filter_map(service_of).collect();
+        let services: BTreeSet<ServiceName> =
+            changed.iter().filter_map(service_of_endpoint).collect();
         self.dirty.extend(changed.into_iter().map(|workload| ObjectKey::Workload(workload.name)));
         for name in services {
-            // Its port numbers may have changed.
+            // The port numbers of the service may have changed.
             if let Some(service) = self.selectorless.service(&name).cloned()
                 && self.joined_services.contains(&name)
             {
@@ -322,9 +327,10 @@ impl ObjectStore {
             .filter(|workload| matches_selector(&service.selector, &workload.labels))
     }
 
-    /// Marks the workload if it is a listed endpoint of a service over which sidecars balance.
+    /// Adds the joining label to a listed endpoint of a joined service: sidecars balance over it without a
+    /// sidecar.
     pub(super) fn with_joining_label(&self, mut workload: Workload) -> Workload {
-        let service = service_of(&workload).filter(|_| !workload.sidecar);
+        let service = service_of_endpoint(&workload).filter(|_| !workload.sidecar);
         if service.is_some_and(|service| self.joined_services.contains(&service)) {
             workload.labels.insert(JOINING_LABEL.to_owned(), String::new());
         }
@@ -334,21 +340,21 @@ impl ObjectStore {
     /// Marks endpoints that are listed at the addresses of a pod that is new, changed or deleted.
     pub(super) fn mark_listed_endpoints(
         &mut self,
-        before: Option<&Workload>,
-        now: Option<&Workload>,
+        old_pod: Option<&Workload>,
+        new_pod: Option<&Workload>,
     ) {
-        let pods = before.into_iter().chain(now);
+        let pods = old_pod.into_iter().chain(new_pod);
         let addresses: BTreeSet<IpAddr> = pods.flat_map(Workload::addresses).collect();
         addresses.into_iter().for_each(|address| self.mark_address(address));
     }
 
     /// Marks endpoints at an address that a pod has gained or lost.
     pub(super) fn mark_address(&mut self, address: IpAddr) {
-        let names = self.selectorless.by_address.get(&address).into_iter().flatten();
+        let names = self.selectorless.workloads_by_address.get(&address).into_iter().flatten();
         self.dirty.extend(names.map(|name| ObjectKey::Workload(name.clone())));
     }
 
-    /// Returns the warnings about listed addresses that are excluded.
+    /// Returns a warning for each listed address that is excluded because its pod is in another namespace.
     pub(super) fn excluded_warnings(&self) -> impl Iterator<Item = Warning> {
         let hint = match self.gateways.is_some() {
             true => "route to a Service there, with a ReferenceGrant",
@@ -360,7 +366,7 @@ impl ObjectStore {
             .iter()
             .filter(|(_, workload)| self.belongs_to_other_namespace(workload));
         excluded.map(move |(name, workload)| Warning {
-            at: DocumentLocation {
+            location: DocumentLocation {
                 kind: Some("EndpointSlice".to_owned()),
                 name: Some(name.to_string()),
                 field: Some("endpoints".to_owned()),
@@ -397,7 +403,7 @@ impl ObjectStore {
 /// Returns the warning about a slice with endpoints above the limit.
 fn limit_warning(slice: &ObjectOrigin, count: usize) -> Warning {
     Warning {
-        at: DocumentLocation {
+        location: DocumentLocation {
             kind: Some("EndpointSlice".to_owned()),
             namespace: Some(slice.id.namespace.clone()),
             name: Some(slice.id.name.clone()),

@@ -6,11 +6,11 @@ use leno_model::{Name, Service, ServiceName, Workload};
 
 use super::smallest_name;
 
-/// Services by name and by one label of their selectors, to find those of a workload efficiently.
+/// Services by name and by one label of their selectors, to find the services of a workload efficiently.
 #[derive(Default)]
 pub(super) struct ServiceIndex {
-    by_name: BTreeMap<ServiceName, Service>,
-    by_label: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
+    services_by_name: BTreeMap<ServiceName, Service>,
+    names_by_label: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
 }
 
 /// A label with its value in a namespace.
@@ -23,12 +23,12 @@ struct SelectorLabel {
 
 impl ServiceIndex {
     pub(super) fn get(&self, name: &ServiceName) -> Option<&Service> {
-        self.by_name.get(name)
+        self.services_by_name.get(name)
     }
 
     /// Returns all services, by name.
     pub(super) fn all(&self) -> impl Iterator<Item = &Service> {
-        self.by_name.values()
+        self.services_by_name.values()
     }
 
     /// Returns the services of a namespace, by name.
@@ -37,46 +37,51 @@ impl ServiceIndex {
         namespace: &'a Name,
     ) -> impl Iterator<Item = &'a Service> {
         let range_start = ServiceName { namespace: namespace.clone(), name: smallest_name() };
-        let services = self.by_name.range(range_start..).map(|(_, service)| service);
+        let services = self.services_by_name.range(range_start..).map(|(_, service)| service);
         services.take_while(move |service| service.name.namespace == *namespace)
     }
 
     /// Inserts a service; returns the previous one of its name.
     pub(super) fn insert(&mut self, service: Service) -> Option<Service> {
-        let before = self.remove(&service.name);
+        let previous_service = self.remove(&service.name);
         if let Some(label) = first_label(&service) {
-            self.by_label.entry(label).or_default().insert(service.name.clone());
+            self.names_by_label.entry(label).or_default().insert(service.name.clone());
         }
-        self.by_name.insert(service.name.clone(), service);
-        before
+        self.services_by_name.insert(service.name.clone(), service);
+        previous_service
     }
 
     pub(super) fn remove(&mut self, name: &ServiceName) -> Option<Service> {
-        let removed = self.by_name.remove(name)?;
+        let removed = self.services_by_name.remove(name)?;
         if let Some(label) = first_label(&removed)
-            && let Some(names) = self.by_label.get_mut(&label)
+            && let Some(names) = self.names_by_label.get_mut(&label)
         {
             names.remove(name);
             if names.is_empty() {
-                self.by_label.remove(&label);
+                self.names_by_label.remove(&label);
             }
         }
         Some(removed)
     }
 
-    /// Returns the services that may select a workload, a superset of those that do.
+    /// Returns the services that may select a workload: a superset of those that select it.
     pub(super) fn may_select<'a>(
         &'a self,
         workload: &'a Workload,
     ) -> impl Iterator<Item = &'a Service> {
         let names = workload.labels.iter().filter_map(|(key, value)| {
             let namespace = workload.name.namespace.clone();
-            self.by_label.get(&SelectorLabel { namespace, key: key.clone(), value: value.clone() })
+            self.names_by_label.get(&SelectorLabel {
+                namespace,
+                key: key.clone(),
+                value: value.clone(),
+            })
         });
-        names.flatten().filter_map(|name| self.by_name.get(name))
+        names.flatten().filter_map(|name| self.services_by_name.get(name))
     }
 }
 
+/// Returns the label of a service's selector by which it is indexed; `None` without a selector.
 fn first_label(service: &Service) -> Option<SelectorLabel> {
     let (key, value) = service.selector.first_key_value()?;
     let namespace = service.name.namespace.clone();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod, Service as Served};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service as KubeService};
 use kube::core::ApiResource;
 use leno_model::{DefaultPolicy, Egress, MeshConfig, MtlsMode, TrustDomain};
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ mod routed;
 mod settings;
 mod zone_preferences;
 
+// The indexes of three watched kinds.
 const PODS: usize = 0;
 const SERVICES: usize = 1;
 const NAMESPACES: usize = 2;
@@ -30,7 +31,7 @@ fn watched_kinds() -> Vec<WatchedKind> {
     crate::source::watched_kinds(true)
 }
 
-fn index(kind: &str, group: &str) -> usize {
+fn kind_index(kind: &str, group: &str) -> usize {
     let has_kind = |watched: &WatchedKind| matches!(watched, WatchedKind::Custom(watched) if watched.kind == kind && watched.group == group);
     watched_kinds().iter().position(has_kind).unwrap()
 }
@@ -40,7 +41,8 @@ fn listed_store() -> ObjectStore {
     store_with_gateways_option(true)
 }
 
-/// Creates one for an installation with or without gateways. Each kind that both watch has the same index.
+/// Creates an empty store like [`listed_store`], for an installation with or without gateways. Each kind that
+/// both watch has the same index.
 fn store_with_gateways_option(gateways: bool) -> ObjectStore {
     let watched = crate::source::watched_kinds(gateways);
     let count = watched.len();
@@ -70,7 +72,7 @@ fn pod_event(name: &str, changes: Value) -> WatchEvent {
 }
 
 fn service_event(name: &str, target: u16) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"port": 80, "targetPort": target}]},
@@ -79,9 +81,9 @@ fn service_event(name: &str, target: u16) -> WatchEvent {
     WatchEvent::Applied(Box::new(ConvertedObject::from_service(service)))
 }
 
-/// A headless service.
+/// Returns the event of a headless Service.
 fn headless_event(name: &str) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": [{"port": 80}]},
     }))
@@ -112,7 +114,7 @@ fn custom_event(kind: usize, name: &str, created: &str, spec: Value) -> WatchEve
 
 /// Returns OSM settings in a namespace.
 fn settings_of_osm(namespace: &str, created: &str, spec: Value) -> (usize, WatchEvent) {
-    let kind = index("MeshConfig", "config.openservicemesh.io");
+    let kind = kind_index("MeshConfig", "config.openservicemesh.io");
     let metadata = json!({
         "name": "osm-mesh-config", "namespace": namespace, "uid": "u", "creationTimestamp": created,
     });
@@ -173,7 +175,7 @@ fn nothing_is_reported_before_every_kind_is_listed() {
     assert_eq!(store.progress().unlisted.len(), 1);
     store.apply_event(last, WatchEvent::Unavailable("refused".to_owned()));
     assert!(store.flush().is_none());
-    store.apply_event(last, WatchEvent::Absent);
+    store.apply_event(last, WatchEvent::KindNotServed);
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), ["+ Workload shop/a"]);
     assert!(store.flush().is_none(), "unchanged objects are not sent again");
@@ -249,7 +251,7 @@ fn pods_have_the_target_ports_of_their_services() {
 
 #[test]
 fn an_invalid_version_does_not_replace_the_last_valid_one() {
-    let kind = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let kind = kind_index("HTTPRouteGroup", "specs.smi-spec.io");
     let valid = json!({"matches": [{"name": "m", "pathRegex": "/a"}]});
     let invalid = json!({"matches": [{"name": "m", "pathRegex": "("}]});
     let mut store = listed_store();
@@ -257,7 +259,7 @@ fn an_invalid_version_does_not_replace_the_last_valid_one() {
     assert_eq!(describe_update(store.flush()), ["+ HTTPRouteGroup shop/g"]);
     store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", invalid.clone()));
     let update = store.flush().unwrap();
-    assert_eq!((update.changes.len(), update.rejected.len(), update.objects), (0, 1, 1));
+    assert_eq!((update.changes.len(), update.rejected.len(), update.object_count), (0, 1, 1));
     let rejection = update.rejected[0].to_string();
     assert!(
         rejection.starts_with("HTTPRouteGroup shop/g: spec.matches[0].pathRegex: "),
@@ -267,7 +269,7 @@ fn an_invalid_version_does_not_replace_the_last_valid_one() {
     let update = store.flush().unwrap();
     assert_eq!((update.changes.len(), update.rejected.len()), (0, 0));
     store.apply_event(kind, custom_event(kind, "g", "2025-01-01T00:00:00Z", invalid));
-    store.apply_event(kind, WatchEvent::Absent);
+    store.apply_event(kind, WatchEvent::KindNotServed);
     let update = store.flush().unwrap();
     assert_eq!(update.rejected, []);
     assert_eq!(describe_update(Some(update)), ["- HTTPRouteGroup shop/g"]);
@@ -275,7 +277,7 @@ fn an_invalid_version_does_not_replace_the_last_valid_one() {
 
 #[test]
 fn the_older_of_two_mesh_configs_is_in_force() {
-    let kind = index("MeshConfig", "leno.dev");
+    let kind = kind_index("MeshConfig", "leno.dev");
     let mut store = listed_store();
     let strict = json!({"defaultPolicy": "deny"});
     store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", json!({})));
@@ -300,8 +302,8 @@ fn the_older_of_two_mesh_configs_is_in_force() {
 
 #[test]
 fn objects_of_the_same_name_in_two_groups_conflict() {
-    let osm_kind = index("UpstreamTrafficSetting", "policy.openservicemesh.io");
-    let fsm_kind = index("UpstreamTrafficSetting", "policy.flomesh.io");
+    let osm_kind = kind_index("UpstreamTrafficSetting", "policy.openservicemesh.io");
+    let fsm_kind = kind_index("UpstreamTrafficSetting", "policy.flomesh.io");
     let spec = json!({"host": "web.shop.svc.cluster.local",
                       "connectionSettings": {"tcp": {"maxConnections": 3}}});
     let mut store = listed_store();
@@ -310,13 +312,13 @@ fn objects_of_the_same_name_in_two_groups_conflict() {
     let update = store.flush().unwrap();
     assert_eq!(update.rejected.len(), 1, "{:?}", update.rejected);
     assert_eq!(describe_update(Some(update)), ["+ UpstreamTrafficSetting shop/s"]);
-    store.apply_event(fsm_kind, WatchEvent::Absent);
+    store.apply_event(fsm_kind, WatchEvent::KindNotServed);
     assert_eq!(store.flush().unwrap().rejected, []);
 }
 
 #[test]
 fn annotations_of_namespaces_apply_unless_the_mesh_config_lists_the_namespace() {
-    let kind = index("MeshConfig", "leno.dev");
+    let kind = kind_index("MeshConfig", "leno.dev");
     let default_policy =
         |config: &MeshConfig, name: &str| config.default_policy_in(&Name::new(name).unwrap());
     let mut store = listed_store();
@@ -452,8 +454,8 @@ fn a_sidecar_image_of_another_mesh_is_reported_for_the_namespace() {
 
 #[test]
 fn forbidden_kinds_are_reported_and_others_are_read() {
-    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
-    let mesh = index("MeshConfig", "leno.dev");
+    let routes = kind_index("HTTPRoute", "gateway.networking.k8s.io");
+    let mesh = kind_index("MeshConfig", "leno.dev");
     let mut store = listed_store();
     store.apply_event(routes, WatchEvent::Forbidden("no".to_owned()));
     store.apply_event(PODS, pod_event("a", json!({})));
@@ -477,13 +479,13 @@ fn forbidden_kinds_are_reported_and_others_are_read() {
 
 #[test]
 fn nothing_is_sent_while_policies_cannot_be_read() {
-    let targets = index("TrafficTarget", "access.smi-spec.io");
+    let targets = kind_index("TrafficTarget", "access.smi-spec.io");
     let mut store = ObjectStore::new(watched_kinds());
     for kind in 0..watched_kinds().len() {
         let event = if kind == targets {
             WatchEvent::Forbidden("no".to_owned())
         } else {
-            WatchEvent::Absent
+            WatchEvent::KindNotServed
         };
         store.apply_event(kind, event);
     }
@@ -543,7 +545,7 @@ fn route_spec(parent: Value, backend: Value) -> Value {
 
 #[test]
 fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
-    let kind = index("OutlierDetection", "leno.dev");
+    let kind = kind_index("OutlierDetection", "leno.dev");
     let outlier_detection = |name: &str, targets: Value| {
         custom_event(
             kind,
@@ -593,8 +595,8 @@ fn the_status_of_a_policy_reports_missing_targets_and_conflicts() {
 
 #[test]
 fn a_policy_without_effect_is_accepted_and_not_programmed() {
-    let kind = index("OutlierDetection", "leno.dev");
-    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("OutlierDetection", "leno.dev");
+    let routes = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let outlier_detection = |name: &str, target: &str| {
         let spec =
             json!({"targetRefs": [{"kind": "Service", "name": target}], "consecutiveFailures": 3});
@@ -640,8 +642,8 @@ fn a_policy_without_effect_is_accepted_and_not_programmed() {
 
 #[test]
 fn a_tag_route_is_not_programmed_if_a_route_forwards_all_requests() {
-    let kind = index("TagRoute", "leno.dev");
-    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("TagRoute", "leno.dev");
+    let routes = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(SERVICES, service_event("next", 8080));
@@ -666,10 +668,10 @@ fn a_tag_route_is_not_programmed_if_a_route_forwards_all_requests() {
 
 #[test]
 fn a_policy_for_requests_is_not_programmed_on_tcp_ports() {
-    let kind = index("Hedging", "leno.dev");
+    let kind = kind_index("Hedging", "leno.dev");
     let mut store = listed_store();
     let service = |protocol: &str| {
-        let service: Served = serde_json::from_value(json!({
+        let service: KubeService = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop"},
             "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                      "ports": [{"name": "a", "port": 90, "appProtocol": "tcp"},
@@ -690,7 +692,7 @@ fn a_policy_for_requests_is_not_programmed_on_tcp_ports() {
 
 #[test]
 fn a_lane_with_a_missing_service_is_not_accepted() {
-    let kind = index("Lane", "leno.dev");
+    let kind = kind_index("Lane", "leno.dev");
     let mut store = listed_store();
     let rules = json!([{"marks": [{"percent": 60, "headers": {"x-lane": "gray"}}]}]);
     let spec = json!({"service": "web", "rules": rules});
@@ -702,7 +704,7 @@ fn a_lane_with_a_missing_service_is_not_accepted() {
 
 #[test]
 fn the_status_of_a_route_reports_missing_parents_and_backends() {
-    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let parent =
         |name: &str, port: u16| json!({"group": "", "kind": "Service", "name": name, "port": port});
     let backend = |name: &str, port: u16| json!({"name": name, "port": port});
@@ -758,7 +760,7 @@ fn the_status_of_a_route_reports_missing_parents_and_backends() {
 
 #[test]
 fn the_status_of_a_route_follows_its_service() {
-    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let parent = json!({"group": "", "kind": "Service", "name": "web"});
     let spec = route_spec(parent, json!({"name": "web", "port": 80}));
     let mut store = listed_store();
@@ -772,7 +774,7 @@ fn the_status_of_a_route_follows_its_service() {
 
 #[test]
 fn a_status_that_is_already_written_is_not_written_again() {
-    let kind = index("CircuitBreaker", "leno.dev");
+    let kind = kind_index("CircuitBreaker", "leno.dev");
     let spec = |max_connections: Value, current_status: Value| {
         let targets = json!([{"kind": "Service", "group": "", "name": "web"}]);
         json!({"targetRefs": targets, "limits": {"connections": max_connections}, "status": current_status})
@@ -800,7 +802,7 @@ fn a_status_that_is_already_written_is_not_written_again() {
 
 #[test]
 fn conditions_that_are_no_longer_true_are_replaced() {
-    let kind = index("TagRoute", "leno.dev");
+    let kind = kind_index("TagRoute", "leno.dev");
     let mut store = listed_store();
     let mut written_status = json!({});
     for (scope, resolved) in [
@@ -822,8 +824,8 @@ fn conditions_that_are_no_longer_true_are_replaced() {
 
 #[test]
 fn a_policy_of_a_namespace_conflicts_only_if_each_service_has_its_own() {
-    let kind = index("OutlierDetection", "leno.dev");
-    let removal_kind = index("SermantRemoval", "leno.dev");
+    let kind = kind_index("OutlierDetection", "leno.dev");
+    let removal_kind = kind_index("SermantRemoval", "leno.dev");
     let outlier_detection = |name: &str, service: &str| {
         let targets = json!([{"kind": "Service", "name": service}]);
         let spec = json!({"targetRefs": targets, "consecutiveFailures": 3});
@@ -866,7 +868,7 @@ fn a_policy_of_a_namespace_conflicts_only_if_each_service_has_its_own() {
 
 #[test]
 fn the_mesh_entry_is_removed_from_a_route_without_service_parents() {
-    let kind = index("HTTPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let mesh_entry =
         json!({"controllerName": "leno.dev/mesh-controller", "parentRef": {}, "conditions": []});
     let other_entry = json!({"controllerName": "x/y", "parentRef": {}, "conditions": []});

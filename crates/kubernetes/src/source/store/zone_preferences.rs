@@ -1,4 +1,5 @@
-//! Zones of workloads, and the zone preferences of services.
+//! Zones of workloads and zone preferences of services in the object store. A preference becomes a tag rule
+//! unless users have such rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +16,27 @@ use crate::read::{
 #[derive(Default)]
 pub(super) struct ZonePreferences {
     /// The zone of each node that has one.
-    zones: BTreeMap<String, String>,
+    zones_by_node: BTreeMap<String, String>,
     /// The node of each workload.
-    nodes: BTreeMap<WorkloadName, String>,
-    preferences: BTreeMap<ServiceName, ZonePreference>,
+    nodes_by_workload: BTreeMap<WorkloadName, String>,
+    preferences_by_service: BTreeMap<ServiceName, ZonePreference>,
     /// The services with user rules that prefer instances by caller, by the object with the rules.
     rules_by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
-    /// The number of such objects per service.
+    /// The number of objects with such rules, by service.
     rule_counts: BTreeMap<ServiceName, usize>,
 }
 
 impl ObjectStore {
     /// Updates the zone of a node; `None` for a node without a zone or a deleted one.
     pub(super) fn apply_node(&mut self, node: &str, zone: Option<String>) {
-        let before = match zone.clone() {
-            Some(zone) => self.zone_preferences.zones.insert(node.to_owned(), zone),
-            None => self.zone_preferences.zones.remove(node),
+        let previous_zone = match zone.clone() {
+            Some(zone) => self.zone_preferences.zones_by_node.insert(node.to_owned(), zone),
+            None => self.zone_preferences.zones_by_node.remove(node),
         };
-        if before != zone {
+        if previous_zone != zone {
             let workloads = self
                 .zone_preferences
-                .nodes
+                .nodes_by_workload
                 .iter()
                 .filter(|(_, workload_node)| *workload_node == node);
             self.dirty.extend(workloads.map(|(name, _)| ObjectKey::Workload(name.clone())));
@@ -44,15 +45,15 @@ impl ObjectStore {
 
     pub(super) fn set_node(&mut self, workload: &WorkloadName, node: Option<String>) {
         match node {
-            Some(node) => self.zone_preferences.nodes.insert(workload.clone(), node),
-            None => self.zone_preferences.nodes.remove(workload),
+            Some(node) => self.zone_preferences.nodes_by_workload.insert(workload.clone(), node),
+            None => self.zone_preferences.nodes_by_workload.remove(workload),
         };
     }
 
-    /// Adds the zone of its node to the labels of a workload, unless it has such a label.
+    /// Adds the zone of its node to the labels of a workload, unless it already has a zone label.
     pub(super) fn with_zone(&self, mut workload: Workload) -> Workload {
-        let node = self.zone_preferences.nodes.get(&workload.name);
-        if let Some(zone) = node.and_then(|node| self.zone_preferences.zones.get(node)) {
+        let node = self.zone_preferences.nodes_by_workload.get(&workload.name);
+        if let Some(zone) = node.and_then(|node| self.zone_preferences.zones_by_node.get(node)) {
             workload.labels.entry(ZONE_LABEL.to_owned()).or_insert_with(|| zone.clone());
         }
         workload
@@ -63,21 +64,23 @@ impl ObjectStore {
         service: &ServiceName,
         zone_preference: Option<ZonePreference>,
     ) {
-        let before = match zone_preference {
-            Some(zone_preference) => {
-                self.zone_preferences.preferences.insert(service.clone(), zone_preference)
-            }
-            None => self.zone_preferences.preferences.remove(service),
+        let previous_preference = match zone_preference {
+            Some(zone_preference) => self
+                .zone_preferences
+                .preferences_by_service
+                .insert(service.clone(), zone_preference),
+            None => self.zone_preferences.preferences_by_service.remove(service),
         };
-        if before != zone_preference {
+        if previous_preference != zone_preference {
             self.dirty.extend(preference_name(service).map(ObjectKey::TagRoute));
         }
     }
 
-    /// Returns the rule for the zone preference of a service; `None` if users have written such rules.
+    /// Returns the rule for the zone preference of a service; `None` if a rule of users already prefers
+    /// instances by caller.
     pub(super) fn zone_preference(&self, name: &TagRouteName) -> Option<Object> {
         let service = service_of_preference(name)?;
-        let zone_preference = *self.zone_preferences.preferences.get(&service)?;
+        let zone_preference = *self.zone_preferences.preferences_by_service.get(&service)?;
         if self.zone_preferences.rule_counts.contains_key(&service) {
             return None;
         }
@@ -87,15 +90,15 @@ impl ObjectStore {
     /// Updates the rules of an object, and marks the zone preferences that start or cease to apply.
     pub(super) fn apply_tag_rules(&mut self, origin: &ObjectOrigin, object: Option<&Object>) {
         let services = object.map(preferred_services).unwrap_or_default();
-        let before = match services.is_empty() {
+        let previous_services = match services.is_empty() {
             true => self.zone_preferences.rules_by_object.remove(origin),
             false => self.zone_preferences.rules_by_object.insert(origin.clone(), services.clone()),
         };
-        let before = before.unwrap_or_default();
+        let previous_services = previous_services.unwrap_or_default();
         for service in &services {
             *self.zone_preferences.rule_counts.entry(service.clone()).or_default() += 1;
         }
-        for service in &before {
+        for service in &previous_services {
             if let Some(count) = self.zone_preferences.rule_counts.get_mut(service) {
                 *count -= 1;
                 if *count == 0 {
@@ -103,10 +106,10 @@ impl ObjectStore {
                 }
             }
         }
-        let changed = before.symmetric_difference(&services);
-        let affected =
-            changed.filter(|service| self.zone_preferences.preferences.contains_key(*service));
-        self.dirty.extend(affected.filter_map(preference_name).map(ObjectKey::TagRoute));
+        let changed_services = previous_services.symmetric_difference(&services);
+        let affected_services = changed_services
+            .filter(|service| self.zone_preferences.preferences_by_service.contains_key(*service));
+        self.dirty.extend(affected_services.filter_map(preference_name).map(ObjectKey::TagRoute));
     }
 }
 

@@ -29,7 +29,7 @@ fn edit_lines(edits: &HeaderEdits) -> Vec<String> {
 
 #[test]
 fn an_allowed_request_has_the_changes_of_the_service() {
-    let ok = Okay {
+    let allow_message = Okay {
         headers: vec![
             header_option("X-User", "ann", None, 0),
             header_option("x-role", "reader", Some(true), 0),
@@ -40,7 +40,8 @@ fn an_allowed_request_has_the_changes_of_the_service() {
         ..Okay::default()
     };
     let status = Some(Status { code: 0 });
-    let response = CheckResponse { status, ok: Some(ok.clone()), ..CheckResponse::default() };
+    let response =
+        CheckResponse { status, ok: Some(allow_message.clone()), ..CheckResponse::default() };
     let Ok(AuthorizationResult::Allowed { request, response: response_edits }) =
         parse_response(&response)
     else {
@@ -48,8 +49,8 @@ fn an_allowed_request_has_the_changes_of_the_service() {
     };
     assert_eq!(edit_lines(&request), ["set x-user=ann", "add x-role=reader", "remove cookie"]);
     assert_eq!(edit_lines(&response_edits), ["add x-told=yes"]);
-    let bare = CheckResponse::default();
-    assert!(matches!(parse_response(&bare), Ok(AuthorizationResult::Allowed { .. })));
+    let bare_response = CheckResponse::default();
+    assert!(matches!(parse_response(&bare_response), Ok(AuthorizationResult::Allowed { .. })));
     for invalid in [
         Okay { query_parameters_to_remove: vec!["a".to_owned()], ..Okay::default() },
         Okay { headers: vec![header_option("content-length", "1", None, 0)], ..Okay::default() },
@@ -67,20 +68,24 @@ fn an_allowed_request_has_the_changes_of_the_service() {
 
 #[test]
 fn a_denied_request_gets_the_response_of_the_service() {
-    let denied = |code, headers, body: &str| CheckResponse {
+    let deny_message = |code, headers, body: &str| CheckResponse {
         status: Some(Status { code: 7 }),
         denied: Some(Denied { status: Some(Status { code }), headers, body: body.to_owned() }),
         ..CheckResponse::default()
     };
-    let denied_response =
-        denied(401, vec![header_option("WWW-Authenticate", "Basic", None, 0)], "who are you?");
+    let denied_response = deny_message(
+        401,
+        vec![header_option("WWW-Authenticate", "Basic", None, 0)],
+        "who are you?",
+    );
     let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied_response) else {
         panic!("not denied")
     };
     assert_eq!((response.status, response.body.as_deref()), (Some(401), Some("who are you?")));
     assert_eq!(response.headers[0].name, "www-authenticate");
     for (code, status) in [(0, 403), (99, 403), (204, 403), (302, 302), (503, 503)] {
-        let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied(code, vec![], ""))
+        let Ok(AuthorizationResult::Denied(response)) =
+            parse_response(&deny_message(code, vec![], ""))
         else {
             panic!("not denied")
         };
@@ -89,7 +94,7 @@ fn a_denied_request_gets_the_response_of_the_service() {
     // A response with invalid headers is still a denial.
     let invalid =
         vec![header_option("x-a", "b", None, 9), header_option("connection", "close", None, 0)];
-    let Ok(AuthorizationResult::Denied(response)) = parse_response(&denied(401, invalid, ""))
+    let Ok(AuthorizationResult::Denied(response)) = parse_response(&deny_message(401, invalid, ""))
     else {
         panic!("not denied")
     };
@@ -97,11 +102,12 @@ fn a_denied_request_gets_the_response_of_the_service() {
     // An error of the service itself does not allow the request.
     let failed = CheckResponse { error: Some(Denied::default()), ..CheckResponse::default() };
     assert!(parse_response(&failed).is_err());
-    let bare = CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
-    assert!(matches!(parse_response(&bare), Ok(AuthorizationResult::Denied(_))));
+    let bare_response =
+        CheckResponse { status: Some(Status { code: 16 }), ..CheckResponse::default() };
+    assert!(matches!(parse_response(&bare_response), Ok(AuthorizationResult::Denied(_))));
     // The service must not change the framing; the request is denied.
     let forbidden_header =
-        denied(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
+        deny_message(403, vec![header_option("transfer-encoding", "chunked", None, 0)], "");
     let Ok(AuthorizationResult::Denied(response)) = parse_response(&forbidden_header) else {
         panic!("not denied")
     };

@@ -17,13 +17,18 @@ fn with_limit(
     reports_limits: bool,
     check: impl Fn(&CompiledGlobalLimit, &RequestView<'_>, Vec<RequestDescriptor>),
 ) {
-    let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9000").unwrap());
+    let check_service_address =
+        CheckServiceAddress::External(Server::parse("http://127.0.0.1:9000").unwrap());
     let timeout = Duration::from_millis(20);
     let entry = |key: &str, value| DescriptorEntry { key: key.to_owned(), value };
     let descriptor =
         |entries, hits| Descriptor { requests: Vec::new(), entries, hits_addend: hits };
-    let global = GlobalLimit {
-        check_service: CheckService { at, timeout, failure_mode: FailureMode::Allow },
+    let global_limit = GlobalLimit {
+        check_service: CheckService {
+            at: check_service_address,
+            timeout,
+            failure_mode: FailureMode::Allow,
+        },
         domain: "shop".to_owned(),
         descriptors: vec![
             descriptor(vec![entry("path", DescriptorValue::Path)], 1),
@@ -32,7 +37,7 @@ fn with_limit(
         response: FixedResponse { status: Some(503), ..FixedResponse::default() },
         rate_limit_headers: reports_limits,
     };
-    let limits = RateLimits { global: Some(Box::new(global)), ..RateLimits::default() };
+    let limits = RateLimits { global: Some(Box::new(global_limit)), ..RateLimits::default() };
     let policy = ServicePolicyName::new(ServicePolicyKind::RateLimit, "shop", "all").unwrap();
     let mut workload_config = fixture::proxy_config("a", leno_model::Access::AllowAll);
     workload_config.limits = BTreeMap::from([(80, vec![PortLimits { policy, limits }])]);
@@ -49,10 +54,14 @@ fn with_limit(
 #[test]
 fn equal_hits_are_set_on_the_request() {
     with_limit(false, |limit, _, requested_descriptors| {
-        let single = build_request(limit, requested_descriptors[..1].to_vec());
-        let single = RateLimitRequest::decode(&*single).unwrap();
-        assert_eq!((single.domain.as_str(), single.hits_addend), ("shop", 1));
-        assert_eq!(single.descriptors[0].hits_addend, None);
+        let single_descriptor_request = build_request(limit, requested_descriptors[..1].to_vec());
+        let single_descriptor_request =
+            RateLimitRequest::decode(&*single_descriptor_request).unwrap();
+        assert_eq!(
+            (single_descriptor_request.domain.as_str(), single_descriptor_request.hits_addend),
+            ("shop", 1)
+        );
+        assert_eq!(single_descriptor_request.descriptors[0].hits_addend, None);
         let request =
             RateLimitRequest::decode(&*build_request(limit, requested_descriptors)).unwrap();
         let hits = request
@@ -85,10 +94,10 @@ fn clients_receive_the_limit_with_the_fewest_remaining_requests() {
     };
     for reports_limits in [true, false] {
         with_limit(reports_limits, |limit, request_view, _| {
-            let verdict =
+            let decision =
                 parse_decision(response.encode_to_vec().into(), limit, request_view).unwrap();
-            let RateLimitResult::WithinLimit { response, .. } = verdict else {
-                panic!("{verdict:?}")
+            let RateLimitResult::WithinLimit { response, .. } = decision else {
+                panic!("{decision:?}")
             };
             let reported: Vec<_> = response
                 .set
@@ -114,21 +123,30 @@ fn a_request_over_the_limit_gets_the_response_of_the_policy() {
         ..RateLimitResponse::default()
     };
     with_limit(false, |limit, request_view, _| {
-        let full = parse_decision(response.encode_to_vec().into(), limit, request_view).unwrap();
-        let RateLimitResult::OverLimit { response: reply, wait } = full else { panic!("{full:?}") };
+        let over_limit_decision =
+            parse_decision(response.encode_to_vec().into(), limit, request_view).unwrap();
+        let RateLimitResult::OverLimit { response: reply, wait } = over_limit_decision else {
+            panic!("{over_limit_decision:?}")
+        };
         assert_eq!((reply.status, reply.body.as_deref()), (Some(503), Some("slowly")));
         assert_eq!(wait, Some(Duration::from_secs(7)));
-        let unknown = RateLimitResponse::default();
-        let unknown = parse_decision(unknown.encode_to_vec().into(), limit, request_view);
-        assert!(matches!(unknown, Err(CheckError::Unusable(_))));
+        let unknown_code_response = RateLimitResponse::default();
+        let unknown_code_response =
+            parse_decision(unknown_code_response.encode_to_vec().into(), limit, request_view);
+        assert!(matches!(unknown_code_response, Err(CheckError::Unusable(_))));
         // Invalid headers do not lift the limit.
-        let wrong = HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
+        let forbidden_header =
+            HeaderValue { key: "connection".to_owned(), ..HeaderValue::default() };
         let response = RateLimitResponse {
             overall_code: OVER_LIMIT,
-            response_headers_to_add: vec![wrong],
+            response_headers_to_add: vec![forbidden_header],
             ..RateLimitResponse::default()
         };
-        let full = parse_decision(response.encode_to_vec().into(), limit, request_view);
-        assert!(matches!(full, Ok(RateLimitResult::OverLimit { .. })), "{full:?}");
+        let over_limit_decision =
+            parse_decision(response.encode_to_vec().into(), limit, request_view);
+        assert!(
+            matches!(over_limit_decision, Ok(RateLimitResult::OverLimit { .. })),
+            "{over_limit_decision:?}"
+        );
     });
 }

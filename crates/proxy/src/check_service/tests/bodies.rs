@@ -16,7 +16,7 @@ use crate::tests::http2;
 use crate::tests::routes::{path_rule, routed_services};
 
 const TEXT: BodyExcerpt =
-    BodyExcerpt { bytes_max: 8, long_body: LongBodyAction::Reject, pack_as_bytes: false };
+    BodyExcerpt { max_bytes: 8, long_body: LongBodyAction::Reject, pack_as_bytes: false };
 const PREFIX: BodyExcerpt = BodyExcerpt { long_body: LongBodyAction::SendPrefix, ..TEXT };
 const BYTES: BodyExcerpt = BodyExcerpt { pack_as_bytes: true, ..TEXT };
 
@@ -79,8 +79,9 @@ fn a_service_receives_the_body_and_the_application_gets_it_unchanged() {
         let reported = (http.body.as_str(), http.size, partial_header.as_deref());
         assert_eq!(reported, ("abcdefgh", 8, Some("false")));
         // Without a body no excerpt is sent, even if the client sets the header.
-        let bare = "GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-envoy-auth-partial-body: true\r\n\r\n";
-        assert_eq!(client.send_request(bare).await.status, 200);
+        let bare_request =
+            "GET /ratings/1 HTTP/1.1\r\nhost: x\r\nx-envoy-auth-partial-body: true\r\n\r\n";
+        assert_eq!(client.send_request(bare_request).await.status, 200);
         let (http, partial_header) = received_request(&recorder);
         assert_eq!((http.body.as_str(), http.size, partial_header), ("", -1, None));
 
@@ -94,7 +95,7 @@ fn a_service_receives_the_body_and_the_application_gets_it_unchanged() {
         assert_eq!(response.verdict(), (401, Some("denied-by-service")));
         assert_eq!(client.send_request(&post_request("yes")).await.status, 200);
         assert_eq!(app.received_requests().len(), 4);
-        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total.get(), 0);
+        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total_bytes.get(), 0);
     });
 }
 
@@ -206,9 +207,9 @@ fn a_call_that_waits_for_a_response_is_checked_in_time() {
     run(async {
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
         let recorder = RecordingService::respond_with(decide_by_body).await;
-        let soon = Duration::from_secs(2);
+        let max_wait = Duration::from_secs(2);
         let check_service =
-            CheckService { timeout: soon, ..recorder.check_service(FailureMode::Deny) };
+            CheckService { timeout: max_wait, ..recorder.check_service(FailureMode::Deny) };
         mesh.set_checks(vec![check_with_body(check_service, PREFIX)], Vec::new());
         let mut client = http2::connect_client(mesh.listener).await;
         let (response, mut stream) =
@@ -322,7 +323,7 @@ fn a_slow_client_does_not_bypass_the_check() {
         let mesh = Mesh::new(app.address, setup).await;
         let recorder = RecordingService::respond_with(decide_by_body).await;
         // The server must be the one that times out, not the client's sidecar.
-        let at = mesh.inbound;
+        let inbound_address = mesh.inbound;
         let check_service = CheckService {
             timeout: Duration::from_millis(10),
             ..recorder.check_service(FailureMode::Allow)
@@ -334,7 +335,7 @@ fn a_slow_client_does_not_bypass_the_check() {
                 let partial_request = format!(
                     "POST / HTTP/1.1\r\nhost: x\r\ncontent-type: {kind}\r\ncontent-length: 3\r\n\r\nab"
                 );
-                let mut client = Client::connect(at).await;
+                let mut client = Client::connect(inbound_address).await;
                 let response = client.send_request(&partial_request).await;
                 assert_eq!(response.verdict(), (408, Some("body-stalled")));
                 assert_eq!(client.read_end().await, End::Clean);
@@ -342,12 +343,12 @@ fn a_slow_client_does_not_bypass_the_check() {
         }
         assert!(recorder.received_checks.borrow().is_empty() && app.received_requests().is_empty());
         // No check request is sent for a client that disconnects.
-        let mut client = Client::connect(at).await;
+        let mut client = Client::connect(inbound_address).await;
         client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nab").await;
         drop(client);
         wait_until(|| mesh.server.failure_counts().contains_key("downstream-closed")).await;
         assert!(recorder.received_checks.borrow().is_empty());
-        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total.get(), 0);
+        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total_bytes.get(), 0);
     });
 }
 
@@ -362,12 +363,12 @@ fn without_memory_for_bodies_unchecked_requests_are_denied() {
             Vec::new(),
         );
         let buffered_bodies = mesh.server.worker.check_services.buffered_bodies.clone();
-        buffered_bodies.total.set(16 << 20);
+        buffered_bodies.total_bytes.set(16 << 20);
         let mut client = Client::connect(mesh.listener).await;
         let response = client.send_request(&post_request("yes")).await;
         assert_eq!(response.verdict(), (403, Some("authorization-unavailable")));
         assert_eq!(server_count(&mesh, Count::AuthorizationFailed), 1);
-        buffered_bodies.total.set(0);
+        buffered_bodies.total_bytes.set(0);
         assert_eq!(
             Client::connect(mesh.listener).await.send_request(&post_request("yes")).await.status,
             200
@@ -398,31 +399,31 @@ fn requests_of_unmeshed_clients_are_checked_in_both_http_versions() {
         let app = Application::with_response(OK).await;
         let mesh = Mesh::permissive(app.address).await;
         let recorder = RecordingService::respond_with(decide_by_body).await;
-        let whole = BodyExcerpt { bytes_max: BodyExcerpt::MAX_BYTES, ..TEXT };
+        let whole_body_excerpt = BodyExcerpt { max_bytes: BodyExcerpt::MAX_BYTES, ..TEXT };
         accept_unmeshed_clients(
             &mesh,
-            vec![check_with_body(recorder.check_service(FailureMode::Deny), whole)],
+            vec![check_with_body(recorder.check_service(FailureMode::Deny), whole_body_excerpt)],
         );
         // A body that exceeds every window and buffer.
-        let long = "abcdefg ".repeat(100_000);
+        let long_body = "abcdefg ".repeat(100_000);
         let mut client = Client::connect(mesh.inbound).await;
-        for (body, status) in [("yes", 200), ("no", 401), (&*long, 200), ("yes", 200)] {
+        for (body, status) in [("yes", 200), ("no", 401), (&*long_body, 200), ("yes", 200)] {
             assert_eq!(client.send_request(&post_request(body)).await.status, status);
         }
         assert_eq!(received_request(&recorder).0.body, "yes");
         let bodies: Vec<usize> =
             app.received_requests().iter().map(|request| request.body.len()).collect();
-        assert_eq!(bodies, [3, long.len(), 3]);
-        assert!(app.received_requests()[1].body_text() == long);
-        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total.get(), 0);
+        assert_eq!(bodies, [3, long_body.len(), 3]);
+        assert!(app.received_requests()[1].body_text() == long_body);
+        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total_bytes.get(), 0);
 
         let mesh = http2::http2_mesh(echo_application().await.address, Protocol::Grpc).await;
         accept_unmeshed_clients(
             &mesh,
-            vec![check_with_body(recorder.check_service(FailureMode::Deny), whole)],
+            vec![check_with_body(recorder.check_service(FailureMode::Deny), whole_body_excerpt)],
         );
         let mut client = http2::connect_client(mesh.inbound).await;
-        for (body, status) in [("yes", 200), ("no", 401), (&*long, 200)] {
+        for (body, status) in [("yes", 200), ("no", 401), (&*long_body, 200)] {
             let request = http::Request::post("http://ratings/1").body(()).unwrap();
             let (response, mut stream) = client.send_request(request, false).unwrap();
             http2::send_data(&mut stream, body.to_owned().into(), true).await;
@@ -432,7 +433,7 @@ fn requests_of_unmeshed_clients_are_checked_in_both_http_versions() {
             let (said, _) = http2::read_body(response.into_body()).await;
             assert!(status == 401 || said == body.as_bytes());
         }
-        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total.get(), 0);
+        assert_eq!(mesh.server.worker.check_services.buffered_bodies.total_bytes.get(), 0);
     });
 }
 
@@ -486,7 +487,7 @@ fn each_policy_has_its_own_limit_of_the_excerpt() {
             port_check(authorization_rule(none.check_service(FailureMode::Deny))),
             check_with_body(
                 few.check_service(FailureMode::Deny),
-                BodyExcerpt { bytes_max: 2, ..PREFIX },
+                BodyExcerpt { max_bytes: 2, ..PREFIX },
             ),
             check_with_body(all.check_service(FailureMode::Deny), TEXT),
         ];
@@ -510,11 +511,11 @@ fn each_policy_has_its_own_limit_of_the_excerpt() {
             vec![check_with_body(all.check_service(FailureMode::Deny), TEXT)],
             vec![concurrency_limit("x", 1)],
         );
-        let mut slow = Client::connect(mesh.listener).await;
-        slow.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
+        let mut slow_client = Client::connect(mesh.listener).await;
+        slow_client.send_bytes("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
         wait_until(|| mesh.server.telemetry.gauge(Gauge::RequestsInFlight) == 1).await;
         assert_eq!(client.send_request(&post_request("abcd")).await.status, 200);
-        slow.send_bytes("bc").await;
-        assert_eq!(slow.read_response().await.status, 200);
+        slow_client.send_bytes("bc").await;
+        assert_eq!(slow_client.read_response().await.status, 200);
     });
 }

@@ -90,13 +90,13 @@ fn a_check_that_the_server_did_not_process_is_sent_again() {
 /// Returns the statuses of this many concurrent requests.
 pub(super) async fn concurrent_statuses(mesh: &Mesh, requests: usize) -> Vec<u16> {
     let listener = mesh.listener;
-    let each = (0..requests).map(|_| {
+    let tasks = (0..requests).map(|_| {
         tokio::task::spawn_local(async move {
             Client::connect(listener).await.send_request(REQUEST_WITHOUT_KEY).await.status
         })
     });
     let mut responses = Vec::new();
-    for status in each.collect::<Vec<_>>() {
+    for status in tasks.collect::<Vec<_>>() {
         responses.push(status.await.unwrap());
     }
     responses
@@ -118,13 +118,20 @@ fn checks_are_sent_again_as_long_as_each_connection_processes_some() {
                 [200; 60],
                 "{streams} streams per connection"
             );
-            assert!(server.take_refused() > 0, "the first connection got more than it took");
+            assert!(
+                server.take_refused() > 0,
+                "the first connection got more streams than the server accepted"
+            );
             assert_eq!(
                 concurrent_statuses(&mesh, 60).await,
                 [200; 60],
                 "{streams} streams per connection"
             );
-            assert_eq!(server.take_refused(), 0, "each connection got what it takes");
+            assert_eq!(
+                server.take_refused(),
+                0,
+                "each connection got as many streams as the server accepts"
+            );
         }
     });
 }
@@ -226,8 +233,8 @@ fn a_check_that_the_server_may_have_processed_is_sent_once() {
             Vec::new(),
         );
         let mut client = Client::connect(mesh.listener).await;
-        let lost = (403, Some("authorization-unavailable"));
-        assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), lost);
+        let unavailable_response = (403, Some("authorization-unavailable"));
+        assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), unavailable_response);
         assert_eq!(request_count.get(), 1);
         assert_eq!(client.send_request(REQUEST_WITHOUT_KEY).await.verdict(), (200, None));
     });
@@ -259,9 +266,13 @@ fn a_check_on_a_link_with_goaway_has_a_limited_number_of_attempts() {
             Protocol::Grpc,
             &[meshed_endpoint("authz-1", server.address, "ratings")],
         )];
-        let at = CheckServiceAddress::Service { service: test_service(), port: PORT };
-        let check_service =
-            CheckService { at, timeout: CHECK_TIMEOUT, failure_mode: FailureMode::Deny };
+        let check_service_address =
+            CheckServiceAddress::Service { service: test_service(), port: PORT };
+        let check_service = CheckService {
+            at: check_service_address,
+            timeout: CHECK_TIMEOUT,
+            failure_mode: FailureMode::Deny,
+        };
         mesh.set_checks_with_services(
             vec![port_check(authorization_rule(check_service))],
             Vec::new(),

@@ -24,7 +24,7 @@ fn checks_wait_for_a_stream_if_no_second_connection_can_be_opened() {
             let check_service = check_service_at(server.address, FailureMode::Deny);
             mesh.set_checks(vec![port_check(authorization_rule(check_service))], Vec::new());
             assert_eq!(concurrent_statuses(&mesh, 20).await, [200; 20], "{surplus:?}");
-            assert!(server.accepted.get() > 1, "{surplus:?}: nothing was full");
+            assert!(server.accepted.get() > 1, "{surplus:?}: no connection was full");
         }
     });
 }

@@ -47,8 +47,8 @@ fn only_full_service_names_are_resolved_by_the_mesh() {
         assert_eq!(service_name.as_deref(), expected, "{name}");
     }
     let other_domain: ClusterDomain = "Corp.example.".parse().unwrap();
-    let there = query_packet("web.shop.svc.corp.example.", RecordType::A);
-    assert!(matches!(parse_query(&there, &other_domain), ParsedQuery::Service(_)));
+    let cluster_query = query_packet("web.shop.svc.corp.example.", RecordType::A);
+    assert!(matches!(parse_query(&cluster_query, &other_domain), ParsedQuery::Service(_)));
     for invalid in ["", ".", "a..b", "-a", "a_b", &"a.".repeat(70)] {
         assert_eq!(invalid.parse::<ClusterDomain>(), Err(InvalidDomain), "{invalid}");
     }
@@ -56,15 +56,16 @@ fn only_full_service_names_are_resolved_by_the_mesh() {
 
 #[test]
 fn the_domain_is_read_from_the_search_list() {
-    let searched = |text| ClusterDomain::from_resolv_conf(text).map(|domain| domain.to_string());
+    let domain_from_search_list =
+        |text| ClusterDomain::from_resolv_conf(text).map(|domain| domain.to_string());
     let text =
         "nameserver 10.96.0.10\nsearch shop.svc.corp.example svc.corp.example corp.example\n";
-    assert_eq!(searched(text).as_deref(), Some("corp.example"));
-    assert_eq!(searched("search example.com\n"), None);
+    assert_eq!(domain_from_search_list(text).as_deref(), Some("corp.example"));
+    assert_eq!(domain_from_search_list("search example.com\n"), None);
     // A namespace of the same name; also tabs, and only the last list counts.
     let text = "search a.svc.old svc.old\n\tsearch\tsvc.svc.cluster.local\tSVC.cluster.local. cluster.local";
-    assert_eq!(searched(text).as_deref(), Some("cluster.local"));
-    assert_eq!(searched("search a.svc.old svc.old\nsearch example.com\n"), None);
+    assert_eq!(domain_from_search_list(text).as_deref(), Some("cluster.local"));
+    assert_eq!(domain_from_search_list("search a.svc.old svc.old\nsearch example.com\n"), None);
 }
 
 #[test]
@@ -108,12 +109,13 @@ fn other_queries_than_for_addresses_are_forwarded() {
 
 #[test]
 fn a_response_has_the_addresses_of_the_requested_ip_version() {
-    let both: DnsRecord =
+    let both_addresses: DnsRecord =
         [IpAddr::from([10, 0, 0, 9]), "fd00::9".parse().unwrap()].into_iter().collect();
     for (kind, expected) in [(RecordType::A, "10.0.0.9"), (RecordType::AAAA, "fd00::9")] {
         let query = parse_service(&query_packet("Web.shop.svc.cluster.local.", kind)).unwrap();
         let reply =
-            Message::from_vec(&query.build_response(&both, DnsTransport::Udp).unwrap()).unwrap();
+            Message::from_vec(&query.build_response(&both_addresses, DnsTransport::Udp).unwrap())
+                .unwrap();
         assert_eq!((reply.metadata.id, reply.metadata.response_code), (7, ResponseCode::NoError));
         assert!(
             reply.metadata.authoritative
@@ -207,12 +209,12 @@ fn arbitrary_packets_are_parsed_without_a_panic() {
         harmless(&valid_query[..end]);
     }
     // A name that points at itself, or at a pointer back; a count without entries.
-    let mut loops = valid_query[..12].to_vec();
-    loops.extend([0xc0, 12, 0, 1, 0, 1]);
-    harmless(&loops);
-    let mut loops = valid_query[..12].to_vec();
-    loops.extend([1, b'a', 0xc0, 16, 0xc0, 12, 0, 1, 0, 1]);
-    harmless(&loops);
+    let mut looping_name = valid_query[..12].to_vec();
+    looping_name.extend([0xc0, 12, 0, 1, 0, 1]);
+    harmless(&looping_name);
+    let mut looping_name = valid_query[..12].to_vec();
+    looping_name.extend([1, b'a', 0xc0, 16, 0xc0, 12, 0, 1, 0, 1]);
+    harmless(&looping_name);
     for count in 4..12 {
         let mut query_with_many_questions = valid_query.clone();
         query_with_many_questions[count] = 0xff;

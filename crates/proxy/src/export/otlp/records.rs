@@ -14,8 +14,8 @@ use prost::Message;
 use crate::access_log;
 use crate::request_trace::TraceEntry;
 
-/// Encodes a batch as `Export` requests of at most about [`MAX_REQUEST_BYTES`], each with the number of its
-/// records.
+/// Encodes a batch as `Export` requests of about [`MAX_REQUEST_BYTES`] at most. Returns each request with the
+/// number of its records.
 pub(in crate::export) fn encode_requests(
     source: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
@@ -24,7 +24,7 @@ pub(in crate::export) fn encode_requests(
     let mut requests = Vec::new();
     let (mut records, mut bytes) = (Vec::new(), 0);
     for trace_entry in batch {
-        let record = log_record(trace_entry, format);
+        let record = build_record(trace_entry, format);
         bytes += record.encoded_len() + ELEMENT_BYTES;
         records.push(record);
         if bytes >= MAX_REQUEST_BYTES {
@@ -41,13 +41,15 @@ pub(in crate::export) fn encode_requests(
 /// Encodes one `Export` request; returns it with the number of its records.
 fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
     let count = records.len() as u64;
-    let logs = ScopeLogs { scope: Some(InstrumentationScope::own_scope()), records };
-    let logs =
-        ResourceLogs { resource: Some(OtlpResource::from_source(source)), scope_logs: vec![logs] };
-    (ExportRequest { resource_logs: vec![logs] }.encode_to_vec(), count)
+    let scope_logs = ScopeLogs { scope: Some(InstrumentationScope::own_scope()), records };
+    let resource_logs = ResourceLogs {
+        resource: Some(OtlpResource::from_source(source)),
+        scope_logs: vec![scope_logs],
+    };
+    (ExportRequest { resource_logs: vec![resource_logs] }.encode_to_vec(), count)
 }
 
-fn log_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
+fn build_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
     let mut line = String::new();
     access_log::append_log_line(trace_entry, format, &mut line);
     line.truncate(line.trim_end_matches('\n').len());
@@ -57,7 +59,7 @@ fn log_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
             entry.present_fields().filter(|(name, _)| !["trace_id", "span_id"].contains(name));
         fields.map(|(name, value)| key_value(name, attribute_value(value))).collect()
     });
-    let (severity_number, severity_text) = severity(trace_entry);
+    let (severity_number, severity_text) = log_severity(trace_entry);
     let ended_ns = unix_nanoseconds(trace_entry.ended);
     LogRecord {
         time_unix_nano: ended_ns,
@@ -78,13 +80,12 @@ fn log_record(trace_entry: &TraceEntry, format: &LogFormat) -> LogRecord {
     }
 }
 
-/// Returns the severity: an error if a request failed, a warning if the client caused it or the response status
-/// indicates one.
-fn severity(trace_entry: &TraceEntry) -> (i32, &'static str) {
+/// Returns the number and text of the severity: a warning if the client caused the failure or the status is
+/// 4xx, an error for other failures, and information otherwise.
+fn log_severity(trace_entry: &TraceEntry) -> (i32, &'static str) {
     let outcome = &trace_entry.outcome;
-    let caused_by_client = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
-    let is_caused_by_client =
-        outcome.reason.is_some_and(|reason| caused_by_client.contains(&reason));
+    let client_reasons = [Reason::DownstreamClosed, Reason::AttemptAbandoned].map(Reason::label);
+    let is_caused_by_client = outcome.reason.is_some_and(|reason| client_reasons.contains(&reason));
     match outcome.status {
         400..=499 => (13, "WARN"),
         _ if is_caused_by_client => (13, "WARN"),
@@ -96,10 +97,8 @@ fn severity(trace_entry: &TraceEntry) -> (i32, &'static str) {
 fn attribute_value(value: LogValue<'_>) -> AttributeValue {
     match value {
         LogValue::Text(text) => AttributeValue::Text(text.to_owned()),
-        LogValue::Number(number) => {
-            AttributeValue::Number(i64::try_from(number).unwrap_or(i64::MAX))
-        }
-        LogValue::Milliseconds(milliseconds) => AttributeValue::Fraction(milliseconds),
+        LogValue::Number(number) => AttributeValue::Int(i64::try_from(number).unwrap_or(i64::MAX)),
+        LogValue::Milliseconds(milliseconds) => AttributeValue::Double(milliseconds),
         LogValue::Address(address) => AttributeValue::Text(address.to_string()),
     }
 }

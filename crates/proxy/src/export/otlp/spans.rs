@@ -11,19 +11,20 @@ use prost::Message;
 use super::super::source::{is_inbound, span_attributes, span_error, span_name};
 use crate::request_trace::TraceEntry;
 
-/// Encodes the spans of a batch as one `Export` request; entries without a span are left out.
+/// Encodes the spans of a batch as one `Export` request; entries without a span are skipped.
 pub(in crate::export) fn encode_request(
     source: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
 ) -> Vec<u8> {
-    let spans = batch.iter().filter_map(|trace_entry| otlp_span(trace_entry)).collect();
-    let spans = ScopeSpans { scope: Some(InstrumentationScope::own_scope()), spans };
+    let spans = batch.iter().filter_map(|trace_entry| build_span(trace_entry)).collect();
+    let scope_spans = ScopeSpans { scope: Some(InstrumentationScope::own_scope()), spans };
     let resource = Some(OtlpResource::from_source(source));
-    let spans = ResourceSpans { resource, scope_spans: vec![spans] };
-    ExportRequest { resource_spans: vec![spans] }.encode_to_vec()
+    let resource_spans = ResourceSpans { resource, scope_spans: vec![scope_spans] };
+    ExportRequest { resource_spans: vec![resource_spans] }.encode_to_vec()
 }
 
-fn otlp_span(trace_entry: &TraceEntry) -> Option<Span> {
+/// Builds the OTLP span of an entry; `None` if the entry has no span.
+fn build_span(trace_entry: &TraceEntry) -> Option<Span> {
     let context = trace_entry.span?;
     let kind = if is_inbound(trace_entry) { KIND_SERVER } else { KIND_CLIENT };
     let status = span_error(trace_entry).map(|message| Status { message, code: STATUS_ERROR });

@@ -56,10 +56,10 @@ fn a_log_record_has_the_line_and_its_fields() {
                 assert_eq!(reported, Some(&any_value::AnyValueKind::Text(text.clone())), "{name}");
             }
             serde_json::Value::Number(number) => match reported.unwrap() {
-                any_value::AnyValueKind::Number(reported) => {
+                any_value::AnyValueKind::Int(reported) => {
                     assert_eq!(number.as_i64(), Some(*reported))
                 }
-                any_value::AnyValueKind::Fraction(reported) => {
+                any_value::AnyValueKind::Double(reported) => {
                     assert_eq!(number.as_f64(), Some(*reported))
                 }
                 any_value::AnyValueKind::Text(reported) => panic!("{name}: {reported}"),
@@ -84,11 +84,11 @@ fn a_template_changes_only_the_body_of_a_record() {
 
 #[test]
 fn many_long_lines_are_sent_in_several_requests() {
-    let mut long = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
-    long.path = "/".repeat(1024);
-    long.user_agent = "x".repeat(1024);
-    let long = Arc::new(long);
-    let batch = vec![long; 1000];
+    let mut long_entry = Arc::into_inner(trace_entry("inbound", 200, None)).unwrap();
+    long_entry.path = "/".repeat(1024);
+    long_entry.user_agent = "x".repeat(1024);
+    let long_entry = Arc::new(long_entry);
+    let batch = vec![long_entry; 1000];
     let requests = records::encode_requests(&source(), &batch, &LogFormat::Json);
     assert!(requests.len() > 1);
     assert_eq!(requests.iter().map(|(_, count)| count).sum::<u64>(), 1000);

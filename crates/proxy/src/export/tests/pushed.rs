@@ -69,16 +69,16 @@ fn pushing_starts_and_ends_with_the_configuration() {
         let exporter = Rc::new(test_exporter(&config_store, directory.path(), &telemetry));
         let (stop_sender, ended) = oneshot::channel();
         // Seed 0: the first push is due at once.
-        let pushing = tokio::task::spawn_local(push_metrics(exporter, UNIX_EPOCH, 0, ended));
+        let push_task = tokio::task::spawn_local(push_metrics(exporter, UNIX_EPOCH, 0, ended));
         config_store
             .observability
             .apply_settings(&push_settings(&format!("http://{}/tenant", receiver.address)));
         crate::tests::fixture::wait_until(|| telemetry.count(Count::PointsExported) > 0).await;
         config_store.observability.apply_settings(&Observability::default());
         drop(stop_sender);
-        pushing.await.unwrap();
+        push_task.await.unwrap();
         let arrived = receiver.arrived_requests();
         let paths: Vec<_> = arrived.iter().map(|(path, ..)| &**path).collect();
-        assert_eq!(paths, ["/tenant"], "nobody wanted a last one");
+        assert_eq!(paths, ["/tenant"], "no last push was requested");
     });
 }

@@ -49,20 +49,20 @@ async fn call_once(mesh: &Mesh, protocol: Protocol) {
 /// Returns the error and the reason of a sidecar's only span, as a collector gets it.
 fn exported_span(
     spans: &mut mpsc::Receiver<Arc<TraceEntry>>,
-    about: &str,
+    case: &str,
 ) -> (Option<String>, Option<AttributeValue>) {
-    let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{about}: a span"))];
-    assert!(spans.try_recv().is_err(), "{about}: one span");
+    let batch = [spans.try_recv().unwrap_or_else(|_| panic!("{case}: a span"))];
+    assert!(spans.try_recv().is_err(), "{case}: one span");
     let reason = span_attributes(&batch[0]).into_iter().find(|(name, _)| *name == "leno.reason");
     let request = otlp::spans::encode_request(&source(), &batch);
     let request = otlp::spans::ExportRequest::decode(&*request).unwrap();
     let span = &request.resource_spans[0].scope_spans[0].spans[0];
     let status = span.status.as_ref().map(|status| (status.code, status.message.clone()));
-    assert!(status.as_ref().is_none_or(|(code, _)| *code == 2), "{about}: STATUS_CODE_ERROR");
+    assert!(status.as_ref().is_none_or(|(code, _)| *code == 2), "{case}: STATUS_CODE_ERROR");
     let error = status.map(|(_, message)| message);
     let zipkin: serde_json::Value =
         serde_json::from_slice(&zipkin::encode_spans(&source(), &batch)).unwrap();
-    assert_eq!(zipkin[0]["tags"]["error"].as_str(), error.as_deref(), "{about}: Zipkin");
+    assert_eq!(zipkin[0]["tags"]["error"].as_str(), error.as_deref(), "{case}: Zipkin");
     (error, reason.map(|(_, value)| value))
 }
 
@@ -79,11 +79,11 @@ fn a_rejection_is_a_failed_span_at_both_sidecars_in_every_protocol() {
             call_once(&mesh, protocol).await;
             wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for (side, sidecar) in [("server", &mut mesh.server), ("client", &mut mesh.client)] {
-                let about = format!("{protocol:?}, {side}");
+                let case = format!("{protocol:?}, {side}");
                 assert_eq!(
-                    exported_span(&mut sidecar.spans, &about),
+                    exported_span(&mut sidecar.spans, &case),
                     expected_failure("denied"),
-                    "{about}"
+                    "{case}"
                 );
             }
         }
@@ -99,11 +99,11 @@ fn a_rejection_by_the_clients_sidecar_is_a_failed_span_there() {
             mesh.route_to(&[]);
             call_once(&mesh, protocol).await;
             wait_until(|| mesh.client.ended_count() == 1).await;
-            let about = format!("{protocol:?}");
+            let case = format!("{protocol:?}");
             assert_eq!(
-                exported_span(&mut mesh.client.spans, &about),
+                exported_span(&mut mesh.client.spans, &case),
                 expected_failure("no-endpoint"),
-                "{about}"
+                "{case}"
             );
         }
     });
@@ -149,9 +149,9 @@ fn an_error_of_the_application_has_no_reason_in_its_span() {
             call_once(&mesh, Protocol::Http).await;
             wait_until(|| mesh.server.ended_count() == 1 && mesh.client.ended_count() == 1).await;
             for sidecar in [&mut mesh.server, &mut mesh.client] {
-                let about = status.to_string();
-                let span = exported_span(&mut sidecar.spans, &about);
-                assert_eq!(span, (error.map(str::to_owned), None), "{about}");
+                let case = status.to_string();
+                let span = exported_span(&mut sidecar.spans, &case);
+                assert_eq!(span, (error.map(str::to_owned), None), "{case}");
             }
         }
     });

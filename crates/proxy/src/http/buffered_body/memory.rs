@@ -12,9 +12,9 @@ use super::BufferingError;
 #[derive(Default)]
 pub(crate) struct BufferMemory {
     /// The bytes of all clients.
-    pub(crate) total: Cell<usize>,
+    pub(crate) total_bytes: Cell<usize>,
     /// The bytes of each client with a buffered body.
-    by_client: RefCell<FxHashMap<IpAddr, usize>>,
+    bytes_by_client: RefCell<FxHashMap<IpAddr, usize>>,
 }
 
 /// The memory used by one body.
@@ -38,17 +38,17 @@ impl BufferReservation {
         if bytes == 0 {
             return Ok(());
         }
-        let mut by_client = self.memory.by_client.borrow_mut();
-        let client_bytes = by_client
+        let mut bytes_by_client = self.memory.bytes_by_client.borrow_mut();
+        let client_bytes = bytes_by_client
             .get(&self.client)
             .map_or(0, |client_bytes| *client_bytes)
             .saturating_add(bytes);
-        let total = self.memory.total.get().saturating_add(bytes);
+        let total = self.memory.total_bytes.get().saturating_add(bytes);
         if client_bytes > MAX_BUFFERED_BYTES.saturating_sub(total) {
             return Err(BufferingError::OutOfMemory);
         }
-        by_client.insert(self.client, client_bytes);
-        self.memory.total.set(total);
+        bytes_by_client.insert(self.client, client_bytes);
+        self.memory.total_bytes.set(total);
         self.bytes += bytes;
         Ok(())
     }
@@ -56,12 +56,12 @@ impl BufferReservation {
     /// Releases the memory of bytes that were forwarded.
     pub(super) fn release(&mut self, bytes: usize) {
         self.bytes -= bytes;
-        self.memory.total.set(self.memory.total.get() - bytes);
-        let mut by_client = self.memory.by_client.borrow_mut();
-        if let Some(client_bytes) = by_client.get_mut(&self.client) {
+        self.memory.total_bytes.set(self.memory.total_bytes.get() - bytes);
+        let mut bytes_by_client = self.memory.bytes_by_client.borrow_mut();
+        if let Some(client_bytes) = bytes_by_client.get_mut(&self.client) {
             *client_bytes -= bytes;
             if *client_bytes == 0 {
-                by_client.remove(&self.client);
+                bytes_by_client.remove(&self.client);
             }
         }
     }
@@ -97,7 +97,7 @@ mod tests {
         first.release(MAX_BUFFERED_BYTES / 4);
         assert!(second.reserve(1).is_ok() && other_client.reserve(1).is_ok());
         drop((first, second, other_client));
-        assert_eq!(memory.total.get(), 0);
-        assert!(memory.by_client.borrow().is_empty());
+        assert_eq!(memory.total_bytes.get(), 0);
+        assert!(memory.bytes_by_client.borrow().is_empty());
     }
 }

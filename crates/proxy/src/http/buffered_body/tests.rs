@@ -15,7 +15,7 @@ fn buffer_pieces(memory: &Rc<BufferMemory>, pieces: &[&[u8]]) -> BufferedPrefix 
     prefix
 }
 
-async fn next(source: &mut PrefixedSource<'_>) -> Option<BodyPiece> {
+async fn next_piece(source: &mut PrefixedSource<'_>) -> Option<BodyPiece> {
     poll_fn(|cx| source.poll_next(cx)).await.unwrap()
 }
 
@@ -48,19 +48,21 @@ async fn a_forwarded_prefix_releases_its_memory_piece_by_piece() {
         prefix.excerpt(usize::MAX),
         BufferedExcerpt { bytes: body.clone().into(), is_partial: false }
     );
-    assert_eq!(memory.total.get(), body.len() + trailers.len());
+    assert_eq!(memory.total_bytes.get(), body.len() + trailers.len());
 
     let mut source = prefix.into_source(BodySource::Empty);
-    let mut forwarded = Vec::new();
+    let mut forwarded_bytes = Vec::new();
     for buffered_bytes in [BLOCK_BYTES + 7, 7, 0] {
         assert!(!source.is_complete());
-        let Some(BodyPiece::Data(data)) = next(&mut source).await else { panic!("no data") };
-        forwarded.extend_from_slice(&data);
-        assert_eq!(memory.total.get(), buffered_bytes + trailers.len());
+        let Some(BodyPiece::Data(data)) = next_piece(&mut source).await else { panic!("no data") };
+        forwarded_bytes.extend_from_slice(&data);
+        assert_eq!(memory.total_bytes.get(), buffered_bytes + trailers.len());
     }
-    assert!(forwarded == body && !source.is_exhausted());
-    let Some(BodyPiece::Trailers(last)) = next(&mut source).await else { panic!("no trailers") };
-    assert_eq!((last, memory.total.get()), (trailers, 0));
+    assert!(forwarded_bytes == body && !source.is_exhausted());
+    let Some(BodyPiece::Trailers(last_trailers)) = next_piece(&mut source).await else {
+        panic!("no trailers")
+    };
+    assert_eq!((last_trailers, memory.total_bytes.get()), (trailers, 0));
     assert!(source.is_complete() && source.is_exhausted());
-    assert!(next(&mut source).await.is_none());
+    assert!(next_piece(&mut source).await.is_none());
 }

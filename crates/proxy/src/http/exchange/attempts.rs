@@ -16,20 +16,20 @@ use crate::upstream::cluster::OutcomeGuard;
 
 impl Exchange<'_, '_> {
     /// Credits the retry budget, and buffers the request's body for another attempt.
-    pub(super) fn prepare_retry(&mut self, rule: &RetryRule) {
-        if rule.attempts == 0 {
+    pub(super) fn prepare_retry(&mut self, retry_rule: &RetryRule) {
+        if retry_rule.attempts == 0 {
             return;
         }
         retry::credit_budget(&self.session.worker, self.record.subject.service.as_ref());
-        if !self.body.is_empty() && !self.request.upgrade {
+        if !self.body.is_empty() && !self.request.is_upgrade {
             self.retry_buffer = Some(self.buffer_body());
         }
     }
 
-    /// Decides under a retry policy if the request is retried, and waits for the backoff.
+    /// Decides under a retry policy if the request is retried. If so, waits for the backoff and returns true.
     pub(super) async fn wait_for_policy_retry(
         &mut self,
-        rule: &RetryRule,
+        retry_rule: &RetryRule,
         reason: Reason,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
@@ -38,11 +38,12 @@ impl Exchange<'_, '_> {
         let attempt = self.failed_attempt(request_target, resolved_route);
         // A withheld response has already been charged to the budget.
         let is_retried = self.progress.withheld_response.get().is_some()
-            || (retry_by_rule(rule, AttemptFailure::Failed(reason), &attempt)
-                && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
+            || (retry_by_rule(retry_rule, AttemptFailure::Failed(reason), &attempt)
+                && self.retry_slot.try_acquire(resolved_route.cluster.as_deref())
                 && retry::charge_retry(worker, self.record.subject.service.as_ref()));
         if is_retried {
-            tokio::time::sleep(retry_pause(rule, attempt.number, worker.random_number())).await;
+            tokio::time::sleep(retry_pause(retry_rule, attempt.number, worker.random_number()))
+                .await;
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
@@ -66,21 +67,21 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Makes one attempt: picks a target, acquires a connection and forwards the request. `previous` is the
-    /// endpoint of the previous attempt, and afterwards that of this one.
+    /// Makes one attempt: picks a target, acquires a connection and forwards the request. `previous_endpoint`
+    /// holds the endpoint of the previous attempt, and is set to the endpoint of this attempt.
     pub(super) async fn send_attempt(
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-        previous: &mut Option<EndpointId>,
+        previous_endpoint: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
         let (attempt_target, pinned_connection) = match self.needs_pinned_connection() {
-            false => (self.pick_destination(resolved_route, previous.as_ref())?, None),
-            true => self.pinned_destination(resolved_route, previous.as_ref())?,
+            false => (self.pick_destination(resolved_route, previous_endpoint.as_ref())?, None),
+            true => self.pinned_destination(resolved_route, previous_endpoint.as_ref())?,
         };
-        *previous = attempt_target.endpoint_id();
+        *previous_endpoint = attempt_target.endpoint_id();
         if self.observer.is_some() || resolved_route.session_affinity.is_some() {
-            self.publish_endpoint(previous.as_ref(), resolved_route);
+            self.publish_endpoint(previous_endpoint.as_ref(), resolved_route);
         }
         if let Some(cluster) = &resolved_route.cluster {
             self.outcome_guard = attempt_target.start_attempt(cluster)?;
@@ -90,16 +91,21 @@ impl Exchange<'_, '_> {
             trace.upstream = Some(attempt_target.address());
         }
         let checkout = if self.progress.is_pinned {
-            let checkout = Box::pin(self.checkout_pinned(&attempt_target, pinned_connection));
+            let checkout = Box::pin(self.acquire_pinned(&attempt_target, pinned_connection));
             match &resolved_route.cluster {
                 None => checkout.await,
                 Some(cluster) => Box::pin(cluster.wait_for_connection(checkout)).await,
             }
         } else {
             let (worker, detected_http2) = (&self.session.worker, self.session.detected_http2);
-            let wait = retry::ConnectWaitInputs { resolved_route, retries: self.record.retries };
-            let checkout =
-                attempt_target.acquire(worker, self.timed_attempt.as_ref(), detected_http2, wait);
+            let wait_inputs =
+                retry::ConnectWaitInputs { resolved_route, retries: self.record.retries };
+            let checkout = attempt_target.acquire(
+                worker,
+                self.timed_attempt.as_ref(),
+                detected_http2,
+                wait_inputs,
+            );
             let checkout = pin!(checkout);
             match &resolved_route.cluster {
                 None => checkout.await,
@@ -134,14 +140,16 @@ impl Exchange<'_, '_> {
 
     /// Records the result of an attempt in its outcome guard.
     pub(super) fn finish_outcome(&self, outcome_guard: OutcomeGuard, outcome: Result<(), Reason>) {
-        let response = |status, grpc: Option<GrpcStatus>| EndpointResult::Response {
+        let response_result = |status, grpc: Option<GrpcStatus>| EndpointResult::Response {
             status,
             grpc: grpc.map(GrpcStatus::code),
         };
         let result = match (outcome, self.progress.withheld_response.get()) {
-            (Ok(()), _) => response(self.record.head.status.get(), self.record.grpc.get()),
+            (Ok(()), _) => response_result(self.record.head.status.get(), self.record.grpc.get()),
             // The endpoint has responded, even if the client does not receive that response.
-            (Err(_), Some(withheld)) => response(withheld.status, withheld.grpc),
+            (Err(_), Some(withheld_response)) => {
+                response_result(withheld_response.status, withheld_response.grpc)
+            }
             (Err(reason), None) => EndpointResult::Failed(reason),
         };
         outcome_guard.finish(&self.session.worker, result);

@@ -13,27 +13,31 @@ use crate::max_wait::wait_within;
 use crate::session::ListenerKind;
 
 impl Exchange<'_, '_> {
-    /// Returns the excerpt of the body for a service, after reading as far as necessary; `prefix` holds the
-    /// data read so far. `None` without a body, and for an upgrade.
+    /// Returns the excerpt of the body for an authorization service, after reading as much of the body as
+    /// necessary; `None` without a body, and for an upgrade. `prefix` holds the data read so far.
     pub(super) async fn buffer_excerpt(
         &mut self,
-        rule: &CompiledAuthorization,
+        authorization: &CompiledAuthorization,
         excerpt_rule: BodyExcerpt,
         prefix: &mut Option<BufferedPrefix>,
         resolved_route: &ResolvedRoute,
     ) -> Result<Option<BufferedExcerpt>, Failure> {
-        if self.body.is_empty() || self.request.upgrade {
+        if self.body.is_empty() || self.request.is_upgrade {
             return Ok(None);
         }
-        let max_bytes = usize::try_from(excerpt_rule.bytes_max).unwrap_or(usize::MAX);
+        let max_bytes = usize::try_from(excerpt_rule.max_bytes).unwrap_or(usize::MAX);
         let rejects_long_bodies = excerpt_rule.long_body == LongBodyAction::Reject;
-        let too_large =
-            || Err(Failure { policy: Some(rule.policy_decision()), ..Reason::BodyTooLarge.into() });
+        let reject_too_large = || {
+            Err(Failure {
+                policy: Some(authorization.policy_decision()),
+                ..Reason::BodyTooLarge.into()
+            })
+        };
         if let BodyLength::Known(length) = self.request.head.body
             && rejects_long_bodies
-            && length > u64::from(excerpt_rule.bytes_max)
+            && length > u64::from(excerpt_rule.max_bytes)
         {
-            return too_large();
+            return reject_too_large();
         }
         if prefix.is_none() && self.request.head.expect_continue {
             // The client waits for 100 Continue, and the application has not received the request yet.
@@ -43,30 +47,30 @@ impl Exchange<'_, '_> {
         let prefix = prefix.get_or_insert_with(|| {
             BufferedPrefix::new(worker.check_services.buffered_bodies.clone(), client)
         });
-        let target = if rejects_long_bodies {
+        let buffer_target = if rejects_long_bodies {
             BufferTarget::WholeBody(max_bytes)
         } else {
             BufferTarget::Prefix(max_bytes)
         };
         let may_check_early = !rejects_long_bodies && self.is_grpc_call(resolved_route);
-        let limit = match may_check_early {
-            true => rule.rule.check_service.timeout,
+        let time_limit = match may_check_early {
+            true => authorization.rule.check_service.timeout,
             false => worker.config.limits.body_stall_timeout,
         };
-        let outcome = match wait_within(limit, prefix.read(self.body, target)).await {
+        let outcome = match wait_within(time_limit, prefix.read(self.body, buffer_target)).await {
             Some(outcome) => outcome,
             None if may_check_early => Ok(()),
             // A slow client must not bypass the check: a shorter excerpt is not sufficient.
             None => return Err(Reason::BodyStalled.into()),
         };
         match outcome {
-            Ok(()) if rejects_long_bodies && prefix.len() > max_bytes => too_large(),
+            Ok(()) if rejects_long_bodies && prefix.len() > max_bytes => reject_too_large(),
             Ok(()) => Ok(Some(prefix.excerpt(max_bytes))),
             Err(BufferingError::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(BufferingError::OutOfMemory) => {
                 // Many clients together must not bypass the check either.
-                worker.shard.add(Count::AuthorizationFailed, 1);
-                let policy = Some(rule.policy_decision());
+                worker.metrics.add(Count::AuthorizationFailed, 1);
+                let policy = Some(authorization.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }
@@ -78,6 +82,8 @@ impl Exchange<'_, '_> {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else { return false };
         let mut ports = resolved_route.config.compiled.snapshot.config.ports.iter();
         self.request.is_grpc()
-            && ports.any(|declared| declared.port == *port && declared.protocol == Protocol::Grpc)
+            && ports.any(|port_config| {
+                port_config.port == *port && port_config.protocol == Protocol::Grpc
+            })
     }
 }

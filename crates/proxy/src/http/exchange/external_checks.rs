@@ -20,11 +20,11 @@ use crate::http::request::ParsedTarget;
 use crate::http::route::ResolvedRoute;
 use crate::session::ListenerKind;
 
-/// A request as the application will see it, and the changes made for that.
+/// A request as the application will receive it, and the header changes that JWT validation has made to it.
 type ReportedRequest<'a> = (&'a RequestView<'a>, &'a HeaderEdits);
 
-/// True if a request continues without a decision. An unusable response may have been a denial, and never
-/// allows the request.
+/// True if the failure mode allows a request although the check service made no decision. After an unusable
+/// response, which may have been a denial, the request is never allowed.
 fn allows_on_failure(error: &CheckError, failure_mode: FailureMode) -> bool {
     failure_mode == FailureMode::Allow && !matches!(error, CheckError::Unusable(_))
 }
@@ -68,23 +68,23 @@ impl Exchange<'_, '_> {
         };
         let view = request.request_view(request_target);
         let token_claims = self.verify_tokens(checks.token_validations(), &view)?;
-        let with_claims = RequestView {
+        let authenticated_view = RequestView {
             fields: &AuthenticatedRequest { request, token_claims: &token_claims },
             ..view
         };
-        self.authorize_by_policies(&with_claims, resolved_route)?;
+        self.authorize_by_policies(&authenticated_view, resolved_route)?;
         let limited_port = self.limited_port(resolved_route);
         if let Some(port) = limited_port {
-            self.take_tokens(port, &with_claims, resolved_route)?;
+            self.take_tokens(port, &authenticated_view, resolved_route)?;
             // No check request is sent without a free concurrency permit. The permit itself is acquired after
             // the checks.
-            self.acquire_permit(port, &with_claims, resolved_route)?;
+            self.acquire_permit(port, &authenticated_view, resolved_route)?;
             self.observer = None;
         }
-        let reported_request = (&with_claims, &token_claims.edits);
+        let reported_request = (&authenticated_view, &token_claims.edits);
         let check_changes = self.run_checks(checks, reported_request, port, resolved_route).await?;
         if let Some(port) = limited_port {
-            self.acquire_permit(port, &with_claims, resolved_route)?;
+            self.acquire_permit(port, &authenticated_view, resolved_route)?;
         }
         let mut changes = HeaderChanges::default();
         changes.add_edits(token_claims.edits.clone(), HeaderEdits::default());
@@ -109,23 +109,35 @@ impl Exchange<'_, '_> {
         let mut changes = HeaderChanges::default();
         let (view, _) = reported_request;
         let mut prefix = None;
-        for rule in checks.required_authorizations(view) {
-            let excerpt = match rule.rule.body {
+        for authorization_rule in checks.required_authorizations(view) {
+            let excerpt = match authorization_rule.rule.body {
                 // Boxed to keep the future small for other requests.
                 Some(body) => {
-                    Box::pin(self.buffer_excerpt(rule, body, &mut prefix, resolved_route)).await?
+                    Box::pin(self.buffer_excerpt(
+                        authorization_rule,
+                        body,
+                        &mut prefix,
+                        resolved_route,
+                    ))
+                    .await?
                 }
                 None => None,
             };
             let (request, response) = self
-                .call_authorization(rule, reported_request, port, resolved_route, excerpt)
+                .call_authorization(
+                    authorization_rule,
+                    reported_request,
+                    port,
+                    resolved_route,
+                    excerpt,
+                )
                 .await?;
             changes.add_edits(request, response);
         }
-        let client =
+        let checked_client =
             CheckedClient { account: self.caller_account(), address: self.session.peer.ip() };
-        for (rule, descriptors) in checks.required_limits(view, client) {
-            let (request, response) = self.call_rate_limit(rule, descriptors, view).await?;
+        for (limit_rule, descriptors) in checks.required_limits(view, checked_client) {
+            let (request, response) = self.call_rate_limit(limit_rule, descriptors, view).await?;
             changes.add_edits(request, response);
         }
         if let Some(prefix) = prefix {
@@ -138,10 +150,11 @@ impl Exchange<'_, '_> {
         Ok(changes)
     }
 
-    /// Calls an authorization service. Returns its changes, or the response for the client.
+    /// Calls an authorization service. Returns its changes to request and response, or the failure for the
+    /// client.
     async fn call_authorization(
         &self,
-        rule: &CompiledAuthorization,
+        authorization_rule: &CompiledAuthorization,
         (view, edits): ReportedRequest<'_>,
         port: u16,
         resolved_route: &ResolvedRoute,
@@ -151,19 +164,25 @@ impl Exchange<'_, '_> {
         let config = &resolved_route.config.compiled.snapshot.config;
         let server =
             SpiffeId { trust_domain: config.trust_domain.clone(), account: config.account.clone() };
-        let peers = authorization::ConnectionPeers {
+        let connection_peers = authorization::ConnectionPeers {
             from: self.session.peer,
             client: self.session.identity.as_deref(),
             to: SocketAddr::new(config.address, port),
             server: &server,
             service: config.port_services.get(&port),
         };
-        let check_request =
-            authorization::build_request(rule, self.request, view, edits, &peers, excerpt);
+        let check_request = authorization::build_request(
+            authorization_rule,
+            self.request,
+            view,
+            edits,
+            &connection_peers,
+            excerpt,
+        );
         let parse_response = |response| authorization::parse_decision(response, view);
         match send_check(
             worker,
-            &rule.rule.check_service,
+            &authorization_rule.rule.check_service,
             authorization::METHOD,
             check_request,
             parse_response,
@@ -171,62 +190,69 @@ impl Exchange<'_, '_> {
         .await
         {
             Ok(authorization::AuthorizationResult::Allowed { request, response }) => {
-                worker.shard.add(Count::AuthorizationAllowed, 1);
+                worker.metrics.add(Count::AuthorizationAllowed, 1);
                 Ok((request, response))
             }
             Ok(authorization::AuthorizationResult::Denied(response)) => {
-                worker.shard.add(Count::AuthorizationDenied, 1);
+                worker.metrics.add(Count::AuthorizationDenied, 1);
                 let grpc = response.status.map(GrpcStatus::from_http_status);
-                let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
+                let (policy, response) =
+                    (Some(authorization_rule.policy_decision()), Some(Arc::new(response)));
                 Err(Failure { policy, response, grpc, ..Reason::DeniedByService.into() })
             }
-            Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
-                worker.shard.add(Count::AuthorizationFailureModeAllowed, 1);
+            Err(error)
+                if allows_on_failure(
+                    &error,
+                    authorization_rule.rule.check_service.failure_mode,
+                ) =>
+            {
+                worker.metrics.add(Count::AuthorizationFailureModeAllowed, 1);
                 Ok(Default::default())
             }
             Err(_) => {
-                worker.shard.add(Count::AuthorizationFailed, 1);
-                let policy = Some(rule.policy_decision());
+                worker.metrics.add(Count::AuthorizationFailed, 1);
+                let policy = Some(authorization_rule.policy_decision());
                 Err(Failure { policy, ..Reason::AuthorizationUnavailable.into() })
             }
         }
     }
 
-    /// Calls a rate limit service. Returns its changes, or the response for the client.
+    /// Calls a rate limit service. Returns its changes to request and response, or the failure for the client.
     async fn call_rate_limit(
         &self,
-        rule: &CompiledGlobalLimit,
+        limit_rule: &CompiledGlobalLimit,
         descriptors: Vec<RequestDescriptor>,
         view: &RequestView<'_>,
     ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
         let worker = &self.session.worker;
-        let parse_response = |response| limit::parse_decision(response, rule, view);
+        let parse_response = |response| limit::parse_decision(response, limit_rule, view);
         match send_check(
             worker,
-            &rule.rule.check_service,
+            &limit_rule.rule.check_service,
             limit::METHOD,
-            limit::build_request(rule, descriptors),
+            limit::build_request(limit_rule, descriptors),
             parse_response,
         )
         .await
         {
             Ok(limit::RateLimitResult::WithinLimit { request, response }) => {
-                worker.shard.add(Count::GlobalLimitAllowed, 1);
+                worker.metrics.add(Count::GlobalLimitAllowed, 1);
                 Ok((request, response))
             }
             Ok(limit::RateLimitResult::OverLimit { response, wait }) => {
-                worker.shard.add(Count::GlobalLimitDenied, 1);
-                let (policy, response) = (Some(rule.policy_decision()), Some(Arc::new(response)));
+                worker.metrics.add(Count::GlobalLimitDenied, 1);
+                let (policy, response) =
+                    (Some(limit_rule.policy_decision()), Some(Arc::new(response)));
                 let retry_after = wait.map(|wait| wait.as_secs().max(1));
                 Err(Failure { policy, response, retry_after, ..Reason::RateLimited.into() })
             }
-            Err(error) if allows_on_failure(&error, rule.rule.check_service.failure_mode) => {
-                worker.shard.add(Count::GlobalLimitFailureModeAllowed, 1);
+            Err(error) if allows_on_failure(&error, limit_rule.rule.check_service.failure_mode) => {
+                worker.metrics.add(Count::GlobalLimitFailureModeAllowed, 1);
                 Ok(Default::default())
             }
             Err(_) => {
-                worker.shard.add(Count::GlobalLimitFailed, 1);
-                let policy = Some(rule.policy_decision());
+                worker.metrics.add(Count::GlobalLimitFailed, 1);
+                let policy = Some(limit_rule.policy_decision());
                 Err(Failure { policy, ..Reason::RateLimitUnavailable.into() })
             }
         }

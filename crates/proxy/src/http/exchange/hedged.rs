@@ -1,4 +1,5 @@
-//! Hedging: a second attempt in parallel if the first is slow to respond.
+//! Hedging: a second attempt in parallel if the first is slow to respond. The client receives the first
+//! response.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -16,7 +17,7 @@ use leno_traffic::outlier::EndpointResult;
 use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
-use crate::error::lost_reason;
+use crate::error::stream_error_reason;
 use crate::http::body::BodyPiece;
 use crate::http::forward::{ExchangeProgress, forward_response};
 use crate::http::grpc;
@@ -66,10 +67,12 @@ impl HedgeState {
     }
 }
 
-/// The attempt that ends the race.
+/// The attempt that completes the request, with its result.
 enum RaceResult {
-    First(Result<(), Reason>),
-    Second(Box<HedgeResponse>),
+    /// The outcome of the first attempt.
+    FirstAttempt(Result<(), Reason>),
+    /// The response of the second attempt.
+    SecondAttempt(Box<HedgeResponse>),
 }
 
 impl Exchange<'_, '_> {
@@ -91,14 +94,14 @@ impl Exchange<'_, '_> {
     /// True if the rule permits a second attempt at this request.
     fn may_hedge(
         &self,
-        rule: &HedgeRule,
+        hedge_rule: &HedgeRule,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
     ) -> bool {
         let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let request = HedgeConditions {
             method: request_target.method,
-            is_unrepeatable: self.request.upgrade
+            is_unrepeatable: self.request.is_upgrade
                 || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
             has_affinity: resolved_route
                 .session_affinity
@@ -106,7 +109,7 @@ impl Exchange<'_, '_> {
                 .is_some_and(|session_affinity| session_affinity.session_endpoint().is_some()),
             retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         };
-        may_hedge(rule, retry_rule, &request)
+        may_hedge(hedge_rule, retry_rule, &request)
     }
 
     /// Makes an attempt, and a second one if the first has no response in time. The client receives the first
@@ -115,17 +118,17 @@ impl Exchange<'_, '_> {
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-        rule: &HedgeRule,
-        previous: &mut Option<EndpointId>,
+        hedge_rule: &HedgeRule,
+        previous_endpoint: &mut Option<EndpointId>,
     ) -> Result<(), Reason> {
         let hedge_state = Rc::new(HedgeState::default());
         let has_body = !self.body.is_empty();
         let session = self.session;
-        let second = HedgedAttempt {
+        let second_attempt = HedgedAttempt {
             session,
             worker: &session.worker,
             resolved_route,
-            head: self.link_head(request_target, self.actions.as_deref()).freeze(),
+            request_head: self.link_head(request_target, self.actions.as_deref()).freeze(),
             body_buffer: has_body.then(|| self.buffer_body()),
             service: self.record.subject.service.clone(),
             actions: self.actions.clone(),
@@ -133,15 +136,21 @@ impl Exchange<'_, '_> {
             hedge_state: hedge_state.clone(),
         };
         if self.actions.as_ref().is_none_or(|actions| actions.retry.is_none()) {
-            retry::credit_budget(&self.session.worker, second.service.as_ref());
+            retry::credit_budget(&self.session.worker, second_attempt.service.as_ref());
         }
         self.observer = Some(ResponseObserver::Hedge(hedge_state));
         let race_result = self
-            .race_attempts(request_target, resolved_route, &mut *previous, rule.after, second)
+            .race_attempts(
+                request_target,
+                resolved_route,
+                &mut *previous_endpoint,
+                hedge_rule.after,
+                second_attempt,
+            )
             .await;
-        let response = match race_result {
-            RaceResult::First(outcome) => return outcome,
-            RaceResult::Second(response) => *response,
+        let hedge_response = match race_result {
+            RaceResult::FirstAttempt(outcome) => return outcome,
+            RaceResult::SecondAttempt(hedge_response) => *hedge_response,
         };
         let HedgeResponse {
             upstream,
@@ -149,12 +158,12 @@ impl Exchange<'_, '_> {
             stream,
             timed_attempt,
             retry_slot: _retry_slot,
-        } = response;
+        } = hedge_response;
         // The first attempt is not retried, whatever its result; and all of the body was sent.
         self.retry_slot.release();
         self.body.skip_buffered();
         self.record_hedge(Hedge::Won);
-        session.worker.shard.add(Count::HedgesWon, 1);
+        session.worker.metrics.add(Count::HedgesWon, 1);
         self.progress = ExchangeProgress {
             request_sent: true,
             body_taken: has_body,
@@ -163,12 +172,13 @@ impl Exchange<'_, '_> {
         self.record.head.rejection.set(None);
         // The guards of the first attempt are dropped without an outcome.
         (self.timed_attempt, self.outcome_guard) = (Some(timed_attempt), outcome_guard);
-        *previous = Some(upstream.endpoint.id.clone());
+        *previous_endpoint = Some(upstream.endpoint.id.clone());
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(upstream.endpoint.address);
         }
         if let Some(session_affinity) = &resolved_route.session_affinity {
-            self.affinity_field = self.affinity_response_field(session_affinity, previous.as_ref());
+            self.affinity_field =
+                self.affinity_response_field(session_affinity, previous_endpoint.as_ref());
         }
         let outcome = forward_response(self, &stream).await;
         AttemptTarget::Upstream(upstream).record_outcome(&self.session.worker, outcome);
@@ -189,19 +199,19 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Runs both attempts until one of them has a response, or both have failed.
+    /// Runs both attempts until one attempt has a response, or both have failed.
     async fn race_attempts(
         &mut self,
         request_target: &ParsedTarget<'_>,
         resolved_route: &ResolvedRoute,
-        previous: &mut Option<EndpointId>,
+        previous_endpoint: &mut Option<EndpointId>,
         delay: Duration,
         second_attempt: HedgedAttempt<'_>,
     ) -> RaceResult {
         let client = self.responder.client_connection();
         let hedge_state = second_attempt.hedge_state.clone();
         let mut first_attempt =
-            Some(Box::pin(self.send_attempt(request_target, resolved_route, previous)));
+            Some(Box::pin(self.send_attempt(request_target, resolved_route, previous_endpoint)));
         let mut second_attempt = Some(Box::pin(second_attempt.await_response(delay)));
         let mut first_failure = None;
         let race_result = poll_fn(|cx| {
@@ -218,7 +228,7 @@ impl Exchange<'_, '_> {
                         first_failure = Some(reason);
                         hedge_state.first_has_failed.set(true);
                     }
-                    outcome => return Poll::Ready(RaceResult::First(outcome)),
+                    outcome => return Poll::Ready(RaceResult::FirstAttempt(outcome)),
                 }
             }
             if hedge_state.first_has_response.get() && second_attempt.is_some() {
@@ -232,22 +242,24 @@ impl Exchange<'_, '_> {
                 second_attempt = None;
                 match (response, first_failure) {
                     (Some(response), _) => {
-                        return Poll::Ready(RaceResult::Second(Box::new(response)));
+                        return Poll::Ready(RaceResult::SecondAttempt(Box::new(response)));
                     }
-                    (None, Some(reason)) => return Poll::Ready(RaceResult::First(Err(reason))),
+                    (None, Some(reason)) => {
+                        return Poll::Ready(RaceResult::FirstAttempt(Err(reason)));
+                    }
                     (None, None) => {}
                 }
             }
             match (&client, first_failure) {
                 // The first attempt, which watched for a disconnect, is over.
                 (Some(io), Some(_)) if io.poll_gone(cx).is_ready() => {
-                    Poll::Ready(RaceResult::First(Err(Reason::DownstreamClosed)))
+                    Poll::Ready(RaceResult::FirstAttempt(Err(Reason::DownstreamClosed)))
                 }
                 _ => Poll::Pending,
             }
         })
         .await;
-        if !matches!(race_result, RaceResult::First(Err(Reason::DownstreamClosed))) {
+        if !matches!(race_result, RaceResult::FirstAttempt(Err(Reason::DownstreamClosed))) {
             let _attempt_scope = cancel::AttemptScope;
             cancel::AttemptScope::mark_abandoned();
             drop((first_attempt, second_attempt));
@@ -261,7 +273,8 @@ struct HedgedAttempt<'a> {
     session: &'a Session,
     worker: &'a Rc<Worker>,
     resolved_route: &'a ResolvedRoute,
-    head: Bytes,
+    /// The head in the format of a link.
+    request_head: Bytes,
     /// The buffered body, if there is one.
     body_buffer: Option<Rc<ReplayBuffer>>,
     service: Option<ServiceName>,
@@ -270,7 +283,7 @@ struct HedgedAttempt<'a> {
     hedge_state: Rc<HedgeState>,
 }
 
-/// A second attempt with a response that has started.
+/// A second attempt with a started response.
 struct HedgeResponse {
     upstream: Rc<Upstream>,
     outcome_guard: Option<OutcomeGuard>,
@@ -280,7 +293,8 @@ struct HedgeResponse {
 }
 
 impl HedgedAttempt<'_> {
-    /// Waits, makes the attempt and waits for its response; `None` if there is none.
+    /// Waits for the hedging delay, makes the second attempt and waits for its response. Returns `None` if the
+    /// attempt was not made or failed.
     async fn await_response(self, delay: Duration) -> Option<HedgeResponse> {
         tokio::time::sleep(delay).await;
         let body = match &self.body_buffer {
@@ -293,7 +307,7 @@ impl HedgedAttempt<'_> {
         let cluster = self.resolved_route.cluster.as_ref();
         let upstream = self.pick_endpoint()?;
         let retry_slot = RetrySlot::default();
-        if !retry_slot.try_claim(cluster.map(|cluster| &**cluster)) {
+        if !retry_slot.try_acquire(cluster.map(|cluster| &**cluster)) {
             return None;
         }
         let outcome_guard = match cluster {
@@ -321,7 +335,7 @@ impl HedgedAttempt<'_> {
         }
     }
 
-    /// Picks an endpoint with a sidecar, other than that of the first attempt; `None` if there is none.
+    /// Picks an endpoint with a sidecar, other than the endpoint of the first attempt; `None` if there is none.
     fn pick_endpoint(&self) -> Option<Rc<Upstream>> {
         let first_endpoint = self.hedge_state.first_endpoint.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.resolved_route.destination else {
@@ -333,7 +347,7 @@ impl HedgedAttempt<'_> {
             pick_endpoint(self.worker, priorities, cluster, hash_selection, Some(&first_endpoint))
                 .ok()?;
         let is_usable = upstream.endpoint.id != first_endpoint
-            && !upstream.is_plain()
+            && !upstream.is_unmeshed()
             && !upstream.uses_http1();
         is_usable.then_some(upstream)
     }
@@ -361,13 +375,14 @@ impl HedgedAttempt<'_> {
             return Ok(None);
         }
         self.hedge_state.second_is_sent.set(true);
-        self.worker.shard.add(Count::Hedges, 1);
-        let send_result = send_buffered_request(self.worker, &link, &self.head, body).await;
+        self.worker.metrics.add(Count::Hedges, 1);
+        let send_result = send_buffered_request(self.worker, &link, &self.request_head, body).await;
         let stream = send_result.map_err(EndpointResult::Failed)?;
         timed_attempt.mark_waiting();
-        let head = stream.final_head().await;
-        let head = head.map_err(|loss| EndpointResult::Failed(lost_reason(loss)))?;
-        match self.check_response(&head, outcome_guard, timed_attempt) {
+        let received_head = stream.final_head().await;
+        let received_head = received_head
+            .map_err(|stream_error| EndpointResult::Failed(stream_error_reason(stream_error)))?;
+        match self.check_response(&received_head, outcome_guard, timed_attempt) {
             Ok(()) => Ok(Some(stream)),
             Err(result) => {
                 stream.abandon();
@@ -380,12 +395,12 @@ impl HedgedAttempt<'_> {
     /// the first attempt is pending: errors are often faster than successes.
     fn check_response(
         &self,
-        received: &ReceivedHead,
+        received_head: &ReceivedHead,
         outcome_guard: Option<&OutcomeGuard>,
         timed_attempt: &TimedAttempt,
     ) -> Result<(), EndpointResult> {
         let mut head = ResponseHead::default();
-        let bytes = &received.bytes;
+        let bytes = &received_head.bytes;
         match head.parse(bytes, RequestKind::Other) {
             Ok(Parsed::Complete(_)) => {}
             Ok(Parsed::Partial) | Err(_) => {
@@ -393,7 +408,7 @@ impl HedgedAttempt<'_> {
             }
         }
         if let (Some(outcome_guard), Some(reason)) =
-            (outcome_guard, received.rejection_reason(&head))
+            (outcome_guard, received_head.rejection_reason(&head))
         {
             outcome_guard.record_rejection(reason);
         }

@@ -16,11 +16,11 @@ use crate::error::Failure;
 use crate::http::request::Request;
 use crate::worker::Worker;
 
-/// The claims of a request's tokens, all verified.
+/// The verified claims of a request's tokens.
 #[derive(Default)]
 pub(super) struct TokenClaims {
     claims: Vec<Map<String, Value>>,
-    /// The only token, to which the claims belong.
+    /// The only token of the request; `None` before a token was found.
     token: Option<String>,
     /// The headers set for the application from claims, and the removal of client headers with these names.
     pub(super) edits: HeaderEdits,
@@ -53,15 +53,17 @@ impl HeaderLookup for AuthenticatedRequest<'_> {
 }
 
 impl AuthenticatedRequest<'_> {
-    /// Returns the value of a header that is replaced (`None` inside: removed).
+    /// Returns the new value of a header that token claims replace: `Some(None)` if the header is removed,
+    /// `None` if it is unchanged.
     fn replaced_value(&self, name: &str) -> Option<Option<Cow<'_, str>>> {
         self.find_replaced(|replaced| replaced == name)
     }
 
+    /// Returns the new value of the first replaced header that `is_named` accepts.
     fn find_replaced(&self, is_named: impl Fn(&str) -> bool) -> Option<Option<Cow<'_, str>>> {
         let HeaderEdits { set, remove, .. } = &self.token_claims.edits;
-        if let Some(set) = set.iter().find(|set| is_named(&set.name)) {
-            return Some(Some(Cow::Borrowed(&set.value)));
+        if let Some(header) = set.iter().find(|header| is_named(&header.name)) {
+            return Some(Some(Cow::Borrowed(&header.value)));
         }
         remove.iter().any(|removed| is_named(removed)).then_some(None)
     }
@@ -75,18 +77,18 @@ impl Exchange<'_, '_> {
         view: &RequestView<'_>,
     ) -> Result<TokenClaims, Failure> {
         let mut token_claims = TokenClaims::default();
-        for rule in rules {
+        for validation in rules {
             let old_count = token_claims.claims.len();
             // Headers with these names are set by this sidecar only.
             let forwarded_claims =
-                rule.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
-            for forward in forwarded_claims {
-                add_removal(&mut token_claims.edits, &forward.header);
+                validation.rule.issuers.iter().flat_map(|issuer| &issuer.claim_to_headers);
+            for claim_header in forwarded_claims {
+                add_removal(&mut token_claims.edits, &claim_header.header);
             }
-            verify_all(&self.session.worker, rule, view, &mut token_claims)
-                .map_err(|error| token_rejection(rule, Some(error)))?;
-            if token_claims.claims.len() == old_count && rule.is_required(view) {
-                return Err(token_rejection(rule, None));
+            verify_all_tokens(&self.session.worker, validation, view, &mut token_claims)
+                .map_err(|error| token_rejection(validation, Some(error)))?;
+            if token_claims.claims.len() == old_count && validation.is_required(view) {
+                return Err(token_rejection(validation, None));
             }
         }
         self.request.remove_similar(&mut token_claims.edits);
@@ -94,15 +96,15 @@ impl Exchange<'_, '_> {
     }
 }
 
-/// Verifies that every token in the request is accepted.
-fn verify_all(
+/// Verifies every token in the request, and adds its claims to `token_claims`.
+fn verify_all_tokens(
     worker: &Worker,
-    rule: &CompiledJwtValidation,
+    validation: &CompiledJwtValidation,
     view: &RequestView<'_>,
     token_claims: &mut TokenClaims,
 ) -> Result<(), JwtError> {
     let mut locations: Vec<&JwtLocation> = Vec::new();
-    for location in rule.rule.issuers.iter().flat_map(|issuer| &issuer.locations) {
+    for location in validation.rule.issuers.iter().flat_map(|issuer| &issuer.locations) {
         if locations.contains(&location) {
             continue;
         }
@@ -115,12 +117,15 @@ fn verify_all(
             None => token_claims.token = Some(token.clone().into_owned()),
         }
         let token = UnverifiedJwt::read(&token)?;
-        let issuers = rule.rule.issuers.iter().filter(|issuer| issuer.locations.contains(location));
+        let issuers =
+            validation.rule.issuers.iter().filter(|issuer| issuer.locations.contains(location));
         let issuer =
             issuers.into_iter().find(|candidate| token.issuer() == Some(&candidate.issuer));
-        let issuer = issuer.ok_or(JwtError::Issuer)?;
-        let IssuerKeys::Set(keys) = &issuer.keys else { return Err(JwtError::Keys) };
-        let keys = worker.jwt_keys(keys).ok_or(JwtError::Signature)?;
+        let issuer = issuer.ok_or(JwtError::UnknownIssuer)?;
+        let IssuerKeys::Inline(key_set) = &issuer.keys else {
+            return Err(JwtError::KeysUnavailable);
+        };
+        let jwt_keys = worker.jwt_keys(key_set).ok_or(JwtError::InvalidSignature)?;
         let requirements = JwtRequirements {
             issuer: &issuer.issuer,
             aud: &issuer.aud,
@@ -129,7 +134,7 @@ fn verify_all(
             max_age: issuer.max_age,
             now: SystemTime::now(),
         };
-        let claims = token.verify(&keys, requirements)?;
+        let claims = token.verify(&jwt_keys, requirements)?;
         forward_claims(issuer, location, &claims, &mut token_claims.edits);
         token_claims.claims.push(claims);
     }
@@ -191,43 +196,45 @@ fn forward_claims(
     {
         add_removal(edits, name);
     }
-    for forward in &issuer.claim_to_headers {
+    for claim_header in &issuer.claim_to_headers {
         // A comma inside an element would split it in two.
-        let values = claim_values(claims, &forward.claim);
+        let values = claim_values(claims, &claim_header.claim);
         let values: Vec<String> = match values.as_slice() {
             [_] => values,
-            _ => values.into_iter().filter(|text| !text.contains(',')).collect(),
+            _ => values.into_iter().filter(|element| !element.contains(',')).collect(),
         };
         let value = values.join(",");
-        if !value.is_empty() && HeaderEdits::is_value(&value) {
-            edits.remove.retain(|name| *name != forward.header);
-            edits.set.retain(|set| set.name != forward.header);
-            edits.set.push(Header { name: forward.header.clone(), value });
+        if !value.is_empty() && HeaderEdits::is_valid_value(&value) {
+            edits.remove.retain(|name| *name != claim_header.header);
+            edits.set.retain(|header| header.name != claim_header.header);
+            edits.set.push(Header { name: claim_header.header.clone(), value });
         }
     }
 }
 
 fn add_removal(edits: &mut HeaderEdits, name: &str) {
-    let is_set = edits.set.iter().any(|set| set.name == name);
+    let is_set = edits.set.iter().any(|header| header.name == name);
     if !is_set && !edits.remove.iter().any(|removed| removed == name) {
         edits.remove.push(name.to_owned());
     }
 }
 
-/// Returns the failure of a request without a token, or with one that was not accepted. A client without a
-/// token learns the scheme, and no error code (RFC 6750 §3).
-fn token_rejection(rule: &CompiledJwtValidation, error: Option<JwtError>) -> Failure {
-    let realm = &rule.policy.name;
+/// Returns the failure of a request without a token, or with a token that was not accepted. A client without a
+/// token learns the scheme only, and no error code (RFC 6750 §3).
+fn token_rejection(validation: &CompiledJwtValidation, error: Option<JwtError>) -> Failure {
+    let realm = &validation.policy.name;
     let (reason, value, body) = match error {
         None => (Reason::TokenMissing, format!("Bearer realm=\"{realm}\""), None),
         Some(error) => {
-            let code = "error=\"invalid_token\"";
-            let value = format!("Bearer realm=\"{realm}\", {code}, error_description=\"{error}\"");
+            let error_parameter = "error=\"invalid_token\"";
+            let value = format!(
+                "Bearer realm=\"{realm}\", {error_parameter}, error_description=\"{error}\""
+            );
             (Reason::TokenInvalid, value, Some(format!("leno: {error}\n")))
         }
     };
     let headers = vec![Header { name: "www-authenticate".to_owned(), value }];
     let response = Some(Arc::new(FixedResponse { status: None, body, headers }));
     let grpc = Some(GrpcStatus::from_http_status(reason.status()));
-    Failure { policy: Some(rule.policy_decision()), response, grpc, ..reason.into() }
+    Failure { policy: Some(validation.policy_decision()), response, grpc, ..reason.into() }
 }

@@ -14,13 +14,14 @@ use crate::upstream::{AttemptTarget, Checkout, ConnectWait, Http1Upstream};
 /// The connections of one client, each to a different server, newest last.
 #[derive(Default)]
 pub(crate) struct PinnedConnections {
-    pins: RefCell<Vec<PinnedConnection>>,
-    /// True if `pins` is not empty.
+    connections: RefCell<Vec<PinnedConnection>>,
+    /// True if `connections` is not empty.
     is_used: Cell<bool>,
 }
 
 /// A connection reserved for one client, and its server.
 struct PinnedConnection {
+    /// The server to which the connection leads.
     attempt_target: AttemptTarget,
     connection: Box<Http1Upstream>,
 }
@@ -31,26 +32,31 @@ impl PinnedConnections {
         self.is_used.get()
     }
 
-    fn add_pin(&self, pin: PinnedConnection) {
-        let mut pins = self.pins.borrow_mut();
-        if pins.len() >= MAX_PINNED_CONNECTIONS {
-            pins.remove(0);
+    /// Adds a connection, and closes the oldest one if there are too many.
+    fn add_connection(&self, pinned_connection: PinnedConnection) {
+        let mut connections = self.connections.borrow_mut();
+        if connections.len() >= MAX_PINNED_CONNECTIONS {
+            connections.remove(0);
         }
-        pins.push(pin);
+        connections.push(pinned_connection);
         self.is_used.set(true);
     }
 
-    /// Removes the pins that `accept` accepts, and returns the first result.
+    /// Removes the first connection for which `select` returns a result, and returns both; `None` if there is
+    /// none.
     fn take_where<T>(
         &self,
-        mut accept: impl FnMut(&PinnedConnection) -> Option<T>,
+        mut select: impl FnMut(&PinnedConnection) -> Option<T>,
     ) -> Option<(T, PinnedConnection)> {
-        let mut pins = self.pins.borrow_mut();
-        pins.retain(|pin| pin.connection.is_usable());
-        let position = pins.iter().enumerate().find_map(|(index, pin)| Some((index, accept(pin)?)));
-        let pin = position.map(|(index, accepted)| (accepted, pins.remove(index)));
-        self.is_used.set(!pins.is_empty());
-        pin
+        let mut connections = self.connections.borrow_mut();
+        connections.retain(|pinned| pinned.connection.is_usable());
+        let position = connections
+            .iter()
+            .enumerate()
+            .find_map(|(index, connection)| Some((index, select(connection)?)));
+        let selected = position.map(|(index, result)| (result, connections.remove(index)));
+        self.is_used.set(!connections.is_empty());
+        selected
     }
 }
 
@@ -62,64 +68,67 @@ impl Exchange<'_, '_> {
         self.session.pinned.is_used() || self.request.head.authenticates_connection
     }
 
-    /// Returns the destination of a request that authenticates its connection, or of a client with such a
-    /// connection, and that connection.
+    /// Returns the destination of a request that needs a pinned connection, and the client's pinned
+    /// connection to that destination, if there is one.
     #[cold]
     #[inline(never)]
     pub(super) fn pinned_destination(
         &mut self,
         resolved_route: &ResolvedRoute,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> Result<(AttemptTarget, Option<Box<Http1Upstream>>), Reason> {
         // Streams of one link or HTTP/2 connection may belong to different clients, and so may the requests of
         // a proxy.
-        if !self.session.is_exclusive.get() || self.may_be_pooled() {
-            return Ok((self.pick_destination(resolved_route, avoid)?, None));
+        if !self.session.is_exclusive.get() || self.is_from_proxy() {
+            return Ok((self.pick_destination(resolved_route, avoided_endpoint)?, None));
         }
-        let pinned =
-            self.session.pinned.take_where(|pin| self.pinned_target(pin, resolved_route, avoid));
+        let pinned = self
+            .session
+            .pinned
+            .take_where(|pinned| self.pinned_target(pinned, resolved_route, avoided_endpoint));
         self.progress.is_pinned = pinned.is_some() || self.request.head.authenticates_connection;
         match pinned {
             Some((attempt_target, PinnedConnection { connection, .. })) => {
                 Ok((attempt_target, Some(connection)))
             }
-            None => Ok((self.pick_destination(resolved_route, avoid)?, None)),
+            None => Ok((self.pick_destination(resolved_route, avoided_endpoint)?, None)),
         }
     }
 
     /// True for a request from a proxy, which may send the requests of several users over one connection. On a
     /// connection that another sidecar opened for one client, that sidecar has made this check.
-    fn may_be_pooled(&self) -> bool {
+    fn is_from_proxy(&self) -> bool {
         let request = self.request;
         let has_header = |name: &str| request.head.find(&request.bytes, name).next().is_some();
         !self.session.is_dedicated && PROXY_HEADERS.iter().any(|name| has_header(name))
     }
 
-    /// Returns the target of a pinned connection, if the route of the request permits it.
+    /// Returns the target of a pinned connection; `None` if the route of the request does not permit it.
     fn pinned_target(
         &self,
-        pin: &PinnedConnection,
+        pinned_connection: &PinnedConnection,
         resolved_route: &ResolvedRoute,
-        avoid: Option<&EndpointId>,
+        avoided_endpoint: Option<&EndpointId>,
     ) -> Option<AttemptTarget> {
-        match (&resolved_route.destination, &pin.attempt_target) {
+        match (&resolved_route.destination, &pinned_connection.attempt_target) {
             (Destination::Application(application), AttemptTarget::Application(pinned)) => {
                 application.is_same(pinned).then(|| AttemptTarget::Application(application.clone()))
             }
             (Destination::Endpoints(priorities), AttemptTarget::Upstream(pinned)) => {
                 let (worker, cluster) = (&self.session.worker, resolved_route.cluster.as_deref());
-                let endpoints = priorities.serving_endpoints(worker, cluster, avoid);
+                let endpoints = priorities.serving_endpoints(worker, cluster, avoided_endpoint);
                 let endpoint = endpoints
                     .iter()
                     .find(|candidate| candidate.has_same_address(&pinned.endpoint))?;
-                session_endpoint(worker, endpoint, cluster, avoid).map(AttemptTarget::Upstream)
+                session_endpoint(worker, endpoint, cluster, avoided_endpoint)
+                    .map(AttemptTarget::Upstream)
             }
             _ => None,
         }
     }
 
     /// Returns a connection for this client only.
-    pub(super) async fn checkout_pinned(
+    pub(super) async fn acquire_pinned(
         &self,
         attempt_target: &AttemptTarget,
         connection: Option<Box<Http1Upstream>>,
@@ -127,12 +136,12 @@ impl Exchange<'_, '_> {
         let worker = &self.session.worker;
         match connection {
             Some(connection) => {
-                worker.shard.add(Count::CheckoutReused, 1);
+                worker.metrics.add(Count::CheckoutReused, 1);
                 Ok(Checkout::Http1(connection))
             }
             None => {
                 let wait = self.exclusive_wait();
-                attempt_target.checkout_exclusive(worker, self.timed_attempt.as_ref(), wait).await
+                attempt_target.acquire_exclusive(worker, self.timed_attempt.as_ref(), wait).await
             }
         }
     }
@@ -141,7 +150,7 @@ impl Exchange<'_, '_> {
     pub(crate) fn exclusive_wait(&self) -> ConnectWait {
         ConnectWait::for_cluster(
             self.outcome_guard.as_ref().map(OutcomeGuard::upstream_cluster),
-            || ConnectWait::Whole,
+            || ConnectWait::Full,
         )
     }
 
@@ -153,10 +162,11 @@ impl Exchange<'_, '_> {
         attempt_target: &AttemptTarget,
         mut connection: Box<Http1Upstream>,
     ) {
-        connection.reused = true;
-        self.session
-            .pinned
-            .add_pin(PinnedConnection { attempt_target: attempt_target.clone(), connection });
+        connection.is_reused = true;
+        self.session.pinned.add_connection(PinnedConnection {
+            attempt_target: attempt_target.clone(),
+            connection,
+        });
     }
 }
 

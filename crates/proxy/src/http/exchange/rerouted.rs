@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use leno_model::Reason;
 use leno_telemetry::Count;
-use leno_traffic::AttemptLimit;
 use leno_traffic::retry::{self, FailedAttempt, SentPart};
 
-use super::{Exchange, within_limit};
+use super::{Exchange, limit_attempt};
 use crate::endpoint_wait::Outdated;
 use crate::error::Failure;
 use crate::http::forward::ExchangeProgress;
@@ -26,7 +25,7 @@ impl Exchange<'_, '_> {
     ) -> FailedAttempt {
         let is_buffered = self.retry_buffer.as_ref().is_some_and(|buffer| !buffer.is_lost());
         FailedAttempt {
-            sent: if self.progress.request_sent { SentPart::HeadOrMore } else { SentPart::Nothing },
+            sent: if self.progress.request_sent { SentPart::HeadOrMore } else { SentPart::None },
             idempotent: retry::is_idempotent(request_target.method),
             body_replayable: !self.progress.body_taken || is_buffered,
             response_started: self.response_started.get(),
@@ -36,7 +35,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Prepares the next attempt. `rewinds`: the body starts again.
+    /// Prepares the next attempt. `rewinds`: the body is sent again from its first byte.
     #[cold]
     pub(super) fn prepare_next_attempt(&mut self, rewinds: bool) {
         if rewinds && self.progress.body_taken {
@@ -46,15 +45,15 @@ impl Exchange<'_, '_> {
         self.record.retries += 1;
         let policy = self.actions.as_ref().and_then(|actions| actions.retry_policy.as_ref());
         if let Some((policy, slot)) = policy {
-            rule_matches::count_retry(&self.session.worker.shard, policy, slot);
+            rule_matches::count_retry(&self.session.worker.metrics, policy, slot);
         }
         self.progress = ExchangeProgress::default();
         self.record.head.rejection.set(None);
-        self.session.worker.shard.add(Count::Retries, 1);
+        self.session.worker.metrics.add(Count::Retries, 1);
     }
 
-    /// Returns the configuration version of a failed request that may be sent again, if none of its endpoints
-    /// is current or the workload no longer has the port.
+    /// Returns the outdated configuration of a failed request that may be sent again, if the configuration no
+    /// longer has any of its endpoints, or the workload no longer has the port; otherwise `None`.
     #[cold]
     pub(super) fn detect_outdated(
         &self,
@@ -70,13 +69,13 @@ impl Exchange<'_, '_> {
             ..self.failed_attempt(request_target, resolved_route)
         };
         let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let may_repeat_attempt = match reason {
+        let may_send_again = match reason {
             Reason::NoEndpoint => !first_attempt.response_started,
             // The connection was not used.
             Reason::WrongIdentity => {
-                !first_attempt.response_started && first_attempt.sent == SentPart::Nothing
+                !first_attempt.response_started && first_attempt.sent == SentPart::None
             }
-            // The sidecar of the endpoint did not process it.
+            // The endpoint's sidecar did not process the request.
             Reason::UnknownService => {
                 !first_attempt.response_started && first_attempt.body_replayable
             }
@@ -85,7 +84,7 @@ impl Exchange<'_, '_> {
                     && retry::may_retry(reason, &first_attempt)
             }
         };
-        if !may_repeat_attempt || self.needs_pinned_connection() {
+        if !may_send_again || self.needs_pinned_connection() {
             return None;
         }
         let has_lost_port = reason == Reason::UnknownService;
@@ -107,7 +106,7 @@ impl Exchange<'_, '_> {
         let (worker, request) = (&self.session.worker, self.request);
         while let Some(service) = self.record.subject.service.clone() {
             let newer_endpoint = worker.wait_for_endpoint(&service, outdated, self.record.started);
-            if !self.while_client_connected(newer_endpoint).await? {
+            if !self.run_while_connected(newer_endpoint).await? {
                 break;
             }
             if failure.reason != Reason::NoEndpoint {
@@ -120,11 +119,11 @@ impl Exchange<'_, '_> {
             if let Destination::Redirected(redirection) = &resolved_route.destination {
                 return self.send_redirect(redirection, resolved_route.actions.as_deref()).await;
             }
-            let actions = resolved_route.actions.as_ref();
-            if let Some(target) = actions.and_then(|actions| {
+            let rule_actions = resolved_route.actions.as_ref();
+            if let Some(target) = rule_actions.and_then(|actions| {
                 actions.rewritten_target(request_target.path, request_target.query)
             }) {
-                request_target.origin = Some(Cow::Owned(target));
+                request_target.origin_form = Some(Cow::Owned(target));
             }
             self.actions.clone_from(&resolved_route.actions);
             let Err(reason) = self.send_rerouted_attempts(&request_target, &resolved_route).await
@@ -143,7 +142,8 @@ impl Exchange<'_, '_> {
         Err(failure)
     }
 
-    /// Sends the request by its new route. Faults were injected before, and there is no hedging.
+    /// Sends the request by its new route, without fault injection, which has already taken place, and without
+    /// hedging.
     async fn send_rerouted_attempts(
         &mut self,
         request_target: &ParsedTarget<'_>,
@@ -151,18 +151,16 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Reason> {
         let actions = self.actions.clone();
         let retry_rule = actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let limit: Option<AttemptLimit> =
-            actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let limit =
-            limit.filter(|_| !self.request.upgrade).map(|limit| (limit, self.response_started));
-        let mut previous = None;
+        let attempt_limit = self.attempt_limit();
+        let mut previous_endpoint = None;
         loop {
             let outcome = {
-                let _attempt_scope = limit.map(|_| cancel::AttemptScope);
-                let attempt = self.send_attempt(request_target, resolved_route, &mut previous);
-                match limit {
+                let _attempt_scope = attempt_limit.map(|_| cancel::AttemptScope);
+                let attempt =
+                    self.send_attempt(request_target, resolved_route, &mut previous_endpoint);
+                match attempt_limit {
                     None => attempt.await,
-                    Some((limit, started)) => within_limit(limit, started, attempt).await,
+                    Some((limit, started)) => limit_attempt(limit, started, attempt).await,
                 }
             };
             let Err(reason) = outcome else { return Ok(()) };
@@ -172,7 +170,7 @@ impl Exchange<'_, '_> {
             let is_retried = match retry_rule {
                 None => {
                     retry::may_retry(reason, &self.failed_attempt(request_target, resolved_route))
-                        && self.retry_slot.try_claim(resolved_route.cluster.as_deref())
+                        && self.retry_slot.try_acquire(resolved_route.cluster.as_deref())
                 }
                 Some(retry_rule) => {
                     self.wait_for_policy_retry(retry_rule, reason, request_target, resolved_route)

@@ -36,13 +36,13 @@ impl Exchange<'_, '_> {
         actions: Option<&CompiledActions>,
     ) -> Result<(), Failure> {
         let fields = [("location", redirection.location.clone())];
-        let cross_origin = self.cross_origin.take();
-        let edits = cross_origin.as_ref().or(actions.map(|actions| &actions.response));
-        self.send_empty(redirection.status, &fields, edits).await
+        let cors_edits = self.cors_edits.take();
+        let edits = cors_edits.as_ref().or(actions.map(|actions| &actions.response));
+        self.send_without_body(redirection.status, &fields, edits).await
     }
 
     /// Responds without a body; no part of the request is forwarded.
-    pub(super) async fn send_empty(
+    pub(super) async fn send_without_body(
         &mut self,
         status: u16,
         fields: &[(&str, String)],
@@ -51,7 +51,7 @@ impl Exchange<'_, '_> {
         self.record.head.status.set(status);
         self.response_started.set(true);
         if !self.body.is_complete() || self.session.worker.is_leaving() {
-            self.responder.close_after();
+            self.responder.close_after_exchange();
         }
         let fields: Vec<(&str, &str)> =
             fields.iter().map(|(name, value)| (*name, &**value)).collect();
@@ -69,7 +69,8 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Evaluates CORS: returns the fields of a preflight response, or stores the edits of the response to come.
+    /// Evaluates CORS. Returns the fields of the response to a preflight request; `None` for any other
+    /// request, for which the edits of the later response are stored.
     pub(super) fn evaluate_cors(
         &mut self,
         cors: &Cors,
@@ -85,7 +86,7 @@ impl Exchange<'_, '_> {
         )? {
             CrossOrigin::Preflight(fields) => Some(fields),
             CrossOrigin::Actual(edits) => {
-                self.cross_origin = Some(edits);
+                self.cors_edits = Some(edits);
                 None
             }
         }
@@ -94,7 +95,7 @@ impl Exchange<'_, '_> {
     /// Returns the CORS headers of a generated response, so that the page can read the error. Other response
     /// edits of the rule apply to responses of the application only.
     pub(super) fn failure_edits(&self) -> Option<FieldEdits> {
-        self.cross_origin.as_ref()?;
+        self.cors_edits.as_ref()?;
         let cors = self.actions.as_ref()?.cors.as_ref()?;
         let request_target = self.request.parse_target_any_scheme().ok()?;
         match apply_cors(cors, &self.request.request_view(&request_target), &FieldEdits::default())?
@@ -113,14 +114,19 @@ impl Exchange<'_, '_> {
     ) -> Option<PendingMirrors> {
         let has_mirrors =
             resolved_route.actions.as_ref().is_some_and(|actions| !actions.mirrors.is_empty());
-        if has_mirrors && !self.request.upgrade { self.start_mirrors(resolved_route) } else { None }
+        if has_mirrors && !self.request.is_upgrade {
+            self.start_mirrors(resolved_route)
+        } else {
+            None
+        }
     }
 
-    /// Selects the mirrors. Returns the copies that wait for the body; sends those of a request without a body.
+    /// Selects the mirrors. Sends the copies of a request without a body; otherwise returns the copies, which
+    /// wait for the body.
     fn start_mirrors(&mut self, resolved_route: &ResolvedRoute) -> Option<PendingMirrors> {
         let worker = &self.session.worker;
-        let backends = mirror::select_mirrors(worker, resolved_route);
-        if backends.is_empty() {
+        let mirror_backends = mirror::select_mirrors(worker, resolved_route);
+        if mirror_backends.is_empty() {
             return None;
         }
         // Edits of the selected backend do not apply to copies.
@@ -129,19 +135,20 @@ impl Exchange<'_, '_> {
         if let Some(target) = actions
             .and_then(|actions| actions.rewritten_target(request_target.path, request_target.query))
         {
-            request_target.origin = Some(Cow::Owned(target));
+            request_target.origin_form = Some(Cow::Owned(target));
         }
         let head = self.link_head(&request_target, actions);
-        let mirrors = PendingMirrors::new(worker, &resolved_route.config, backends, head);
+        let pending_mirrors =
+            PendingMirrors::new(worker, &resolved_route.config, mirror_backends, head);
         if self.body.is_empty() {
-            mirrors.send_all(Some(Vec::new()));
+            pending_mirrors.send_all(Some(Vec::new()));
             return None;
         }
         self.buffer_body().retain_to_end();
-        Some(mirrors)
+        Some(pending_mirrors)
     }
 
-    /// Returns the body for copies, if all of it was buffered.
+    /// Returns the body for mirrored copies; `None` if not all of it was buffered.
     pub(super) fn buffered_body_pieces(&self) -> Option<Vec<BodyPiece>> {
         let pieces = self.body.buffered_pieces()?;
         Some(trailers::permit_body_trailers(self.session, self.actions.as_deref(), pieces))
@@ -154,8 +161,8 @@ impl Exchange<'_, '_> {
         actions: Option<&CompiledActions>,
     ) -> BytesMut {
         let mut head = BytesMut::new();
-        let context = self.span().map(PropagatedHeaders::from_span);
-        let added_headers = self.added_headers(context.as_ref());
+        let trace_headers = self.span().map(PropagatedHeaders::from_span);
+        let added_headers = self.added_headers(trace_headers.as_ref());
         let edits =
             request_edits(self, request_target, actions, Framing::OutOfBand, &added_headers);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
@@ -177,7 +184,7 @@ impl Exchange<'_, '_> {
     /// processed.
     #[inline(never)]
     pub(crate) fn buffer_until_response(&mut self) {
-        if !self.body.is_empty() && !self.request.upgrade && self.retry_buffer.is_none() {
+        if !self.body.is_empty() && !self.request.is_upgrade && self.retry_buffer.is_none() {
             self.retry_buffer = Some(self.buffer_body());
         }
     }
@@ -195,35 +202,35 @@ impl Exchange<'_, '_> {
         let worker = self.session.worker.clone();
         let caller = &resolved_route.config.compiled.snapshot.config.account;
         let view = self.request.request_view(request_target);
-        let random = &mut || worker.random_number();
+        let random_number = &mut || worker.random_number();
         let injected_faults = traffic_policy
             .faults
             .as_ref()
-            .and_then(|faults| faults.select_faults(&view, caller, random));
-        let Some(InjectedFaults { policy, rule, delay, abort, match_slot: slot }) = injected_faults
+            .and_then(|faults| faults.select_faults(&view, caller, random_number));
+        let Some(InjectedFaults { policy, rule, delay, abort, match_slot }) = injected_faults
         else {
             return Ok(());
         };
-        let decision = PolicyDecision::from_service_policy(policy, rule, slot);
-        rule_matches::count_policy(&worker.shard, &decision);
+        let decision = PolicyDecision::from_service_policy(policy, rule, match_slot);
+        rule_matches::count_policy(&worker.metrics, &decision);
         if let Some(delay) = delay {
-            worker.shard.add(Count::FaultDelays, 1);
-            self.while_client_connected(tokio::time::sleep(delay)).await?;
+            worker.metrics.add(Count::FaultDelays, 1);
+            self.run_while_connected(tokio::time::sleep(delay)).await?;
         }
         match abort {
             None => Ok(()),
             Some(response) => {
-                worker.shard.add(Count::FaultAborts, 1);
+                worker.metrics.add(Count::FaultAborts, 1);
                 Err(Failure::from_fault(decision, response))
             }
         }
     }
 
-    /// Waits for a future while the client is connected.
+    /// Waits for a future as long as the client is connected, and returns its output.
     ///
     /// # Errors
     /// `downstream-closed` if the client disconnects.
-    pub(super) async fn while_client_connected<T>(
+    pub(super) async fn run_while_connected<T>(
         &self,
         future: impl Future<Output = T>,
     ) -> Result<T, Reason> {

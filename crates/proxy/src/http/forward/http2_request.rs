@@ -1,4 +1,4 @@
-//! Requests to HTTP/2 servers, with all edits of rules applied.
+//! Builds the heads of requests to HTTP/2 servers, with the edits of all rules applied.
 
 use bytes::BytesMut;
 use leno_model::Reason;
@@ -25,7 +25,7 @@ pub(super) fn build_http2_request(
     match attempt_target {
         AttemptTarget::Application(_) => {
             let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
-            let target = request_target.origin.as_deref().or(std::str::from_utf8(target).ok());
+            let target = request_target.origin_form.as_deref().or(std::str::from_utf8(target).ok());
             let mut request_head = build_http2_head(
                 exchange.request,
                 "http",
@@ -33,23 +33,24 @@ pub(super) fn build_http2_request(
                 request_target.authority,
                 target.unwrap_or_default(),
             )?;
-            if let Some(rule) = &exchange.actions {
-                generated_response::edit_fields(&rule.request, request_head.headers_mut())
+            if let Some(actions) = &exchange.actions {
+                generated_response::edit_fields(&actions.request, request_head.headers_mut())
                     .ok_or(Reason::BadRequest)?;
             }
-            let context = exchange.span().map(PropagatedHeaders::from_span);
-            let replaced = exchange.span().map_or(&[][..], TraceSpan::replaced_headers);
+            let trace_headers = exchange.span().map(PropagatedHeaders::from_span);
+            let replaced_names = exchange.span().map_or(&[][..], TraceSpan::replaced_headers);
             head::add_fields(
                 &mut request_head,
-                &exchange.added_headers(context.as_ref()),
-                replaced,
+                &exchange.added_headers(trace_headers.as_ref()),
+                replaced_names,
             );
             Ok(request_head)
         }
-        // Rules are applied in one place: the head is written as for a link, and parsed as at the end of one.
+        // The edits are applied by the same code as for a link: the head is written in HTTP/1.1 format and
+        // parsed again.
         AttemptTarget::Upstream(upstream) => {
-            let context = exchange.span().map(PropagatedHeaders::from_span);
-            let added_headers = exchange.added_headers(context.as_ref());
+            let trace_headers = exchange.span().map(PropagatedHeaders::from_span);
+            let added_headers = exchange.added_headers(trace_headers.as_ref());
             let mut bytes = BytesMut::new();
             let edits = request_edits(
                 exchange,
@@ -64,13 +65,13 @@ pub(super) fn build_http2_request(
                 Ok(Parsed::Complete(_)) => {}
                 Ok(Parsed::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
             }
-            let upgrade = exchange.request.upgrade;
-            let request = Request { bytes: bytes.freeze(), head: &head, upgrade };
+            let is_upgrade = exchange.request.is_upgrade;
+            let request = Request { bytes: bytes.freeze(), head: &head, is_upgrade };
             let request_target = request.parse_target()?;
             let target = request.head.target.slice_in(&request.bytes);
             let target = std::str::from_utf8(target).unwrap_or_default();
-            let is_plain = upstream.endpoint.account.is_none();
-            let scheme = if is_plain { "http" } else { "https" };
+            let is_unmeshed = upstream.endpoint.account.is_none();
+            let scheme = if is_unmeshed { "http" } else { "https" };
             build_http2_head(&request, scheme, attempt_target, request_target.authority, target)
         }
     }
@@ -85,7 +86,7 @@ fn build_http2_head(
 ) -> Result<http::Request<()>, Reason> {
     let address = attempt_target.address().to_string();
     let authority = if authority.is_empty() { &address } else { authority };
-    match request.upgrade {
+    match request.is_upgrade {
         true => connect::build_connect_request(request, scheme, authority, target),
         false => head::request_to_http2(&request.bytes, request.head, scheme, authority, target),
     }

@@ -1,4 +1,5 @@
-//! Interim (1xx) heads: their limit per exchange, and those of HTTP/2 servers.
+//! Interim (1xx) heads: the limit on their size per response, and the pending response of an HTTP/2 server,
+//! which collects interim heads.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -7,7 +8,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::client::ResponseFuture;
-use h2::{Reason as Code, RecvStream};
+use h2::{Reason as Http2Code, RecvStream};
 use http::response::Parts;
 use leno_model::Reason;
 use leno_wire::link::ResetCode;
@@ -37,10 +38,10 @@ impl InterimBudget {
 
 /// The pending response of an HTTP/2 server.
 pub(crate) struct PendingResponse {
-    response: ResponseFuture,
+    response_future: ResponseFuture,
     /// Interim heads that arrived during other work, in HTTP/1.1 format.
     received_interim: VecDeque<Bytes>,
-    budget: InterimBudget,
+    interim_budget: InterimBudget,
 }
 
 /// The next head of a response.
@@ -51,21 +52,25 @@ pub(crate) enum Http2ResponseHead {
 }
 
 impl PendingResponse {
-    pub(crate) fn new(response: ResponseFuture) -> Self {
-        Self { response, received_interim: VecDeque::new(), budget: InterimBudget::new() }
+    pub(crate) fn new(response_future: ResponseFuture) -> Self {
+        Self {
+            response_future,
+            received_interim: VecDeque::new(),
+            interim_budget: InterimBudget::new(),
+        }
     }
 
     /// Returns the next head.
     ///
     /// # Errors
-    /// The reason why there is none; `upstream-malformed` also after too many interim heads.
-    pub(crate) async fn next(&mut self) -> Result<Http2ResponseHead, MissingResponse> {
+    /// The reason for the missing response; `upstream-malformed` also after too many interim heads.
+    pub(crate) async fn next_head(&mut self) -> Result<Http2ResponseHead, MissingResponse> {
         poll_fn(|cx| {
             self.poll_interim(cx)?;
             if let Some(interim) = self.received_interim.pop_front() {
                 return Poll::Ready(Ok(Http2ResponseHead::Interim(interim)));
             }
-            Pin::new(&mut self.response).poll(cx).map_err(MissingResponse::from).map_ok(
+            Pin::new(&mut self.response_future).poll(cx).map_err(MissingResponse::from).map_ok(
                 |response| {
                     let (parts, body) = response.into_parts();
                     Http2ResponseHead::Final(parts, body)
@@ -80,7 +85,7 @@ impl PendingResponse {
     ///
     /// # Errors
     /// `upstream-malformed` after too many interim heads.
-    pub(crate) async fn collect_during<T>(
+    pub(crate) async fn run_and_collect<T>(
         &mut self,
         work: impl Future<Output = T>,
     ) -> Result<T, Reason> {
@@ -94,9 +99,9 @@ impl PendingResponse {
 
     /// Collects the available interim heads. Stream errors are reported by the final head.
     fn poll_interim(&mut self, cx: &mut Context<'_>) -> Result<(), Reason> {
-        while let Poll::Ready(Some(Ok(interim))) = self.response.poll_informational(cx) {
+        while let Poll::Ready(Some(Ok(interim))) = self.response_future.poll_informational(cx) {
             let bytes = head::response_to_http1(&interim.into_parts().0);
-            self.budget.spend_head(&bytes)?;
+            self.interim_budget.spend_head(&bytes)?;
             self.received_interim.push_back(bytes);
         }
         Ok(())
@@ -106,12 +111,12 @@ impl PendingResponse {
 /// The reason for a missing response, and the HTTP/2 code with which its stream was reset.
 pub(crate) struct MissingResponse {
     pub(crate) reason: Reason,
-    pub(crate) reset: Option<ResetCode>,
+    pub(crate) reset_code: Option<ResetCode>,
 }
 
 impl From<Reason> for MissingResponse {
     fn from(reason: Reason) -> Self {
-        Self { reason, reset: None }
+        Self { reason, reset_code: None }
     }
 }
 
@@ -119,16 +124,16 @@ impl From<h2::Error> for MissingResponse {
     fn from(error: h2::Error) -> Self {
         let reason = match error.reason() {
             _ if is_unprocessed(&error) => Reason::UpstreamRefused,
-            Some(Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
+            Some(Http2Code::PROTOCOL_ERROR) => Reason::UpstreamMalformed,
             _ => Reason::UpstreamReset,
         };
         let code = error.reason().filter(|_| error.is_reset() && error.is_remote());
-        Self { reason, reset: code.map(|code| ResetCode::from_http2(code.into())) }
+        Self { reason, reset_code: code.map(|code| ResetCode::from_http2(code.into())) }
     }
 }
 
-/// The maximum size of all interim heads of one response: that of one head. A link then has room for a final
-/// head of that size and for trailers behind them (`docs/link.md`, *Limits*).
+/// The maximum size of all interim heads of one response, equal to the limit of one head. A link then has
+/// room for a final head of that size and for trailers behind them (`docs/link.md`, *Limits*).
 const MAX_INTERIM_BYTES: usize = leno_wire::http1::MAX_HEAD_BYTES;
 /// The overhead that each head adds to its size, as a codec stores it; this limits their number to about 200.
 const INTERIM_OVERHEAD_BYTES: usize = 256;

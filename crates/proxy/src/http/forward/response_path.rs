@@ -4,14 +4,14 @@ use leno_model::Reason;
 use leno_wire::http1::{BodyLength, ResponseHead};
 
 use super::ResponsePath;
-use super::sending::RequestBodyState;
-use crate::error::lost_reason;
+use super::request_body_state::RequestBodyState;
+use crate::error::stream_error_reason;
 use crate::http::body::{BodySink, BodySource, PauseLimit, forward_body};
 use crate::http::grpc;
 use crate::http::respond::Responder;
 use crate::http::retry::ResponseFilter;
 use crate::http2::connect;
-use crate::link::{LinkStream, StreamLoss};
+use crate::link::{LinkStream, StreamError};
 
 impl ResponsePath<'_, '_> {
     /// Forwards an interim (1xx) head.
@@ -41,22 +41,22 @@ impl ResponsePath<'_, '_> {
         if response_filter
             .is_some_and(|response_filter| response_filter.withhold(bytes, head, self.observer))
         {
-            // This reason is not reported.
+            // The caller discards this reason.
             return Err(Reason::UpstreamReset);
         }
         if let Some(observer) = self.observer {
             observer.record_response(self.request, bytes, head);
         }
         self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        if self.upgrade && matches!(self.responder, Responder::Http2 { .. }) {
+        if self.request.is_upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::check_connect_response(self.request, bytes, head)?;
         }
-        let sending = self.sending.get();
+        let request_body_state = self.request_body_state.get();
         let is_body_pending =
-            matches!(sending, RequestBodyState::InProgress | RequestBodyState::Rejected);
+            matches!(request_body_state, RequestBodyState::InProgress | RequestBodyState::Rejected);
         if is_body_pending || self.worker.is_leaving() {
             // The rest of a request body is not awaited once the response has started.
-            self.responder.close_after();
+            self.responder.close_after_exchange();
         }
         if head.tunnel {
             // Boxed to keep the future small for other requests.
@@ -64,12 +64,12 @@ impl ResponsePath<'_, '_> {
         }
         self.record.head.status.set(head.status);
         self.response_started.set(true);
-        let bodiless = source.is_empty();
+        let is_bodiless = source.is_empty();
         let mut sink = self
             .responder
-            .start(bytes, head, self.edits, self.affinity_field, bodiless)
+            .start_response(bytes, head, self.edits, self.affinity_field, is_bodiless)
             .map_err(|_| Reason::DownstreamClosed)?;
-        if bodiless && matches!(sink, BodySink::Link { .. } | BodySink::Http2 { .. }) {
+        if is_bodiless && matches!(sink, BodySink::Link { .. } | BodySink::Http2 { .. }) {
             if let Some(call) = self.recorder.call {
                 call.finish_response(bytes, head);
             }
@@ -112,13 +112,20 @@ impl ResponsePath<'_, '_> {
         if reason == Reason::UnknownService && is_whole { Err(reason) } else { Ok(()) }
     }
 
+    /// Returns the reason for a failed stream: the reason that an unreachable peer reports, or the default of
+    /// the error. Records an HTTP/2 reset code.
     #[cold]
-    pub(super) fn loss_reason(&self, loss: StreamLoss, stream: &LinkStream) -> Reason {
-        if let StreamLoss::Http2(code) = loss {
-            self.reset.set(Some(code));
+    pub(super) fn stream_error_reason(
+        &self,
+        stream_error: StreamError,
+        stream: &LinkStream,
+    ) -> Reason {
+        if let StreamError::Http2(code) = stream_error {
+            self.reset_code.set(Some(code));
         }
-        let reported =
-            (loss == StreamLoss::Unreachable).then(|| stream.unreachable_reason()).flatten();
-        reported.unwrap_or_else(|| lost_reason(loss))
+        let reported_reason = (stream_error == StreamError::Unreachable)
+            .then(|| stream.unreachable_reason())
+            .flatten();
+        reported_reason.unwrap_or_else(|| stream_error_reason(stream_error))
     }
 }

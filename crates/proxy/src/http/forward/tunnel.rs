@@ -17,22 +17,22 @@ use crate::link::LinkStream;
 use crate::max_wait::wait_for_silence;
 use crate::session::Session;
 
-/// Forwards the direction of the client. Once it alone is open, the connection stays open as long as the
-/// upstream does and the client is not idle for longer than the idle timeout.
+/// Forwards the client's direction of an upgraded connection. If the upstream has ended its own direction, the
+/// connection stays open until the upstream closes it or the client is idle for longer than the idle timeout.
 pub(super) async fn forward_client(
     body: &mut BodySource<'_>,
     sink: &mut BodySink<'_>,
     session: &Session,
     recorder: &BodyRecorder<'_>,
-    sending: &Cell<RequestBodyState>,
+    request_body_state: &Cell<RequestBodyState>,
 ) -> Result<(), PumpError> {
     let upstream = TunnelUpstream::from_sink(sink);
-    let forward = async {
+    let forward_direction = async {
         forward_body(body, sink, PauseLimit::Unlimited, recorder).await?;
         sink.end_direction().await
     };
     let wait_for_abandonment = async {
-        wait_for_condition(|| sending.get() == RequestBodyState::HalfClosed).await;
+        wait_for_condition(|| request_body_state.get() == RequestBodyState::HalfClosed).await;
         let max_wait = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
@@ -41,7 +41,7 @@ pub(super) async fn forward_client(
     };
     tokio::select! {
         biased;
-        forward = forward => forward,
+        forward_result = forward_direction => forward_result,
         () = wait_for_abandonment => Err(PumpError::Sink),
     }
 }
@@ -54,24 +54,24 @@ impl ResponsePath<'_, '_> {
         head: &ResponseHead,
         mut source: BodySource<'_>,
     ) -> Result<(), Reason> {
-        self.sending.set(RequestBodyState::Tunnel);
+        self.request_body_state.set(RequestBodyState::Tunnel);
         self.record.count_stream();
         self.record.head.status.set(head.status);
         self.response_started.set(true);
         let mut sink = self
             .responder
-            .start(bytes, head, self.edits, self.affinity_field, false)
+            .start_response(bytes, head, self.edits, self.affinity_field, false)
             .map_err(|_| Reason::DownstreamClosed)?;
         let outcome =
             forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &self.recorder).await;
         if let Err(error) = outcome {
             return Err(self.failure_reason(&error));
         }
-        let is_over = || !self.sending.get().is_in_progress();
+        let is_over = || !self.request_body_state.get().is_in_progress();
         if is_over() {
             return Ok(());
         }
-        self.sending.set(RequestBodyState::HalfClosed);
+        self.request_body_state.set(RequestBodyState::HalfClosed);
         // The client's direction is polled before this one, and has to observe the change.
         tokio::task::yield_now().await;
         let upstream_end = async {
@@ -86,13 +86,14 @@ impl ResponsePath<'_, '_> {
         }
     }
 
-    /// Returns the reason for an incomplete response.
+    /// Returns the reason for an incomplete response. Records the HTTP/2 code of a stream that the upstream
+    /// reset.
     #[cold]
     pub(super) fn failure_reason(&self, error: &PumpError) -> Reason {
         match error {
             PumpError::Source(read_error) => {
                 if let ReadError::Reset(code) = read_error {
-                    self.reset.set(Some(*code));
+                    self.reset_code.set(Some(*code));
                 }
                 upstream_reason(read_error)
             }

@@ -18,8 +18,8 @@ use crate::upstream::{AttemptTarget, Checkout};
 /// not processed the request.
 ///
 /// # Errors
-/// As for any attempt; `upstream-refused` if the server processes no other stream, has refused the request too
-/// often, or if a part of the body is lost.
+/// The errors of any attempt; `upstream-refused` if the server processes no other stream, has refused the
+/// request too often, or if a part of the body is lost.
 pub(super) async fn resend_unprocessed(
     exchange: &mut Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
@@ -28,10 +28,10 @@ pub(super) async fn resend_unprocessed(
 ) -> Result<(), Reason> {
     let (mut checkout, mut refusals) = (refused_checkout, Refusals::default());
     loop {
-        let is_reset = exchange.progress.reset.get().is_some();
-        refusals.record(is_reset);
+        let is_reset = exchange.progress.reset_code.get().is_some();
+        refusals.record_refusal(is_reset);
         if refusals.exceed_limit(exchange)
-            || is_final(exchange)
+            || is_resend_impossible(exchange)
             || !checkout.wait_to_repeat(is_reset).await
         {
             return Err(Reason::UpstreamRefused);
@@ -44,18 +44,18 @@ pub(super) async fn resend_unprocessed(
     }
 }
 
-/// The refusals of one request by one endpoint.
+/// The number of times that one endpoint has refused one request.
 #[derive(Default)]
 struct Refusals {
-    total: u32,
+    total_count: u32,
     /// Refusals on connections that stay open.
-    resets: u32,
+    reset_count: u32,
 }
 
 impl Refusals {
-    fn record(&mut self, is_reset: bool) {
-        self.total += 1;
-        self.resets += u32::from(is_reset);
+    fn record_refusal(&mut self, is_reset: bool) {
+        self.total_count += 1;
+        self.reset_count += u32::from(is_reset);
     }
 
     /// True if there have been too many refusals. A server that refuses the request and processes others may
@@ -64,13 +64,13 @@ impl Refusals {
     fn exceed_limit(&self, exchange: &Exchange<'_, '_>) -> bool {
         let retry_rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let max_attempts = retry_rule.map_or(retry::MAX_RETRIES, |retry_rule| retry_rule.attempts);
-        let is_last = exchange.record.retries >= u32::from(max_attempts);
-        self.total > MAX_REFUSALS || (self.resets > MAX_RESETS && !is_last)
+        let is_last_retry = exchange.record.retries >= u32::from(max_attempts);
+        self.total_count > MAX_REFUSALS || (self.reset_count > MAX_RESETS && !is_last_retry)
     }
 }
 
 /// True if the request cannot be sent again, or has reached its time limit.
-fn is_final(exchange: &Exchange<'_, '_>) -> bool {
+fn is_resend_impossible(exchange: &Exchange<'_, '_>) -> bool {
     let is_whole = !exchange.progress.body_taken
         || exchange.retry_buffer.as_ref().is_some_and(|buffer| !buffer.is_lost());
     exchange.response_started.get()
@@ -90,7 +90,7 @@ async fn rewind_and_acquire(
     exchange.progress =
         ExchangeProgress { is_pinned: exchange.progress.is_pinned, ..ExchangeProgress::default() };
     let session = exchange.session;
-    session.worker.shard.add(Count::Retries, 1);
+    session.worker.metrics.add(Count::Retries, 1);
     let checkout = attempt_target.acquire(
         &session.worker,
         exchange.timed_attempt.as_ref(),

@@ -1,4 +1,5 @@
-//! Acquisition of a stream slot: on an open connection, or on a new one.
+//! Acquisition of a stream slot in an HTTP/2 pool: on an open connection, or on a new one. Requests without a
+//! free slot wait in a queue.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::worker::Worker;
 #[derive(Default)]
 pub(super) struct PendingQueue {
     /// Held by the first request in the queue.
-    turn: Mutex<()>,
+    turn_lock: Mutex<()>,
     length: Cell<usize>,
 }
 
@@ -49,9 +50,9 @@ impl Drop for QueuePosition<'_> {
 pub(super) struct ConnectionAttempts {
     in_progress: Cell<usize>,
     /// The last attempt, if it failed.
-    failure: Cell<Option<FailedConnect>>,
+    last_failure: Cell<Option<FailedConnect>>,
     /// Wakes the request that waits for the end of an attempt.
-    ended: Notify,
+    attempt_ended: Notify,
 }
 
 /// A failed attempt to open a connection.
@@ -74,7 +75,7 @@ struct StreamRequest<'a> {
 impl Http2Pool {
     /// Returns the first connection with room; `None` while other requests wait.
     pub(crate) fn acquire_ready(&self) -> Option<Http2Checkout> {
-        match self.open.queue.length.get() {
+        match self.open_connections.pending_queue.length.get() {
             0 => self.acquire_with_room(),
             _ => None,
         }
@@ -88,15 +89,15 @@ impl Http2Pool {
         max_wait: Duration,
     ) -> Result<Http2Checkout, Reason> {
         if let Some(checkout) = self.acquire_ready() {
-            worker.shard.add(Count::CheckoutReused, 1);
+            worker.metrics.add(Count::CheckoutReused, 1);
             return Ok(checkout);
         }
         let request = StreamRequest { address, worker, max_wait, waiting_since: Instant::now() };
-        let queue = &self.open.queue;
+        let queue = &self.open_connections.pending_queue;
         let _queue_position = QueuePosition::join_queue(queue);
         let wait_for_turn = async {
-            let turn = queue.turn.lock().await;
-            (turn, self.wait_for_room().await)
+            let turn_guard = queue.turn_lock.lock().await;
+            (turn_guard, self.wait_for_room().await)
         };
         let (_turn, checkout) =
             timeout(max_wait, wait_for_turn).await.map_err(|_| self.timeout_reason())?;
@@ -126,11 +127,11 @@ impl Http2Pool {
             if let Some(checkout) = self.wait_for_room().await {
                 return Ok(checkout);
             }
-            let attempts = &self.open.attempts;
-            let failure = attempts.failure.get();
-            let shared_failure = failure.filter(|failure| request.shares_failure(failure));
+            let attempts = &self.open_connections.attempts;
+            let last_failure = attempts.last_failure.get();
+            let shared_failure = last_failure.filter(|failure| request.shares_failure(failure));
             let has_failed =
-                failure.is_some_and(|failure| failure.failed_at.elapsed() < FAILURE_PAUSE);
+                last_failure.is_some_and(|failure| failure.failed_at.elapsed() < FAILURE_PAUSE);
             if self.is_open() && (has_failed || shared_failure.is_some()) {
                 if let Ok(Some(checkout)) =
                     timeout(FAILURE_PAUSE, self.wait_for_room_on_open()).await
@@ -147,7 +148,7 @@ impl Http2Pool {
             }
             tokio::select! {
                 biased;
-                () = attempts.ended.notified() => {}
+                () = attempts.attempt_ended.notified() => {}
                 Some(checkout) = self.wait_for_room_on_open() => return Ok(checkout),
             }
         }
@@ -155,10 +156,10 @@ impl Http2Pool {
 
     /// Opens further connections, each in a separate task.
     fn open_connections(&self, request: &StreamRequest<'_>) {
-        let in_progress = &self.open.attempts.in_progress;
-        while in_progress.get() < self.max_concurrent_attempts() {
-            in_progress.set(in_progress.get() + 1);
-            request.worker.shard.add(Count::CheckoutOpened, 1);
+        let attempts_in_progress = &self.open_connections.attempts.in_progress;
+        while attempts_in_progress.get() < self.max_concurrent_attempts() {
+            attempts_in_progress.set(attempts_in_progress.get() + 1);
+            request.worker.metrics.add(Count::CheckoutOpened, 1);
             // The task ends by itself, soon: with a connection or without.
             let (pool, worker) = (self.clone(), request.worker.clone());
             tokio::task::spawn_local(pool.open_connection(
@@ -181,23 +182,24 @@ impl Http2Pool {
         let failure = result.map(|sender| self.add_connection(sender, None)).err();
         let failure =
             failure.map(|reason| FailedConnect { reason, failed_at: Instant::now(), max_wait });
-        let ConnectionAttempts { in_progress, failure: last_failure, ended } = &self.open.attempts;
+        let ConnectionAttempts { in_progress: attempts_in_progress, last_failure, attempt_ended } =
+            &self.open_connections.attempts;
         last_failure.set(failure);
-        in_progress.set(in_progress.get() - 1);
-        ended.notify_waiters();
+        attempts_in_progress.set(attempts_in_progress.get() - 1);
+        attempt_ended.notify_waiters();
     }
 
     /// Returns the maximum number of concurrent attempts. If a connection takes few streams, sequential
     /// attempts would be slower than the server.
     fn max_concurrent_attempts(&self) -> usize {
-        let streams_each = self.server.streams_per_connection.get();
-        if streams_each >= SHORT_CONNECTION_STREAMS {
+        let streams_per_connection = self.server.streams_per_connection.get();
+        if streams_per_connection >= SHORT_CONNECTION_STREAMS {
             return 1;
         }
-        let needed_connections =
-            self.open.queue.length.get() / usize::try_from(streams_each).unwrap_or(1).max(1);
+        let needed_connections = self.open_connections.pending_queue.length.get()
+            / usize::try_from(streams_per_connection).unwrap_or(1).max(1);
         let available_connections =
-            MAX_SHORT_CONNECTIONS.saturating_sub(self.open.connections.borrow().len());
+            MAX_SHORT_CONNECTIONS.saturating_sub(self.open_connections.connections.borrow().len());
         needed_connections.min(available_connections).clamp(1, MAX_CONCURRENT_ATTEMPTS)
     }
 
@@ -207,13 +209,13 @@ impl Http2Pool {
             if let Some(checkout) = self.acquire_with_room() {
                 return Some(checkout);
             }
-            if self.open.connections.borrow().len() < self.max_connections() {
+            if self.open_connections.connections.borrow().len() < self.max_connections() {
                 return None;
             }
             if let Some(checkout) = self.acquire_where(Http2Connection::may_open) {
                 return Some(checkout);
             }
-            self.server.room.notified().await;
+            self.server.room_notify.notified().await;
         }
     }
 
@@ -226,7 +228,7 @@ impl Http2Pool {
             if !self.is_open() {
                 return None;
             }
-            self.server.room.notified().await;
+            self.server.room_notify.notified().await;
         }
     }
 

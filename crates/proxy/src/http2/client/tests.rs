@@ -1,6 +1,6 @@
-//! Connections of a pool: their stream limits, and their ends.
+//! Tests of the connections of an HTTP/2 pool: stream limits, GOAWAY, and closing of surplus connections.
 
-use h2::Reason as Code;
+use h2::Reason as Http2Code;
 use tokio::net::TcpStream;
 
 use super::*;
@@ -12,11 +12,11 @@ use crate::tests::http2::start_application;
 async fn acquire_stream(
     pool: &Http2Pool,
     app: &Application,
-    expires: Option<Instant>,
+    expires_at: Option<Instant>,
 ) -> Http2Checkout {
     let tcp = TcpStream::connect(app.address).await.unwrap();
-    let send = connect_http2(Io::new(ByteStream::Plain(tcp)), ()).await.unwrap();
-    pool.add_and_acquire(send, expires)
+    let send_request = connect_http2(Io::new(ByteStream::Plain(tcp)), ()).await.unwrap();
+    pool.add_and_acquire(send_request, expires_at)
 }
 
 async fn send_get(checkout: &mut Http2Checkout) -> Result<(), h2::Error> {
@@ -35,18 +35,21 @@ fn a_stream_reset_does_not_change_the_stream_limit_of_connections() {
             async move {
                 match is_first.replace(false) {
                     true => drop(respond.send_response(http::Response::new(()), true)),
-                    false => respond.send_reset(Code::REFUSED_STREAM),
+                    false => respond.send_reset(Http2Code::REFUSED_STREAM),
                 }
             }
         })
         .await;
         let pool = Http2Pool::default();
         // The previous connection ended after one stream.
-        pool.server.ended_after.set(1);
+        pool.server.streams_before_goaway.set(1);
         let mut first = acquire_stream(&pool, &app, Some(Instant::now())).await;
         let mut second = Http2Checkout::new(first.connection.clone());
         send_get(&mut first).await.unwrap();
-        assert_eq!(send_get(&mut second).await.unwrap_err().reason(), Some(Code::REFUSED_STREAM));
+        assert_eq!(
+            send_get(&mut second).await.unwrap_err().reason(),
+            Some(Http2Code::REFUSED_STREAM)
+        );
         assert!(second.connection.is_over(), "the certificate of its peer has expired");
         drop(first);
         assert!(!second.wait_for_progress(true).await);
@@ -89,9 +92,9 @@ fn a_connection_that_ends_before_any_stream_does_not_change_the_limit() {
         for _ in 0..3 {
             acquire_stream(&pool, &app, None).await.connection.record_goaway(0);
             assert_eq!((limit(), pool.server.unused_connections.get()), (3, 1));
-            let mut used = acquire_stream(&pool, &app, None).await;
-            send_get(&mut used).await.unwrap();
-            used.record_processed();
+            let mut used_checkout = acquire_stream(&pool, &app, None).await;
+            send_get(&mut used_checkout).await.unwrap();
+            used_checkout.record_processed();
         }
         // A server that refuses all streams has no limit per connection.
         for _ in 0..2 {
@@ -120,25 +123,25 @@ fn a_goaway_is_recorded_at_the_first_refused_stream() {
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
         }
-        let ServerState { ended_after, unused_connections, .. } = &*pool.server;
-        assert_eq!((ended_after.get(), unused_connections.get()), (0, 1));
+        let ServerState { streams_before_goaway, unused_connections, .. } = &*pool.server;
+        assert_eq!((streams_before_goaway.get(), unused_connections.get()), (0, 1));
     });
 }
 
 #[test]
 fn surplus_connections_are_closed() {
     run(async {
-        let (waits, ended) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
-        let (release, count) = (waits.clone(), ended.clone());
+        let (release_notify, ended_count) = (Rc::new(Notify::new()), Rc::new(Cell::new(0)));
+        let (release, count) = (release_notify.clone(), ended_count.clone());
         let app = Application::start(move |client| {
-            let (waits, count) = (release.clone(), count.clone());
+            let (release_notify, count) = (release.clone(), count.clone());
             async move {
                 let mut connection =
                     h2::server::Builder::new().handshake::<_, Bytes>(client.stream).await.unwrap();
                 while let Some(Ok((_, mut respond))) = connection.accept().await {
-                    let waits = waits.clone();
+                    let release_notify = release_notify.clone();
                     tokio::task::spawn_local(async move {
-                        waits.notified().await;
+                        release_notify.notified().await;
                         drop(respond.send_response(http::Response::new(()), true));
                     });
                 }
@@ -152,20 +155,20 @@ fn surplus_connections_are_closed() {
             checkouts.push(acquire_stream(&pool, &app, None).await);
         }
         // Only the fourth one is still in use.
-        let mut used = checkouts.swap_remove(3);
+        let mut used_checkout = checkouts.swap_remove(3);
         drop(checkouts);
-        let sending = tokio::task::spawn_local(async move { send_get(&mut used).await });
-        wait_until(|| ended.get() == 3).await;
-        assert_eq!(pool.open.connections.borrow().len(), 2);
-        waits.notify_one();
+        let sending = tokio::task::spawn_local(async move { send_get(&mut used_checkout).await });
+        wait_until(|| ended_count.get() == 3).await;
+        assert_eq!(pool.open_connections.connections.borrow().len(), 2);
+        release_notify.notify_one();
         sending.await.unwrap().unwrap();
-        wait_until(|| ended.get() == 4).await;
+        wait_until(|| ended_count.get() == 4).await;
         let remaining = pool.acquire_ready().expect("the first connection stays");
         assert!(!remaining.connection.is_over());
-        wait_until(|| !pool.open.is_observed.get()).await;
+        wait_until(|| !pool.open_connections.has_surplus_task.get()).await;
 
         // The same holds after the next burst.
         drop(acquire_stream(&pool, &app, None).await);
-        wait_until(|| ended.get() == 5).await;
+        wait_until(|| ended_count.get() == 5).await;
     });
 }

@@ -1,4 +1,4 @@
-//! HTTP/2 clients with prior knowledge on the HTTP proxy port, which supports HTTP/1.1 only.
+//! Rejects HTTP/2 clients with prior knowledge on the HTTP proxy port, which supports HTTP/1.1 only.
 
 use std::rc::Rc;
 
@@ -25,14 +25,14 @@ pub(super) async fn reject_requests(
     session: &Rc<Session>,
     mut connection: Connection<Transport, Bytes>,
 ) -> Http2ConnectionEnd {
-    let responded = Rc::new(Notify::new());
+    let response_sent = Rc::new(Notify::new());
     let mut is_ending = false;
     let mut deadline = Instant::now() + session.worker.config.limits.head_timeout;
     loop {
         let accept_result = tokio::select! {
             biased;
             accept_result = timeout_at(deadline, connection.accept()) => accept_result,
-            () = responded.notified(), if !is_ending => {
+            () = response_sent.notified(), if !is_ending => {
                 is_ending = true;
                 deadline = Instant::now() + SHUTDOWN_TIMEOUT;
                 connection.graceful_shutdown();
@@ -40,11 +40,11 @@ pub(super) async fn reject_requests(
             }
         };
         match accept_result {
-            Ok(Some(Ok((request, respond)))) => {
-                let (session, responded) = (session.clone(), responded.clone());
+            Ok(Some(Ok((request, send_response)))) => {
+                let (session, response_sent) = (session.clone(), response_sent.clone());
                 tokio::task::spawn_local(async move {
-                    let body = reject_request(&session, request, respond).await;
-                    responded.notify_one();
+                    let body = reject_request(&session, request, send_response).await;
+                    response_sent.notify_one();
                     drain_body(&mut BodySource::Http2(ReceivedBody::new(body))).await;
                 });
             }
@@ -58,15 +58,16 @@ pub(super) async fn reject_requests(
 async fn reject_request(
     session: &Session,
     request: http::Request<RecvStream>,
-    respond: SendResponse<Bytes>,
+    send_response: SendResponse<Bytes>,
 ) -> RecvStream {
-    let (parts, body) = request.into_parts();
+    let (request_parts, body) = request.into_parts();
     let max_wait = session.worker.config.limits.body_stall_timeout;
-    let grpc = is_grpc(&parts.headers);
-    let mut responder = Responder::Http2 { response: Http2Response::new(respond), max_wait, grpc };
-    let _record = ExchangeRecord::unreadable(session, Reason::Unsupported);
+    let grpc = is_grpc(&request_parts.headers);
+    let mut responder =
+        Responder::Http2 { response: Http2Response::new(send_response), max_wait, grpc };
+    let _record = ExchangeRecord::open_unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
-    let is_head = parts.method == http::Method::HEAD;
+    let is_head = request_parts.method == http::Method::HEAD;
     error_response::send_error(&failure, session, &mut responder, is_head, false, None).await;
     body
 }

@@ -51,11 +51,11 @@ fn clients_are_served_despite_ten_times_as_many_silent_ones() {
 fn clients_without_a_request_hold_a_limited_part_of_the_connections() {
     run(async {
         let mut limits = narrow_setup().limits;
-        limits.connections_max = 4 * MAX_HANDSHAKES;
+        limits.max_connections = 4 * MAX_HANDSHAKES;
         let app = Application::with_response(OK).await;
         let (gateway, certificate) = start_gateway(limits, app.address).await;
         let [http, https] = [gateway.port_address(HTTP).await, gateway.port_address(HTTPS).await];
-        let crowd = Crowd::at(https, 10 * MAX_HANDSHAKES, Sent::Nothing, &b"h2"[..]).await;
+        let crowd = Crowd::connect(https, 10 * MAX_HANDSHAKES, Sent::NoBytes, &b"h2"[..]).await;
         for sent in Sent::REQUESTS {
             expect_served(http, 10 * MAX_HANDSHAKES, sent, b"h2", async || {
                 assert_eq!(Client::connect(http).await.send_request(GET).await.status, 200);
@@ -66,7 +66,7 @@ fn clients_without_a_request_hold_a_limited_part_of_the_connections() {
             .await;
         }
         drop(crowd);
-        let refusals = gateway.mesh.client.telemetry.rejected_connections();
-        assert_eq!(refusals.get("too-many-connections"), None, "{refusals:?}");
+        let rejections = gateway.mesh.client.telemetry.rejected_connections();
+        assert_eq!(rejections.get("too-many-connections"), None, "{rejections:?}");
     });
 }

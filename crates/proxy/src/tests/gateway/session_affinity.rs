@@ -54,7 +54,7 @@ fn a_browser_stays_at_its_endpoint_with_and_without_a_sidecar() {
             (HTTPS, GatewayPortRules::Https(vec![listener])),
         ]);
         let mut plaintext = Client::connect(gateway.port_address(HTTP).await).await;
-        let mut safe = Client::new(
+        let mut secure_client = Client::new(
             connect_tls(gateway.port_address(HTTPS).await, "a.com", &certificate, &[ALPN_HTTP1])
                 .await
                 .unwrap(),
@@ -72,17 +72,17 @@ fn a_browser_stays_at_its_endpoint_with_and_without_a_sidecar() {
                     first.body_text()
                 );
                 assert_eq!(
-                    safe.send_request(&get("/a", &cookie)).await.body_text(),
+                    secure_client.send_request(&get("/a", &cookie)).await.body_text(),
                     first.body_text()
                 );
             }
             names.insert(first.body_text().to_owned());
             // The other rule has its own session.
-            let at_another = safe.send_request(&get("/b", &cookie)).await;
-            let (its_pair, attributes) =
-                at_another.field_value("set-cookie").unwrap().split_once("; ").unwrap();
+            let other_response = secure_client.send_request(&get("/b", &cookie)).await;
+            let (other_pair, attributes) =
+                other_response.field_value("set-cookie").unwrap().split_once("; ").unwrap();
             assert_eq!(attributes, "Path=/b; HttpOnly; Secure; SameSite=Strict");
-            assert_ne!(its_pair, pair);
+            assert_ne!(other_pair, pair);
         }
     });
 }

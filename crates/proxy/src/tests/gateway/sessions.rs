@@ -92,7 +92,7 @@ fn an_absolute_target_has_the_scheme_of_its_listener() {
                 .await
                 .unwrap();
         let mut inside = Client::new(session);
-        let mut clear = Client::connect(gateway.port_address(HTTP).await).await;
+        let mut plaintext_client = Client::connect(gateway.port_address(HTTP).await).await;
         for (scheme, in_tls, in_clear) in
             [("https", 200, 501), ("HTTPS", 200, 501), ("http", 200, 200), ("ftp", 501, 501)]
         {
@@ -106,7 +106,7 @@ fn an_absolute_target_has_the_scheme_of_its_listener() {
                     response.body_text()
                 );
             }
-            assert_eq!(clear.send_request(&request).await.status, in_clear, "{request}");
+            assert_eq!(plaintext_client.send_request(&request).await.status, in_clear, "{request}");
         }
     });
 }
@@ -115,7 +115,7 @@ fn an_absolute_target_has_the_scheme_of_its_listener() {
 fn an_incomplete_client_hello_does_not_block_other_clients() {
     run(async {
         let app = start_mirror("meshed").await;
-        let limits = Limits { handshakes_max: 1, ..Setup::default().limits };
+        let limits = Limits { max_handshakes: 1, ..Setup::default().limits };
         let gateway =
             GatewayFixture::with_limits(limits, app.address, Protocol::Http, app.address).await;
         let certificate = self_signed(&["a.com"]);
@@ -124,14 +124,14 @@ fn an_incomplete_client_hello_does_not_block_other_clients() {
             GatewayPortRules::Https(vec![tls_listener("one", "", &[&certificate])]),
         )]);
         let address = gateway.port_address(HTTPS).await;
-        let mut slow = Client::connect(address).await;
+        let mut slow_client = Client::connect(address).await;
         // A record of 512 bytes of which four arrive.
-        slow.send_bytes(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
+        slow_client.send_bytes(&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"[..]).await;
         for _ in 0..3 {
             let session = connect_tls(address, "a.com", &certificate, &[ALPN_HTTP1]).await.unwrap();
             assert_eq!(Client::new(session).send_request(&get("a.com")).await.status, 200);
         }
-        drop(slow);
+        drop(slow_client);
     });
 }
 
@@ -145,11 +145,15 @@ fn clients_that_offer_http2_are_served_with_http2() {
             HTTPS,
             GatewayPortRules::Https(vec![tls_listener("one", "", &[&certificate])]),
         )]);
-        let offered = &[ALPN_HTTP2, ALPN_HTTP1];
-        let session =
-            connect_tls(gateway.port_address(HTTPS).await, "a.com", &certificate, offered)
-                .await
-                .unwrap();
+        let offered_protocols = &[ALPN_HTTP2, ALPN_HTTP1];
+        let session = connect_tls(
+            gateway.port_address(HTTPS).await,
+            "a.com",
+            &certificate,
+            offered_protocols,
+        )
+        .await
+        .unwrap();
         assert_eq!(session.get_ref().1.alpn_protocol(), Some(ALPN_HTTP2));
         let (mut send, connection) = h2::client::handshake(session).await.unwrap();
         tokio::task::spawn_local(async move { drop(connection.await) });
@@ -171,24 +175,25 @@ fn new_connections_receive_a_new_certificate_and_old_ones_continue() {
         let app = start_mirror("meshed").await;
         let gateway = GatewayFixture::new(app.address, Protocol::Http, app.address).await;
         let [old, new] = [self_signed(&["a.com"]), self_signed(&["a.com"])];
-        let serve = |certificates: &[&GatewayCertificate]| {
+        let serve_certificates = |certificates: &[&GatewayCertificate]| {
             gateway.set_ports(vec![(
                 HTTPS,
                 GatewayPortRules::Https(vec![tls_listener("one", "a.com", certificates)]),
             )]);
         };
-        let broken = GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
+        let mismatched_certificate =
+            GatewayCertificate { chain: old.chain.clone(), key: new.key.clone() };
         // A certificate that cannot be used does not affect others.
-        serve(&[&broken, &old]);
+        serve_certificates(&[&mismatched_certificate, &old]);
         let address = gateway.port_address(HTTPS).await;
         let mut client = Client::new(connect_tls(address, "a.com", &old, &[]).await.unwrap());
         assert_eq!(client.send_request(&get("a.com")).await.status, 200);
-        serve(&[&new]);
+        serve_certificates(&[&new]);
         assert_eq!(client.send_request(&get("a.com")).await.status, 200);
         assert!(connect_tls(address, "a.com", &old, &[]).await.is_err());
         let mut client = Client::new(connect_tls(address, "a.com", &new, &[]).await.unwrap());
         assert_eq!(client.send_request(&get("a.com")).await.status, 200);
-        serve(&[&broken]);
+        serve_certificates(&[&mismatched_certificate]);
         assert!(connect_tls(address, "a.com", &new, &[]).await.is_err(), "nothing to show");
     });
 }
@@ -205,12 +210,14 @@ fn tls_rule(hostname: &str, backends: Vec<WeightedBackend>) -> TlsRule {
 #[test]
 fn tls_sessions_are_forwarded_unchanged_by_server_name() {
     run(async {
-        let own = self_signed(&["a.com", "b.com"]);
-        let shows = own.clone();
+        let own_certificate = self_signed(&["a.com", "b.com"]);
+        let shown_certificate = own_certificate.clone();
         let app = Application::start(move |client| {
-            let shows = shows.clone();
+            let shown_certificate = shown_certificate.clone();
             async move {
-                let Ok(session) = accept_tls(client.stream, &shows).await else { return };
+                let Ok(session) = accept_tls(client.stream, &shown_certificate).await else {
+                    return;
+                };
                 let mut client = Client::new(session);
                 while client.read_head().await.is_some() {
                     client.send_bytes(OK).await;
@@ -228,11 +235,12 @@ fn tls_sessions_are_forwarded_unchanged_by_server_name() {
         gateway.set_ports(vec![(TLS, GatewayPortRules::Passthrough(rules))]);
         let address = gateway.port_address(TLS).await;
         for name in ["a.com", "b.com"] {
-            let mut client = Client::new(connect_tls(address, name, &own, &[]).await.unwrap());
+            let mut client =
+                Client::new(connect_tls(address, name, &own_certificate, &[]).await.unwrap());
             assert_eq!(client.send_request(&get(name)).await.body_text(), "ok", "{name}");
         }
         for name in ["idle.com", "nobody.com", "else.com"] {
-            assert!(connect_tls(address, name, &own, &[]).await.is_err(), "{name}");
+            assert!(connect_tls(address, name, &own_certificate, &[]).await.is_err(), "{name}");
         }
         let mut plaintext = Client::connect(address).await;
         plaintext.send_bytes(get("a.com")).await;

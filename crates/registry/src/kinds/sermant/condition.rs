@@ -1,4 +1,4 @@
-//! Reader of Sermant's match conditions: one operator each. As in Sermant, `caseInsensitive: true` makes a
+//! Reader of Sermant's match conditions, each with one operator. As in Sermant, `caseInsensitive: true` makes a
 //! condition case-sensitive.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
@@ -40,6 +40,7 @@ pub(super) fn read_headers(field: &Field<'_>) -> Option<Vec<FieldTest>> {
     Some(tests)
 }
 
+/// Reads one condition: an operator with its operand, and optionally `caseInsensitive`.
 fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     let mut is_case_sensitive = false;
     let mut operator = None;
@@ -61,22 +62,22 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
         field.reject("has no operator", "use one such as `exact`");
         return None;
     };
-    let read_text = |relation| read_text_test(&value, relation, !is_case_sensitive);
-    let read_number = |relation| {
+    let read_text_with = |relation| read_text_test(&value, relation, !is_case_sensitive);
+    let read_number_with = |relation| {
         // A value that is not a 64-bit integer does not match.
         let bound = value.read_literal()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
     match operator.as_str() {
-        "exact" => read_text(TextRelation::Exact),
-        "prefix" => read_text(TextRelation::Prefix),
+        "exact" => read_text_with(TextRelation::Exact),
+        "prefix" => read_text_with(TextRelation::Prefix),
         "regex" => read_regex_test(&value, !is_case_sensitive),
-        "in" => read_text(TextRelation::In),
-        "noequ" => read_text(TextRelation::Not),
-        "noless" => read_number(NumberRelation::AtLeast),
-        "nogreater" => read_number(NumberRelation::AtMost),
-        "greater" => read_number(NumberRelation::Above),
-        "less" => read_number(NumberRelation::Below),
+        "in" => read_text_with(TextRelation::In),
+        "noequ" => read_text_with(TextRelation::NotEqual),
+        "noless" => read_number_with(NumberRelation::AtLeast),
+        "nogreater" => read_number_with(NumberRelation::AtMost),
+        "greater" => read_number_with(NumberRelation::GreaterThan),
+        "less" => read_number_with(NumberRelation::LessThan),
         unknown_operator => {
             value.reject(
                 format!("`{unknown_operator}` is not an operator"),
@@ -108,8 +109,8 @@ fn read_text_test(
 /// form is checked here. An invalid expression never matches.
 pub(super) fn read_regex_test(value: &Field<'_>, ignore_case: bool) -> Option<ValueTest> {
     let text = value.read_literal()?;
-    let compiled = if ignore_case { text.to_lowercase() } else { text.clone() };
-    match check_regex(value, &compiled)? {
+    let checked_text = if ignore_case { text.to_lowercase() } else { text.clone() };
+    match check_regex(value, &checked_text)? {
         RegexValidity::Valid => {
             Some(ValueTest::Text { relation: TextRelation::Regex, texts: vec![text], ignore_case })
         }
@@ -125,20 +126,21 @@ pub(super) enum RegexValidity {
     NeverMatches,
 }
 
-/// Checks an expression. One that no engine accepts never matches; one that only Java's engine accepts is rejected.
+/// Checks an expression. An expression that no engine accepts never matches; an expression that only Java's engine
+/// accepts is rejected.
 pub(super) fn check_regex(field: &Field<'_>, text: &str) -> Option<RegexValidity> {
-    let Err(reason) = pattern::check_pattern(text) else {
+    let Err(error) = pattern::check_pattern(text) else {
         return Some(RegexValidity::Valid);
     };
-    if MALFORMED_MESSAGES.iter().any(|message| reason.contains(message)) {
+    if MALFORMED_MESSAGES.iter().any(|message| error.contains(message)) {
         field.warn(
-            format!("{text:?} is not a regular expression ({reason}) and never matches"),
+            format!("{text:?} is not a regular expression ({error}) and never matches"),
             "correct it",
         );
         return Some(RegexValidity::NeverMatches);
     }
     field.reject(
-        format!("{text:?} cannot be used as Java would ({reason})"),
+        format!("{text:?} cannot be used as Java would ({error})"),
         "write it in RE2 syntax, without look-around or back references",
     );
     None

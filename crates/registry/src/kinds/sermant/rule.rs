@@ -1,4 +1,5 @@
-//! Readers of Sermant's three kinds of rules: flow, tag and lane.
+//! Readers of Sermant's three kinds of rules: `flow`, `tag` and `lane`. The reader of a `SermantRouteRule` calls them
+//! for each rule.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::warn_about_unknown_fields;
 use crate::field::{Field, MapFields};
 use crate::kinds::lane;
 
-/// The location of the rules: the object that contains them.
+/// The object that contains the rules; each rule's origin consists of its name and the rule's index.
 pub(super) struct RulesLocation<'a> {
     pub(super) name: &'a TagRouteName,
 }
@@ -29,7 +30,7 @@ impl RulesLocation<'_> {
 pub(super) fn read_flow_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
-    precedence: i32,
+    priority: i32,
 ) -> Option<Option<TagRule>> {
     let fields = element.read_any_fields()?;
     warn_about_unknown_fields(
@@ -44,7 +45,7 @@ pub(super) fn read_flow_rule(
         None => None,
     };
     let mut from = CallerMatch::default();
-    let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
+    let mut request_match = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     if let Some(field) = fields.find("match") {
         let conditions = field.read_any_fields()?;
         reject_dubbo_conditions(&conditions);
@@ -54,17 +55,17 @@ pub(super) fn read_flow_rule(
             "flow",
         );
         from.service = read_source(&conditions, &origin.name.namespace)?;
-        matches.quorum = read_quorum(&conditions)?;
+        request_match.quorum = read_quorum(&conditions)?;
         if let Some(headers) = conditions.find("headers") {
-            matches.headers = read_headers(headers)?;
+            request_match.headers = read_headers(headers)?;
         }
-        matches.stem = read_stem(&conditions, &matches)?;
+        request_match.stem = read_stem(&conditions, &request_match)?;
     }
     Some(Some(TagRule {
         origin,
-        priority: precedence,
+        priority,
         from,
-        request_match: matches,
+        request_match,
         split,
         fallback: fallback.unwrap_or_default(),
         fallback_policy: vec![FallbackPolicy::Any],
@@ -103,8 +104,8 @@ pub(super) fn read_caller_rule(
             from.tags = read_conditions(tags)?;
         }
         if let Some(policy) = conditions.find("policy") {
-            let policy = policy.read_fields(&["triggerThreshold", "minAllInstances"])?;
-            let read_number = |key: &str| match policy.find(key) {
+            let policy_fields = policy.read_fields(&["triggerThreshold", "minAllInstances"])?;
+            let read_number = |key: &str| match policy_fields.find(key) {
                 Some(field) => field.read_number(0, i32::MAX.unsigned_abs()),
                 None => Some(0),
             };
@@ -115,12 +116,12 @@ pub(super) fn read_caller_rule(
     Some(Some(CallerRule { origin, from, split, min_percent, min_total, continues: false }))
 }
 
-/// Reads a rule of the kind `lane`; no rules if it is ignored with a warning. A path that may be a literal or an
-/// expression becomes two rules, of which at most one matches.
+/// Reads a rule of the kind `lane`; no rules if it is ignored with a warning. A path that is also a valid expression
+/// becomes two rules, one for the literal path and one for the expression; the first matching rule applies.
 pub(super) fn read_lane_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
-    precedence: i32,
+    priority: i32,
 ) -> Option<Vec<LaneRule>> {
     let fields = element.read_any_fields()?;
     warn_about_unknown_fields(element, &["precedence", "description", "match", "route"]);
@@ -128,7 +129,7 @@ pub(super) fn read_lane_rule(
     if marks.is_empty() {
         return Some(Vec::new());
     }
-    let mut matches = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
+    let mut request_match = TagMatch { repeated: RepeatedHeader::First, ..TagMatch::default() };
     let mut paths = vec![PathMatch::Any];
     if let Some(field) = fields.find("match") {
         let conditions = field.read_any_fields()?;
@@ -139,13 +140,13 @@ pub(super) fn read_lane_rule(
             return Some(Vec::new());
         }
         if let Some(method) = conditions.find("method") {
-            matches.methods = method_case_variants(method.read_text()?);
+            request_match.methods = method_case_variants(method.read_text()?);
         }
         if let Some(headers) = conditions.find("headers") {
-            matches.headers = read_headers(headers)?;
+            request_match.headers = read_headers(headers)?;
         }
         if let Some(parameters) = conditions.find("parameters") {
-            matches.query = read_conditions(parameters)?;
+            request_match.query = read_conditions(parameters)?;
         }
         if let Some(path) = conditions.find("path") {
             paths = read_lane_path(path)?;
@@ -153,8 +154,8 @@ pub(super) fn read_lane_rule(
     }
     let to_rule = |path| LaneRule {
         origin: origin.clone(),
-        priority: precedence,
-        request_match: TagMatch { path, ..matches.clone() },
+        priority,
+        request_match: TagMatch { path, ..request_match.clone() },
         marks: marks.clone(),
     };
     Some(paths.into_iter().map(to_rule).collect())
@@ -175,7 +176,7 @@ fn is_http(conditions: &MapFields<'_>) -> Option<bool> {
     Some(is_http)
 }
 
-/// Reads a path as a literal and, if it is a valid expression, as an expression.
+/// Reads a path as a literal and, if it is a valid expression, also as an expression. An empty path matches any path.
 fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     let text = field.read_text()?.to_owned();
     if text.is_empty() {
@@ -188,6 +189,7 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     Some(paths)
 }
 
+/// Returns the method in upper case, in lower case and as written: Sermant ignores case, HTTP methods do not.
 fn method_case_variants(method: &str) -> Vec<String> {
     let mut variants =
         vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
@@ -195,6 +197,7 @@ fn method_case_variants(method: &str) -> Vec<String> {
     variants
 }
 
+/// Reads the headers that a lane adds to requests, with the percentages of requests; empty if no route is complete.
 fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
     for route in read_routes(fields, "route")? {
@@ -276,18 +279,18 @@ fn read_tags(field: &Field<'_>, consumer_tag: ConsumerTag) -> Option<BTreeMap<St
 }
 
 /// Warns about an incomplete route or rule, which is ignored.
-fn warn_about_incomplete_element(field: &Field<'_>, missing: &str) {
-    field.warn(format!("lacks {missing} and is ignored"), format!("add {missing}"));
+fn warn_about_incomplete_element(field: &Field<'_>, missing_fields: &str) {
+    field.warn(format!("lacks {missing_fields} and is ignored"), format!("add {missing_fields}"));
 }
 
-/// Reads the expression that is compared with the path before its last dot. Sermant uses it only in combination
-/// with headers.
-fn read_stem(conditions: &MapFields<'_>, matches: &TagMatch) -> Option<Option<String>> {
+/// Reads the expression that is compared with the part of the path before the path's last dot. Sermant uses this
+/// expression only together with headers; `Some(None)` if there is no expression or it is ignored.
+fn read_stem(conditions: &MapFields<'_>, request_match: &TagMatch) -> Option<Option<String>> {
     let Some(field) = conditions.find("path") else {
         return Some(None);
     };
     let text = field.read_text()?;
-    if matches.headers.is_empty() || text.is_empty() {
+    if request_match.headers.is_empty() || text.is_empty() {
         field.warn("is ignored without `headers`", "remove it, or use a TagRoute");
         return Some(None);
     }
@@ -301,6 +304,7 @@ fn read_stem(conditions: &MapFields<'_>, matches: &TagMatch) -> Option<Option<St
     }))
 }
 
+/// Reads `source`, the service of the caller; `Some(None)` if the field is absent or empty, which means any caller.
 fn read_source(conditions: &MapFields<'_>, namespace: &Name) -> Option<Option<ServiceName>> {
     let Some(field) = conditions.find("source") else {
         return Some(None);
@@ -312,10 +316,10 @@ fn read_source(conditions: &MapFields<'_>, namespace: &Name) -> Option<Option<Se
     Some(Some(ServiceName { namespace: namespace.clone(), name }))
 }
 
-/// Reads `fullMatch`: the conditions that must match, one or all.
+/// Reads `fullMatch`: if it is false, one matching condition suffices; otherwise all conditions must match.
 fn read_quorum(conditions: &MapFields<'_>) -> Option<Quorum> {
     Some(match conditions.find("fullMatch") {
-        Some(field) if !field.read_boolean()? => Quorum::One,
+        Some(field) if !field.read_boolean()? => Quorum::Any,
         _ => Quorum::All,
     })
 }
@@ -330,11 +334,11 @@ fn reject_dubbo_conditions(conditions: &MapFields<'_>) {
     }
 }
 
-fn warn_about_ignored_fields(conditions: &MapFields<'_>, keys: &[&str], kind: &str) {
+fn warn_about_ignored_fields(conditions: &MapFields<'_>, keys: &[&str], rule_kind: &str) {
     for key in keys {
         if let Some(field) = conditions.find(key) {
             field.warn(
-                format!("is ignored in rules of the kind {kind}"),
+                format!("is ignored in rules of the kind {rule_kind}"),
                 "remove it, or use a TagRoute, which does",
             );
         }

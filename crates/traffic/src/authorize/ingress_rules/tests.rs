@@ -1,4 +1,4 @@
-//! The index of ingress rules is equivalent to sequential evaluation.
+//! Property tests: the index of ingress rules is equivalent to sequential evaluation.
 
 use leno_model::{IpRange, RequestMatch, ServiceAccount, TrustDomain};
 use proptest::prelude::*;
@@ -93,12 +93,12 @@ proptest! {
         prop_assert_eq!(applicable.is_empty(), open.is_empty());
         let at_port = || rules.iter().filter(|rule| rule.port == 80 && includes_client(rule));
         let plaintext_protocol = index.plaintext_protocol(80, Protocol::Detect, origin.address);
-        let first = at_port().find(|rule| rule.protocol.is_plaintext()).map(|rule| match rule.protocol {
+        let first_rule = at_port().find(|rule| rule.protocol.is_plaintext()).map(|rule| match rule.protocol {
             IngressProtocol::Tcp => Protocol::Tcp,
             IngressProtocol::Grpc => Protocol::Grpc,
             IngressProtocol::Http | IngressProtocol::Https { .. } => Protocol::Http,
         });
-        prop_assert_eq!(plaintext_protocol, first);
+        prop_assert_eq!(plaintext_protocol, first_rule);
         let is_skipped = |rule: &IngressRule| matches!(rule.protocol, IngressProtocol::Https { client_certificate: ClientCertificateMode::Skipped, .. });
         prop_assert_eq!(index.skips_client_certificate(80, origin.address), at_port().any(is_skipped));
 
@@ -109,11 +109,11 @@ proptest! {
             let mut requests = rule.requests.iter().flatten();
             rule.requests.is_none() || requests.any(|matcher| allows_path(matcher, &request, path))
         };
-        let first = open.iter().find(|(_, rule)| allows(rule)).map(|(index, _)| *index);
-        prop_assert_eq!(index.find_for_request(&applicable, &request, path), first);
+        let first_rule = open.iter().find(|(_, rule)| allows(rule)).map(|(index, _)| *index);
+        prop_assert_eq!(index.find_for_request(&applicable, &request, path), first_rule);
 
         let accepts_bytes = |rule: &CompiledIngressRule| rule.rule.protocol == IngressProtocol::Tcp && rule.requests.is_none();
-        let first = open.iter().find(|(_, rule)| accepts_bytes(rule)).map(|(index, _)| *index);
-        prop_assert_eq!(index.find_for_bytes(&applicable), first);
+        let first_rule = open.iter().find(|(_, rule)| accepts_bytes(rule)).map(|(index, _)| *index);
+        prop_assert_eq!(index.find_for_bytes(&applicable), first_rule);
     }
 }

@@ -1,4 +1,4 @@
-//! Truth table of access policies, alone and combined with `TrafficTarget`s.
+//! Table tests of access policies, alone and combined with `TrafficTarget`s.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -302,7 +302,7 @@ fn a_denied_path_is_denied_in_every_variant() {
         strict_access(vec![for_requests(&[("", path_prefix("/items"))], allow_rule("items"))]);
     assert_eq!(decide_request(&open, "shop/web", "GET /items/1"), "ok items");
     assert_eq!(decide_request(&open, "shop/web", "GET /items/../admin"), "denied");
-    // Nor does it match a path that an application may read without the first element.
+    // An allow rule does not match a path that an application may read without the first element.
     let regex = PathMatch::Regex("/.*/items".to_owned());
     let open = strict_access(vec![for_requests(&[("", regex)], allow_rule("items"))]);
     assert_eq!(decide_request(&open, "shop/web", "GET /x/items"), "ok items");
@@ -353,11 +353,18 @@ fn repetition_and_case_do_not_bypass_a_denied_header_or_method() {
 
 #[test]
 fn permits_of_previous_rules_are_evaluated_by_current_rules() {
-    let before = strict_access(vec![allow_rule("all")]);
-    let permit = connection_permit(&before, "shop/web", 80);
-    let after = strict_access(vec![for_ports(&[80], deny_rule("closed")), allow_rule("all")]);
-    assert_eq!(describe_decision(&before, before.authorize_tcp(&permit)), "ok all");
-    assert_eq!(describe_decision(&after, after.authorize_tcp(&permit)), "denied-by-policy closed");
+    let previous_access = strict_access(vec![allow_rule("all")]);
+    let permit = connection_permit(&previous_access, "shop/web", 80);
+    let current_access =
+        strict_access(vec![for_ports(&[80], deny_rule("closed")), allow_rule("all")]);
+    assert_eq!(
+        describe_decision(&previous_access, previous_access.authorize_tcp(&permit)),
+        "ok all"
+    );
+    assert_eq!(
+        describe_decision(&current_access, current_access.authorize_tcp(&permit)),
+        "denied-by-policy closed"
+    );
 }
 
 #[test]
@@ -433,7 +440,7 @@ fn rules_match_token_claims() {
     }
 }
 
-/// A request of one user that counts the reads of the user.
+/// The fields of a request of one user. They count how often the user is read.
 struct CountingRequest {
     user: String,
     reads: Cell<usize>,
@@ -470,14 +477,14 @@ fn a_small_subset_of_many_rules_is_evaluated_correctly() {
         };
         let access = strict_access((0..rules).map(by_user).collect());
         let permit = connection_permit(&access, "tenant-0/web", 80);
-        // The last one of the first tenant, one of another, and one of none.
-        let last = rules - tenants;
+        // The last user of the first tenant, a user of another tenant, and a user of no tenant.
+        let last_rule = rules - tenants;
         for (user, expected) in [
-            (last, format!("ok r{last}")),
-            (last + 1, "denied".to_owned()),
+            (last_rule, format!("ok r{last_rule}")),
+            (last_rule + 1, "denied".to_owned()),
             (rules, "denied".to_owned()),
         ] {
-            if tenants == 1 && user == last + 1 {
+            if tenants == 1 && user == last_rule + 1 {
                 continue;
             }
             let fields = CountingRequest { user: format!("u-{user}"), reads: Cell::new(0) };
@@ -510,7 +517,7 @@ fn an_allow_rule_does_not_match_an_ambiguous_field() {
             ..RequestMatch::default()
         },
     ];
-    // One by one, and by the index.
+    // With few rules, which are evaluated one by one, and with many rules, which are indexed.
     for rules in [1, 20] {
         let rule =
             |n: usize| PolicyRule { requests: requests.clone(), ..allow_rule(&format!("r{n}")) };
@@ -628,8 +635,8 @@ proptest! {
         prop_assert_eq!(peer_rules.deny_all, expected_rules(deny, false).first().copied());
         prop_assert_eq!(peer_rules.allow_all, expected_rules(allow, false).first().copied());
         for (subset, index, action) in [
-            (&peer_rules.deny, &compiled.deny_index, deny),
-            (&peer_rules.allow, &compiled.allow_index, allow),
+            (&peer_rules.deny_rules, &compiled.deny_index, deny),
+            (&peer_rules.allow_rules, &compiled.allow_index, allow),
         ] {
             let mut found_rules: Vec<usize> = subset.matching_rules(index.as_ref()).collect();
             found_rules.dedup();

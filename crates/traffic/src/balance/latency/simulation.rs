@@ -1,4 +1,4 @@
-//! Seeded simulation of callers and endpoints: slow or failing endpoints receive less.
+//! A seeded simulation of callers and endpoints: slow or failing endpoints receive fewer requests.
 
 use super::*;
 use crate::balance::{Candidates, Load, pick_candidate};
@@ -11,7 +11,7 @@ struct Behavior {
     fails: bool,
 }
 
-/// Endpoints as one thread sees them.
+/// The endpoints with the load and latency that one thread has recorded.
 struct ThreadView {
     endpoints: Vec<(EndpointLatency, u32)>,
     now: Duration,
@@ -36,15 +36,17 @@ impl Candidates for ThreadView {
 /// Returns the share of each endpoint, in percent, for this number of callers with one request after another
 /// for a minute; each response takes its endpoint's time plus up to a quarter.
 fn simulate_shares(behaviors: &[Behavior], callers: u32, seed: u64) -> Vec<u64> {
-    let count = behaviors.len();
-    let mut view =
-        ThreadView { endpoints: vec![(EndpointLatency::default(), 0); count], now: Duration::ZERO };
+    let endpoint_count = behaviors.len();
+    let mut view = ThreadView {
+        endpoints: vec![(EndpointLatency::default(), 0); endpoint_count],
+        now: Duration::ZERO,
+    };
     let mut random_numbers = (0_u64..).map(|n| hash(seed ^ n, "draw"));
     let mut next_random = || random_numbers.next().unwrap_or_default();
     // The end of each caller's current request, its endpoint and its duration.
     let mut ends: Vec<(Duration, Option<(usize, Duration)>)> =
         (0..callers).map(|_| (Duration::from_micros(next_random() % 1000), None)).collect();
-    let mut requests = vec![0_u64; count];
+    let mut requests = vec![0_u64; endpoint_count];
     while view.now < Duration::from_secs(60) {
         let caller = ends.iter_mut().min_by_key(|(end, _)| *end).unwrap();
         view.now = caller.0;
@@ -63,8 +65,8 @@ fn simulate_shares(behaviors: &[Behavior], callers: u32, seed: u64) -> Vec<u64> 
         let duration = latency_base + latency_base.mul_f64((next_random() % 1000) as f64 / 4000.0);
         *caller = (view.now + duration, Some((endpoint, duration)));
     }
-    let total: u64 = requests.iter().sum();
-    requests.iter().map(|count| count * 100 / total).collect()
+    let request_total: u64 = requests.iter().sum();
+    requests.iter().map(|count| count * 100 / request_total).collect()
 }
 
 fn healthy_endpoint(latency_base: u64) -> Behavior {

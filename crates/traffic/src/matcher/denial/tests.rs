@@ -1,5 +1,5 @@
-//! No alternative encoding bypasses a denial: every kind of rule against the equivalences that frameworks
-//! document.
+//! Property tests of deny rules: no alternative encoding bypasses a rule. Requests are modified by the equivalences that
+//! web frameworks document.
 
 use leno_model::{FieldMatch, RequestMatch};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 use super::*;
 use crate::variant::PathKind;
 
-/// A denied request, then modified to one that a framework treats as equal.
+/// A denied request, which is modified to a request that a framework treats as equal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct SentRequest {
     method: String,
@@ -36,7 +36,7 @@ impl SentRequest {
     }
 }
 
-/// Modifies the encoding of a request at some position.
+/// A function that modifies the encoding of a request at some position.
 type Variation = fn(SentRequest, &Index) -> SentRequest;
 
 /// The equivalences of a framework's routing, each with its documentation.

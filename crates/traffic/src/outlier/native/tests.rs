@@ -1,4 +1,4 @@
-//! Tests beyond the vectors: changes of endpoints, and randomness.
+//! Tests of the native algorithm that the vectors do not cover: changes of endpoints, and random jitter.
 
 use leno_model::{EjectionTime, FailureRate, HealthCheck, HealthProbe};
 
@@ -10,7 +10,7 @@ fn ejection_rule() -> OutlierDetection {
         failures: FailureClasses { server_errors: true, ..FailureClasses::default() },
         window: Duration::from_secs(10),
         buckets: 10,
-        failure_rate: Some(FailureRate { percent: 50, requests_min: 1 }),
+        failure_rate: Some(FailureRate { percent: 50, min_requests: 1 }),
         consecutive_failures: None,
         max_ejection_percent: 50,
         min_healthy: 1,
@@ -45,8 +45,13 @@ fn jitter_shortens_an_ejection_by_at_most_its_share() {
         let mut events = Vec::new();
         detector.record_outcome(0, failed_request(0, false), &mut events);
         detector.advance_time(Duration::from_secs(1), random, &mut events);
-        let [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::Rate, pause: Some(pause) }] =
-            events[..]
+        let [
+            EjectionEvent::Ejected {
+                slot: 0,
+                cause: EjectionCause::FailureRate,
+                pause: Some(pause),
+            },
+        ] = events[..]
         else {
             panic!("{events:?}");
         };
@@ -58,14 +63,17 @@ fn jitter_shortens_an_ejection_by_at_most_its_share() {
 fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
     let (mut detector, mut events) = ejected_detector();
     detector.record_outcome(1, failed_request(2, false), &mut events);
-    assert!(!detector.is_spared(1), "the failure rate is evaluated at the end of the bucket");
+    assert!(
+        !detector.is_ejection_prevented(1),
+        "the failure rate is evaluated at the end of the bucket"
+    );
     detector.advance_time(Duration::from_secs(3), 0, &mut events);
     assert_eq!(detector.endpoint_state(1), EjectionState::InService);
-    assert_eq!([0, 1, 7].map(|slot| detector.is_spared(slot)), [false, true, false]);
+    assert_eq!([0, 1, 7].map(|slot| detector.is_ejection_prevented(slot)), [false, true, false]);
     for second in 4..=14 {
         detector.advance_time(Duration::from_secs(second), 0, &mut events);
     }
-    assert!(!detector.is_spared(1), "the failures are outside the window");
+    assert!(!detector.is_ejection_prevented(1), "the failures are outside the window");
     // Consecutive failures are evaluated at once, and a success resets them.
     let rule = OutlierDetection {
         failure_rate: None,
@@ -74,9 +82,9 @@ fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
         ..ejection_rule()
     };
     let mut detector = NativeDetector::new(rule, 2);
-    for (second, is_spared) in [(0, false), (0, true), (1, true)] {
+    for (second, is_ejection_prevented) in [(0, false), (0, true), (1, true)] {
         detector.record_outcome(0, failed_request(second, false), &mut events);
-        assert_eq!(detector.is_spared(0), is_spared);
+        assert_eq!(detector.is_ejection_prevented(0), is_ejection_prevented);
     }
     detector.record_outcome(
         0,
@@ -84,21 +92,24 @@ fn a_failing_endpoint_within_the_limits_is_reported_until_its_window_ends() {
         &mut events,
     );
     detector.advance_time(Duration::from_secs(2), 0, &mut events);
-    assert!(!detector.is_spared(0));
+    assert!(!detector.is_ejection_prevented(0));
     // No results for longer than a window.
     detector.record_outcome(0, failed_request(2, false), &mut events);
     detector.record_outcome(0, failed_request(2, false), &mut events);
-    assert!(detector.is_spared(0));
+    assert!(detector.is_ejection_prevented(0));
     detector.advance_time(Duration::from_secs(30), 0, &mut events);
-    assert!(!detector.is_spared(0));
+    assert!(!detector.is_ejection_prevented(0));
 }
 
 #[test]
 fn failed_checks_of_an_endpoint_within_the_limits_are_reported() {
     let mut detector = detector_with_unhealthy_endpoints();
-    assert_eq!([0, 1, 2, 3].map(|slot| detector.is_spared(slot)), [false, false, true, true]);
-    detector.record_check(2, FailureEvidence::NoFailure, Duration::from_secs(2), &mut Vec::new());
-    assert!(!detector.is_spared(2));
+    assert_eq!(
+        [0, 1, 2, 3].map(|slot| detector.is_ejection_prevented(slot)),
+        [false, false, true, true]
+    );
+    detector.record_check(2, FailureEvidence::Success, Duration::from_secs(2), &mut Vec::new());
+    assert!(!detector.is_ejection_prevented(2));
 }
 
 #[test]
@@ -142,10 +153,7 @@ fn one_probe_runs_at_a_time_and_an_inconclusive_probe_is_repeated() {
 fn an_error_of_a_class_that_does_not_count_is_a_success() {
     let response = |status| EndpointResult::Response { status, grpc: None };
     assert_eq!(classify_result(&ejection_rule().failures, response(500)), FailureEvidence::Failure);
-    assert_eq!(
-        classify_result(&ejection_rule().failures, response(404)),
-        FailureEvidence::NoFailure
-    );
+    assert_eq!(classify_result(&ejection_rule().failures, response(404)), FailureEvidence::Success);
 }
 
 /// Returns a detector of four endpoints, the first two ejected by health checks.
@@ -161,7 +169,8 @@ fn detector_with_unhealthy_endpoints() -> NativeDetector {
     for slot in 0..4 {
         detector.record_check(slot, FailureEvidence::Failure, time, &mut events);
     }
-    let ejected = |slot| EjectionEvent::Ejected { slot, cause: EjectionCause::Check, pause: None };
+    let ejected =
+        |slot| EjectionEvent::Ejected { slot, cause: EjectionCause::HealthCheck, pause: None };
     assert_eq!(events, [ejected(0), ejected(1)]);
     detector
 }
@@ -181,7 +190,7 @@ fn unhealthy_endpoints_return_when_the_limits_require_it() {
     detector.record_check(0, FailureEvidence::Failure, Duration::from_secs(3), &mut events);
     assert_eq!(
         events,
-        [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::Check, pause: None }]
+        [EjectionEvent::Ejected { slot: 0, cause: EjectionCause::HealthCheck, pause: None }]
     );
 }
 

@@ -1,4 +1,4 @@
-//! Event-based simulation of adaptive concurrency with various applications.
+//! An event-based simulation of the adaptive concurrency limit with applications of various capacities and latencies.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -13,7 +13,7 @@ struct Application {
     distribution: Distribution,
     /// The number of requests per second.
     arrivals_per_second: fn(u64) -> f64,
-    /// The client timeout; the application is not informed.
+    /// The client timeout; the application continues with the request after it.
     max_wait: u64,
 }
 
@@ -36,11 +36,11 @@ impl Application {
 /// The distribution of service times.
 #[derive(Clone, Copy)]
 enum Distribution {
-    /// Within a third of the average.
+    /// Uniform, within a third of the average.
     Narrow,
     /// Log-normal, with this standard deviation of the logarithms.
     LogNormal(f64),
-    /// One in twenty takes this many times as long as the others.
+    /// One request in twenty takes this many times as long as the others.
     Outliers(f64),
 }
 
@@ -69,12 +69,12 @@ struct Simulation {
     slots: ConcurrencySlots,
     now: u64,
     random: u64,
-    /// By time, then by order of creation.
+    /// The future events, by time, then by order of creation.
     events: BinaryHeap<Reverse<(u64, u64)>>,
     pending_events: HashMap<u64, Event>,
     queue: VecDeque<u64>,
     busy: usize,
-    /// The start of the wait of each request with a present client.
+    /// The start of the wait of each request whose client has not timed out.
     waiting_since: HashMap<u64, u64>,
     event_count: u64,
 }
@@ -134,11 +134,14 @@ impl Simulation {
     }
 
     fn finish_request(&mut self, request: u64, outcome: ResponseOutcome) -> Option<u64> {
-        let sent = self.waiting_since.remove(&request)?;
-        let [sent_at, now] = [sent, self.now].map(Duration::from_micros);
-        self.slots.record_outcome(sent_at, outcome, now);
+        let sent_at = self.waiting_since.remove(&request)?;
+        self.slots.record_outcome(
+            Duration::from_micros(sent_at),
+            outcome,
+            Duration::from_micros(self.now),
+        );
         self.slots.release(true);
-        Some(self.now - sent)
+        Some(self.now - sent_at)
     }
 
     /// Advances the time, and returns the results.
@@ -197,7 +200,7 @@ impl Simulation {
     }
 
     fn record_limit(&self, statistics: &mut Statistics) {
-        let adaptive = self.slots.adaptive.as_ref().unwrap();
+        let adaptive = self.slots.adaptive_limit.as_ref().unwrap();
         let limit = adaptive.limit.load(Ordering::Relaxed);
         let (lowest, highest) = statistics.limits;
         statistics.limits = (lowest.min(limit), highest.max(limit));
@@ -277,11 +280,17 @@ fn the_limit_falls_within_seconds_of_the_start() {
 fn the_limit_does_not_drift_under_constant_load() {
     let mut simulation = Simulation::new(Application::new(10, |_| 10_000, |_| 1500.0), (1, 1000));
     simulation.run_for(60);
-    let first = simulation.run_for(60);
+    let first_minute = simulation.run_for(60);
     simulation.run_for(600);
-    let last = simulation.run_for(60);
-    assert!(last.limits.1 <= first.limits.1 * 5 / 4, "{first:?} → {last:?}");
-    assert!(last.served * 10 >= first.served * 9, "{first:?} → {last:?}");
+    let last_minute = simulation.run_for(60);
+    assert!(
+        last_minute.limits.1 <= first_minute.limits.1 * 5 / 4,
+        "{first_minute:?} → {last_minute:?}"
+    );
+    assert!(
+        last_minute.served * 10 >= first_minute.served * 9,
+        "{first_minute:?} → {last_minute:?}"
+    );
 }
 
 #[test]
@@ -317,7 +326,7 @@ fn a_baseline_from_hours_of_low_load_expires() {
 
 #[test]
 fn client_timeouts_lower_the_limit() {
-    // A second each: 4 workers have 50 requests waiting by then.
+    // Each request takes a second, so that 50 requests wait for the 4 workers.
     let application =
         Application { max_wait: 300_000, ..Application::new(4, |_| 100_000, |_| 400.0) };
     let mut simulation = Simulation::new(application, (1, 1000));
@@ -375,7 +384,7 @@ fn streams_do_not_count_as_waiting_requests() {
     let take = || slots.try_acquire(true, Duration::ZERO);
     assert!((0..INITIAL_LIMIT).all(|_| take()) && !take());
     (0..INITIAL_LIMIT).for_each(|_| slots.finish_waiting());
-    // They are still in progress, and others soon are too.
+    // The abandoned requests are still in progress in the application, and further requests will be.
     assert_eq!([take(), take(), take()], [true, true, false]);
     slots.release(false);
     assert_eq!([take(), take()], [true, false]);
@@ -401,7 +410,7 @@ fn a_probe_ends_without_further_responses() {
     let adaptive = Some(AdaptiveConcurrency { min_concurrency: 1, latency_tolerance_percent: 50 });
     let rule = Concurrency { requests: 1000, adaptive, ..Concurrency::default() };
     let slots = ConcurrencySlots::new(&rule);
-    let adaptive = slots.adaptive.as_ref().unwrap();
+    let adaptive = slots.adaptive_limit.as_ref().unwrap();
     adaptive.probe_until.store(1_000, Ordering::Relaxed);
     let limit = |now| adaptive.current_limit(Duration::from_nanos(now));
     assert_eq!([limit(999), limit(1_000)], [INITIAL_LIMIT / 4, INITIAL_LIMIT]);

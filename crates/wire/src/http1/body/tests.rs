@@ -37,12 +37,12 @@ fn a_body_may_be_split_at_any_byte() {
     for split in 0..bytes.len() {
         let mut decoder = BodyDecoder::new(BodyLength::Chunked);
         let mut data = Vec::new();
-        let mut at = 0;
+        let mut position = 0;
         for end in [split, bytes.len()] {
             loop {
-                let piece = decoder.decode(&bytes[at..end]).unwrap();
-                data.extend_from_slice(&bytes[at..end][piece.data.clone()]);
-                at += piece.consumed;
+                let piece = decoder.decode(&bytes[position..end]).unwrap();
+                data.extend_from_slice(&bytes[position..end][piece.data.clone()]);
+                position += piece.consumed;
                 if piece.consumed == 0 || piece.complete {
                     break;
                 }
@@ -50,7 +50,7 @@ fn a_body_may_be_split_at_any_byte() {
             assert_eq!(decoder.is_complete(), end == bytes.len());
         }
         assert_eq!(data, b"hello0123456789abcdef", "{split}");
-        assert_eq!(at, bytes.len());
+        assert_eq!(position, bytes.len());
     }
 }
 
@@ -64,7 +64,7 @@ fn a_small_body_takes_one_call() {
 
 #[test]
 fn rejects_malformed_chunks() {
-    let bad: [(&[u8], Malformed); 25] = [
+    let malformed_bodies: [(&[u8], Malformed); 25] = [
         (b"\r\n", Malformed::ChunkSize),
         (b"\n", Malformed::ChunkSize),
         (b"g\r\n", Malformed::ChunkSize),
@@ -91,7 +91,7 @@ fn rejects_malformed_chunks() {
         (b"0\r\nX: y\r\n folded\r\n\r\n", Malformed::FoldedField),
         (b"0\r\nX : y\r\n\r\n", Malformed::SpaceBeforeColon),
     ];
-    for (bytes, fault) in bad {
+    for (bytes, fault) in malformed_bodies {
         for step in 1..=bytes.len() {
             let decoded = decode_all(BodyLength::Chunked, bytes, step);
             assert_eq!(decoded, Err(fault), "{} by {step}", bytes.escape_ascii());
@@ -153,15 +153,15 @@ fn extensions_with_an_ambiguous_line_end_are_rejected() {
 
 #[test]
 fn bounds_extensions_of_all_chunks_together() {
-    let body = |each: usize, count: usize| {
-        let chunk = format!("1;{}\r\na\r\n", "x".repeat(each - ";\r\n".len()));
+    let body = |extension_bytes: usize, count: usize| {
+        let chunk = format!("1;{}\r\na\r\n", "x".repeat(extension_bytes - ";\r\n".len()));
         format!("{}0\r\n\r\n", chunk.repeat(count)).into_bytes()
     };
     let limit = MAX_CHUNK_EXTENSION_BYTES;
-    for (each, count) in [(limit, 1), (limit / 16, 16)] {
+    for (extension_bytes, count) in [(limit, 1), (limit / 16, 16)] {
         for step in [1, 1000, 100_000] {
-            assert!(decode_all(BodyLength::Chunked, &body(each, count), step).is_ok());
-            let decoded = decode_all(BodyLength::Chunked, &body(each, count + 1), step);
+            assert!(decode_all(BodyLength::Chunked, &body(extension_bytes, count), step).is_ok());
+            let decoded = decode_all(BodyLength::Chunked, &body(extension_bytes, count + 1), step);
             assert_eq!(decoded, Err(Malformed::ChunkExtension));
         }
     }
@@ -176,8 +176,8 @@ fn bounds_trailers() {
     assert!(decode_all(BodyLength::Chunked, &trailer_fields(MAX_FIELDS), 4096).is_ok());
     let too_many = decode_all(BodyLength::Chunked, &trailer_fields(MAX_FIELDS + 1), 4096);
     assert_eq!(too_many, Err(Malformed::TooManyFields));
-    let long = [b"0\r\nX: ", vec![b'y'; MAX_HEAD_BYTES].as_slice()].concat();
-    assert_eq!(decode_all(BodyLength::Chunked, &long, 4096), Err(Malformed::HeadTooLarge));
+    let long_trailers = [b"0\r\nX: ", vec![b'y'; MAX_HEAD_BYTES].as_slice()].concat();
+    assert_eq!(decode_all(BodyLength::Chunked, &long_trailers, 4096), Err(Malformed::HeadTooLarge));
 }
 
 #[test]
@@ -233,9 +233,9 @@ fn writes_chunk_sizes() {
         (usize::MAX, b"ffffffffffffffff\r\n"),
     ];
     for (length, expected) in cases {
-        let mut out = BytesMut::new();
-        write_chunk_size(length, &mut out);
-        assert_eq!(out.as_ref(), expected);
+        let mut output = BytesMut::new();
+        write_chunk_size(length, &mut output);
+        assert_eq!(output.as_ref(), expected);
     }
 }
 
@@ -245,15 +245,15 @@ proptest! {
         chunks in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..40), 0..8),
         step in 1_usize..64,
     ) {
-        let mut out = BytesMut::new();
+        let mut output = BytesMut::new();
         for chunk in &chunks {
-            write_chunk_size(chunk.len(), &mut out);
-            out.extend_from_slice(chunk);
-            out.extend_from_slice(CHUNK_END);
+            write_chunk_size(chunk.len(), &mut output);
+            output.extend_from_slice(chunk);
+            output.extend_from_slice(CHUNK_END);
         }
-        out.extend_from_slice(LAST_CHUNK);
-        let decoded = decode_all(BodyLength::Chunked, &out, step);
-        prop_assert_eq!(decoded, Ok((chunks.concat(), None, out.len())));
+        output.extend_from_slice(LAST_CHUNK);
+        let decoded = decode_all(BodyLength::Chunked, &output, step);
+        prop_assert_eq!(decoded, Ok((chunks.concat(), None, output.len())));
     }
 }
 
@@ -262,16 +262,16 @@ type Decoded = (Vec<u8>, Option<Vec<u8>>, usize);
 /// Passes `bytes` in packets of `step`, keeping unconsumed bytes as a connection does.
 fn decode_all(length: BodyLength, bytes: &[u8], step: usize) -> Result<Decoded, Malformed> {
     let mut decoder = BodyDecoder::new(length);
-    let (mut data, mut trailers, mut at, mut end) = (Vec::new(), None, 0, 0);
+    let (mut data, mut trailers, mut position, mut end) = (Vec::new(), None, 0, 0);
     while !decoder.is_complete() {
         end = bytes.len().min(end + step);
         loop {
-            let available = &bytes[at..end];
+            let available = &bytes[position..end];
             let piece = decoder.decode(available)?;
             assert!(piece.data.end <= piece.consumed && piece.consumed <= available.len());
             data.extend_from_slice(&available[piece.data]);
             trailers = trailers.or(piece.trailers.map(|range| available[range].to_vec()));
-            at += piece.consumed;
+            position += piece.consumed;
             assert_eq!(piece.complete, decoder.is_complete());
             if piece.complete || piece.consumed == 0 {
                 break;
@@ -281,5 +281,5 @@ fn decode_all(length: BodyLength, bytes: &[u8], step: usize) -> Result<Decoded, 
             decoder.end_of_input()?;
         }
     }
-    Ok((data, trailers, at))
+    Ok((data, trailers, position))
 }

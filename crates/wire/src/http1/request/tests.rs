@@ -38,7 +38,7 @@ fn find_skips_fields_listed_in_connection() {
 
 #[test]
 fn accepts_valid_requests() {
-    let good: [&[u8]; 22] = [
+    let valid_requests: [&[u8]; 22] = [
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.0\r\n\r\n",
@@ -62,7 +62,7 @@ fn accepts_valid_requests() {
         b"GET //evil.example/%2e%2e HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\n\r\n",
     ];
-    for bytes in good {
+    for bytes in valid_requests {
         let parsed = RequestHead::default().parse(bytes);
         let expected = Ok(Parsed::Complete(bytes.len()));
         assert_eq!(parsed, expected, "{}", bytes.escape_ascii());
@@ -71,7 +71,7 @@ fn accepts_valid_requests() {
 
 #[test]
 fn rejects_a_bad_request_line() {
-    let bad: [(&[u8], Malformed); 29] = [
+    let invalid_lines: [(&[u8], Malformed); 29] = [
         (b" GET / HTTP/1.1", Malformed::Method),
         (b"\r\n\r\nGET / HTTP/1.1", Malformed::Method),
         (b"G(T / HTTP/1.1", Malformed::Method),
@@ -102,7 +102,7 @@ fn rejects_a_bad_request_line() {
         (b"GET / HTTP/1.10", Malformed::RequestLine),
         (b"GET / HTTP/1.1\r", Malformed::LineEnd),
     ];
-    for (line, fault) in bad {
+    for (line, fault) in invalid_lines {
         let bytes = [line, b"\r\nHost: a\r\n\r\n"].concat();
         expect_malformed(&bytes, fault);
     }
@@ -110,7 +110,7 @@ fn rejects_a_bad_request_line() {
 
 #[test]
 fn rejects_bad_fields() {
-    let bad: [(&[u8], Malformed); 28] = [
+    let invalid_fields: [(&[u8], Malformed); 28] = [
         (b"X : a", Malformed::SpaceBeforeColon),
         (b"X\t: a", Malformed::SpaceBeforeColon),
         (b"Transfer-Encoding : chunked", Malformed::SpaceBeforeColon),
@@ -142,7 +142,7 @@ fn rejects_bad_fields() {
         }),
         (b"X: \x80\x01", Malformed::FieldValue),
     ];
-    for (field, fault) in bad {
+    for (field, fault) in invalid_fields {
         expect_malformed(&[b"GET / HTTP/1.1\r\nHost: a\r\n", field, b"\r\n\r\n"].concat(), fault);
         if !field.starts_with(b"Host") {
             expect_malformed(
@@ -155,7 +155,7 @@ fn rejects_bad_fields() {
 
 #[test]
 fn rejects_ambiguous_lengths() {
-    let bad: [(&[u8], Malformed); 21] = [
+    let ambiguous_fields: [(&[u8], Malformed); 21] = [
         (b"Content-Length: 5\r\nContent-Length: 5", Malformed::ContentLengthRepeated),
         (b"Content-Length: 5\r\nContent-Length: 6", Malformed::ContentLengthRepeated),
         (b"Content-Length: 0\r\ncontent-length: 0", Malformed::ContentLengthRepeated),
@@ -178,7 +178,7 @@ fn rejects_ambiguous_lengths() {
         (b"Transfer-Encoding: xchunked", Malformed::TransferEncoding),
         (b"Transfer-Encoding:", Malformed::TransferEncoding),
     ];
-    for (fields, fault) in bad {
+    for (fields, fault) in ambiguous_fields {
         expect_malformed(&[b"POST / HTTP/1.1\r\nHost: a\r\n", fields, b"\r\n\r\n"].concat(), fault);
     }
     expect_malformed(
@@ -261,13 +261,13 @@ fn marks_hop_by_hop_fields() {
                   Proxy-Authorization: b\r\nX-Kept: 2\r\nx-named: 3\r\nTrailer: c\r\n\r\n";
     let mut head = RequestHead::default();
     assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
-    let kept: Vec<&[u8]> = head
+    let forwarded_names: Vec<&[u8]> = head
         .fields
         .iter()
         .filter(|field| !field.hop_by_hop)
         .map(|field| field.name.slice_in(bytes))
         .collect();
-    assert_eq!(kept, [&b"Host"[..], b"X-Kept", b"Trailer"]);
+    assert_eq!(forwarded_names, [&b"Host"[..], b"X-Kept", b"Trailer"]);
     assert!(head.fields.iter().any(|field| field.kind == FieldName::ProxyConnection));
 }
 
@@ -282,9 +282,9 @@ fn every_prefix_is_partial() {
     }
     let complete = Ok(Parsed::Complete(bytes.len()));
     assert_eq!(head.parse(bytes), complete);
-    let mut longer = RequestHead::default();
-    assert_eq!(longer.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), complete);
-    assert_eq!(format!("{head:?}"), format!("{longer:?}"));
+    let mut other_head = RequestHead::default();
+    assert_eq!(other_head.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), complete);
+    assert_eq!(format!("{head:?}"), format!("{other_head:?}"));
 }
 
 #[test]
@@ -297,42 +297,43 @@ fn rejects_wrong_line_ends_before_the_head_is_complete() {
 #[test]
 fn bounds_the_head() {
     let line = b"GET / HTTP/1.1\r\nHost: a\r\nX: ";
-    let fill = |total: usize| {
+    let fill_head = |total: usize| {
         let mut bytes = line.to_vec();
         bytes.resize(total - 4, b'x');
         bytes.extend_from_slice(b"\r\n\r\n");
         bytes
     };
     let mut head = RequestHead::default();
-    let largest = fill(MAX_HEAD_BYTES);
+    let largest = fill_head(MAX_HEAD_BYTES);
     assert_eq!(head.parse(&largest), Ok(Parsed::Complete(MAX_HEAD_BYTES)));
     assert_eq!(head.parse(&largest[..MAX_HEAD_BYTES - 1]), Ok(Parsed::Partial));
-    let larger = fill(MAX_HEAD_BYTES + 1);
+    let larger = fill_head(MAX_HEAD_BYTES + 1);
     expect_malformed(&larger, Malformed::HeadTooLarge);
     expect_malformed(&larger[..MAX_HEAD_BYTES], Malformed::HeadTooLarge);
     assert_eq!(Malformed::HeadTooLarge.status(), 431);
 
-    let many = |count: usize| {
+    let head_with_fields = |count: usize| {
         let fields = "X: y\r\n".repeat(count - 1);
         format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into_bytes()
     };
-    assert!(matches!(head.parse(&many(MAX_FIELDS)), Ok(Parsed::Complete(_))));
+    assert!(matches!(head.parse(&head_with_fields(MAX_FIELDS)), Ok(Parsed::Complete(_))));
     assert_eq!(head.fields.len(), MAX_FIELDS);
-    expect_malformed(&many(MAX_FIELDS + 1), Malformed::TooManyFields);
-    expect_malformed(&many(1000), Malformed::TooManyFields);
+    expect_malformed(&head_with_fields(MAX_FIELDS + 1), Malformed::TooManyFields);
+    expect_malformed(&head_with_fields(1000), Malformed::TooManyFields);
 }
 
 #[test]
 fn a_reused_head_keeps_nothing_of_the_previous_request() {
     let mut head = RequestHead::default();
-    let first = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 3\r\n\r\n";
-    assert!(head.parse(first).is_ok());
+    let first_request =
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 3\r\n\r\n";
+    assert!(head.parse(first_request).is_ok());
     let capacity = head.fields.capacity();
-    let second = b"GET / HTTP/1.0\r\n\r\n";
-    assert_eq!(head.parse(second), Ok(Parsed::Complete(second.len())));
-    let mut fresh = RequestHead::default();
-    assert!(fresh.parse(second).is_ok());
-    assert_eq!(format!("{head:?}"), format!("{fresh:?}"));
+    let second_request = b"GET / HTTP/1.0\r\n\r\n";
+    assert_eq!(head.parse(second_request), Ok(Parsed::Complete(second_request.len())));
+    let mut fresh_head = RequestHead::default();
+    assert!(fresh_head.parse(second_request).is_ok());
+    assert_eq!(format!("{head:?}"), format!("{fresh_head:?}"));
     assert_eq!(head.fields.capacity(), capacity);
 }
 

@@ -60,7 +60,7 @@ fn determines_the_framing_of_every_body() {
 
 #[test]
 fn rejects_a_bad_status_line() {
-    let bad: [(&[u8], Malformed); 19] = [
+    let invalid_lines: [(&[u8], Malformed); 19] = [
         (b"HTTP/1.1 200", Malformed::StatusLine),
         (b"HTTP/1.1 20 OK", Malformed::StatusLine),
         (b"HTTP/1.1 2000 OK", Malformed::StatusLine),
@@ -81,14 +81,14 @@ fn rejects_a_bad_status_line() {
         (b"HTTP/1.1 200 O\nK", Malformed::LineEnd),
         (b"HTTP/1.1 200 OK\r", Malformed::LineEnd),
     ];
-    for (line, fault) in bad {
+    for (line, fault) in invalid_lines {
         expect_malformed(&[line, b"\r\nContent-Length: 0\r\n\r\n"].concat(), fault);
     }
 }
 
 #[test]
 fn rejects_ambiguous_heads() {
-    let bad: [(&str, &str, Malformed); 12] = [
+    let ambiguous_heads: [(&str, &str, Malformed); 12] = [
         ("200", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
         ("304", "Content-Length: 5\r\nTransfer-Encoding: chunked", Malformed::TwoLengths),
         ("200", "Content-Length: 5\r\nContent-Length: 6", Malformed::ContentLengthRepeated),
@@ -102,7 +102,7 @@ fn rejects_ambiguous_heads() {
         ("200", "X: a\r\n b", Malformed::FoldedField),
         ("200", "Host: a\r\nHost: b", Malformed::HostRepeated),
     ];
-    for (status, fields, fault) in bad {
+    for (status, fields, fault) in ambiguous_heads {
         expect_malformed(format!("HTTP/1.1 {status} A\r\n{fields}\r\n\r\n").as_bytes(), fault);
     }
     expect_malformed(

@@ -80,7 +80,7 @@ fn origin_form_drops_scheme_and_authority() {
 
 #[test]
 fn splits_host_and_port() {
-    let good: [(&[u8], &[u8], Option<u16>); 7] = [
+    let valid_authorities: [(&[u8], &[u8], Option<u16>); 7] = [
         (b"a", b"a", None),
         (b"a:", b"a", None),
         (b"a:0", b"a", Some(0)),
@@ -89,10 +89,10 @@ fn splits_host_and_port() {
         (b"[::1]", b"[::1]", None),
         (b"[fe80::1.2.3.4]:8080", b"[fe80::1.2.3.4]", Some(8080)),
     ];
-    for (authority, host, port) in good {
+    for (authority, host, port) in valid_authorities {
         assert_eq!(split_authority(authority), Ok((host, port)));
     }
-    let bad: [&[u8]; 16] = [
+    let invalid_authorities: [&[u8]; 16] = [
         b"",
         b":",
         b":80",
@@ -110,7 +110,7 @@ fn splits_host_and_port() {
         b"[1:2:3:4:5:6:7:8:9]",
         b"[fe80::1%25eth0]",
     ];
-    for authority in bad {
+    for authority in invalid_authorities {
         assert_eq!(split_authority(authority), Err(Malformed::Authority));
     }
 }

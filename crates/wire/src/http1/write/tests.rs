@@ -66,14 +66,14 @@ fn forwards_requests() {
 #[test]
 fn writes_the_framing_of_a_request() {
     let with_length = "Content-Length: 5\r\n";
-    let chunked = "transfer-encoding: chunked\r\n";
+    let chunked_field = "transfer-encoding: chunked\r\n";
     let cases = [
         (with_length, Framing::Keep, with_length),
         (with_length, Framing::OutOfBand, with_length),
-        (with_length, Framing::Chunked, chunked),
-        ("Transfer-Encoding: Chunked\r\n", Framing::Keep, chunked),
+        (with_length, Framing::Chunked, chunked_field),
+        ("Transfer-Encoding: Chunked\r\n", Framing::Keep, chunked_field),
         ("Transfer-Encoding: chunked\r\n", Framing::OutOfBand, ""),
-        ("Transfer-Encoding: chunked\r\n", Framing::Chunked, chunked),
+        ("Transfer-Encoding: chunked\r\n", Framing::Chunked, chunked_field),
         ("", Framing::Keep, ""),
         ("", Framing::OutOfBand, ""),
         ("Content-Length: 0\r\n", Framing::Keep, "Content-Length: 0\r\n"),
@@ -103,9 +103,9 @@ fn the_body_of_the_head_overrides_its_framing_fields() {
         let mut head = RequestHead::default();
         head.parse(bytes.as_bytes()).unwrap();
         head.body = body;
-        let mut out = BytesMut::new();
-        write_request(bytes.as_bytes(), &head, &RequestEdits::default(), &mut out);
-        assert_eq!(output_text(&out), format!("POST / HTTP/1.1\r\nHost: a\r\n{written}\r\n"));
+        let mut output = BytesMut::new();
+        write_request(bytes.as_bytes(), &head, &RequestEdits::default(), &mut output);
+        assert_eq!(output_text(&output), format!("POST / HTTP/1.1\r\nHost: a\r\n{written}\r\n"));
     }
 }
 
@@ -162,8 +162,11 @@ fn edits_responses() {
         "HTTP/1.1 999 \r\nA: b\r\nD: e\r\nconnection: close\r\nx-new: 1\r\nx-more: 2\r\n\r\n"
     );
     let edits = ResponseEdits { connection: ConnectionHeader::Upgrade, ..<_>::default() };
-    let switch = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
-    assert_eq!(rewrite_response(switch, RequestKind::Other, &edits), switch);
+    let switching_response = "HTTP/1.1 101 Go\r\nUpgrade: websocket\r\nconnection: upgrade\r\n\r\n";
+    assert_eq!(
+        rewrite_response(switching_response, RequestKind::Other, &edits),
+        switching_response
+    );
 }
 
 #[test]
@@ -219,15 +222,15 @@ proptest! {
             format!("{method} {target} HTTP/1.1\r\nHost: a.b:1\r\n{fields}{body}\r\n");
         let edits = RequestEdits { framing, ..<_>::default() };
         prop_assume!(method != "CONNECT" || matches!(body, "" | "Content-Length: 0\r\n"));
-        let (mut before, mut after) = (RequestHead::default(), RequestHead::default());
-        before.parse(received.as_bytes()).unwrap();
+        let (mut received_head, mut written_head) = (RequestHead::default(), RequestHead::default());
+        received_head.parse(received.as_bytes()).unwrap();
         let written = rewrite_request(&received, &edits);
-        prop_assert_eq!(after.parse(written.as_bytes()), Ok(Parsed::Complete(written.len())));
-        prop_assert_eq!(before.method.slice_in(received.as_bytes()), after.method.slice_in(written.as_bytes()));
-        prop_assert_eq!(before.target.slice_in(received.as_bytes()), after.target.slice_in(written.as_bytes()));
-        prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
-        if framing == Framing::Keep || before.body != BodyLength::Chunked {
-            prop_assert_eq!(before.body, after.body);
+        prop_assert_eq!(written_head.parse(written.as_bytes()), Ok(Parsed::Complete(written.len())));
+        prop_assert_eq!(received_head.method.slice_in(received.as_bytes()), written_head.method.slice_in(written.as_bytes()));
+        prop_assert_eq!(received_head.target.slice_in(received.as_bytes()), written_head.target.slice_in(written.as_bytes()));
+        prop_assert_eq!(end_to_end(&received, &received_head.fields), end_to_end(&written, &written_head.fields));
+        if framing == Framing::Keep || received_head.body != BodyLength::Chunked {
+            prop_assert_eq!(received_head.body, written_head.body);
         }
         prop_assert_eq!(rewrite_request(&written, &edits), written);
     }
@@ -241,16 +244,16 @@ proptest! {
         request_kind in prop_oneof![Just(RequestKind::Other), Just(RequestKind::Head)],
     ) {
         let received = format!("HTTP/1.1 {status} {reason}\r\n{fields}{body}\r\n");
-        let mut before = ResponseHead::default();
-        prop_assume!(before.parse(received.as_bytes(), request_kind).is_ok());
+        let mut received_head = ResponseHead::default();
+        prop_assume!(received_head.parse(received.as_bytes(), request_kind).is_ok());
         let written = rewrite_response(&received, request_kind, &ResponseEdits::default());
-        let mut after = ResponseHead::default();
-        let parsed = after.parse(written.as_bytes(), request_kind);
+        let mut written_head = ResponseHead::default();
+        let parsed = written_head.parse(written.as_bytes(), request_kind);
         prop_assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
-        prop_assert_eq!(before.status, after.status);
-        prop_assert_eq!(before.body, after.body);
-        prop_assert_eq!(before.reason.slice_in(received.as_bytes()), after.reason.slice_in(written.as_bytes()));
-        prop_assert_eq!(end_to_end(&received, &before.fields), end_to_end(&written, &after.fields));
+        prop_assert_eq!(received_head.status, written_head.status);
+        prop_assert_eq!(received_head.body, written_head.body);
+        prop_assert_eq!(received_head.reason.slice_in(received.as_bytes()), written_head.reason.slice_in(written.as_bytes()));
+        prop_assert_eq!(end_to_end(&received, &received_head.fields), end_to_end(&written, &written_head.fields));
     }
 }
 
@@ -299,9 +302,9 @@ fn rewrite_request(received: &str, edits: &RequestEdits<'_>) -> String {
     let mut head = RequestHead::default();
     let parsed = head.parse(received.as_bytes());
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
-    let mut out = BytesMut::new();
-    write_request(received.as_bytes(), &head, edits, &mut out);
-    output_text(&out)
+    let mut output = BytesMut::new();
+    write_request(received.as_bytes(), &head, edits, &mut output);
+    output_text(&output)
 }
 
 fn rewrite_response(
@@ -312,11 +315,11 @@ fn rewrite_response(
     let mut head = ResponseHead::default();
     let parsed = head.parse(received.as_bytes(), request_kind);
     assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
-    let mut out = BytesMut::new();
-    write_response(received.as_bytes(), &head, edits, &mut out);
-    output_text(&out)
+    let mut output = BytesMut::new();
+    write_response(received.as_bytes(), &head, edits, &mut output);
+    output_text(&output)
 }
 
-fn output_text(out: &BytesMut) -> String {
-    String::from_utf8(out.to_vec()).unwrap()
+fn output_text(output: &BytesMut) -> String {
+    String::from_utf8(output.to_vec()).unwrap()
 }

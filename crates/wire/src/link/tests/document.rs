@@ -11,30 +11,35 @@ fn the_document_has_the_numbers_of_the_code() {
     };
     let hello_row = |name, default, min, max| format!("| `{name}` | {default} | {min} | {max} |");
     let local_row = |name, default: String| format!("| `{name}` | {default} |");
-    let size = |bytes_max: usize| bytes(u32::try_from(bytes_max).unwrap());
+    let size = |max_bytes: usize| bytes(u32::try_from(max_bytes).unwrap());
     for row in [
         hello_row(
-            "streams_max",
+            "max_streams",
             MAX_STREAMS.to_string(),
-            STREAMS_LEAST.to_string(),
-            STREAMS_MOST.to_string(),
+            SMALLEST_MAX_STREAMS.to_string(),
+            LARGEST_MAX_STREAMS.to_string(),
         ),
-        hello_row("window", bytes(WINDOW), bytes(WINDOW_LEAST), bytes(WINDOW_MOST)),
-        hello_row("head_max", bytes(MAX_HEAD), bytes(HEAD_LEAST), bytes(HEAD_MOST)),
-        hello_row("frame_max", bytes(MAX_FRAME), bytes(FRAME_LEAST), bytes(FRAME_MOST)),
-        local_row("output_max", size(MAX_OUTPUT)),
-        local_row("output_limit", size(OUTPUT_LIMIT)),
-        local_row("idle_frames_max", MAX_IDLE_FRAMES.to_string()),
-        local_row("churn_max", MAX_CHURN.to_string()),
+        hello_row("window", bytes(WINDOW), bytes(MIN_WINDOW), bytes(MAX_WINDOW)),
+        hello_row("max_head", bytes(MAX_HEAD), bytes(SMALLEST_MAX_HEAD), bytes(LARGEST_MAX_HEAD)),
+        hello_row(
+            "max_frame",
+            bytes(MAX_FRAME),
+            bytes(SMALLEST_MAX_FRAME),
+            bytes(LARGEST_MAX_FRAME),
+        ),
+        local_row("congestion_threshold", size(CONGESTION_THRESHOLD)),
+        local_row("stall_threshold", size(STALL_THRESHOLD)),
+        local_row("max_useless_frames", MAX_USELESS_FRAMES.to_string()),
+        local_row("max_early_resets", MAX_EARLY_RESETS.to_string()),
         format!(
-            "against {SECTIONS_PER_DIRECTION} times `head_max`, each with {SECTION_COST} bytes"
+            "against {SECTIONS_PER_DIRECTION} times `max_head`, each with {SECTION_COST} bytes"
         ),
         format!("A link has {STREAM_LAST}\nof them"),
         format!("with last stream {}", StreamId::ALL),
         format!("ALPN is `{}`", std::str::from_utf8(ALPN).unwrap()),
         format!("names the version, {VERSION}, its own role"),
         format!("HELLO is {} to {} bytes long", frame::HELLO_BYTES, frame::MAX_HELLO_BYTES),
-        format!("| unread DATA | `streams_max` × `window` | {} |", bytes(MAX_STREAMS * WINDOW)),
+        format!("| unread DATA | `max_streams` × `window` | {} |", bytes(MAX_STREAMS * WINDOW)),
         format!("| input | one frame | {} |", bytes(MAX_HEAD)),
         format!("| END | {:#04x} |", frame::END),
         format!("| INTERIM | {:#04x} |", frame::INTERIM),

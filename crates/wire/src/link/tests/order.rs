@@ -5,15 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use super::simulation::{SeededRandom, parse_header, split_frames};
+use super::random::SeededRandom;
+use super::simulation::{parse_header, split_frames};
 use super::*;
 
 #[test]
 fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
-    let (mut broken, mut unchanged) = (0, 0);
+    let (mut broken_count, mut unchanged_count) = (0, 0);
     for seed in 0..SEEDS {
         let mut random = SeededRandom(seed);
-        let (wire, expected) = interleaved_requests(&mut random);
+        let (wire, expected_content) = interleaved_requests(&mut random);
         for _ in 0..SWAPS_PER_SEED {
             let mut frames = split_frames(&wire);
             let [first, second] = [0; 2].map(|_| random.below_bound(frames.len()));
@@ -23,22 +24,25 @@ fn frames_in_an_impossible_order_break_the_link_or_change_nothing() {
             }
             frames.swap(before, after);
             let mut acceptor = Link::new(Role::Acceptor, LinkLimits::default());
-            let mut received = BTreeMap::new();
+            let mut received_content = BTreeMap::new();
             let mut wire = BytesMut::from(frames.concat().as_slice());
-            let outcome = receive_content(&mut acceptor, &mut wire, &mut received);
-            for (stream, received) in &received {
-                assert!(expected[stream].starts_with(received), "seed {seed}, stream {stream}");
+            let outcome = receive_content(&mut acceptor, &mut wire, &mut received_content);
+            for (stream, received_content) in &received_content {
+                assert!(
+                    expected_content[stream].starts_with(received_content),
+                    "seed {seed}, stream {stream}"
+                );
             }
             match outcome {
                 Ok(()) => {
-                    assert_eq!(received, expected, "seed {seed}");
-                    unchanged += 1;
+                    assert_eq!(received_content, expected_content, "seed {seed}");
+                    unchanged_count += 1;
                 }
-                Err(_) => broken += 1,
+                Err(_) => broken_count += 1,
             }
         }
     }
-    assert!(broken > 500 && unchanged > 100, "{broken} {unchanged}");
+    assert!(broken_count > 500 && unchanged_count > 100, "{broken_count} {unchanged_count}");
 }
 
 /// True if a swap of the first and the last frame is undetectable: one of them moves past another piece of its
@@ -47,8 +51,8 @@ fn is_swap_undetectable(frames: &[Vec<u8>]) -> bool {
     let is_piece = |frame: &&Vec<u8>| {
         matches!(parse_header(frame).kind, FrameKind::Data | FrameKind::Trailers)
     };
-    [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved| {
-        let stream = parse_header(moved).stream;
+    [frames.first(), frames.last()].into_iter().flatten().filter(is_piece).any(|moved_frame| {
+        let stream = parse_header(moved_frame).stream;
         frames.iter().filter(is_piece).filter(|frame| parse_header(frame).stream == stream).count()
             > 1
     })
@@ -57,12 +61,12 @@ fn is_swap_undetectable(frames: &[Vec<u8>]) -> bool {
 /// Several interleaved requests with bodies, and their expected content.
 fn interleaved_requests(random: &mut SeededRandom) -> (Bytes, BTreeMap<StreamId, Vec<u8>>) {
     let mut opener = Link::new(Role::Opener, LinkLimits::default());
-    let mut expected: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
+    let mut expected_content: BTreeMap<StreamId, Vec<u8>> = BTreeMap::new();
     let mut open_streams = Vec::new();
     for _ in 0..STEPS_PER_SEED {
         if open_streams.len() < 2 || random.one_in(3) {
-            let id = opener.open_stream(StreamKind::Http, false, write(b"POST")).unwrap();
-            expected.insert(id, b"POST".to_vec());
+            let id = opener.open_stream(StreamKind::Http, false, head_writer(b"POST")).unwrap();
+            expected_content.insert(id, b"POST".to_vec());
             open_streams.push(id);
             continue;
         }
@@ -70,48 +74,48 @@ fn interleaved_requests(random: &mut SeededRandom) -> (Bytes, BTreeMap<StreamId,
         let id = open_streams[index];
         let length = random.below_bound(40);
         let piece: Vec<u8> = (0..length).map(|at| (at + id.number() as usize) as u8).collect();
-        let content = expected.get_mut(&id).unwrap();
+        let content = expected_content.get_mut(&id).unwrap();
         content.extend(&piece);
-        let ends = random.one_in(3);
-        if ends && random.one_in(2) {
+        let end_stream = random.one_in(3);
+        if end_stream && random.one_in(2) {
             opener.send_data(id, &piece, false).unwrap();
             opener.send_trailers(id, TRAILERS).unwrap();
             content.extend(TRAILERS);
         } else {
-            opener.send_data(id, &piece, ends).unwrap();
+            opener.send_data(id, &piece, end_stream).unwrap();
         }
-        if ends {
-            content.push(END);
+        if end_stream {
+            content.push(END_MARKER);
             open_streams.remove(index);
         }
     }
-    (opener.output().split().freeze(), expected)
+    (opener.output().split().freeze(), expected_content)
 }
 
-/// Receives the content of each stream, with [`END`] after its last byte.
+/// Receives the content of each stream, with [`END_MARKER`] after its last byte.
 fn receive_content(
     link: &mut Link,
     wire: &mut BytesMut,
-    received: &mut BTreeMap<StreamId, Vec<u8>>,
+    received_content: &mut BTreeMap<StreamId, Vec<u8>>,
 ) -> Result<(), LinkError> {
     while let Some(event) = link.receive(wire)? {
-        let (stream, bytes, end) = match event {
-            LinkEvent::Opened { stream, head, end, .. } => (stream, head, end),
-            LinkEvent::Data { stream, data, end } => (stream, data, end),
+        let (stream, bytes, end_stream) = match event {
+            LinkEvent::Opened { stream, head, end_stream, .. } => (stream, head, end_stream),
+            LinkEvent::Data { stream, data, end_stream } => (stream, data, end_stream),
             LinkEvent::Trailers { stream, trailers } => (stream, trailers, true),
             LinkEvent::Ready => continue,
             other => panic!("{other:?}"),
         };
-        let content = received.entry(stream).or_default();
+        let content = received_content.entry(stream).or_default();
         content.extend(&bytes);
-        content.extend(end.then_some(END));
+        content.extend(end_stream.then_some(END_MARKER));
     }
     Ok(())
 }
 
 const TRAILERS: &[u8] = b"a: b\r\n\r\n";
 /// A byte that occurs in no piece.
-const END: u8 = 255;
+const END_MARKER: u8 = 255;
 /// Seeds per test run.
 const SEEDS: u64 = 64;
 /// Pairs of frames that are swapped in sequence, for each seed.

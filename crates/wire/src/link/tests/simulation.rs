@@ -6,23 +6,24 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::random::SeededRandom;
 use super::*;
 
 #[test]
 fn every_byte_arrives_once_in_order_and_all_streams_end() {
-    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::Unchanged).run());
+    let event_counts = run_seeds(|seed| LinkSimulation::new(seed, Order::Unchanged).run());
     // A simulation without activity proves nothing.
     if DEBUG_SEEDS.is_empty() {
         for (event, count) in [
-            ("opened", counts.opened),
-            ("full", counts.full),
-            ("starved", counts.starved),
-            ("congested", counts.congested),
-            ("resets", counts.resets),
-            ("rejected by GOAWAY", counts.rejected_by_go_away),
-            ("trailers", counts.trailers),
-            ("pongs", counts.pongs),
-            ("links worn out by resets", counts.worn_out),
+            ("opened", event_counts.opened_streams),
+            ("full", event_counts.rejected_opens),
+            ("starved", event_counts.starved_sends),
+            ("congested", event_counts.congested_sends),
+            ("resets", event_counts.reset_codes),
+            ("rejected by GOAWAY", event_counts.abandoned_streams),
+            ("trailers", event_counts.has_trailers),
+            ("pongs", event_counts.pongs),
+            ("links worn out by resets", event_counts.exhausted_links),
         ] {
             assert!(count > 10, "{event}: {count}");
         }
@@ -32,15 +33,19 @@ fn every_byte_arrives_once_in_order_and_all_streams_end() {
 /// The order of frames of different streams has no meaning (`docs/link.md`, *Streams*).
 #[test]
 fn every_byte_arrives_if_streams_are_reordered() {
-    let counts = run_seeds(|seed| LinkSimulation::new(seed, Order::PerStream).run());
-    assert!(counts.overtaken > 1_000 || !DEBUG_SEEDS.is_empty(), "{}", counts.overtaken);
+    let event_counts = run_seeds(|seed| LinkSimulation::new(seed, Order::PerStream).run());
+    assert!(
+        event_counts.reordered_frames > 1_000 || !DEBUG_SEEDS.is_empty(),
+        "{}",
+        event_counts.reordered_frames
+    );
 }
 
 #[test]
 fn a_broken_connection_leaves_no_streams_and_reported_only_sent_bytes() {
     let lost_streams =
         run_seeds(|seed| LinkSimulation::new(seed, Order::Unchanged).run_until_disconnect())
-            .cut_off;
+            .lost_streams;
     assert!(lost_streams > 100 || !DEBUG_SEEDS.is_empty(), "{lost_streams} streams were lost");
 }
 
@@ -48,45 +53,45 @@ fn a_broken_connection_leaves_no_streams_and_reported_only_sent_bytes() {
 fn run_seeds(run: impl Fn(u64) -> EventCounts) -> EventCounts {
     let seeds: Vec<u64> =
         if DEBUG_SEEDS.is_empty() { (0..SEEDS).collect() } else { DEBUG_SEEDS.to_vec() };
-    let mut counts = EventCounts::default();
+    let mut event_counts = EventCounts::default();
     for seed in seeds {
         match catch_unwind(AssertUnwindSafe(|| run(seed))) {
-            Ok(run) => counts.add(run),
+            Ok(run) => event_counts.add(run),
             Err(_) => panic!("the simulation failed with seed {seed}"),
         }
     }
-    counts
+    event_counts
 }
 
 /// The events of a run, or their sum over all runs.
 #[derive(Debug, Default, Clone, Copy)]
 struct EventCounts {
-    opened: usize,
-    full: usize,
-    starved: usize,
-    congested: usize,
-    resets: usize,
-    rejected_by_go_away: usize,
-    trailers: usize,
+    opened_streams: usize,
+    rejected_opens: usize,
+    starved_sends: usize,
+    congested_sends: usize,
+    reset_codes: usize,
+    abandoned_streams: usize,
+    has_trailers: usize,
     pongs: usize,
-    worn_out: usize,
-    overtaken: usize,
-    cut_off: usize,
+    exhausted_links: usize,
+    reordered_frames: usize,
+    lost_streams: usize,
 }
 
 impl EventCounts {
     fn add(&mut self, other: Self) {
-        self.opened += other.opened;
-        self.full += other.full;
-        self.starved += other.starved;
-        self.congested += other.congested;
-        self.resets += other.resets;
-        self.rejected_by_go_away += other.rejected_by_go_away;
-        self.trailers += other.trailers;
+        self.opened_streams += other.opened_streams;
+        self.rejected_opens += other.rejected_opens;
+        self.starved_sends += other.starved_sends;
+        self.congested_sends += other.congested_sends;
+        self.reset_codes += other.reset_codes;
+        self.abandoned_streams += other.abandoned_streams;
+        self.has_trailers += other.has_trailers;
         self.pongs += other.pongs;
-        self.worn_out += other.worn_out;
-        self.overtaken += other.overtaken;
-        self.cut_off += other.cut_off;
+        self.exhausted_links += other.exhausted_links;
+        self.reordered_frames += other.reordered_frames;
+        self.lost_streams += other.lost_streams;
     }
 }
 
@@ -105,22 +110,22 @@ struct LinkSimulation {
     random: SeededRandom,
     sides: [Side; 2],
     /// Bytes that left side 0 or 1 and have not arrived.
-    wires: [BytesMut; 2],
+    bytes_in_flight: [BytesMut; 2],
     /// Steps without arrivals from side 0 or 1.
-    stalls: [u32; 2],
-    sent: BTreeMap<(usize, StreamId), SentData>,
-    resets: BTreeMap<StreamId, Vec<ResetCode>>,
-    accepted_last: StreamId,
+    stall_steps: [u32; 2],
+    sent_data: BTreeMap<(usize, StreamId), SentData>,
+    reset_codes: BTreeMap<StreamId, Vec<ResetCode>>,
+    last_accepted: StreamId,
     rejected_after: Option<StreamId>,
-    /// The clients of side 0 have short timeouts: it resets most of its streams.
-    is_impatient: bool,
-    counts: EventCounts,
+    /// True if the clients of side 0 have short timeouts: side 0 then resets most of its streams.
+    has_short_timeouts: bool,
+    event_counts: EventCounts,
 }
 
 /// One end with the state of its driver.
 struct Side {
     link: Link,
-    inbox: BytesMut,
+    input: BytesMut,
     streams: BTreeMap<StreamId, LocalStream>,
 }
 
@@ -128,14 +133,17 @@ struct Side {
 struct LocalStream {
     kind: StreamKind,
     head_sent: bool,
-    /// The bytes that are still to be sent, true if trailers end the stream, and true once the end was sent.
+    /// The number of bytes that are still to be sent.
     unsent_bytes: usize,
-    trailers: bool,
-    sent_end: bool,
-    /// The number of received bytes, and of the unconsumed ones among them.
-    received: usize,
+    /// True if trailers end this direction.
+    has_trailers: bool,
+    /// True once the end of this direction was sent.
+    end_sent: bool,
+    /// The number of received bytes.
+    received_bytes: usize,
+    /// The number of received bytes that are not consumed.
     unconsumed_bytes: usize,
-    received_end: bool,
+    end_received: bool,
 }
 
 /// The frames that one side sent on a stream.
@@ -143,41 +151,41 @@ struct LocalStream {
 struct SentData {
     heads: Vec<Vec<u8>>,
     heads_received: usize,
-    bytes: usize,
-    ended: bool,
-    trailers: bool,
+    sent_bytes: usize,
+    end_sent: bool,
+    has_trailers: bool,
 }
 
 impl LinkSimulation {
     fn new(seed: u64, order: Order) -> Self {
         let mut random = SeededRandom(seed);
         let limits = |random: &mut SeededRandom| LinkLimits {
-            streams_max: STREAMS_LEAST,
-            window: WINDOW_LEAST + random.below_bound(50_000) as u32,
-            output_max: 4_000 + random.below_bound(250_000),
+            max_streams: SMALLEST_MAX_STREAMS,
+            window: MIN_WINDOW + random.below_bound(50_000) as u32,
+            congestion_threshold: 4_000 + random.below_bound(250_000),
             // The default ratio to the streams: a well-behaved driver never exceeds the allowance.
-            churn_max: STREAMS_LEAST * (MAX_CHURN / MAX_STREAMS),
+            max_early_resets: SMALLEST_MAX_STREAMS * (MAX_EARLY_RESETS / MAX_STREAMS),
             ..LinkLimits::default()
         };
         let side = |role, random: &mut SeededRandom| Side {
             link: Link::new(role, limits(random)),
-            inbox: BytesMut::new(),
+            input: BytesMut::new(),
             streams: BTreeMap::new(),
         };
         let sides = [side(Role::Opener, &mut random), side(Role::Acceptor, &mut random)];
-        let is_impatient = random.one_in(3);
+        let has_short_timeouts = random.one_in(3);
         Self {
             order,
-            is_impatient,
+            has_short_timeouts,
             random,
             sides,
-            wires: Default::default(),
-            stalls: [0; 2],
-            sent: BTreeMap::new(),
-            resets: BTreeMap::new(),
-            accepted_last: StreamId::NONE,
+            bytes_in_flight: Default::default(),
+            stall_steps: [0; 2],
+            sent_data: BTreeMap::new(),
+            reset_codes: BTreeMap::new(),
+            last_accepted: StreamId::NONE,
             rejected_after: None,
-            counts: EventCounts::default(),
+            event_counts: EventCounts::default(),
         }
     }
 
@@ -187,7 +195,7 @@ impl LinkSimulation {
             self.check_bounds();
         }
         self.finish_all();
-        self.counts
+        self.event_counts
     }
 
     /// Breaks the connection at a random moment, possibly within a frame.
@@ -197,23 +205,26 @@ impl LinkSimulation {
             self.step(step);
         }
         for side in [0, 1] {
-            self.stalls[side] = 0;
+            self.stall_steps[side] = 0;
             self.deliver_bytes(side, false);
         }
         self.check_bounds();
         for (index, side) in self.sides.iter_mut().enumerate() {
-            for (id, local) in std::mem::take(&mut side.streams) {
+            for (id, local_stream) in std::mem::take(&mut side.streams) {
                 // Streams without an end in both directions are known to be lost.
-                assert!(!local.sent_end || !local.received_end);
-                let sent = self.sent.get(&(1 - index, id));
-                assert!(local.received <= sent.map_or(0, |sent| sent.bytes));
+                assert!(!local_stream.end_sent || !local_stream.end_received);
+                let sent_data = self.sent_data.get(&(1 - index, id));
+                assert!(
+                    local_stream.received_bytes
+                        <= sent_data.map_or(0, |sent_data| sent_data.sent_bytes)
+                );
                 side.link.reset_stream(id, ResetCode::Failed);
-                self.counts.cut_off += 1;
+                self.event_counts.lost_streams += 1;
             }
             side.link.output().clear();
             assert!(side.link.is_idle());
         }
-        self.counts
+        self.event_counts
     }
 
     fn step(&mut self, step: u32) {
@@ -221,11 +232,11 @@ impl LinkSimulation {
         match self.random.below_bound(100) {
             0..=17 => self.open_stream(),
             18..=44 => self.send_data(side),
-            45 if self.is_impatient => self.cancel_all(),
+            45 if self.has_short_timeouts => self.cancel_all(),
             45..=59 => self.consume_data(side, false),
             60..=61 => self.reset_stream(side),
             62 => self.sides[side].link.ping(),
-            63 => self.stalls[side] = self.random.below_bound(80) as u32,
+            63 => self.stall_steps[side] = self.random.below_bound(80) as u32,
             64..=80 => self.flush(side, false),
             81 if step > STEPS / 2 && self.random.one_in(30) => self.go_away(),
             _ => self.deliver_bytes(side, false),
@@ -234,24 +245,27 @@ impl LinkSimulation {
 
     fn open_stream(&mut self) {
         let kind = if self.random.one_in(3) { StreamKind::Tcp } else { StreamKind::Http };
-        let mut local = LocalStream::new(kind, &mut self.random);
-        local.head_sent = true;
-        local.sent_end = local.unsent_bytes == 0 && !local.trailers;
+        let mut local_stream = LocalStream::new(kind, &mut self.random);
+        local_stream.head_sent = true;
+        local_stream.end_sent = local_stream.unsent_bytes == 0 && !local_stream.has_trailers;
         let head = self.random.random_head();
         let opener = &mut self.sides[0];
         if opener.link.is_congested() {
-            self.counts.congested += 1;
+            self.event_counts.congested_sends += 1;
             return;
         }
-        match opener.link.open_stream(kind, local.sent_end, write(&head)) {
+        match opener.link.open_stream(kind, local_stream.end_sent, head_writer(&head)) {
             Ok(id) => {
-                let sent =
-                    SentData { heads: vec![head], ended: local.sent_end, ..SentData::default() };
-                self.sent.insert((0, id), sent);
-                opener.streams.insert(id, local);
-                self.counts.opened += 1;
+                let sent_data = SentData {
+                    heads: vec![head],
+                    end_sent: local_stream.end_sent,
+                    ..SentData::default()
+                };
+                self.sent_data.insert((0, id), sent_data);
+                opener.streams.insert(id, local_stream);
+                self.event_counts.opened_streams += 1;
             }
-            Err(OpenError::Full) => self.counts.full += 1,
+            Err(OpenError::Full) => self.event_counts.rejected_opens += 1,
             Err(OpenError::GoingAway) => assert!(opener.link.is_going_away()),
             Err(error) => panic!("{error}"),
         }
@@ -259,7 +273,7 @@ impl LinkSimulation {
 
     fn send_data(&mut self, side: usize) {
         if self.sides[side].link.is_congested() {
-            self.counts.congested += 1;
+            self.event_counts.congested_sends += 1;
         } else if let Some(id) = self.pick_stream(side) {
             self.send_on_stream(side, id);
         }
@@ -267,35 +281,36 @@ impl LinkSimulation {
 
     fn send_on_stream(&mut self, side: usize, id: StreamId) {
         let Side { link, streams, .. } = &mut self.sides[side];
-        let local = streams.get_mut(&id).unwrap();
-        let sent = self.sent.entry((side, id)).or_default();
-        if local.sent_end {
+        let local_stream = streams.get_mut(&id).unwrap();
+        let sent_data = self.sent_data.entry((side, id)).or_default();
+        if local_stream.end_sent {
             assert_eq!(link.send_data(id, b"x", false), Err(StreamClosed));
-        } else if !local.head_sent && local.kind == StreamKind::Http {
+        } else if !local_stream.head_sent && local_stream.kind == StreamKind::Http {
             let interim = self.random.one_in(4);
-            local.head_sent = !interim;
-            local.sent_end = !interim && local.unsent_bytes == 0 && !local.trailers;
+            local_stream.head_sent = !interim;
+            local_stream.end_sent =
+                !interim && local_stream.unsent_bytes == 0 && !local_stream.has_trailers;
             let head = self.random.random_head();
-            link.send_head(id, interim, local.sent_end, write(&head)).unwrap();
-            sent.heads.push(head);
-        } else if local.unsent_bytes == 0 && local.trailers {
+            link.send_head(id, interim, local_stream.end_sent, head_writer(&head)).unwrap();
+            sent_data.heads.push(head);
+        } else if local_stream.unsent_bytes == 0 && local_stream.has_trailers {
             link.send_trailers(id, &body_pattern(side, id, 0, 30)).unwrap();
-            local.sent_end = true;
-            sent.trailers = true;
-            self.counts.trailers += 1;
+            local_stream.end_sent = true;
+            sent_data.has_trailers = true;
+            self.event_counts.has_trailers += 1;
         } else {
-            let requested = self.random.below_bound(local.unsent_bytes + 1);
-            let data = body_pattern(side, id, sent.bytes, requested);
-            let end = requested == local.unsent_bytes && !local.trailers;
+            let requested = self.random.below_bound(local_stream.unsent_bytes + 1);
+            let data = body_pattern(side, id, sent_data.sent_bytes, requested);
+            let end_stream = requested == local_stream.unsent_bytes && !local_stream.has_trailers;
             let credit = link.available_credit(id) as usize;
-            let accepted = link.send_data(id, &data, end).unwrap();
+            let accepted = link.send_data(id, &data, end_stream).unwrap();
             assert_eq!(accepted, requested.min(credit));
-            self.counts.starved += usize::from(accepted < requested);
-            sent.bytes += accepted;
-            local.unsent_bytes -= accepted;
-            local.sent_end = end && accepted == requested;
+            self.event_counts.starved_sends += usize::from(accepted < requested);
+            sent_data.sent_bytes += accepted;
+            local_stream.unsent_bytes -= accepted;
+            local_stream.end_sent = end_stream && accepted == requested;
         }
-        sent.ended = local.sent_end;
+        sent_data.end_sent = local_stream.end_sent;
         self.drop_finished(side, id);
     }
 
@@ -304,20 +319,20 @@ impl LinkSimulation {
             return;
         };
         let Side { link, streams, .. } = &mut self.sides[side];
-        let local = streams.get_mut(&id).unwrap();
+        let local_stream = streams.get_mut(&id).unwrap();
         let bytes = if consume_all {
-            local.unconsumed_bytes
+            local_stream.unconsumed_bytes
         } else {
-            self.random.below_bound(local.unconsumed_bytes + 1)
+            self.random.below_bound(local_stream.unconsumed_bytes + 1)
         };
-        local.unconsumed_bytes -= bytes;
+        local_stream.unconsumed_bytes -= bytes;
         link.record_consumed(id, bytes as u32);
     }
 
     /// Resets all streams of side 0, like clients that disconnect together.
     fn cancel_all(&mut self) {
-        let open: Vec<_> = self.sides[0].streams.keys().copied().collect();
-        for id in open.into_iter().skip(1) {
+        let open_streams: Vec<_> = self.sides[0].streams.keys().copied().collect();
+        for id in open_streams.into_iter().skip(1) {
             self.reset_one(0, id);
         }
     }
@@ -333,8 +348,8 @@ impl LinkSimulation {
         let Side { link, streams, .. } = &mut self.sides[side];
         link.reset_stream(id, code);
         streams.remove(&id);
-        self.resets.entry(id).or_default().push(code);
-        self.counts.resets += 1;
+        self.reset_codes.entry(id).or_default().push(code);
+        self.event_counts.reset_codes += 1;
     }
 
     fn go_away(&mut self) {
@@ -342,16 +357,17 @@ impl LinkSimulation {
         if self.random.one_in(2) {
             link.drain();
         } else if self.rejected_after.is_none() {
-            self.rejected_after = Some(self.accepted_last);
+            self.rejected_after = Some(self.last_accepted);
             link.go_away(GoAwayCode::Drain);
         }
     }
 
     fn flush(&mut self, side: usize, flush_all: bool) {
-        let is_full = flush_all || self.order == Order::PerStream;
+        let takes_all = flush_all || self.order == Order::PerStream;
         let output = self.sides[side].link.output();
-        let bytes = if is_full { output.len() } else { self.random.below_bound(output.len() + 1) };
-        self.wires[side].unsplit(output.split_to(bytes));
+        let bytes =
+            if takes_all { output.len() } else { self.random.below_bound(output.len() + 1) };
+        self.bytes_in_flight[side].unsplit(output.split_to(bytes));
         if self.order == Order::PerStream {
             self.shuffle_frames(side);
         }
@@ -359,29 +375,30 @@ impl LinkSimulation {
 
     /// Reorders frames in flight where their streams are unaffected.
     fn shuffle_frames(&mut self, side: usize) {
-        let mut frames = split_frames(&self.wires[side]);
+        let mut frames = split_frames(&self.bytes_in_flight[side]);
         for _ in 0..frames.len() {
             let index = self.random.below_bound(frames.len());
             let Some([first, second]) = frames.get_mut(index..index + 2) else { continue };
             let (before, after) = (parse_header(first), parse_header(second));
             // A link-level frame applies to all frames before it. An OPEN that was sent before the end of
             // another stream could exceed the limit.
-            let about_streams = before.stream != StreamId::NONE && after.stream != StreamId::NONE;
-            if about_streams && before.stream != after.stream && after.kind != FrameKind::Open {
+            let are_stream_frames =
+                before.stream != StreamId::NONE && after.stream != StreamId::NONE;
+            if are_stream_frames && before.stream != after.stream && after.kind != FrameKind::Open {
                 std::mem::swap(first, second);
-                self.counts.overtaken += 1;
+                self.event_counts.reordered_frames += 1;
             }
         }
-        self.wires[side] = frames.concat().as_slice().into();
+        self.bytes_in_flight[side] = frames.concat().as_slice().into();
     }
 
     /// Delivers some of the output of `side` to the other one.
     fn deliver_bytes(&mut self, side: usize, deliver_all: bool) {
-        if !deliver_all && self.stalls[side] > 0 {
-            self.stalls[side] -= 1;
+        if !deliver_all && self.stall_steps[side] > 0 {
+            self.stall_steps[side] -= 1;
             return;
         }
-        let wire = &mut self.wires[side];
+        let wire = &mut self.bytes_in_flight[side];
         let bytes = match (deliver_all, self.order) {
             (true, _) => wire.len(),
             (false, Order::Unchanged) => self.random.below_bound(wire.len() + 1),
@@ -391,88 +408,91 @@ impl LinkSimulation {
                 frames[..count].iter().map(Vec::len).sum()
             }
         };
-        let arrived = wire.split_to(bytes);
+        let arrived_bytes = wire.split_to(bytes);
         let receiver = 1 - side;
-        self.sides[receiver].inbox.extend_from_slice(&arrived);
+        self.sides[receiver].input.extend_from_slice(&arrived_bytes);
         loop {
-            let Side { link, inbox, .. } = &mut self.sides[receiver];
-            match link.receive(inbox).unwrap() {
+            let Side { link, input, .. } = &mut self.sides[receiver];
+            match link.receive(input).unwrap() {
                 Some(event) => self.handle_event(receiver, event),
                 None => break,
             }
         }
-        assert!(self.sides[receiver].inbox.len() < LinkLimits::default().input_max());
+        assert!(self.sides[receiver].input.len() < LinkLimits::default().max_input_bytes());
     }
 
     fn handle_event(&mut self, side: usize, event: LinkEvent) {
         match event {
-            LinkEvent::Opened { stream, kind, head, end } => {
-                assert_eq!(stream.number(), self.accepted_last.number() + 1);
+            LinkEvent::Opened { stream, kind, head, end_stream } => {
+                assert_eq!(stream.number(), self.last_accepted.number() + 1);
                 assert!(self.rejected_after.is_none_or(|last| stream <= last));
-                self.accepted_last = stream;
-                let local = LocalStream::new(kind, &mut self.random);
-                self.sides[side].streams.insert(stream, local);
-                self.handle_head(side, stream, &head, end);
+                self.last_accepted = stream;
+                let local_stream = LocalStream::new(kind, &mut self.random);
+                self.sides[side].streams.insert(stream, local_stream);
+                self.handle_head(side, stream, &head, end_stream);
             }
-            LinkEvent::Head { stream, head, interim, end, .. } => {
-                assert!(!interim || !end);
-                self.handle_head(side, stream, &head, end);
+            LinkEvent::Head { stream, head, interim, end_stream, .. } => {
+                assert!(!interim || !end_stream);
+                self.handle_head(side, stream, &head, end_stream);
             }
-            LinkEvent::Data { stream, data, end } => {
-                let local = self.sides[side].streams.get_mut(&stream).unwrap();
-                assert_eq!(data, body_pattern(1 - side, stream, local.received, data.len()));
-                local.received += data.len();
-                local.unconsumed_bytes += data.len();
-                self.handle_end(side, stream, end);
+            LinkEvent::Data { stream, data, end_stream } => {
+                let local_stream = self.sides[side].streams.get_mut(&stream).unwrap();
+                assert_eq!(
+                    data,
+                    body_pattern(1 - side, stream, local_stream.received_bytes, data.len())
+                );
+                local_stream.received_bytes += data.len();
+                local_stream.unconsumed_bytes += data.len();
+                self.handle_end(side, stream, end_stream);
             }
             LinkEvent::Trailers { stream, trailers } => {
                 assert_eq!(trailers, body_pattern(1 - side, stream, 0, 30));
-                assert!(self.sent[&(1 - side, stream)].trailers);
+                assert!(self.sent_data[&(1 - side, stream)].has_trailers);
                 self.handle_end(side, stream, true);
             }
             LinkEvent::Reset { stream, code, .. } => {
-                assert!(self.resets[&stream].contains(&code));
+                assert!(self.reset_codes[&stream].contains(&code));
                 self.sides[side].streams.remove(&stream).unwrap();
             }
             LinkEvent::Credit { stream } => {
                 assert!(self.sides[side].link.available_credit(stream) > 0);
-                assert!(!self.sides[side].streams[&stream].sent_end);
+                assert!(!self.sides[side].streams[&stream].end_sent);
             }
-            LinkEvent::GoAway { last, code } if side == 1 => {
-                assert_eq!((last, code), (StreamId::NONE, GoAwayCode::StreamIdsExhausted));
-                self.counts.worn_out += 1;
+            LinkEvent::GoAway { last_stream, code } if side == 1 => {
+                assert_eq!((last_stream, code), (StreamId::NONE, GoAwayCode::StreamIdsExhausted));
+                self.event_counts.exhausted_links += 1;
             }
-            LinkEvent::GoAway { last, .. } => {
-                let next = StreamId(last.number().saturating_add(1));
+            LinkEvent::GoAway { last_stream, .. } => {
+                let next = StreamId(last_stream.number().saturating_add(1));
                 let lost_streams = self.sides[side].streams.split_off(&next);
-                self.counts.rejected_by_go_away += lost_streams.len();
+                self.event_counts.abandoned_streams += lost_streams.len();
             }
-            LinkEvent::Pong => self.counts.pongs += 1,
+            LinkEvent::Pong => self.event_counts.pongs += 1,
             LinkEvent::Ready => assert!(self.sides[side].link.hello_received),
         }
     }
 
-    fn handle_head(&mut self, side: usize, stream: StreamId, head: &[u8], end: bool) {
-        let sent = self.sent.get_mut(&(1 - side, stream)).unwrap();
-        assert_eq!(sent.heads[sent.heads_received], head);
-        sent.heads_received += 1;
-        self.handle_end(side, stream, end);
+    fn handle_head(&mut self, side: usize, stream: StreamId, head: &[u8], end_stream: bool) {
+        let sent_data = self.sent_data.get_mut(&(1 - side, stream)).unwrap();
+        assert_eq!(sent_data.heads[sent_data.heads_received], head);
+        sent_data.heads_received += 1;
+        self.handle_end(side, stream, end_stream);
     }
 
-    fn handle_end(&mut self, side: usize, stream: StreamId, end: bool) {
-        if end {
-            let local = self.sides[side].streams.get_mut(&stream).unwrap();
-            let sent = &self.sent[&(1 - side, stream)];
-            assert!(sent.ended && sent.heads_received == sent.heads.len());
-            assert_eq!(local.received, sent.bytes);
-            local.received_end = true;
+    fn handle_end(&mut self, side: usize, stream: StreamId, end_stream: bool) {
+        if end_stream {
+            let local_stream = self.sides[side].streams.get_mut(&stream).unwrap();
+            let sent_data = &self.sent_data[&(1 - side, stream)];
+            assert!(sent_data.end_sent && sent_data.heads_received == sent_data.heads.len());
+            assert_eq!(local_stream.received_bytes, sent_data.sent_bytes);
+            local_stream.end_received = true;
             self.drop_finished(side, stream);
         }
     }
 
     fn drop_finished(&mut self, side: usize, id: StreamId) {
-        let local = &self.sides[side].streams[&id];
-        if local.sent_end && local.received_end {
+        let local_stream = &self.sides[side].streams[&id];
+        if local_stream.end_sent && local_stream.end_received {
             self.sides[side].streams.remove(&id);
         }
     }
@@ -487,13 +507,13 @@ impl LinkSimulation {
         for side in &mut self.sides {
             let limits = *side.link.own_limits();
             assert_eq!(side.link.stream_count(), side.streams.len());
-            assert!(side.streams.len() <= STREAMS_LEAST as usize);
-            for local in side.streams.values() {
-                assert!(local.unconsumed_bytes <= limits.window as usize);
+            assert!(side.streams.len() <= SMALLEST_MAX_STREAMS as usize);
+            for local_stream in side.streams.values() {
+                assert!(local_stream.unconsumed_bytes <= limits.window as usize);
             }
             // One send beyond the soft bound, and control frames for every stream.
-            let beyond = WINDOW_LEAST as usize + 50_000 + 20_000;
-            assert!(side.link.output().len() <= limits.output_max + beyond);
+            let beyond = MIN_WINDOW as usize + 50_000 + 20_000;
+            assert!(side.link.output().len() <= limits.congestion_threshold + beyond);
         }
     }
 
@@ -501,14 +521,14 @@ impl LinkSimulation {
     fn finish_all(&mut self) {
         for _ in 0..MAX_FINISH_ROUNDS {
             for side in [0, 1] {
-                let open: Vec<_> = self.sides[side].streams.keys().copied().collect();
-                for id in open {
-                    let local = self.sides[side].streams.get_mut(&id).unwrap();
-                    let bytes = std::mem::take(&mut local.unconsumed_bytes);
-                    let (sent_end, congested) =
-                        (local.sent_end, self.sides[side].link.is_congested());
+                let open_streams: Vec<_> = self.sides[side].streams.keys().copied().collect();
+                for id in open_streams {
+                    let local_stream = self.sides[side].streams.get_mut(&id).unwrap();
+                    let bytes = std::mem::take(&mut local_stream.unconsumed_bytes);
+                    let (end_sent, congested) =
+                        (local_stream.end_sent, self.sides[side].link.is_congested());
                     self.sides[side].link.record_consumed(id, bytes as u32);
-                    if !sent_end && !congested {
+                    if !end_sent && !congested {
                         self.send_on_stream(side, id);
                     }
                 }
@@ -516,8 +536,8 @@ impl LinkSimulation {
                 self.deliver_bytes(side, true);
                 self.check_bounds();
             }
-            let is_quiet = self.sides.iter().all(|side| side.link.is_idle());
-            if is_quiet && self.wires.iter().all(BytesMut::is_empty) {
+            let is_idle = self.sides.iter().all(|side| side.link.is_idle());
+            if is_idle && self.bytes_in_flight.iter().all(BytesMut::is_empty) {
                 return;
             }
         }
@@ -532,11 +552,11 @@ impl LocalStream {
             kind,
             head_sent: false,
             unsent_bytes: random.below_bound(size + 1),
-            trailers: kind == StreamKind::Http && random.one_in(4),
-            sent_end: false,
-            received: 0,
+            has_trailers: kind == StreamKind::Http && random.one_in(4),
+            end_sent: false,
+            received_bytes: 0,
             unconsumed_bytes: 0,
-            received_end: false,
+            end_received: false,
         }
     }
 }
@@ -545,41 +565,15 @@ impl LocalStream {
 pub(super) fn split_frames(mut wire: &[u8]) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     while !wire.is_empty() {
-        let (frame, rest) = wire.split_at(8 + parse_header(wire).length as usize);
+        let (frame, remaining_wire) = wire.split_at(8 + parse_header(wire).length as usize);
         frames.push(frame.to_vec());
-        wire = rest;
+        wire = remaining_wire;
     }
     frames
 }
 
 pub(super) fn parse_header(frame: &[u8]) -> FrameHeader {
     FrameHeader::peek(frame).unwrap().unwrap()
-}
-
-/// A small seeded random number generator (SplitMix64).
-pub(super) struct SeededRandom(pub(super) u64);
-
-impl SeededRandom {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(super) fn below_bound(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    pub(super) fn one_in(&mut self, bound: usize) -> bool {
-        self.below_bound(bound) == 0
-    }
-
-    fn random_head(&mut self) -> Vec<u8> {
-        let size = if self.one_in(50) { 8_000 } else { 400 };
-        (0..self.below_bound(size)).map(|_| self.0 as u8).collect()
-    }
 }
 
 /// The bytes of a body at an offset, different for each offset and stream.

@@ -8,20 +8,20 @@ use leno_tests::manifests::{
 };
 use leno_tests::{TestMesh, TestProgram, eventually, free_port, java_programs};
 
-use super::super::MODES;
+use super::super::DEFAULT_POLICIES;
 use super::{CASES, WHOLE_SERVICE};
 
 #[test]
 #[ignore = "fetches grpc-java with Maven: `./test grpc-java` runs it"]
 fn every_standard_case_passes_between_java_programs_in_either_mode() {
-    for mode in MODES {
+    for default_policy in DEFAULT_POLICIES {
         let (port, listener) = (free_port(), free_port());
-        let mut run = java_command("TestServiceServer");
-        run.push(format!("--port={port}"));
-        let run: Vec<&str> = run.iter().map(String::as_str).collect();
+        let mut server_command = java_command("TestServiceServer");
+        server_command.push(format!("--port={port}"));
+        let server_command: Vec<&str> = server_command.iter().map(String::as_str).collect();
         let manifests = [
-            mesh_config(mode),
-            server_with_protocol("grpc", port, "GRPC", &run),
+            mesh_config(default_policy),
+            server_with_protocol("grpc", port, "GRPC", &server_command),
             client_manifest("user", &[], &[("grpc.shop", listener)]),
             http_access_manifest("user", "grpc", WHOLE_SERVICE),
         ];
@@ -32,8 +32,8 @@ fn every_standard_case_passes_between_java_programs_in_either_mode() {
         for case in CASES {
             let started = Instant::now();
             let outcome = run_case(listener, case);
-            eprintln!("{mode}, {case}: {:?}", started.elapsed());
-            assert!(outcome.is_ok(), "{mode}, {case}: {}", outcome.unwrap_err());
+            eprintln!("{default_policy}, {case}: {:?}", started.elapsed());
+            assert!(outcome.is_ok(), "{default_policy}, {case}: {}", outcome.unwrap_err());
         }
     }
 }
@@ -46,8 +46,8 @@ fn run_case(listener: u16, case: &str) -> Result<(), String> {
     };
     let mut command = Command::new(program);
     // The first call of a new JVM may take a second.
-    let slow = "--soak_per_iteration_max_acceptable_latency_ms=20000";
-    command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, slow]);
+    let latency_argument = "--soak_per_iteration_max_acceptable_latency_ms=20000";
+    command.args(arguments).args(["--server_host=127.0.0.1", &port, &case, latency_argument]);
     let mut client = TestProgram::start("grpc-java's client", &mut command);
     match client.wait_for_exit(MAX_WAIT).success() {
         true => Ok(()),
@@ -57,11 +57,11 @@ fn run_case(listener: u16, case: &str) -> Result<(), String> {
 
 /// Returns the command line of a grpc-java program with plaintext.
 fn java_command(program: &str) -> Vec<String> {
-    let classes = format!("{}/*", java_programs().display());
-    let main = format!("io.grpc.testing.integration.{program}");
+    let class_path = format!("{}/*", java_programs().display());
+    let main_class = format!("io.grpc.testing.integration.{program}");
     let flags = ["java", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp"];
     let flags = flags.map(str::to_owned).into_iter();
-    flags.chain([classes, main, "--use_tls=false".to_owned()]).collect()
+    flags.chain([class_path, main_class, "--use_tls=false".to_owned()]).collect()
 }
 
 /// The timeout of conditions: a JVM starts within a second or two, and the longest case takes the same time.

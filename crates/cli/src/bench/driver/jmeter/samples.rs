@@ -25,48 +25,50 @@ impl Samples {
     /// If the file cannot be read or parsed.
     pub(in crate::bench::driver) fn read(&self) -> anyhow::Result<LoadResult> {
         let file = File::open(&self.file).context("JMeter wrote no samples")?;
-        let from = self.measured_from.duration_since(UNIX_EPOCH).context("the clock")?;
-        let from = u64::try_from(from.as_millis())?;
-        let mut counts = SampleCounts::new(from, self.measured_duration);
+        let since_epoch = self.measured_from.duration_since(UNIX_EPOCH).context("the clock")?;
+        let measured_from_ms = u64::try_from(since_epoch.as_millis())?;
+        let mut counts = SampleCounts::new(measured_from_ms, self.measured_duration);
         counts.read(BufReader::new(file)).context("the samples of JMeter")?;
         Ok(counts.into_results())
     }
 }
 
-/// Counted requests. As in `leno load`, requests that started in the measured period are measured, but the
-/// throughput counts responses within it.
+/// Statistics of the samples. As in `leno load`, `requests` and latencies cover requests that started in the measured
+/// period, but the throughput counts responses that arrived in that period.
 #[derive(Debug)]
 struct SampleCounts {
-    /// The measured period, in milliseconds since the Unix epoch.
-    from: u64,
-    until: u64,
-    responses: u64,
+    /// The start of the measured period, in milliseconds since the Unix epoch.
+    measured_from_ms: u64,
+    /// The exclusive end of the measured period, in milliseconds since the Unix epoch.
+    measured_until_ms: u64,
+    response_count: u64,
     requests: u64,
     statuses: BTreeMap<String, u64>,
     errors_by_kind: BTreeMap<String, u64>,
     /// The number of successful requests by latency in milliseconds.
-    latencies_ms: BTreeMap<u64, u64>,
+    counts_by_latency_ms: BTreeMap<u64, u64>,
 }
 
 /// One line of the file: one request.
 struct Sample<'a> {
     /// The start, in milliseconds since the Unix epoch.
-    started: u64,
+    started_ms: u64,
     latency_ms: u64,
-    /// A status, or the reason why there is none.
-    code: &'a str,
+    /// The HTTP status, or JMeter's error text if there was no response.
+    response_code: &'a str,
 }
 
 impl SampleCounts {
-    fn new(from: u64, length: Duration) -> Self {
+    fn new(measured_from_ms: u64, measured_duration: Duration) -> Self {
         Self {
-            from,
-            until: from + u64::try_from(length.as_millis()).unwrap_or(u64::MAX / 2),
-            responses: 0,
+            measured_from_ms,
+            measured_until_ms: measured_from_ms
+                + u64::try_from(measured_duration.as_millis()).unwrap_or(u64::MAX / 2),
+            response_count: 0,
             requests: 0,
             statuses: BTreeMap::new(),
             errors_by_kind: BTreeMap::new(),
-            latencies_ms: BTreeMap::new(),
+            counts_by_latency_ms: BTreeMap::new(),
         }
     }
 
@@ -93,12 +95,12 @@ impl SampleCounts {
     }
 
     fn add_sample(&mut self, sample: &Sample<'_>) {
-        let measured = self.from..self.until;
-        let status = sample.code.parse::<u16>().ok();
-        if status.is_some() && measured.contains(&(sample.started + sample.latency_ms)) {
-            self.responses += 1;
+        let measured_period = self.measured_from_ms..self.measured_until_ms;
+        let status = sample.response_code.parse::<u16>().ok();
+        if status.is_some() && measured_period.contains(&(sample.started_ms + sample.latency_ms)) {
+            self.response_count += 1;
         }
-        if !measured.contains(&sample.started) {
+        if !measured_period.contains(&sample.started_ms) {
             return;
         }
         self.requests += 1;
@@ -106,63 +108,69 @@ impl SampleCounts {
             *self.statuses.entry(status.to_string()).or_default() += 1;
         }
         match status {
-            Some(200..300) => *self.latencies_ms.entry(sample.latency_ms).or_default() += 1,
+            Some(200..300) => *self.counts_by_latency_ms.entry(sample.latency_ms).or_default() += 1,
             Some(status) => {
                 *self.errors_by_kind.entry(format!("status-{status}")).or_default() += 1
             }
             None => {
                 // Such as `Non HTTP response code: java.net.SocketTimeoutException`.
-                let kind = sample.code.rsplit(['.', ' ']).next().unwrap_or(sample.code);
+                let kind =
+                    sample.response_code.rsplit(['.', ' ']).next().unwrap_or(sample.response_code);
                 *self.errors_by_kind.entry(kind.to_owned()).or_default() += 1;
             }
         }
     }
 
     fn into_results(self) -> LoadResult {
-        let seconds = (self.until - self.from) as f64 / 1e3;
-        let successes: u64 = self.latencies_ms.values().sum();
-        let sum: u64 = self.latencies_ms.iter().map(|(ms, count)| ms * count).sum();
-        let us = |ms: u64| ms as f64 * 1e3;
+        let seconds = (self.measured_until_ms - self.measured_from_ms) as f64 / 1e3;
+        let successes: u64 = self.counts_by_latency_ms.values().sum();
+        let latency_sum_ms: u64 =
+            self.counts_by_latency_ms.iter().map(|(ms, count)| ms * count).sum();
+        let to_micros = |ms: u64| ms as f64 * 1e3;
         let percentile = |fraction: f64| {
-            self.latency_of_fastest((fraction * successes as f64).ceil() as u64).map(us)
+            self.latency_of_fastest((fraction * successes as f64).ceil() as u64).map(to_micros)
         };
         LoadResult {
             requests: self.requests,
             errors: self.errors_by_kind.values().sum(),
-            rps: self.responses as f64 / seconds,
+            rps: self.response_count as f64 / seconds,
             latency_us: LoadLatency {
-                mean: (successes > 0).then(|| us(sum) / successes as f64),
+                mean: (successes > 0).then(|| to_micros(latency_sum_ms) / successes as f64),
                 p50: percentile(0.5),
                 p90: percentile(0.9),
                 p95: percentile(0.95),
                 p99: percentile(0.99),
                 p999: percentile(0.999),
-                max: self.latencies_ms.keys().next_back().copied().map(us),
+                max: self.counts_by_latency_ms.keys().next_back().copied().map(to_micros),
             },
             errors_by_kind: self.errors_by_kind,
             statuses: self.statuses,
         }
     }
 
-    /// Returns the maximum latency of the fastest `count` successful requests; `None` without any.
+    /// Returns the maximum latency in milliseconds of the `count` fastest successful requests; `None` if no request
+    /// succeeded.
     fn latency_of_fastest(&self, count: u64) -> Option<u64> {
-        let mut sum = 0;
-        let mut latencies = self.latencies_ms.iter();
+        let mut request_count = 0;
+        let mut latencies = self.counts_by_latency_ms.iter();
         latencies.find_map(|(ms, requests)| {
-            sum += requests;
-            (sum >= count).then_some(*ms)
+            request_count += requests;
+            (request_count >= count).then_some(*ms)
         })
     }
 }
 
 impl<'a> Sample<'a> {
-    fn parse(line: &'a str, [started, latency_ms, code]: [usize; 3]) -> anyhow::Result<Self> {
+    fn parse(
+        line: &'a str,
+        [started_ms, latency_ms, response_code]: [usize; 3],
+    ) -> anyhow::Result<Self> {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |index: usize| fields.get(index).copied().context("a field is missing");
         Ok(Self {
-            started: field(started)?.parse().context("a moment")?,
+            started_ms: field(started_ms)?.parse().context("a moment")?,
             latency_ms: field(latency_ms)?.parse().context("a duration")?,
-            code: field(code)?.trim_matches('"'),
+            response_code: field(response_code)?.trim_matches('"'),
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
 use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::statistics::round_significant;
 
-/// A figure, its upper bound, its target, and its source.
+/// A goal: the name of a figure, its upper limit, its target value, and the function that reads it.
 struct Goal {
     name: &'static str,
     limit: f64,
@@ -24,63 +24,66 @@ const fn goal(
     Goal { name, limit, target, read }
 }
 
-/// Returns a figure of one kind of change, if the mesh had changes.
+/// Returns a figure of the changes; `None` if no changes were measured in the mesh.
 fn change_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     mesh.changes.as_ref().map(figure)
 }
 
-/// Returns a figure of the rule, which exists with `defaultPolicy: deny` only.
+/// Returns a figure of rule changes; `None` with `defaultPolicy: allow`, which has no rules.
 fn rule_figure(mesh: &MeshSize, figure: fn(&MeshChanges) -> f64) -> Option<f64> {
     let has_rule = mesh.mode == BenchDefaultPolicy::Deny;
     mesh.changes.as_ref().filter(|_| has_rule).map(figure)
 }
 
 const GOALS: [Goal; 13] = [
-    goal("control plane private memory, all connected, MiB", 96.0, Some(64.0), |m| {
-        Some(m.steady_memory_mib)
+    goal("control plane private memory, all connected, MiB", 96.0, Some(64.0), |mesh| {
+        Some(mesh.steady_memory_mib)
     }),
-    goal("memory per further sidecar, KiB", 48.0, Some(32.0), |m| Some(m.per_sidecar_kib)),
-    goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |m| Some(m.rollout_s)),
-    goal("an endpoint moves: received by all its clients, p99 ms", 500.0, Some(150.0), |m| {
-        change_figure(m, |changes| changes.endpoint_p99_ms)
+    goal("memory per further sidecar, KiB", 48.0, Some(32.0), |mesh| Some(mesh.per_sidecar_kib)),
+    goal("all join at once: until the last is ready, s", 20.0, Some(10.0), |mesh| {
+        Some(mesh.rollout_s)
     }),
-    goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |m| {
-        change_figure(m, |changes| changes.endpoint_to_non_users as f64)
+    goal("an endpoint moves: received by all its clients, p99 ms", 500.0, Some(150.0), |mesh| {
+        change_figure(mesh, |changes| changes.endpoint_p99_ms)
     }),
-    goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |m| {
-        rule_figure(m, |changes| changes.rule_p99_ms)
+    goal("an endpoint moves: messages to sidecars that do not use it", 0.0, None, |mesh| {
+        change_figure(mesh, |changes| changes.endpoint_to_non_users as f64)
     }),
-    goal("a mesh-wide rule changes: not applied in time", 0.0, None, |m| {
-        rule_figure(m, |changes| changes.rule_missed as f64)
+    goal("a mesh-wide rule changes: applied by all, p99 ms", 2000.0, Some(1000.0), |mesh| {
+        rule_figure(mesh, |changes| changes.rule_p99_ms)
     }),
-    goal("200 endpoints move each second: p99 ms", 1000.0, None, |m| {
-        change_figure(m, |changes| changes.storm_p99_ms)
+    goal("a mesh-wide rule changes: not applied in time", 0.0, None, |mesh| {
+        rule_figure(mesh, |changes| changes.rule_missed as f64)
     }),
-    goal("200 endpoints move each second: not received in time", 0.0, None, |m| {
-        change_figure(m, |changes| changes.storm_missed as f64)
+    goal("200 endpoints move each second: p99 ms", 1000.0, None, |mesh| {
+        change_figure(mesh, |changes| changes.storm_p99_ms)
     }),
-    goal("200 endpoints move each second: control plane, cores", 1.0, None, |m| {
-        change_figure(m, |changes| changes.storm_cores)
+    goal("200 endpoints move each second: not received in time", 0.0, None, |mesh| {
+        change_figure(mesh, |changes| changes.storm_missed as f64)
     }),
-    goal("idle control plane, cores", 0.01, None, |m| Some(m.steady_cores)),
-    goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |m| {
-        change_figure(m, |changes| changes.reconnect_s)
+    goal("200 endpoints move each second: control plane, cores", 1.0, None, |mesh| {
+        change_figure(mesh, |changes| changes.storm_cores)
     }),
-    goal("requests through real sidecars that failed meanwhile", 0.0, None, |m| {
-        change_figure(m, |changes| changes.failed as f64)
+    goal("idle control plane, cores", 0.01, None, |mesh| Some(mesh.steady_cores)),
+    goal("all reconnect at once after a crash, s", 20.0, Some(10.0), |mesh| {
+        change_figure(mesh, |changes| changes.reconnect_s)
+    }),
+    goal("requests through real sidecars that failed meanwhile", 0.0, None, |mesh| {
+        change_figure(mesh, |changes| changes.failed as f64)
     }),
 ];
 
-/// Compares figures with their goals, for meshes of the size that the goals apply to.
+/// Compares the figures of the last meshes with the goals. Meshes below the size that a goal applies to show `–`.
+/// Returns `None` unless changes were measured with both default policies.
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
     let deny_mesh = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
     let allow_mesh = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
-    let applies = deny_mesh.sidecars >= GOAL_SIDECARS;
+    let goal_applies = deny_mesh.sidecars >= GOAL_SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
         .map(|Goal { name, limit, target, read }| {
             let figures = [read(allow_mesh), read(deny_mesh)];
-            let worst = figures.into_iter().flatten().fold(0.0, f64::max);
+            let worst_figure = figures.into_iter().flatten().fold(0.0, f64::max);
             let target = target.map_or(json!("–"), |target| json!(target));
             vec![
                 json!(name),
@@ -88,7 +91,7 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
                 target,
                 format_figure(figures[0]),
                 format_figure(figures[1]),
-                format_result(applies, worst <= *limit),
+                format_result(goal_applies, worst_figure <= *limit),
             ]
         })
         .collect();
@@ -98,14 +101,14 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
             "sidecar private memory, {} → {} services in the mesh, times",
             first.services, last.services
         );
-        let applies = last.services >= GOAL_SERVICES;
+        let goal_applies = last.services >= GOAL_SERVICES;
         rows.push(vec![
             json!(name),
             json!(1.1),
             json!(1.0),
             format_figure(Some(growth)),
             json!("–"),
-            format_result(applies, growth <= 1.1),
+            format_result(goal_applies, growth <= 1.1),
         ]);
     }
     Some(FigureTable {
@@ -115,12 +118,12 @@ pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Opti
     })
 }
 
-/// Returns the cost of changes, as machine-independent counts.
+/// Returns the cost of changes, as machine-independent counts; `None` if no changes were measured.
 pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     let changed_meshes: Vec<(&MeshSize, &MeshChanges)> =
         meshes.iter().filter_map(|mesh| Some((mesh, mesh.changes.as_ref()?))).collect();
     changed_meshes.first()?;
-    let row = |mesh: &MeshSize, name: &str, recipients: f64, bytes: f64| {
+    let build_row = |mesh: &MeshSize, name: &str, recipients: f64, bytes: f64| {
         vec![
             json!(name),
             json!(mesh.mode),
@@ -131,22 +134,22 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     let mut rows = Vec::new();
     for (mesh, changes) in changed_meshes {
         let moves = format!("a moved endpoint with {} clients", changes.users);
-        rows.push(row(mesh, &moves, changes.endpoint_recipients, changes.endpoint_bytes));
+        rows.push(build_row(mesh, &moves, changes.endpoint_recipients, changes.endpoint_bytes));
         if mesh.mode == BenchDefaultPolicy::Deny {
-            rows.push(row(
+            rows.push(build_row(
                 mesh,
                 "a mesh-wide rule changes",
                 changes.rule_recipients,
                 changes.rule_bytes,
             ));
         }
-        rows.push(row(
+        rows.push(build_row(
             mesh,
             "one of many moved endpoints in a burst",
             changes.storm_recipients,
             changes.storm_bytes,
         ));
-        rows.push(row(mesh, "all reconnect after a crash", 0.0, changes.reconnect_bytes));
+        rows.push(build_row(mesh, "all reconnect after a crash", 0.0, changes.reconnect_bytes));
     }
     Some(FigureTable {
         title: "The cost of a change".to_owned(),
@@ -157,16 +160,16 @@ pub(super) fn change_cost_table(meshes: &[MeshSize]) -> Option<FigureTable> {
     })
 }
 
-fn last_with_changes(meshes: &[MeshSize], mode: BenchDefaultPolicy) -> Option<&MeshSize> {
-    meshes.iter().rfind(|mesh| mesh.mode == mode && mesh.changes.is_some())
+fn last_with_changes(meshes: &[MeshSize], default_policy: BenchDefaultPolicy) -> Option<&MeshSize> {
+    meshes.iter().rfind(|mesh| mesh.mode == default_policy && mesh.changes.is_some())
 }
 
 fn format_figure(figure: Option<f64>) -> Value {
     figure.map_or(json!("–"), |figure| json!(round_significant(figure)))
 }
 
-fn format_result(applies: bool, holds: bool) -> Value {
-    match (applies, holds) {
+fn format_result(goal_applies: bool, is_met: bool) -> Value {
+    match (goal_applies, is_met) {
         (false, _) => json!("–"),
         (true, true) => json!("yes"),
         (true, false) => json!("no"),

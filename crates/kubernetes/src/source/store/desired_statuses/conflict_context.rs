@@ -1,4 +1,4 @@
-//! The services and policies that a conflict check considers.
+//! The services, routes and policies in the object store that a conflict check considers.
 
 use leno_model::{Destinations, PolicyContext, PolicySide, Protocol, ServiceName, ServicePolicy};
 
@@ -7,7 +7,7 @@ use crate::read::matches_selector;
 use crate::source::store::ObjectStore;
 use crate::source::store::conflicts::ConflictIndex;
 
-/// The objects around a policy in the cluster.
+/// The objects of the cluster with which a policy may be in conflict.
 pub(crate) struct ConflictContext<'a, 'b> {
     pub(super) store: &'b ObjectStore,
     pub(super) shared: &'b StatusContext<'a>,
@@ -48,12 +48,12 @@ impl<'a> PolicyContext<'a> for ConflictContext<'a, '_> {
         // Future pods are unknown.
         endpoints.peek().is_none()
             || endpoints.any(|workload| {
-                let shared = store.services.may_select(workload);
-                let shared = shared.filter(|other| {
+                let other_services = store.services.may_select(workload);
+                let other_services = other_services.filter(|other| {
                     other.name != *service && matches_selector(&other.selector, &workload.labels)
                 });
-                let mut shared = shared.flat_map(|other| &other.ports);
-                shared.any(|other_port| other_port.target.is_same_at(&port.target, workload))
+                let mut other_ports = other_services.flat_map(|other| &other.ports);
+                other_ports.any(|other_port| other_port.target.is_same_at(&port.target, workload))
             })
     }
 
@@ -93,18 +93,19 @@ impl ObjectStore {
     /// Returns true if a workload behind a port declares a protocol other than TCP, or another service targets
     /// the same port of it with another protocol.
     pub(super) fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
-        let own = self.services.get(service);
-        let Some((own, port)) = own
-            .and_then(|own| Some((own, own.ports.iter().find(|own_port| own_port.port == port)?)))
-        else {
+        let definition = self.services.get(service);
+        let Some((definition, port)) = definition.and_then(|definition| {
+            Some((definition, definition.ports.iter().find(|candidate| candidate.port == port)?))
+        }) else {
             return false;
         };
-        self.endpoints_of(own).any(|workload| {
-            let shared = self.services.may_select(workload);
-            let shared = shared.filter(|other| matches_selector(&other.selector, &workload.labels));
-            let non_tcp = shared.flat_map(|other| &other.ports);
-            let non_tcp = non_tcp.filter(|port| port.protocol != Some(Protocol::Tcp));
-            port.target.sees_requests_at(workload, non_tcp.map(|port| &port.target))
+        self.endpoints_of(definition).any(|workload| {
+            let services = self.services.may_select(workload);
+            let services =
+                services.filter(|other| matches_selector(&other.selector, &workload.labels));
+            let ports = services.flat_map(|other| &other.ports);
+            let non_tcp_ports = ports.filter(|port| port.protocol != Some(Protocol::Tcp));
+            port.target.sees_requests_at(workload, non_tcp_ports.map(|port| &port.target))
         })
     }
 }

@@ -10,9 +10,10 @@ use crate::source::store::conflicts::ConflictIndex;
 #[derive(Default)]
 pub(super) struct StatusContext<'a> {
     pub(super) grants: Vec<&'a ReferenceGrant>,
-    /// The policies by target service; `by_namespace` has those that target a whole namespace.
-    by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
-    by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
+    /// The policies that target services, by service.
+    policies_by_service: BTreeMap<&'a ServiceName, Vec<&'a ServicePolicy>>,
+    /// The policies that target a whole namespace.
+    policies_by_namespace: BTreeMap<&'a Name, Vec<&'a ServicePolicy>>,
     pub(super) conflicts: ConflictIndex<'a>,
     /// The settings of the mesh.
     pub(super) config: MeshConfig,
@@ -26,13 +27,13 @@ impl<'a> StatusContext<'a> {
     pub(super) fn add_policy(&mut self, policy: &'a ServicePolicy) {
         match &policy.scope {
             PolicyScope::Namespace => {
-                self.by_namespace.entry(&policy.name.namespace).or_default().push(policy);
+                self.policies_by_namespace.entry(&policy.name.namespace).or_default().push(policy);
             }
             PolicyScope::Services(parents) => {
                 let services: BTreeSet<&ServiceName> =
                     parents.iter().map(|parent| &parent.service).collect();
                 for service in services {
-                    self.by_service.entry(service).or_default().push(policy);
+                    self.policies_by_service.entry(service).or_default().push(policy);
                 }
             }
         }
@@ -40,8 +41,8 @@ impl<'a> StatusContext<'a> {
 
     /// Returns the policies that may apply to a service.
     pub(super) fn policies_for(&self, service: &ServiceName) -> Vec<&'a ServicePolicy> {
-        let service_policies = self.by_service.get(service);
-        let namespace_policies = self.by_namespace.get(&service.namespace);
+        let service_policies = self.policies_by_service.get(service);
+        let namespace_policies = self.policies_by_namespace.get(&service.namespace);
         service_policies.into_iter().chain(namespace_policies).flatten().copied().collect()
     }
 }

@@ -12,7 +12,7 @@ fn first_status(store: &mut ObjectStore) -> Result<(), String> {
 }
 
 fn ingress_backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
-    let kind = index("IngressBackend", "policy.openservicemesh.io");
+    let kind = kind_index("IngressBackend", "policy.openservicemesh.io");
     let name = name.to_owned();
     let policy = move |port: u16, protocol: &str| {
         let spec = json!({
@@ -26,7 +26,7 @@ fn ingress_backend(name: &str) -> (usize, impl Fn(u16, &str) -> WatchEvent) {
 }
 
 fn selecting_service(name: &str, app: &str) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.2", "selector": {"app": app},
                  "ports": [{"port": 80, "targetPort": 8080}]},
@@ -58,7 +58,7 @@ fn without_gateways_an_ingress_backend_admits_the_pods_of_a_service() {
 
 fn assert_opens_when_complete(mut store: ObjectStore) {
     let (kind, policy) = ingress_backend("a");
-    let group = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let group = kind_index("HTTPRouteGroup", "specs.smi-spec.io");
     let no_endpoints = "endpoints not found for service shop/edge";
     let port = "spec.backends: no pod of the Service shop/web has the port 81";
     store.apply_event(kind, policy(81, "http"));
@@ -97,7 +97,7 @@ fn an_ingress_backend_admits_the_endpoints_of_a_service_without_a_selector() {
         // The Service and its slice exist before the policy, or come later.
         for is_policy_first in [true, false] {
             let mut store = store_with_gateways_option(gateways);
-            let kind = index("IngressBackend", "policy.openservicemesh.io");
+            let kind = kind_index("IngressBackend", "policy.openservicemesh.io");
             let spec = json!({
                 "backends": [{"name": "web", "port": {"number": 8080, "protocol": "http"}}],
                 "sources": [{"kind": "Service", "name": "hand", "namespace": "shop"}],

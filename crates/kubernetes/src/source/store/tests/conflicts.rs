@@ -47,7 +47,7 @@ fn assert_precedence_with_times(
     let apply =
         |store: &mut ObjectStore, (kind, name, spec): &(&str, &str, Value), created: &str| {
             let (kind_name, group) = kind.split_once('.').unwrap();
-            let kind = index(kind_name, group);
+            let kind = kind_index(kind_name, group);
             store.apply_event(kind, custom_event(kind, name, created, spec.clone()));
             kind
         };
@@ -116,13 +116,13 @@ fn a_route_in_force_on_one_of_its_ports_is_accepted() {
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 81}]},
     });
-    let service: Served = serde_json::from_value(service).unwrap();
+    let service: KubeService = serde_json::from_value(service).unwrap();
     store.apply_event(
         SERVICES,
         WatchEvent::Applied(Box::new(ConvertedObject::from_service(service))),
     );
     let group = "gateway.networking.k8s.io";
-    let (http, grpc) = (index("HTTPRoute", group), index("GRPCRoute", group));
+    let (http, grpc) = (kind_index("HTTPRoute", group), kind_index("GRPCRoute", group));
     let day = "2025-01-01T00:00:00Z";
     store.apply_event(grpc, custom_event(grpc, "g", day, route_spec(Some(80))));
     store.apply_event(http, custom_event(http, "h", day, route_spec(None)));
@@ -135,14 +135,14 @@ fn a_route_in_force_on_one_of_its_ports_is_accepted() {
 fn the_oldest_tcp_route_takes_precedence_whatever_its_name() {
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
-    let kind = index("TCPRoute", "gateway.networking.k8s.io");
+    let kind = kind_index("TCPRoute", "gateway.networking.k8s.io");
     store.apply_event(kind, custom_event(kind, "a", "2025-01-02T00:00:00Z", route_spec(None)));
     store.apply_event(kind, custom_event(kind, "z", "2025-01-01T00:00:00Z", route_spec(None)));
     assert!(status_of(&mut store, "TCPRoute", "a").starts_with("Conflicted: TCPRoute shop/z"));
 }
 
 #[test]
-fn a_retry_for_the_same_requests_names_the_first_one() {
+fn a_retry_policy_for_the_same_requests_names_the_policy_in_force() {
     let retry = |services: &[&str]| {
         let destination =
             |name: &&str| json!({"kind": "Service", "name": name, "namespace": "shop"});
@@ -337,7 +337,7 @@ fn the_older_object_of_each_kind_takes_precedence_whatever_its_name() {
             let mut store = listed_store();
             store.apply_event(SERVICES, service_event("web", 8080));
             let (kind_name, group) = kind.split_once('.').unwrap();
-            let kind_index = index(kind_name, group);
+            let kind_index = kind_index(kind_name, group);
             store.apply_event(kind_index, custom_event(kind_index, older, early, spec.clone()));
             assert_eq!(status_of(&mut store, kind_name, older), *alone, "{kind_name} alone");
             store.apply_event(kind_index, custom_event(kind_index, newer, late, spec.clone()));
@@ -392,7 +392,7 @@ fn a_missing_reference_is_an_event_of_the_object_that_contains_it() {
     store.apply_event(SERVICES, service_event("web", 8080));
     let split =
         |backend: &str| json!({"service": "web", "backends": [{"service": backend, "weight": 1}]});
-    let kind = index("TrafficSplit", "split.smi-spec.io");
+    let kind = kind_index("TrafficSplit", "split.smi-spec.io");
     let notes = |store: &mut ObjectStore| -> Vec<(String, String)> {
         let statuses = store.changed_statuses().unwrap();
         let notes = statuses.iter().flat_map(|status| {
@@ -411,7 +411,7 @@ fn a_missing_reference_is_an_event_of_the_object_that_contains_it() {
     let older = "Conflicted: TrafficSplit shop/good is for the same service, and is older";
     let of_bad = |note: &str| ("bad".to_owned(), note.to_owned());
     assert_eq!(notes(&mut store), [of_bad(older), of_bad(missing)]);
-    let targets = index("TrafficTarget", "access.smi-spec.io");
+    let targets = kind_index("TrafficTarget", "access.smi-spec.io");
     let account = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": "shop"});
     let target = json!({
         "destination": account("web"), "sources": [account("client")],
@@ -421,7 +421,7 @@ fn a_missing_reference_is_an_event_of_the_object_that_contains_it() {
     store.apply_event(targets, custom_event(targets, "t", "2025-01-01T00:00:00Z", target));
     let missing = "RefNotFound: spec.rules[0].name: there is no HTTPRouteGroup shop/g";
     assert_eq!(notes(&mut store), [("t".to_owned(), missing.to_owned())]);
-    let groups = index("HTTPRouteGroup", "specs.smi-spec.io");
+    let groups = kind_index("HTTPRouteGroup", "specs.smi-spec.io");
     let groups_spec = json!({"matches": [{"name": "all", "pathRegex": ".*"}]});
     store.apply_event(groups, custom_event(groups, "g", "2025-01-01T00:00:00Z", groups_spec));
     assert_eq!(notes(&mut store), []);
@@ -434,10 +434,10 @@ fn a_split_names_the_error_of_the_newer_route_that_takes_precedence() {
     for name in ["web", "v1"] {
         store.apply_event(SERVICES, service_event(name, 8080));
     }
-    let splits = index("TrafficSplit", "split.smi-spec.io");
+    let splits = kind_index("TrafficSplit", "split.smi-spec.io");
     let split = json!({"service": "web", "backends": [{"service": "v1", "weight": 1}]});
     store.apply_event(splits, custom_event(splits, "old", "2025-01-01T00:00:00Z", split));
-    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let routes = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let mut spec = route_spec(None);
     spec["rules"][0]["backendRefs"][0]["name"] = json!("v2");
     store.apply_event(routes, custom_event(routes, "new", "2025-02-01T00:00:00Z", spec));
@@ -457,7 +457,7 @@ fn an_older_split_with_a_deleted_backend_takes_precedence() {
     for name in ["web", "v1", "v2"] {
         store.apply_event(SERVICES, service_event(name, 8080));
     }
-    let kind = index("TrafficSplit", "split.smi-spec.io");
+    let kind = kind_index("TrafficSplit", "split.smi-spec.io");
     store.apply_event(kind, custom_event(kind, "old", "2025-01-01T00:00:00Z", split("v1")));
     store.apply_event(kind, custom_event(kind, "new", "2025-02-01T00:00:00Z", split("v2")));
     let conflict = "TrafficSplit shop/old is for the same service, and is older";

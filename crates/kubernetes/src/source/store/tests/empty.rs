@@ -4,7 +4,7 @@ use super::*;
 
 /// As cluster add-ons have them.
 fn sticky_service(labels: Value) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "metrics-server", "namespace": "shop", "uid": "u"},
         "spec": {"clusterIP": "10.0.0.1", "selector": labels, "sessionAffinity": "ClientIP",
                  "internalTrafficPolicy": "Local",

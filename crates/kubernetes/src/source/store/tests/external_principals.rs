@@ -34,7 +34,7 @@ fn first_status(store: &mut ObjectStore) -> Option<Result<(), String>> {
 #[test]
 fn an_access_cert_has_no_status_before_its_outcome_is_known() {
     let mut store = store_with_permissions();
-    let kind = index("AccessCert", FSM);
+    let kind = kind_index("AccessCert", FSM);
     store.apply_event(
         kind,
         custom_event(kind, "a", CREATED, cert_spec("shop", &["batch.corp.example"])),
@@ -55,7 +55,7 @@ fn an_access_cert_has_no_status_before_its_outcome_is_known() {
 
 #[test]
 fn forbidden_access_certs_are_reported_and_not_issued() {
-    let kind = index("AccessCert", FSM);
+    let kind = kind_index("AccessCert", FSM);
     for (spec, expected) in [
         (cert_spec("other", &["batch.corp.example"]), "is not the namespace of the AccessCert"),
         (cert_spec("shop", &["ratings.bookinfo.cluster.local"]), "an account of another namespace"),

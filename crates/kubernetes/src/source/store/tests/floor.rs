@@ -5,7 +5,7 @@ use super::*;
 const CREATED: &str = "2025-01-01T00:00:00Z";
 
 fn set_floor(store: &mut ObjectStore, floor: Value) {
-    let mesh_config_kind = index("MeshConfig", "leno.dev");
+    let mesh_config_kind = kind_index("MeshConfig", "leno.dev");
     store.apply_event(
         mesh_config_kind,
         custom_event(mesh_config_kind, "mesh", CREATED, json!({"floor": floor})),
@@ -122,7 +122,7 @@ fn a_pod_with_another_sidecar_image_is_not_a_member() {
         describe_update(store.flush()),
         ["- Workload shop/b", "+ Workload shop/c", "+ MeshConfig"]
     );
-    let mesh_config_kind = index("MeshConfig", "leno.dev");
+    let mesh_config_kind = kind_index("MeshConfig", "leno.dev");
     store.apply_event(mesh_config_kind, removal_event("", "mesh"));
     assert_eq!(describe_update(store.flush()), ["- MeshConfig", "+ Workload shop/b"]);
 }
@@ -140,7 +140,7 @@ fn mesh_wide_objects_are_read_only_from_configured_namespaces() {
     for (kind, group, spec) in
         [("TagRoute", "leno.dev", tag_route), ("Egress", "policy.openservicemesh.io", egress)]
     {
-        let index = index(kind, group);
+        let index = kind_index(kind, group);
         let mut store = listed_store();
         store.apply_event(index, custom_event(index, "all", CREATED, spec.clone()));
         let update = store.flush().unwrap();

@@ -8,20 +8,20 @@ fn add_gateway(store: &mut ObjectStore, backend: &str) {
     let now = "2025-01-01T00:00:00Z";
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
     store.apply_event(
-        index("GatewayClass", group),
-        custom_event(index("GatewayClass", group), "leno", now, class),
+        kind_index("GatewayClass", group),
+        custom_event(kind_index("GatewayClass", group), "leno", now, class),
     );
     let listeners = json!([{"name": "http", "port": 80, "protocol": "HTTP"}]);
     let gateway = json!({"gatewayClassName": "leno", "listeners": listeners});
     store.apply_event(
-        index("Gateway", group),
-        custom_event(index("Gateway", group), "edge", now, gateway),
+        kind_index("Gateway", group),
+        custom_event(kind_index("Gateway", group), "edge", now, gateway),
     );
     let rules = json!([{"backendRefs": [{"name": backend, "port": 80}]}]);
     let route = json!({"parentRefs": [{"name": "edge"}], "rules": rules});
     store.apply_event(
-        index("HTTPRoute", group),
-        custom_event(index("HTTPRoute", group), "r", now, route),
+        kind_index("HTTPRoute", group),
+        custom_event(kind_index("HTTPRoute", group), "r", now, route),
     );
     store.resolve_gateways();
 }
@@ -44,10 +44,16 @@ fn pods_without_sidecars_are_sent_if_a_gateway_routes_to_them() {
     assert_eq!((workload.name.to_string().as_str(), workload.sidecar), ("shop/plain", false));
     assert_eq!(workload.ports[0].port, 8080);
     assert_eq!(describe_update(Some(update)), ["+ Workload shop/plain", "+ Gateway shop/edge"]);
-    store.apply_event(index("HTTPRoute", "gateway.networking.k8s.io"), removal_event("shop", "r"));
+    store.apply_event(
+        kind_index("HTTPRoute", "gateway.networking.k8s.io"),
+        removal_event("shop", "r"),
+    );
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), ["- Workload shop/plain", "+ Gateway shop/edge"]);
-    store.apply_event(index("Gateway", "gateway.networking.k8s.io"), removal_event("shop", "edge"));
+    store.apply_event(
+        kind_index("Gateway", "gateway.networking.k8s.io"),
+        removal_event("shop", "edge"),
+    );
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), ["- Gateway shop/edge"]);
 }
@@ -67,7 +73,7 @@ fn listed_endpoints_are_sent_if_a_gateway_routes_to_them() {
         WatchEvent::Applied(Box::new(ConvertedObject::from_slice(slice.unwrap())))
     };
     let mut store = listed_store();
-    let db: Served = serde_json::from_value(json!({
+    let db: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "db", "namespace": "shop"}, "spec": {"ports": [{"port": 80}]},
     }))
     .unwrap();
@@ -120,15 +126,15 @@ fn a_gateway_is_sent_after_its_secret_was_read() {
         store.apply_event(kind, WatchEvent::ListStarted);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
-    let kind = index("GatewayClass", group);
+    let kind = kind_index("GatewayClass", group);
     store.apply_event(kind, custom_event(kind, "leno", now, class));
     let tls = json!({"certificateRefs": [{"name": "cert"}]});
     let listener = json!({"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls});
-    let kind = index("Gateway", group);
+    let kind = kind_index("Gateway", group);
     let gateway = json!({"gatewayClassName": "leno", "listeners": [listener]});
     store.apply_event(kind, custom_event(kind, "edge", now, gateway));
     for kind in 0..watched_kinds().len() {
-        let secrets_event = WatchEvent::Covered(Arc::default());
+        let secrets_event = WatchEvent::SecretsReceived(Arc::default());
         store.apply_event(
             kind,
             if kind == secrets { secrets_event } else { WatchEvent::ListComplete },
@@ -139,7 +145,7 @@ fn a_gateway_is_sent_after_its_secret_was_read() {
     assert!(store.flush().is_none());
     let referenced = store.referenced_secrets();
     assert_eq!(referenced.len(), 1);
-    store.apply_event(secrets, WatchEvent::Covered(referenced));
+    store.apply_event(secrets, WatchEvent::SecretsReceived(referenced));
     store.resolve_gateways();
     assert!(store.progress().is_synced());
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/edge"]);
@@ -161,7 +167,7 @@ fn only_gateways_wait_for_their_own_secrets() {
             listener["protocol"] = json!("HTTPS");
             listener["tls"] = json!({"certificateRefs": [{"name": secret}]});
         }
-        let kind = index("Gateway", group);
+        let kind = kind_index("Gateway", group);
         let spec = json!({"gatewayClassName": "leno", "listeners": [listener]});
         store.apply_event(kind, custom_event(kind, name, now, spec));
         store.resolve_gateways();
@@ -171,11 +177,11 @@ fn only_gateways_wait_for_their_own_secrets() {
         store.apply_event(kind, WatchEvent::ListStarted);
     }
     let class = json!({"controllerName": "leno.dev/gateway-controller"});
-    let kind = index("GatewayClass", group);
+    let kind = kind_index("GatewayClass", group);
     store.apply_event(kind, custom_event(kind, "leno", now, class));
     gateway(&mut store, "a", 443, Some("cert"));
     for kind in 0..watched_kinds().len() {
-        let secrets_event = WatchEvent::Covered(Arc::default());
+        let secrets_event = WatchEvent::SecretsReceived(Arc::default());
         store.apply_event(
             kind,
             if kind == secrets { secrets_event } else { WatchEvent::ListComplete },
@@ -190,7 +196,7 @@ fn only_gateways_wait_for_their_own_secrets() {
     assert_eq!(describe_update(store.flush()), [] as [&str; 0]);
     gateway(&mut store, "b", 80, None);
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/b"]);
-    store.apply_event(secrets, WatchEvent::Covered(store.referenced_secrets()));
+    store.apply_event(secrets, WatchEvent::SecretsReceived(store.referenced_secrets()));
     store.resolve_gateways();
     assert_eq!(describe_update(store.flush()), ["+ Gateway shop/a"]);
     // It keeps its configuration until the new Secret has been read; others are not affected.
@@ -201,12 +207,12 @@ fn only_gateways_wait_for_their_own_secrets() {
 }
 
 #[test]
-fn keys_without_references_are_not_kept() {
+fn unreferenced_secrets_are_dropped() {
     let secrets =
         watched_kinds().iter().position(|watched| *watched == WatchedKind::Secrets).unwrap();
     let mut store = listed_store();
     add_gateway(&mut store, "web");
-    let kind = index("Gateway", "gateway.networking.k8s.io");
+    let kind = kind_index("Gateway", "gateway.networking.k8s.io");
     let listener = json!({"name": "l", "port": 443, "protocol": "HTTPS",
                           "tls": {"certificateRefs": [{"name": "cert"}]}});
     let spec = |listener| json!({"gatewayClassName": "leno", "listeners": [listener]});
@@ -222,13 +228,13 @@ fn keys_without_references_are_not_kept() {
         secrets,
         WatchEvent::Applied(Box::new(ConvertedObject::from_secret(secret, &referenced))),
     );
-    store.apply_event(secrets, WatchEvent::Covered(referenced));
+    store.apply_event(secrets, WatchEvent::SecretsReceived(referenced));
     store.resolve_gateways();
-    assert_eq!(store.gateways.as_ref().unwrap().facts.certificates.len(), 1);
+    assert_eq!(store.gateways.as_ref().unwrap().inputs.certificates.len(), 1);
     let plain = json!({"name": "l", "port": 80, "protocol": "HTTP"});
     store.apply_event(kind, custom_event(kind, "edge", now, spec(plain)));
     store.resolve_gateways();
-    assert_eq!(store.gateways.as_ref().unwrap().facts.certificates.len(), 0);
+    assert_eq!(store.gateways.as_ref().unwrap().inputs.certificates.len(), 0);
     // A new reference waits until the Secret has been read again.
     store.flush();
     store.apply_event(kind, custom_event(kind, "edge", now, spec(listener)));
@@ -238,8 +244,8 @@ fn keys_without_references_are_not_kept() {
 
 #[test]
 fn a_policy_reports_endpoints_that_gateways_exclude() {
-    let limit = index("RateLimit", "leno.dev");
-    let access = index("AccessPolicy", "leno.dev");
+    let limit = kind_index("RateLimit", "leno.dev");
+    let access = kind_index("AccessPolicy", "leno.dev");
     let enforced = |store: &mut ObjectStore| -> Vec<(&str, &str, String)> {
         let statuses = store.changed_statuses().unwrap_or_default();
         let policies = statuses.iter().filter_map(|status| match &status.content {
@@ -291,7 +297,7 @@ fn a_policy_reports_endpoints_that_gateways_exclude() {
 
 #[test]
 fn a_policy_is_not_enforced_if_a_gateway_reaches_the_pods_through_another_service() {
-    let limit = index("RateLimit", "leno.dev");
+    let limit = kind_index("RateLimit", "leno.dev");
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(SERVICES, service_event("front", 8080));
@@ -317,7 +323,7 @@ fn a_policy_is_not_enforced_if_a_gateway_reaches_the_pods_through_another_servic
 /// Sidecars exclude the same endpoints if a Service has one with a sidecar.
 #[test]
 fn a_policy_reports_endpoints_that_sidecars_exclude() {
-    let limit = index("RateLimit", "leno.dev");
+    let limit = kind_index("RateLimit", "leno.dev");
     let mut store = listed_store();
     store.apply_event(SERVICES, service_event("web", 8080));
     store.apply_event(PODS, pod_event("plain", json!({"labels": {"app": "web"}})));

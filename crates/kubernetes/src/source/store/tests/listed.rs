@@ -12,7 +12,7 @@ pub(super) fn slice_kind() -> usize {
 
 /// A Service without a selector.
 pub(super) fn selectorless_service() -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "hand", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.7", "ports": [{"name": "http", "port": 80}]},
     }))

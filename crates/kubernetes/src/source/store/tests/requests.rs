@@ -15,7 +15,7 @@ fn pod_with_named_port() -> WatchEvent {
 
 /// A Service of that pod with port 80 and the given `targetPort`.
 fn service_to_port(name: &str, target: Value, protocol: &str) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"},
                  "ports": [{"port": 80, "targetPort": target, "appProtocol": protocol}]},
@@ -33,7 +33,7 @@ fn rate_limit_event(kind: usize) -> WatchEvent {
 /// A port of the pod has a name, and services target it by name or number.
 #[test]
 fn requests_are_visible_through_another_service_with_the_same_target_port() {
-    let limit = index("RateLimit", "leno.dev");
+    let limit = kind_index("RateLimit", "leno.dev");
     let mut store = listed_store();
     store.apply_event(PODS, pod_with_named_port());
     store.apply_event(SERVICES, service_to_port("web", json!("main"), "tcp"));
@@ -55,8 +55,8 @@ fn requests_are_visible_through_another_service_with_the_same_target_port() {
 /// same target port.
 #[test]
 fn a_limit_applies_to_requests_through_another_service_with_the_same_target_port() {
-    let limit = index("RateLimit", "leno.dev");
-    let routes = index("HTTPRoute", "gateway.networking.k8s.io");
+    let limit = kind_index("RateLimit", "leno.dev");
+    let routes = kind_index("HTTPRoute", "gateway.networking.k8s.io");
     let mut store = listed_store();
     store.apply_event(PODS, pod_with_named_port());
     store.apply_event(SERVICES, service_event("web", 8080));

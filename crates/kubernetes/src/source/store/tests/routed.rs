@@ -5,7 +5,7 @@ use super::*;
 const GATEWAY_API: &str = "gateway.networking.k8s.io";
 
 fn selecting_service(name: &str) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.2", "selector": {"app": name}, "ports": [{"port": 80}]},
     }))
@@ -42,14 +42,14 @@ fn routes_to_unmeshed() -> Vec<(usize, Value)> {
     let split = json!({"service": "web", "backends": [
         {"service": "web", "weight": 1}, {"service": "un", "weight": 1},
     ]});
-    let route = |kind: &str, spec: Value| (index(kind, GATEWAY_API), spec);
+    let route = |kind: &str, spec: Value| (kind_index(kind, GATEWAY_API), spec);
     vec![
         route("HTTPRoute", route_rules(&backends)),
         route("HTTPRoute", mirror),
         route("GRPCRoute", route_rules(&backends)),
         route("TCPRoute", route_rules(&backends)),
         route("TLSRoute", tls),
-        (index("TrafficSplit", "split.smi-spec.io"), split),
+        (kind_index("TrafficSplit", "split.smi-spec.io"), split),
     ]
 }
 
@@ -86,7 +86,7 @@ fn a_backend_without_sidecars_has_endpoints_while_a_route_references_it() {
 }
 
 #[test]
-fn a_starting_control_plane_publishes_such_endpoints() {
+fn a_starting_control_plane_publishes_unmeshed_backends() {
     for (kind, spec) in routes_to_unmeshed() {
         let mut store = ObjectStore::new(watched_kinds());
         for index in 0..watched_kinds().len() {
@@ -106,7 +106,7 @@ fn a_starting_control_plane_publishes_such_endpoints() {
 fn a_service_without_sidecars_keeps_its_endpoints_while_its_route_has_a_meshed_backend() {
     let mut store = listed_store();
     add_services(&mut store);
-    let kind = index("HTTPRoute", GATEWAY_API);
+    let kind = kind_index("HTTPRoute", GATEWAY_API);
     let mut spec = route_rules(&json!([{"name": "web", "port": 80}, {"name": "un", "port": 80}]));
     spec["parentRefs"][0]["name"] = json!("un");
     store.apply_event(kind, custom_object(kind, &spec));
@@ -123,7 +123,7 @@ fn a_service_without_sidecars_keeps_its_endpoints_while_its_route_has_a_meshed_b
 fn endpoints_are_removed_with_the_last_of_several_routes() {
     let mut store = listed_store();
     add_services(&mut store);
-    let kind = index("HTTPRoute", GATEWAY_API);
+    let kind = kind_index("HTTPRoute", GATEWAY_API);
     let spec = route_rules(&json!([{"name": "un", "port": 80}]));
     for name in ["a", "b"] {
         store.apply_event(kind, custom_event(kind, name, "2025-01-01T00:00:00Z", spec.clone()));
@@ -138,10 +138,10 @@ fn endpoints_are_removed_with_the_last_of_several_routes() {
 /// The sidecars of clients leave out such an endpoint while a policy applies that only its own sidecar
 /// enforces.
 #[test]
-fn a_policy_of_such_a_backend_is_not_enforced() {
+fn a_policy_of_an_unmeshed_backend_is_not_enforced() {
     let mut store = listed_store();
     add_services(&mut store);
-    let limits = index("RateLimit", "leno.dev");
+    let limits = kind_index("RateLimit", "leno.dev");
     let limit = json!({
         "targetRefs": [{"group": "", "kind": "Service", "name": "un"}],
         "rules": [{"requests": 5, "per": "1s"}],
@@ -162,7 +162,7 @@ fn a_policy_of_such_a_backend_is_not_enforced() {
             .status
     };
     assert_eq!(enforced(&mut store), "True");
-    let kind = index("HTTPRoute", GATEWAY_API);
+    let kind = kind_index("HTTPRoute", GATEWAY_API);
     let spec = route_rules(&json!([{"name": "un", "port": 80}]));
     store.apply_event(kind, custom_object(kind, &spec));
     assert_eq!(enforced(&mut store), "False");
@@ -189,7 +189,7 @@ const PROGRAMMED: &str = "Programmed";
 fn a_route_between_services_without_sidecars_reports_that_it_has_no_effect() {
     let mut store = listed_store();
     add_services(&mut store);
-    let kind = index("HTTPRoute", GATEWAY_API);
+    let kind = kind_index("HTTPRoute", GATEWAY_API);
     let mut spec = route_rules(&json!([{"name": "un", "port": 80}]));
     spec["parentRefs"][0]["name"] = json!("un");
     store.apply_event(kind, custom_object(kind, &spec));
@@ -222,7 +222,7 @@ fn a_route_between_services_without_sidecars_reports_that_it_has_no_effect() {
 fn a_route_with_the_matches_of_an_older_one_reports_that_it_has_no_effect() {
     let mut store = listed_store();
     add_services(&mut store);
-    let kind = index("HTTPRoute", GATEWAY_API);
+    let kind = kind_index("HTTPRoute", GATEWAY_API);
     let route = route_rules(&json!([{"name": "web", "port": 80}]));
     store.apply_event(kind, custom_event(kind, "z", "2025-01-01T00:00:00Z", route.clone()));
     store.apply_event(kind, custom_event(kind, "a", "2025-02-01T00:00:00Z", route.clone()));

@@ -6,7 +6,7 @@ const OSM: &str = "config.openservicemesh.io";
 const CREATED: &str = "2025-01-01T00:00:00Z";
 
 fn foreign_settings(spec: Value) -> (usize, WatchEvent) {
-    let kind = index("MeshConfig", OSM);
+    let kind = kind_index("MeshConfig", OSM);
     (kind, custom_event(kind, "osm-mesh-config", CREATED, spec))
 }
 
@@ -35,7 +35,7 @@ fn the_stricter_settings_of_two_meshes_apply() {
     let permissive = json!({"enablePermissiveTrafficPolicyMode": true, "enableEgress": true});
     let (kind, event) = foreign_settings(json!({"traffic": permissive}));
     store.apply_event(kind, event);
-    let fsm = index("MeshConfig", "config.flomesh.io");
+    let fsm = kind_index("MeshConfig", "config.flomesh.io");
     store.apply_event(fsm, custom_event(fsm, "fsm-mesh-config", CREATED, json!({})));
     let config = updated_config(store.flush());
     assert_eq!((config.default_policy, config.egress), (DefaultPolicy::Deny, Egress::Deny));
@@ -117,7 +117,7 @@ fn the_default_trust_domain_applies_unless_the_mesh_config_sets_one() {
         }
         updated_config(store.flush()).trust_domain.to_string()
     };
-    let own_kind = index("MeshConfig", "leno.dev");
+    let own_kind = kind_index("MeshConfig", "leno.dev");
     let own_config = |spec: Value| Some((own_kind, custom_event(own_kind, "mesh", CREATED, spec)));
     assert_eq!(domain(None), "assumed.example");
     assert_eq!(domain(Some(foreign_settings(json!({})))), "assumed.example");
@@ -129,7 +129,7 @@ fn the_default_trust_domain_applies_unless_the_mesh_config_sets_one() {
 #[test]
 fn settings_of_another_mesh_do_not_apply_beside_a_mesh_config() {
     let mut store = listed_store();
-    let own_kind = index("MeshConfig", "leno.dev");
+    let own_kind = kind_index("MeshConfig", "leno.dev");
     let gateway = json!({
         "subjectAltNames": ["ingress.example"], "validityDuration": "24h",
         "secret": {"name": "ingress", "namespace": "osm-system"},
@@ -184,7 +184,7 @@ const WEAKER_THAN_OSM: &str = "MeshConfig osm-system/osm-mesh-config: spec: is i
 
 #[test]
 fn a_mesh_config_with_only_a_trust_domain_does_not_replace_settings_of_another_mesh() {
-    let own_kind = index("MeshConfig", "leno.dev");
+    let own_kind = kind_index("MeshConfig", "leno.dev");
     for spec in [json!({"trustDomain": "prod.example"}), json!({})] {
         let mut store = listed_store();
         store.apply_event(own_kind, custom_event(own_kind, "mesh", CREATED, spec.clone()));
@@ -208,7 +208,7 @@ fn a_mesh_config_with_only_a_trust_domain_does_not_replace_settings_of_another_m
 #[test]
 fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
     let mut store = listed_store();
-    let own_kind = index("MeshConfig", "leno.dev");
+    let own_kind = kind_index("MeshConfig", "leno.dev");
     let (kind, event) = settings_of_osm("shop", CREATED, json!({}));
     store.apply_event(kind, event);
     let list_warnings = |store: &mut ObjectStore| {
@@ -243,14 +243,14 @@ fn ignored_strict_settings_are_reported_with_the_default_policy_of_the_mesh() {
 
 #[test]
 fn nothing_is_sent_while_the_settings_of_another_mesh_cannot_be_read() {
-    let kind = index("MeshConfig", OSM);
+    let kind = kind_index("MeshConfig", OSM);
     let mut store = ObjectStore::new(watched_kinds());
     for other in (0..watched_kinds().len()).filter(|other| *other != kind) {
         store.apply_event(other, WatchEvent::ListComplete);
     }
     store.apply_event(kind, WatchEvent::Forbidden("no".to_owned()));
     assert!(store.flush().is_none(), "the default policy is unknown");
-    store.apply_event(kind, WatchEvent::Absent);
+    store.apply_event(kind, WatchEvent::KindNotServed);
     assert!(store.flush().is_some());
 }
 
@@ -261,7 +261,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
         |kind: WatchedKind| watched_kinds().iter().position(|watched| *watched == kind).unwrap();
     let (service, slice) =
         (watched(WatchedKind::ApiServerService), watched(WatchedKind::ApiServerEndpoints));
-    let object: Served = serde_json::from_value(json!({
+    let object: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "kubernetes", "namespace": "default"},
         "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443, "targetPort": 6443}]},
     }))
@@ -280,7 +280,7 @@ fn the_api_server_stays_reachable_unless_a_setting_denies_it() {
     store.apply_event(slice, endpoints("192.0.2.7"));
     // The addresses are not needed while egress is allowed.
     assert!(store.flush().is_none_or(|update| update.changes.is_empty()));
-    let own_kind = index("MeshConfig", "leno.dev");
+    let own_kind = kind_index("MeshConfig", "leno.dev");
     let apply_config = |store: &mut ObjectStore, spec: Value| {
         store.apply_event(own_kind, custom_event(own_kind, "mesh", CREATED, spec));
         let config = updated_config(store.flush());

@@ -29,7 +29,7 @@ fn pod_on(node: &str) -> WatchEvent {
 }
 
 fn service_with_distribution(distribution: Value) -> WatchEvent {
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "selector": {"app": "web"}, "ports": [{"port": 80}],
                  "trafficDistribution": distribution},
@@ -69,7 +69,7 @@ fn a_service_with_traffic_distribution_prefers_the_zone_of_the_client() {
     let key = "TagRoute shop/web.traffic-distribution";
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
     // Rules of users take precedence.
-    let kind = index("TagRoute", "leno.dev");
+    let kind = kind_index("TagRoute", "leno.dev");
     let written = json!({"service": "web", "preferSameTag": [{"tags": ["rack"]}]});
     store.apply_event(kind, custom_event(kind, "mine", "2025-01-01T00:00:00Z", written));
     assert_eq!(
@@ -91,7 +91,7 @@ fn sermant_rules_about_client_tags_take_precedence_over_a_zone_preference() {
     store.apply_event(SERVICES, service_with_distribution(json!("PreferClose")));
     let key = "TagRoute shop/web.traffic-distribution";
     assert_eq!(describe_update(store.flush()), ["+ Service shop/web", &format!("+ {key}")]);
-    let kind = index("SermantRouteRule", "leno.dev");
+    let kind = kind_index("SermantRouteRule", "leno.dev");
     let published = |service: &str, kind: &str| {
         let (condition, tags) = match kind {
             "tag" => {
@@ -131,7 +131,7 @@ fn a_service_without_a_selector_has_no_zone_preference() {
     let mut store = listed_store();
     store.apply_event(SERVICES, service_with_distribution(json!("PreferClose")));
     store.flush();
-    let service: Served = serde_json::from_value(json!({
+    let service: KubeService = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"clusterIP": "10.0.0.1", "ports": [{"port": 80}],
                  "trafficDistribution": "PreferClose"},
@@ -194,7 +194,7 @@ fn unsupported_settings_are_reported_for_their_service_or_namespace() {
 fn services_without_a_selector_are_sent_only_with_gateways() {
     for gateways in [true, false] {
         let mut store = store_with_gateways_option(gateways);
-        let service: Served = serde_json::from_value(json!({
+        let service: KubeService = serde_json::from_value(json!({
             "metadata": {"name": "outside", "namespace": "shop"},
             "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80}]},
         }))

@@ -14,7 +14,7 @@ pub(super) fn callers_to_wire(from: &CallerMatch) -> Option<proto::CallerMatch> 
     (*from != CallerMatch::default()).then(|| proto::CallerMatch {
         service: from.service.as_ref().map(ToString::to_string),
         tags: from.tags.iter().map(test_to_wire).collect(),
-        one_is_enough: from.quorum == Quorum::One,
+        one_is_enough: from.quorum == Quorum::Any,
     })
 }
 
@@ -31,7 +31,7 @@ pub(super) fn callers_from_wire(
 }
 
 fn quorum_from_wire(one_is_enough: bool) -> Quorum {
-    if one_is_enough { Quorum::One } else { Quorum::All }
+    if one_is_enough { Quorum::Any } else { Quorum::All }
 }
 
 /// Encodes request conditions; `None` if all requests match.
@@ -44,7 +44,7 @@ pub(super) fn match_to_wire(matches: &TagMatch) -> Option<proto::TagMatch> {
     (*matches != TagMatch::default()).then(|| proto::TagMatch {
         request: (request != RequestMatch::default()).then(|| request::to_wire(&request)),
         headers: matches.headers.iter().map(test_to_wire).collect(),
-        one_is_enough: matches.quorum == Quorum::One,
+        one_is_enough: matches.quorum == Quorum::Any,
         first_value: matches.repeated == RepeatedHeader::First,
         query: matches.query.iter().map(test_to_wire).collect(),
         cookies: matches.cookies.iter().map(test_to_wire).collect(),
@@ -122,7 +122,7 @@ fn text_relation_to_wire(relation: TextRelation) -> i32 {
         TextRelation::Prefix => proto::TextRelation::Prefix,
         TextRelation::Regex => proto::TextRelation::Regex,
         TextRelation::In => proto::TextRelation::In,
-        TextRelation::Not => proto::TextRelation::Not,
+        TextRelation::NotEqual => proto::TextRelation::NotEqual,
     };
     wire.into()
 }
@@ -133,16 +133,16 @@ fn text_relation_from_wire(number: i32) -> Result<TextRelation, InvalidField> {
         Ok(proto::TextRelation::Prefix) => Ok(TextRelation::Prefix),
         Ok(proto::TextRelation::Regex) => Ok(TextRelation::Regex),
         Ok(proto::TextRelation::In) => Ok(TextRelation::In),
-        Ok(proto::TextRelation::Not) => Ok(TextRelation::Not),
+        Ok(proto::TextRelation::NotEqual) => Ok(TextRelation::NotEqual),
         Ok(proto::TextRelation::Unspecified) | Err(_) => Err(unknown_relation_error(number)),
     }
 }
 
 fn number_relation_to_wire(relation: NumberRelation) -> i32 {
     let wire = match relation {
-        NumberRelation::Above => proto::NumberRelation::Above,
+        NumberRelation::GreaterThan => proto::NumberRelation::GreaterThan,
         NumberRelation::AtLeast => proto::NumberRelation::AtLeast,
-        NumberRelation::Below => proto::NumberRelation::Below,
+        NumberRelation::LessThan => proto::NumberRelation::LessThan,
         NumberRelation::AtMost => proto::NumberRelation::AtMost,
     };
     wire.into()
@@ -150,9 +150,9 @@ fn number_relation_to_wire(relation: NumberRelation) -> i32 {
 
 fn number_relation_from_wire(number: i32) -> Result<NumberRelation, InvalidField> {
     match proto::NumberRelation::try_from(number) {
-        Ok(proto::NumberRelation::Above) => Ok(NumberRelation::Above),
+        Ok(proto::NumberRelation::GreaterThan) => Ok(NumberRelation::GreaterThan),
         Ok(proto::NumberRelation::AtLeast) => Ok(NumberRelation::AtLeast),
-        Ok(proto::NumberRelation::Below) => Ok(NumberRelation::Below),
+        Ok(proto::NumberRelation::LessThan) => Ok(NumberRelation::LessThan),
         Ok(proto::NumberRelation::AtMost) => Ok(NumberRelation::AtMost),
         Ok(proto::NumberRelation::Unspecified) | Err(_) => Err(unknown_relation_error(number)),
     }

@@ -1,4 +1,5 @@
-//! Upgrades of HTTP/1.1 clients to HTTP/2 on the same connection (RFC 7540 §3.2).
+//! `h2c` upgrades: HTTP/1.1 clients that switch to HTTP/2 on the same connection (RFC 7540 §3.2). The first
+//! request is passed to the HTTP/2 server as a HEADERS frame.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,8 +14,8 @@ pub(crate) const SWITCHING_RESPONSE: &[u8] =
     b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
 
 /// Returns the request that offers the upgrade, as the frame that opens stream 1; `None` if the offer is not
-/// accepted. Inexact offers are ignored: proxies that forward such requests without understanding them do not
-/// list both fields in `Connection`.
+/// accepted. An offer without both fields in `Connection` is ignored, because a proxy that does not support
+/// the upgrade may have forwarded it.
 pub(crate) fn accept_upgrade(
     session: &Session,
     io: &Io,
@@ -30,13 +31,17 @@ pub(crate) fn accept_upgrade(
         // Clients of the HTTP proxy name a server with each request; an address may be outside the mesh.
         ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
-    let bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
-    let single_field = |name: &[u8]| find_only_field(&head.fields, bytes, name);
-    let upgrade = single_field(b"upgrade")
+    let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+    let find_field = |name: &[u8]| find_only_field(&head.fields, bytes, name);
+    let upgrade = find_field(b"upgrade")
         .filter(|field| field.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
-    let settings =
-        single_field(b"http2-settings").filter(|field| field.hop_by_hop)?.value.slice_in(bytes);
-    if !supports_upgrade || !bodiless || upgrade.is_none() || !is_settings_payload(settings) {
+    let settings_value =
+        find_field(b"http2-settings").filter(|field| field.hop_by_hop)?.value.slice_in(bytes);
+    if !supports_upgrade
+        || !is_bodiless
+        || upgrade.is_none()
+        || !is_settings_payload(settings_value)
+    {
         return None;
     }
     encode_headers_frame(head, bytes)
@@ -48,22 +53,25 @@ fn find_only_field<'a>(
     bytes: &[u8],
     name: &[u8],
 ) -> Option<&'a HeaderField> {
-    let mut matching =
+    let mut matching_fields =
         fields.iter().filter(|field| field.name.slice_in(bytes).eq_ignore_ascii_case(name));
-    matching.next().filter(|_| matching.next().is_none())
+    matching_fields.next().filter(|_| matching_fields.next().is_none())
 }
 
 /// True for the payload of a SETTINGS frame. Its content is ignored: the client repeats it in the SETTINGS
 /// frame that it must send first (RFC 7540 §3.2.1), and no response precedes that.
 fn is_settings_payload(value: &[u8]) -> bool {
-    let decoded = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
-    !decoded.is_empty() && decoded.len().is_multiple_of(SETTING_BYTES)
+    let payload = URL_SAFE_NO_PAD.decode(value).unwrap_or_default();
+    !payload.is_empty() && payload.len().is_multiple_of(SETTING_BYTES)
 }
 
 /// Returns a HEADERS frame with all end-to-end fields, which ends its stream.
 fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     let target = head.target.slice_in(bytes);
-    let host = head.host.map(|host| host.slice_in(bytes)).filter(|host| !host.is_empty())?;
+    let authority = head
+        .host
+        .map(|authority| authority.slice_in(bytes))
+        .filter(|authority| !authority.is_empty())?;
     // Other forms contain an authority.
     if !target.starts_with(b"/") && target != b"*" {
         return None;
@@ -73,7 +81,7 @@ fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     put_field(b":method", head.method.slice_in(bytes), &mut frame);
     put_field(b":scheme", b"http", &mut frame);
     put_field(b":path", target, &mut frame);
-    put_field(b":authority", host, &mut frame);
+    put_field(b":authority", authority, &mut frame);
     for field in
         head.fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host)
     {
@@ -89,25 +97,25 @@ fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
 }
 
 /// Appends a literal field without indexing (RFC 7541 §6.2.2).
-fn put_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
-    out.put_u8(0);
-    put_length(name.len(), out);
-    out.extend(name.iter().map(u8::to_ascii_lowercase));
-    put_length(value.len(), out);
-    out.put_slice(value);
+fn put_field(name: &[u8], value: &[u8], frame: &mut BytesMut) {
+    frame.put_u8(0);
+    put_length(name.len(), frame);
+    frame.extend(name.iter().map(u8::to_ascii_lowercase));
+    put_length(value.len(), frame);
+    frame.put_slice(value);
 }
 
 /// Appends the length of an uncompressed string (RFC 7541 §5.1, §5.2).
-fn put_length(length: usize, out: &mut BytesMut) {
+fn put_length(length: usize, frame: &mut BytesMut) {
     let Some(mut remaining) = length.checked_sub(MAX_PREFIX_LENGTH) else {
-        return out.put_u8(length as u8);
+        return frame.put_u8(length as u8);
     };
-    out.put_u8(MAX_PREFIX_LENGTH as u8);
+    frame.put_u8(MAX_PREFIX_LENGTH as u8);
     while remaining >= 128 {
-        out.put_u8((remaining % 128) as u8 | 128);
+        frame.put_u8((remaining % 128) as u8 | 128);
         remaining /= 128;
     }
-    out.put_u8(remaining as u8);
+    frame.put_u8(remaining as u8);
 }
 
 /// The type of a HEADERS frame (RFC 9113 §6.2).

@@ -1,45 +1,49 @@
-//! Headers that only a trusted proxy can set (client addresses, host, URL, scheme, certificate), stripped from
-//! external requests.
+//! Headers that only a trusted proxy may set, such as `x-forwarded-for`: client address, host, URL, scheme
+//! and client certificate. A gateway removes them from the requests of external clients.
 //!
 //! A gateway is the first proxy of the mesh that a client reaches. No load balancer or CDN in front of it is
 //! trusted, so such a header may have been written by the client.
 
 use leno_wire::http1::RequestHead;
 
-/// Removes the claims of an external client from its request, so that neither rules nor applications see them.
-pub(crate) fn remove_claims(head: &mut RequestHead, bytes: &[u8]) {
-    head.fields.retain(|field| !is_claim(field.name.slice_in(bytes)));
+/// Removes the proxy headers from the request of an external client, so that neither rules nor applications see
+/// them.
+pub(crate) fn remove_proxy_headers(head: &mut RequestHead, bytes: &[u8]) {
+    head.fields.retain(|field| !is_proxy_header(field.name.slice_in(bytes)));
 }
 
-/// True for the name of a claim: a field that only a trusted proxy can set. Servers treat names as equal that
-/// differ in case or in punctuation: CGI replaces each punctuation character with `_`.
-pub(super) fn is_claim(name: &[u8]) -> bool {
+/// True for the name of a field that only a trusted proxy may set. Case and punctuation are ignored, because
+/// servers may ignore them: CGI replaces each punctuation character with `_`.
+pub(super) fn is_proxy_header(name: &[u8]) -> bool {
     let (Some(first_letter), Some(last_letter)) = (name.first(), name.last()) else { return false };
-    let third = match name.get(2) {
+    let third_byte = match name.get(2) {
         Some(byte) if byte.is_ascii_alphanumeric() => byte.to_ascii_lowercase(),
         _ => b'-',
     };
-    let is_prefix = |listed: &&str| match listed.strip_suffix('*') {
+    let matches_name = |listed_name: &&str| match listed_name.strip_suffix('*') {
         Some(prefix) => name.get(..prefix.len()).is_some_and(|name| is_same_name(name, prefix)),
-        None => is_same_name(name, listed),
+        None => is_same_name(name, listed_name),
     };
-    let is_suffix = |listed: &&str| {
-        let start = name.len().checked_sub(listed.len());
-        start.is_some_and(|start| name.get(start..).is_some_and(|name| is_same_name(name, listed)))
+    let matches_suffix = |listed_name: &&str| {
+        let start = name.len().checked_sub(listed_name.len());
+        start.is_some_and(|start| {
+            name.get(start..).is_some_and(|name| is_same_name(name, listed_name))
+        })
     };
-    // A quick check: few names match the first or last letters of these.
+    // A quick check first: most names share neither first and third letter nor last letter with a listed name.
     let mut candidates = listed_names(first_letter.to_ascii_lowercase()).iter();
-    candidates.any(|listed| listed.as_bytes().get(2) == Some(&third) && is_prefix(listed))
-        || listed_suffixes(last_letter.to_ascii_lowercase()).iter().any(is_suffix)
+    candidates.any(|listed_name| {
+        listed_name.as_bytes().get(2) == Some(&third_byte) && matches_name(listed_name)
+    }) || listed_suffixes(last_letter.to_ascii_lowercase()).iter().any(matches_suffix)
 }
 
 /// True if a name equals a listed one of the same length. Any punctuation equals `-`.
-fn is_same_name(name: &[u8], listed: &str) -> bool {
-    let is_same_byte = |(byte, listed): (&u8, u8)| match listed {
+fn is_same_name(name: &[u8], listed_name: &str) -> bool {
+    let is_same_byte = |(byte, listed_byte): (&u8, u8)| match listed_byte {
         b'-' => !byte.is_ascii_alphanumeric(),
-        _ => byte.eq_ignore_ascii_case(&listed),
+        _ => byte.eq_ignore_ascii_case(&listed_byte),
     };
-    name.len() == listed.len() && name.iter().zip(listed.bytes()).all(is_same_byte)
+    name.len() == listed_name.len() && name.iter().zip(listed_name.bytes()).all(is_same_byte)
 }
 
 /// Returns the listed names with this first letter; `*` at the end of a name matches any suffix.
@@ -76,7 +80,7 @@ fn listed_names(first_letter: u8) -> &'static [&'static str] {
     }
 }
 
-/// Names that begin with `x`, the majority.
+/// The listed names that begin with `x`.
 const X_NAMES: &[&str] = &[
     "x-forwarded*",
     "x-forwarder*",
@@ -132,7 +136,7 @@ const X_NAMES: &[&str] = &[
     "x-peer-address",
 ];
 
-/// Returns the suffixes of names that claim a client address, by their last letter.
+/// Returns the listed name suffixes with this last letter.
 fn listed_suffixes(last_letter: u8) -> &'static [&'static str] {
     match last_letter {
         b'p' => &["-ip", "-clientip", "-socketip", "-realip", "-userip", "-remoteip"],
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_recognized_in_any_case_and_with_any_punctuation() {
+    fn a_proxy_header_is_recognized_in_any_case_and_with_any_punctuation() {
         for name in [
             "X-Forwarded-For",
             "x_forwarded_for",
@@ -191,12 +195,12 @@ mod tests {
             "X-Nokia-IpAddress",
             "x_msisdn",
         ] {
-            assert!(is_claim(name.as_bytes()), "{name}");
+            assert!(is_proxy_header(name.as_bytes()), "{name}");
         }
     }
 
     #[test]
-    fn headers_of_browsers_and_of_tracing_are_not_claims() {
+    fn headers_of_browsers_and_of_tracing_are_not_proxy_headers() {
         for name in [
             "host",
             "user-agent",
@@ -263,7 +267,7 @@ mod tests {
             "date",
             "from",
         ] {
-            assert!(!is_claim(name.as_bytes()), "{name}");
+            assert!(!is_proxy_header(name.as_bytes()), "{name}");
         }
     }
 }

@@ -8,37 +8,37 @@ use crate::http::get_page;
 
 /// The admin endpoint of a running sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AdminPage {
-    /// The sidecar's process.
+pub struct AdminEndpoint {
+    /// The process id of the sidecar.
     pub pid: u32,
-    /// The address of the page.
+    /// The address of the admin endpoint.
     pub address: SocketAddr,
 }
 
-impl AdminPage {
+impl AdminEndpoint {
     /// Returns the admin endpoint of a workload's sidecar, from the output of `leno get proxies`.
     #[must_use]
-    pub fn for_workload(proxies: &Value, workload: &str) -> Option<Self> {
-        let proxies = proxies.as_array()?;
-        let proxy = proxies.iter().find(|proxy| proxy["workload"] == workload)?;
+    pub fn for_workload(proxies_json: &Value, workload: &str) -> Option<Self> {
+        let proxies_json = proxies_json.as_array()?;
+        let proxy = proxies_json.iter().find(|proxy| proxy["workload"] == workload)?;
         let pid = u32::try_from(proxy["pid"].as_u64()?).ok()?;
         Some(Self { pid, address: proxy["admin"].as_str()?.parse().ok()? })
     }
 
-    /// Returns its complete configuration.
+    /// Returns the complete configuration of the sidecar.
     ///
     /// # Panics
-    /// If its admin endpoint does not respond.
+    /// If the admin endpoint does not respond.
     #[must_use]
     pub fn full_configuration(&self) -> Value {
         let response = get_page(self.address, "/config").expect("the admin endpoint responds");
         serde_json::from_slice(&response.body).expect("the configuration is JSON")
     }
 
-    /// Returns the services in its configuration.
+    /// Returns the services in the sidecar's configuration.
     ///
     /// # Panics
-    /// If its admin endpoint does not respond.
+    /// If the admin endpoint does not respond.
     #[must_use]
     pub fn configured_services(&self) -> Vec<String> {
         let config = self.full_configuration();
@@ -58,10 +58,10 @@ impl AdminPage {
         address.parse().expect("an address")
     }
 
-    /// Returns the address of its HTTP proxy listener.
+    /// Returns the address of the sidecar's HTTP proxy listener.
     ///
     /// # Panics
-    /// If there is none.
+    /// If the sidecar has no HTTP proxy listener.
     #[must_use]
     pub fn http_proxy(&self) -> SocketAddr {
         let config = self.full_configuration();
@@ -75,19 +75,20 @@ impl AdminPage {
     /// Returns the value of a metric series, given with its labels; 0 if it is absent.
     ///
     /// # Panics
-    /// If its admin endpoint does not respond.
+    /// If the admin endpoint does not respond.
     #[must_use]
     pub fn metric_value(&self, series: &str) -> f64 {
         let response = get_page(self.address, "/metrics").expect("the admin endpoint responds");
-        let text = String::from_utf8_lossy(&response.body).into_owned();
-        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        let metrics_text = String::from_utf8_lossy(&response.body).into_owned();
+        let value =
+            metrics_text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.trim().parse().expect("a number"))
     }
 
     /// Returns the number of connections rejected for a reason.
     ///
     /// # Panics
-    /// If its admin endpoint does not respond.
+    /// If the admin endpoint does not respond.
     #[must_use]
     pub fn rejected_connections(&self, reason: &str) -> f64 {
         self.metric_value(&format!("leno_connections_rejected_total{{reason=\"{reason}\"}}"))

@@ -53,9 +53,9 @@ pub const ROOTS_VARIABLE: &str = "LENO_ROOTS";
 /// The environment variable with the probes that a sidecar performs for the kubelet, as JSON.
 pub const PROBES_VARIABLE: &str = "LENO_PROBES";
 
-/// Label or annotation of a namespace or pod: `enabled` or `disabled`.
+/// Label or annotation of a namespace or pod for sidecar injection: `enabled` or `disabled`.
 pub const INJECTION: &str = "leno.dev/injection";
-/// Annotation of a namespace or pod: `allow`, `deny` or `dry-run`.
+/// Annotation of a namespace or pod with its default policy: `allow`, `deny` or `dry-run`.
 pub const DEFAULT_POLICY: &str = "leno.dev/default-policy";
 /// Annotation of a namespace or pod: `strict` or `permissive` mutual TLS.
 pub const MTLS: &str = "leno.dev/mtls";
@@ -69,7 +69,7 @@ pub(crate) const SIDECAR_IMAGE: &str = "leno.dev/sidecar-image";
 pub(crate) const UPGRADES: &str = "leno.dev/upgrades";
 /// Label of a pod with a sidecar: its value is `sidecar`.
 pub const MESHED: &str = "leno.dev/meshed";
-/// The value of [`MESHED`].
+/// The value of [`MESHED`] for pods with a sidecar.
 pub const MESHED_BY_SIDECAR: &str = "sidecar";
 /// Annotation of a pod with traffic that the CNI plugin of its node redirects: the options of `leno redirect`,
 /// separated by spaces.
@@ -80,7 +80,7 @@ pub const CNI: &str = "leno-cni";
 pub(crate) const CNI_NAME: ObjectName = ObjectName::from_literal(CNI);
 /// The namespace of the node agent, `CNI`.
 pub(crate) const CNI_NAMESPACE: NamespaceName = NamespaceName::from_literal(CNI);
-/// Label of all objects that are created for a gateway, with its name.
+/// Label of all objects that are created for a gateway, with the name of the Gateway.
 pub const GATEWAY_PART: &str = "leno.dev/gateway";
 /// The value of [`MESHED`] for the proxies of gateways.
 pub const MESHED_BY_GATEWAY: &str = "gateway";
@@ -99,12 +99,12 @@ pub const PREFIXES: [&str; 3] = ["leno.dev", "openservicemesh.io", "flomesh.io"]
 pub(crate) const MEMBERSHIPS: [&str; 3] =
     [INJECTION, "openservicemesh.io/monitored-by", "flomesh.io/monitored-by"];
 
-/// Returns true for values that mean on, case-insensitively as in OSM and FSM.
+/// Returns true for the values `enabled`, `yes` and `true` of a setting, case-insensitively as in OSM and FSM.
 pub(crate) fn is_enabled(value: &str) -> bool {
     ["enabled", "yes", "true"].iter().any(|enabled| value.eq_ignore_ascii_case(enabled))
 }
 
-/// Returns true for values that mean off.
+/// Returns true for the values `disabled`, `no` and `false` of a setting, case-insensitively.
 pub(crate) fn is_disabled(value: &str) -> bool {
     ["disabled", "no", "false"].iter().any(|disabled| value.eq_ignore_ascii_case(disabled))
 }
@@ -119,7 +119,7 @@ pub(crate) fn is_exclusion(name: &str) -> bool {
 /// prefix.
 #[must_use]
 pub fn is_supported_annotation(name: &str) -> bool {
-    SHARED_ANNOTATIONS.contains(&name) || name.starts_with(RESOURCES)
+    SHARED_ANNOTATIONS.contains(&name) || name.starts_with(RESOURCE_PREFIX)
 }
 
 /// Returns the unknown labels or annotations under `leno.dev/`, each with a hint. Users may write any number of
@@ -180,7 +180,7 @@ const RESOURCE_ANNOTATIONS: &[&str] = &[
     "sidecar-resource-requests-storage",
 ];
 /// The prefix of annotations for a sidecar's resource requests and limits.
-const RESOURCES: &str = "sidecar-resource-";
+const RESOURCE_PREFIX: &str = "sidecar-resource-";
 /// The labels and annotations that are supported with every prefix, as listed in docs/kubernetes.md.
 const SHARED_ANNOTATIONS: &[&str] = &[
     "ignore",

@@ -1,4 +1,5 @@
-//! The state of a request's body within one attempt: paused, in progress, sent, or rejected by the upstream.
+//! The state of a request's body within one attempt. It determines if more data is sent, if the client is
+//! watched for a disconnect, and if the connection may serve another request.
 
 use leno_model::Reason;
 
@@ -20,14 +21,14 @@ pub(super) enum RequestBodyState {
     InProgress,
     /// The upstream has accepted an upgrade, and both directions are open.
     Tunnel,
-    /// The upstream has ended its direction; that of the client is open.
+    /// The upstream has ended its direction; the client's direction is open.
     HalfClosed,
 }
 
 impl RequestBodyState {
     /// Returns the state before anything is sent.
     pub(super) fn before_body(exchange: &Exchange<'_, '_>) -> Self {
-        match (exchange.request.upgrade, !exchange.body.is_empty()) {
+        match (exchange.request.is_upgrade, !exchange.body.is_empty()) {
             (true, _) => Self::Paused,
             (false, true) => Self::InProgress,
             (false, false) => {
@@ -72,10 +73,10 @@ impl RequestBodyState {
 
     /// True while a disconnect of the client cancels the request. While a body is read, the read detects the
     /// disconnect, and a client of an upgraded connection may half-close it and still receive.
-    pub(super) fn is_canceled_by_disconnect(self, upgrade: bool) -> bool {
+    pub(super) fn is_canceled_by_disconnect(self, is_upgrade: bool) -> bool {
         match self {
             Self::Paused => true,
-            Self::Whole => !upgrade,
+            Self::Whole => !is_upgrade,
             Self::Rejected | Self::InProgress | Self::Tunnel | Self::HalfClosed => false,
         }
     }

@@ -1,4 +1,4 @@
-//! Detection of added and removed CustomResourceDefinitions.
+//! Detection of added and changed CustomResourceDefinitions, so that their kinds are watched without delay.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use crate::api::ObjectApi;
 use crate::read::FOREIGN_CONFIGS;
 
-/// Counts changes of definitions in the supported groups. Without permission to watch them, kinds are still
-/// looked up periodically.
+/// Counts changes of definitions in the supported groups. Without permission to watch definitions, kinds are
+/// still looked up periodically.
 pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<watch::Sender<u64>>) {
     let kinds = served_kinds().into_iter().chain(FOREIGN_CONFIGS);
     let groups: Vec<&str> = kinds.map(|kind| kind.group).collect();

@@ -1,4 +1,5 @@
-//! Facts about gateways and the objects that they depend on.
+//! The inputs from which gateways are resolved: Gateways, their classes and routes, and the objects on which
+//! they depend, as read from the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,19 +13,19 @@ use serde_json::Value;
 
 use crate::source::ObjectId;
 
-/// All facts that determine the configuration of gateways.
+/// All inputs that determine the configuration of gateways.
 #[derive(Default)]
-pub(crate) struct ClusterFacts {
+pub(crate) struct GatewayInputs {
     /// The classes of our controller, by name.
-    pub(crate) classes: BTreeMap<String, GatewayClassFacts>,
-    pub(crate) gateways: BTreeMap<ObjectId, GatewayFacts>,
-    pub(crate) routes: BTreeMap<RouteId, RouteFacts>,
+    pub(crate) classes: BTreeMap<String, ObservedGatewayClass>,
+    pub(crate) gateways: BTreeMap<ObjectId, ObservedGateway>,
+    pub(crate) routes: BTreeMap<RouteId, ObservedRoute>,
     pub(crate) grants: BTreeMap<ObjectId, Grant>,
     /// The services to which each BackendTLSPolicy requires TLS.
     pub(crate) tls_services: BTreeMap<ObjectId, BTreeSet<String>>,
     /// The pods at each address.
     pub(crate) pods: BTreeMap<IpAddr, BTreeSet<ObjectId>>,
-    /// The certificates of Secrets that gateways refer to, or the error that makes one unusable.
+    /// The certificate in each Secret that gateways refer to, or the reason that it cannot be used.
     pub(crate) certificates: BTreeMap<ObjectId, Result<GatewayCertificate, String>>,
     /// The labels of namespaces.
     pub(crate) namespaces: BTreeMap<String, BTreeMap<String, String>>,
@@ -34,11 +35,11 @@ pub(crate) struct ClusterFacts {
     pub(crate) gateway_services: BTreeMap<ObjectId, GatewayService>,
 }
 
-/// One fact, as read from an object.
-pub(crate) enum ClusterFact {
-    Class(GatewayClassFacts),
-    Gateway(Box<GatewayFacts>),
-    Route(&'static str, Box<RouteFacts>),
+/// The input that one object contributes.
+pub(crate) enum GatewayInput {
+    Class(ObservedGatewayClass),
+    Gateway(Box<ObservedGateway>),
+    Route(&'static str, Box<ObservedRoute>),
     Grant(Grant),
     TlsServices(BTreeSet<String>),
     Pod(BTreeSet<IpAddr>),
@@ -57,7 +58,7 @@ pub(crate) struct RouteId {
 
 /// A GatewayClass of our controller.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct GatewayClassFacts {
+pub(crate) struct ObservedGatewayClass {
     /// True if the class has a `parametersRef`, which is not supported.
     pub(crate) has_parameters: bool,
     pub(crate) service_type: Option<String>,
@@ -66,7 +67,7 @@ pub(crate) struct GatewayClassFacts {
 
 /// A Gateway of any class.
 #[derive(Debug, Clone)]
-pub(crate) struct GatewayFacts {
+pub(crate) struct ObservedGateway {
     pub(crate) uid: String,
     /// The generation of the spec.
     pub(crate) generation: i64,
@@ -174,7 +175,7 @@ pub(crate) struct AllowedRoutes {
     pub(crate) unknown_fields: UnknownFields,
 }
 
-/// The namespaces of these routes.
+/// The namespaces from which routes may attach to a listener.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct AllowedNamespaces {
     #[serde(default)]
@@ -185,7 +186,7 @@ pub(crate) struct AllowedNamespaces {
     pub(crate) unknown_fields: UnknownFields,
 }
 
-/// A kind of routes.
+/// A route kind that may attach to a listener.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct RouteKindRef {
     #[serde(default)]
@@ -195,16 +196,16 @@ pub(crate) struct RouteKindRef {
 
 /// A route, as far as gateways are concerned.
 #[derive(Debug, Clone)]
-pub(crate) struct RouteFacts {
+pub(crate) struct ObservedRoute {
     /// The generation of the spec.
     pub(crate) generation: i64,
     /// The creation time, in Unix seconds.
     pub(crate) created: i64,
     /// The gateways that the route refers to, as written.
     pub(crate) parents: Vec<Value>,
-    /// The last valid version of the route.
+    /// The last valid version of the route; `None` if it never was valid.
     pub(crate) last_valid: Option<Arc<ValidRoute>>,
-    /// The reason that the newest version is invalid.
+    /// The reason that the newest version is invalid; `None` if it is valid.
     pub(crate) rejection: Option<String>,
 }
 
@@ -268,7 +269,7 @@ pub(crate) struct GatewayService {
     pub(crate) cluster_addresses: Vec<GatewayAddress>,
 }
 
-impl ClusterFacts {
+impl GatewayInputs {
     /// Returns true if objects of a kind in a namespace may refer to the given object.
     pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &ObjectId)) -> bool {
         let ((kind, namespace), (to_kind, to)) = (from, to);
@@ -290,7 +291,7 @@ impl ClusterFacts {
         })
     }
 
-    /// Returns the policy that requires TLS to a service.
+    /// Returns the BackendTLSPolicy that requires TLS to a service, if any.
     pub(crate) fn tls_policy(&self, service: &ObjectId) -> Option<&ObjectId> {
         let namespace_policies =
             self.tls_services.iter().filter(|(id, _)| id.namespace == service.namespace);
@@ -300,12 +301,12 @@ impl ClusterFacts {
             .next()
     }
 
-    /// Returns the gateways of our classes.
+    /// Returns the gateways of Leno's classes, each with its class.
     pub(crate) fn our_gateways(
         &self,
-    ) -> impl Iterator<Item = (&ObjectId, &GatewayFacts, &GatewayClassFacts)> {
-        let class = |facts: &GatewayFacts| self.classes.get(&facts.spec.gateway_class_name);
-        self.gateways.iter().filter_map(move |(id, facts)| Some((id, facts, class(facts)?)))
+    ) -> impl Iterator<Item = (&ObjectId, &ObservedGateway, &ObservedGatewayClass)> {
+        let class = |gateway: &ObservedGateway| self.classes.get(&gateway.spec.gateway_class_name);
+        self.gateways.iter().filter_map(move |(id, gateway)| Some((id, gateway, class(gateway)?)))
     }
 }
 
@@ -330,7 +331,8 @@ impl GatewayAddress {
     }
 }
 
-/// Returns the intersection of two host name patterns. `None` matches any host name.
+/// Returns the intersection of two host name patterns, in which `None` matches any host name; returns `None` if
+/// the patterns have no host name in common.
 pub(crate) fn intersect_patterns(
     left: Option<&HostPattern>,
     right: Option<&HostPattern>,
