@@ -36,18 +36,8 @@ fn convert_slow_start(
     slow_start: Option<SlowStart>,
 ) -> Result<Vec<Value>, String> {
     let name = &policy.name;
-    let conflict = objects.iter().find(|object| match object {
-        Object::ServicePolicy(other_policy) => {
-            let is_same_namespace = other_policy.name.namespace == name.namespace;
-            is_same_namespace && other_policy.name.kind == ServicePolicyKind::LoadBalancing
-        }
-        _ => false,
-    });
-    if let Some(conflict) = conflict {
-        return Err(format!(
-            "add its warm-up to {}: only one of the two applies",
-            conflict.object_key()
-        ));
+    if let Some(reason) = conflict_reason(objects, policy, &[ServicePolicyKind::LoadBalancing]) {
+        return Err(reason);
     }
     let Some(SlowStart { duration: time, min_percent }) = slow_start else {
         return Err("it is disabled: remove it".to_owned());
@@ -63,23 +53,49 @@ fn convert_slow_start(
     })])
 }
 
+/// Returns the reason if a native policy of these kinds conflicts with the conversion of a policy: because both are
+/// attached to the same service, or have the same name.
+fn conflict_reason(
+    objects: &[&Object],
+    policy: &ServicePolicy,
+    native_kinds: &[ServicePolicyKind],
+) -> Option<String> {
+    let name = &policy.name;
+    let shares_parent = |other_policy: &ServicePolicy| match (&policy.scope, &other_policy.scope) {
+        (PolicyScope::Services(parents), PolicyScope::Services(other_parents)) => {
+            parents.iter().any(|parent| other_parents.contains(parent))
+        }
+        _ => false,
+    };
+    objects.iter().find_map(|object| match object {
+        Object::ServicePolicy(other_policy) if native_kinds.contains(&other_policy.name.kind) => {
+            let has_same_name = (&other_policy.name.namespace, &other_policy.name.name)
+                == (&name.namespace, &name.name);
+            let object_key = object.object_key();
+            if shares_parent(other_policy) {
+                Some(format!("add its settings to {object_key}: only one of the two applies"))
+            } else if has_same_name {
+                Some(format!("{object_key} of another service exists already: rename it"))
+            } else {
+                None
+            }
+        }
+        _ => None,
+    })
+}
+
 fn convert_limits(
     objects: &[&Object],
     policy: &ServicePolicy,
     breaker: &CircuitBreaker,
     limits: &RateLimits,
 ) -> Result<Vec<Value>, String> {
-    let conflict = objects.iter().find(|object| match object {
-        Object::ServicePolicy(other_policy) => {
-            let native_kinds = [ServicePolicyKind::CircuitBreaker, ServicePolicyKind::RateLimit];
-            native_kinds.contains(&other_policy.name.kind)
-                && (&other_policy.name.namespace, &other_policy.name.name)
-                    == (&policy.name.namespace, &policy.name.name)
-        }
-        _ => false,
-    });
-    if let Some(conflict) = conflict {
-        return Err(format!("a {} exists already", conflict.object_key()));
+    let breaker_kind =
+        (*breaker != CircuitBreaker::default()).then_some(ServicePolicyKind::CircuitBreaker);
+    let limits_kind = (!limits.is_empty()).then_some(ServicePolicyKind::RateLimit);
+    let native_kinds: Vec<_> = breaker_kind.into_iter().chain(limits_kind).collect();
+    if let Some(reason) = conflict_reason(objects, policy, &native_kinds) {
+        return Err(reason);
     }
     if limits.global.is_some() {
         let reason = "it uses a rate limit service: write it as `global` of a RateLimit manually";

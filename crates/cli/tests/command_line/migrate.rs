@@ -128,7 +128,7 @@ spec: {chains: []}
 fn decide_request(test_directory: &TestDirectory, files: &str, request: &[&str]) -> Value {
     let command = [&["explain", "-o", "json", "-f", files, "request"], request].concat();
     let result = test_directory.run_leno(&command);
-    let json: Value = serde_json::from_str(&result.out).expect(&result.err);
+    let json: Value = serde_json::from_str(&result.stdout).expect(&result.stderr);
     let shares = json["backends"].as_array().expect("a list").iter().map(|backend| {
         let endpoints = backend["endpoints"].as_array().expect("a list").iter();
         let endpoints: Vec<Value> = endpoints
@@ -150,7 +150,7 @@ fn rewritten_objects_decide_as_before_and_others_are_reported() {
         ("old/rules/smi.yaml", OLD_RULES),
     ]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
     expect![[r#"
         rewritten: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1) is MeshConfig mesh
         dropped: MeshConfig osm-system/osm-mesh-config (old/mesh.yaml:1): spec.traffic.useHTTPSIngress: write `protocol: https` into IngressBackends
@@ -163,9 +163,9 @@ fn rewritten_objects_decide_as_before_and_others_are_reported() {
         rewritten: UpstreamTrafficSetting shop/stock (old/rules/smi.yaml:45) is CircuitBreaker shop/stock and RateLimit shop/stock
         dropped: PluginChain shop/mail (old/rules/smi.yaml:59): "PluginChain" is not a supported kind; access may become wider: no other rule denies or limits the same requests
         9 native already, 5 rewritten, 3 not needed, 0 unchanged, 2 dropped
-    "#]].assert_eq(&result.out);
+    "#]].assert_eq(&result.stdout);
     let checked = test_directory.run_leno(&["check", "-f", "new"]);
-    assert_eq!(checked.code, Some(0), "{checked:?}");
+    assert_eq!(checked.exit_code, Some(0), "{checked:?}");
     let manifests =
         std::fs::read_to_string(test_directory.path().join("new/mesh.yaml")).expect("a file");
     assert!(manifests.contains("# A comment that stays."), "{manifests}");
@@ -219,12 +219,12 @@ fn ingress_and_egress_objects_are_kept_with_their_references() {
                  matches: [{apiGroup: specs.smi-spec.io/v1alpha4, kind: HTTPRouteGroup, name: pay}]}\n";
     let test_directory = TestDirectory::with_files(&[("old/smi.yaml", rules)]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
     for expected in [
         "HTTPRouteGroup shop/pay (old/smi.yaml:1): an unchanged document references it",
         "Egress shop/pay (old/smi.yaml:6): it has no native equivalent",
     ] {
-        assert!(result.out.contains(expected), "{}", result.out);
+        assert!(result.stdout.contains(expected), "{}", result.stdout);
     }
 }
 
@@ -277,9 +277,9 @@ fn only_objects_with_an_unsupported_field_are_dropped() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("old/rules.yaml", &rules)]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
     let reported: Vec<&str> =
-        result.out.lines().filter(|line| line.contains("rules.yaml")).collect();
+        result.stdout.lines().filter(|line| line.contains("rules.yaml")).collect();
     for (kind, field, widens) in [
         ("UpstreamTrafficSetting shop/stock (old/rules.yaml:1)", "`rateLimit.global.http`", true),
         ("Egress shop/pay (old/rules.yaml:9)", "mtls", false),
@@ -292,10 +292,65 @@ fn only_objects_with_an_unsupported_field_are_dropped() {
         assert_eq!(line.contains("access may become wider"), widens, "{line}");
     }
     assert!(reported.iter().any(|line| line.starts_with("rewritten: TrafficTarget shop/stock ")));
-    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
+    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).exit_code, Some(0));
     let manifests =
         std::fs::read_to_string(test_directory.path().join("new/rules.yaml")).expect("a file");
     assert!(manifests.contains("kind: AccessPolicy"), "{manifests}");
+}
+
+/// Two FSM settings, and native policies: of the same service, of another one, and of another one with the same name.
+const SETTINGS_AND_NATIVE_POLICIES: &str = r#"
+apiVersion: policy.flomesh.io/v1alpha1
+kind: TrafficWarmup
+metadata: {name: stock, namespace: shop}
+spec: {duration: 30s}
+---
+apiVersion: policy.openservicemesh.io/v1alpha1
+kind: UpstreamTrafficSetting
+metadata: {name: db, namespace: shop}
+spec:
+  host: db.shop.svc.cluster.local
+  connectionSettings: {tcp: {maxConnections: 9}}
+---
+apiVersion: leno.dev/v1alpha1
+kind: LoadBalancing
+metadata: {name: OTHER_BALANCING, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: BALANCED_SERVICE}], algorithm: RoundRobin}
+---
+apiVersion: leno.dev/v1alpha1
+kind: CircuitBreaker
+metadata: {name: OTHER_BREAKER, namespace: shop}
+spec: {targetRefs: [{kind: Service, name: LIMITED_SERVICE}], limits: {requests: 5}}
+"#;
+
+#[test]
+fn a_setting_conflicts_with_native_policies_of_its_service_or_name_only() {
+    let report = |balancing: &str, balanced: &str, breaker: &str, limited: &str| {
+        let rules = SETTINGS_AND_NATIVE_POLICIES
+            .replace("OTHER_BALANCING", balancing)
+            .replace("BALANCED_SERVICE", balanced)
+            .replace("OTHER_BREAKER", breaker)
+            .replace("LIMITED_SERVICE", limited);
+        let test_directory =
+            TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("old/rules.yaml", &rules)]);
+        let result = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
+        assert_eq!(result.exit_code, Some(3), "{result:?}");
+        let lines = result.stdout.lines().filter(|line| line.contains("rules.yaml"));
+        lines.map(|line| format!("{line}\n")).collect::<String>()
+    };
+    expect![[r#"
+        rewritten: TrafficWarmup shop/stock (old/rules.yaml:1) is LoadBalancing shop/stock
+        rewritten: UpstreamTrafficSetting shop/db (old/rules.yaml:7) is CircuitBreaker shop/db
+    "#]]
+    .assert_eq(&report("spread", "stock-v1", "protect", "stock"));
+    expect![[r#"
+        unchanged: TrafficWarmup shop/stock (old/rules.yaml:1): add its settings to LoadBalancing shop/spread: only one of the two applies
+        unchanged: UpstreamTrafficSetting shop/db (old/rules.yaml:7): add its settings to CircuitBreaker shop/protect: only one of the two applies
+    "#]].assert_eq(&report("spread", "stock", "protect", "db"));
+    expect![[r#"
+        unchanged: TrafficWarmup shop/stock (old/rules.yaml:1): LoadBalancing shop/stock of another service exists already: rename it
+        unchanged: UpstreamTrafficSetting shop/db (old/rules.yaml:7): CircuitBreaker shop/db of another service exists already: rename it
+    "#]].assert_eq(&report("stock", "stock-v1", "db", "stock"));
 }
 
 #[test]
@@ -305,8 +360,8 @@ fn a_check_reports_the_same_objects_and_writes_nothing() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("old/smi.yaml", &rules)]);
     let result = test_directory.run_leno(&["migrate", "check", "-f", "old"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
-    let summary = result.out.lines().last().expect("a summary");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
+    let summary = result.stdout.lines().last().expect("a summary");
     assert_eq!(summary, "9 native already, 5 rewritten, 3 not needed, 0 unchanged, 3 dropped");
     for line in [
         "rewritten: TrafficTarget shop/stock (old/smi.yaml:21) is AccessPolicy shop/stock",
@@ -315,13 +370,17 @@ fn a_check_reports_the_same_objects_and_writes_nothing() {
         "dropped: PluginChain shop/mail (old/smi.yaml:59): \"PluginChain\" is not a supported \
          kind; access may become wider: no other rule denies or limits the same requests",
     ] {
-        assert!(result.out.lines().any(|reported| reported == line), "{line}\n{}", result.out);
+        assert!(
+            result.stdout.lines().any(|reported| reported == line),
+            "{line}\n{}",
+            result.stdout
+        );
     }
     // The migration reports the same about each object.
     let migrated = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(migrated.out, result.out);
+    assert_eq!(migrated.stdout, result.stdout);
     let result = test_directory.run_leno(&["migrate", "check", "-f", "old", "-o", "json"]);
-    let entries: Vec<Value> = serde_json::from_str(&result.out).expect("JSON");
+    let entries: Vec<Value> = serde_json::from_str(&result.stdout).expect("JSON");
     let egress =
         entries.iter().find(|entry| entry["object"] == "Egress shop/pay").expect("the Egress");
     assert_eq!((&egress["outcome"], &egress["widens"]), (&"dropped".into(), &false.into()));
@@ -329,9 +388,12 @@ fn a_check_reports_the_same_objects_and_writes_nothing() {
 
     let native = OLD_MESH.split_once("---").expect("documents").1;
     let native_directory = TestDirectory::with_files(&[("old.yaml", native)]);
-    assert_eq!(native_directory.run_leno(&["migrate", "check", "-f", "old.yaml"]).code, Some(0));
     assert_eq!(
-        native_directory.run_leno(&["migrate", "-f", "old.yaml"]).code,
+        native_directory.run_leno(&["migrate", "check", "-f", "old.yaml"]).exit_code,
+        Some(0)
+    );
+    assert_eq!(
+        native_directory.run_leno(&["migrate", "-f", "old.yaml"]).exit_code,
         Some(2),
         "--output is missing"
     );
@@ -345,18 +407,18 @@ fn objects_used_only_by_dropped_objects_are_dropped() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("old/smi.yaml", &rules)]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(3), "{result:?}");
+    assert_eq!(result.exit_code, Some(3), "{result:?}");
     let reported = |name: &str| {
         let title = format!("HTTPRouteGroup shop/{name} ");
-        result.out.lines().find(|line| line.contains(&title)).expect("a line")
+        result.stdout.lines().find(|line| line.contains(&title)).expect("a line")
     };
     assert!(reported("mail").starts_with("dropped: "), "{result:?}");
     assert!(reported("stock").starts_with("not needed: "), "{result:?}");
-    assert!(result.out.contains("\n9 native already, "), "{result:?}");
+    assert!(result.stdout.contains("\n9 native already, "), "{result:?}");
     let manifests =
         std::fs::read_to_string(test_directory.path().join("new/smi.yaml")).expect("a file");
     assert!(manifests.starts_with("# Rules of the shop.\n---\n"), "{manifests}");
-    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0));
+    assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).exit_code, Some(0));
 }
 
 #[test]
@@ -382,9 +444,13 @@ fn documents_without_a_native_form_are_unchanged() {
         let test_directory =
             TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("old/smi.yaml", &rules)]);
         let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(result.code, Some(3), "{result:?}");
-        assert!(result.out.contains(expected), "{result:?}");
-        assert_eq!(test_directory.run_leno(&["check", "-f", "new"]).code, Some(0), "{result:?}");
+        assert_eq!(result.exit_code, Some(3), "{result:?}");
+        assert!(result.stdout.contains(expected), "{result:?}");
+        assert_eq!(
+            test_directory.run_leno(&["check", "-f", "new"]).exit_code,
+            Some(0),
+            "{result:?}"
+        );
     }
 }
 
@@ -393,8 +459,8 @@ fn output_files_are_never_overwritten_or_partial() {
     let test_directory =
         TestDirectory::with_files(&[("old/mesh.yaml", OLD_MESH), ("new/keep.yaml", "a: 1\n")]);
     let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-    assert_eq!(result.code, Some(1));
-    assert!(result.err.contains("new is not empty"), "{}", result.err);
+    assert_eq!(result.exit_code, Some(1));
+    assert!(result.stderr.contains("new is not empty"), "{}", result.stderr);
     for (old, new, expected) in [
         ("ports: [{port: 9080", "ports: [{port: many", "Service shop/stock: spec.ports[0].port"),
         ("spec: {selector: {app: stock}", "spec: {selector: {app: stock}}", "mesh.yaml:"),
@@ -404,12 +470,12 @@ fn output_files_are_never_overwritten_or_partial() {
         let test_directory =
             TestDirectory::with_files(&[("old/mesh.yaml", &broken), ("old/smi.yaml", OLD_RULES)]);
         let result = test_directory.run_leno(&["migrate", "-f", "old", "-o", "new"]);
-        assert_eq!(result.code, Some(1), "{result:?}");
-        assert!(result.err.contains(expected), "{}", result.err);
+        assert_eq!(result.exit_code, Some(1), "{result:?}");
+        assert!(result.stderr.contains(expected), "{}", result.stderr);
         assert!(!test_directory.path().join("new").exists());
     }
     let native = OLD_MESH.split_once("---").expect("documents").1;
     let test_directory = TestDirectory::with_files(&[("old.yaml", native)]);
     let result = test_directory.run_leno(&["migrate", "-f", "old.yaml", "-o", "new"]);
-    assert_eq!((result.code, result.out.lines().count()), (Some(0), 1), "{result:?}");
+    assert_eq!((result.exit_code, result.stdout.lines().count()), (Some(0), 1), "{result:?}");
 }
