@@ -58,15 +58,16 @@ where
         sleep_until(resume_at).await;
     }
     let introduction = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
-    let introduction = introduction.unwrap_or(Err(ServeError::Timeout));
-    let Introduction { hello, publisher, next_message } = match introduction {
-        Ok(Some(introduction)) => introduction,
-        Ok(None) => return Ok(()),
-        Err(error) => {
-            session::send_goodbye(writer, &error.to_string()).await;
-            return Err(error);
-        }
-    };
+    // Unwrapped in place: a variable of its own would stay in the memory of the idle connection.
+    let Introduction { hello, publisher, next_message } =
+        match introduction.unwrap_or(Err(ServeError::Timeout)) {
+            Ok(Some(introduction)) => introduction,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                session::send_goodbye(writer, &error.to_string()).await;
+                return Err(error);
+            }
+        };
     let workload = hello.workload.clone();
     let queries = operators.queries.open_stream(connection, hello.answers_queries);
     let pending_events = Box::new(PendingEvents::new(connection, &hello));

@@ -72,6 +72,9 @@ const EXTERNAL_NAMES: &[(&str, &str)] = &[
     // A field of TokenReview in the API of Kubernetes.
     ("crates/kubernetes/src/review.rs", "audience"),
     ("crates/kubernetes/src/review.rs", "audiences"),
+    // The audience of a token, RFC 7519 §4.1.3.
+    ("crates/identity/src/jwt.rs", "WrongAudience"),
+    ("crates/identity/src/jwt/tests.rs", "WrongAudience"),
 ];
 
 /// The longest list of places that a failure prints.

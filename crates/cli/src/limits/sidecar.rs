@@ -14,11 +14,11 @@ use crate::duration::parse_positive;
 pub(crate) struct SidecarLimitArgs {
     /// Maximum connections per thread, and as many to the application [default: 20000]
     #[arg(long, value_name = "N")]
-    max_connections: Option<usize>,
+    connections_max: Option<usize>,
     /// Maximum clients per thread in a TLS handshake or before their first request; beyond the limit the oldest
     /// one is closed [default: 1024]
     #[arg(long, value_name = "N")]
-    max_handshakes: Option<usize>,
+    handshakes_max: Option<usize>,
     /// Time from the first to the last byte of a request's headers [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = parse_positive)]
     head_timeout: Option<Duration>,
@@ -78,10 +78,10 @@ impl SidecarLimitArgs {
     fn count_options(&self) -> [LimitOption<usize>; 2] {
         let limit_option = |name, value, limit| LimitOption { name, value, limit };
         [
-            limit_option("--connections-max", self.max_connections, |limits| {
+            limit_option("--connections-max", self.connections_max, |limits| {
                 &mut limits.max_connections
             }),
-            limit_option("--handshakes-max", self.max_handshakes, |limits| {
+            limit_option("--handshakes-max", self.handshakes_max, |limits| {
                 &mut limits.max_handshakes
             }),
         ]

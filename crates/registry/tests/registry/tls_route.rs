@@ -104,8 +104,8 @@ fn missing_references_of_a_tls_route_cause_warnings() {
 
 #[test]
 fn a_grant_for_tls_routes_permits_backends_in_other_namespaces() {
-    let with_backend_elsewhere = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
-    let backends = read_route(&with_backend_elsewhere).rule.backends;
+    let with_other_namespace = TLS_ROUTE.replace("name: two,", "name: two, namespace: away,");
+    let backends = read_route(&with_other_namespace).rule.backends;
     assert_eq!(backends[1].service, ServiceName::new("away", "two").unwrap());
     let grant = "{apiVersion: gateway.networking.k8s.io/v1, kind: ReferenceGrant, \
                  metadata: {name: g, namespace: away}, spec: {to: [{group: \"\", kind: Service}], \
