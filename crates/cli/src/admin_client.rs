@@ -1,4 +1,5 @@
-//! HTTP queries to servers that this program has started, such as the sidecars of the demo.
+//! Sends HTTP queries to the admin endpoints of processes that this program has started, such as the sidecars
+//! of the demo.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -33,8 +34,11 @@ async fn exchange(address: SocketAddr, path: &str) -> anyhow::Result<Bytes> {
     let body = async {
         let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
-        let body = body.await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES)
+            .collect()
+            .await
+            .map_err(|error| anyhow::anyhow!(error))?
+            .to_bytes();
         if !status.is_success() {
             bail!("{status}: {}", String::from_utf8_lossy(&body).trim_end());
         }

@@ -27,7 +27,6 @@ mod progress;
 mod readiness;
 mod relay;
 mod report;
-mod rig;
 mod runner;
 mod sample;
 mod session;
@@ -35,6 +34,7 @@ mod spring;
 mod statistics;
 mod suites;
 mod table;
+mod testbed;
 mod trial;
 
 use std::process::ExitCode;

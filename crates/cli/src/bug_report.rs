@@ -1,4 +1,4 @@
-//! `leno bug-report`: diagnostics of a mesh in one archive, without secrets.
+//! `leno bug-report`: collects diagnostics of a mesh in one archive, without secrets.
 
 mod machine;
 mod redact;

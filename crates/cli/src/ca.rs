@@ -1,4 +1,4 @@
-//! `leno ca`: staged rotation of the mesh root certificate, without downtime.
+//! `leno ca`: rotates the mesh root certificate in stages, without downtime.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,10 +57,10 @@ impl CaArgs {
             .block_on(MeshSocket::from_data(&data_directory).query_json("/status"))
             .and_then(|response| {
                 serde_json::from_value::<Status>(response).context("cannot parse the response")
-            });
-        let status = status.context(
-            "rotation requires a running mesh: set the data directory of a control plane",
-        )?;
+            })
+            .context(
+                "rotation requires a running mesh: set the data directory of a control plane",
+            )?;
         let trust_domain = TrustDomain::new(&status.trust_domain)?;
         let authority_directory = self.shared.unwrap_or(data_directory).join("authority");
         if !authority_directory.join("ca.pem").is_file() {
@@ -107,7 +107,7 @@ impl CaArgs {
 
 /// Rejects a step while sidecars are disconnected: these sidecars would miss the step, and the next step would
 /// end their access to the mesh.
-fn check_all_registered(status: &Status, data_directory: &DataDirectoryArgs) -> anyhow::Result<()> {
+fn check_all_registered(status: &Status, data_args: &DataDirectoryArgs) -> anyhow::Result<()> {
     if status.starting {
         bail!("the control plane has just started, and not all sidecars have reconnected: wait");
     }
@@ -119,7 +119,7 @@ fn check_all_registered(status: &Status, data_directory: &DataDirectoryArgs) -> 
             unregistered_count,
             format_count(status.workloads, "workload")
         );
-        bail!(data_directory.add_data_option(&problem));
+        bail!(data_args.add_data_option(&problem));
     }
     Ok(())
 }
@@ -128,9 +128,9 @@ fn print_step(
     step: RotationStep,
     stage: RotationStage,
     status: &Status,
-    data_directory: &DataDirectoryArgs,
+    data_args: &DataDirectoryArgs,
 ) -> anyhow::Result<()> {
-    let (stage_name, next_step) = match stage {
+    let (stage_name, hint) = match stage {
         RotationStage::Stable => {
             ("stable", "one root signs and is trusted; to rotate it: `leno ca add`")
         }
@@ -143,7 +143,7 @@ fn print_step(
             "the new root signs; once every sidecar is up to date: `leno ca retire`, or `leno ca rollback`",
         ),
     };
-    let next_step = data_directory.add_data_option(next_step);
+    let next_step = data_args.add_data_option(hint);
     if step != RotationStep::Status {
         return output::print_raw(&format!("{stage_name}: {next_step}"));
     }

@@ -1,4 +1,4 @@
-//! `leno check`: validation of manifests, or of a cluster, without running anything.
+//! `leno check`: validates manifests, or checks a cluster, without running anything.
 
 mod kubernetes;
 

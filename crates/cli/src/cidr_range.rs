@@ -1,4 +1,4 @@
-//! IPv4 and IPv6 address ranges in CIDR notation.
+//! Parses and formats IPv4 and IPv6 address ranges in CIDR notation.
 
 use std::fmt;
 use std::net::IpAddr;

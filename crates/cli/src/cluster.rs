@@ -1,4 +1,4 @@
-//! The Kubernetes cluster of a command, found in the same way as `kubectl`.
+//! Connects to the Kubernetes cluster of a command, which it finds in the same way as `kubectl`.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -47,7 +47,8 @@ impl ClusterSearchArgs {
         connect_to_context(self.context.as_deref()).await
     }
 
-    /// Connects as [`Self::connect_client`] does, without retries, which hide the API server's response for minutes.
+    /// Connects as [`Self::connect_client`] does, without retries, which hide the API server's response for
+    /// minutes.
     ///
     /// # Errors
     /// If no cluster is configured.

@@ -1,4 +1,4 @@
-//! `leno completions`: shell completion scripts.
+//! `leno completions`: prints shell completion scripts.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `leno control`: a standalone control plane.
+//! `leno control`: runs a control plane, either standalone from manifest files or in a Kubernetes cluster.
 
 mod kubernetes;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use leno_control::{
-    Config, Control, Health, KeyAccess, PermittedFiles, PermittedServers, StartError,
+    Config, Control, HealthListener, KeyAccess, PermittedFiles, PermittedServers, StartError,
 };
 use leno_discovery::traffic::MIN_REPORT_INTERVAL;
 use leno_registry::FileSource;
@@ -154,8 +154,9 @@ impl ManifestArgs {
         bail!("no valid document in {}: correct it or set another path with -f", paths.join(", "))
     }
 
+    /// Returns an error if a path is missing or not accessible.
     fn check_paths(&self) -> anyhow::Result<()> {
-        // At least one path is required.
+        // The option requires at least one path.
         let hint = match self.file.len() {
             1 => "set another path with -f",
             _ => "start without this -f",
@@ -235,9 +236,11 @@ impl ControlArgs {
         let stop_signal = stop::stop_signal()?;
         let mut reload_signal = stop::ReloadSignal::new()?;
         let health = match self.health {
-            Some(address) => Some(Health::start_server(address).await.with_context(|| {
-                format!("cannot serve health at {address}; use --health with a free address")
-            })?),
+            Some(address) => {
+                Some(HealthListener::start_server(address).await.with_context(|| {
+                    format!("cannot serve health at {address}; use --health with a free address")
+                })?)
+            }
             None => None,
         };
         let data = ClaimedDataDirectory::claim(self.mesh.data.path()?)?;

@@ -1,4 +1,5 @@
-//! The data directory of a mesh, with its keys, tokens and sockets; one mesh per directory.
+//! Finds, creates and locks the data directory of a mesh, which has its keys, tokens and sockets. Only one mesh
+//! runs on a directory.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -40,13 +41,13 @@ impl DataDirectoryArgs {
     /// # Errors
     /// Without the option, if there is no home directory.
     pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
-        let path = match &self.data {
+        let selected_path = match &self.data {
             Some(path) => path.clone(),
             None => self.home.state_directory()?.join("default"),
         };
-        let path = std::path::absolute(&path);
-        let path = path.with_context(|| format!("the data directory{}", self.data_option()))?;
-        Ok(resolve_volume_path(path))
+        let absolute_path = std::path::absolute(&selected_path)
+            .with_context(|| format!("the data directory{}", self.data_option()))?;
+        Ok(resolve_volume_path(absolute_path))
     }
 
     /// Returns ` --data DIRECTORY`, to append to a command in a hint; empty for the default directory.
@@ -133,12 +134,11 @@ impl HomeArgs {
         path_in_home: &str,
     ) -> Option<PathBuf> {
         // The XDG specification: relative paths are ignored.
-        let xdg_directory =
+        let absolute_directory =
             xdg_directory.as_ref().map(PathBuf::from).filter(|path| path.is_absolute());
-        let home_directory =
-            self.user_home.as_ref().filter(|home_directory| !home_directory.is_empty());
-        let home_directory = || Some(Path::new(home_directory?).join(path_in_home));
-        Some(xdg_directory.or_else(home_directory)?.join("leno"))
+        let user_home = self.user_home.as_ref().filter(|user_home| !user_home.is_empty());
+        let default_directory = || Some(Path::new(user_home?).join(path_in_home));
+        Some(absolute_directory.or_else(default_directory)?.join("leno"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The demo: bookinfo in a local mesh, with load, measurements and a verdict.
+//! `leno demo`: runs bookinfo in a local mesh, generates load, measures, and checks the results.
 
 pub(crate) mod bookinfo;
 mod observe;

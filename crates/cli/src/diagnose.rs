@@ -105,10 +105,11 @@ async fn collect_inputs(
     let proxy = inputs.proxies.iter().find(|proxy| proxy.workload == workload);
     if proxy.is_some() {
         inputs.readiness = mesh.query_sidecar_readiness(workload).await;
-        let ejected_response = mesh.query_sidecar_page(workload, "/ejected").await.ok();
+        let ejected_page = mesh.query_sidecar_page(workload, "/ejected").await.ok();
         let ejected_response =
-            ejected_response.and_then(|page| serde_json::from_str::<EjectedResponse>(&page).ok());
-        inputs.ejected_endpoints = ejected_response.map(|page| page.ejected).unwrap_or_default();
+            ejected_page.and_then(|page| serde_json::from_str::<EjectedResponse>(&page).ok());
+        inputs.ejected_endpoints =
+            ejected_response.map(|response| response.ejected).unwrap_or_default();
         let (existing_services, unknown_names) = find_called_services(&inputs, workload, to);
         for service in existing_services.into_iter().take(reachability::MAX_TESTED_SERVICES) {
             inputs
@@ -136,9 +137,10 @@ fn services_with_history(
         inputs.workloads.iter().find(|workload_status| workload_status.name == workload);
     let failing_services = workload_status
         .filter(|_| to.is_none())
-        .map(|workload_status| calls::failing_services(inputs, workload_status));
-    let failing_services =
-        failing_services.into_iter().flatten().take(reachability::MAX_TESTED_SERVICES);
+        .map(|workload_status| calls::failing_services(inputs, workload_status))
+        .into_iter()
+        .flatten()
+        .take(reachability::MAX_TESTED_SERVICES);
     let selecting_services = workload_status
         .into_iter()
         .flat_map(|workload_status| &workload_status.services)
@@ -146,8 +148,8 @@ fn services_with_history(
     selecting_services.chain(failing_services).chain(to).map(str::to_owned).collect()
 }
 
-/// Returns the services that a workload calls, or only `to`, and the called names that no service has: a
-/// mistyped name is no failure of the mesh.
+/// Returns the existing services that a workload calls, and the called names that no service has. With `to`,
+/// returns only `to` if it exists, and no names.
 fn find_called_services(
     inputs: &DiagnosisInputs,
     workload: &str,

@@ -1,4 +1,4 @@
-//! Durations on the command line: `500ms`, `20s`, `1m30s`, `24h`.
+//! Parses durations on the command line: `500ms`, `20s`, `1m30s`, `24h`.
 
 use std::time::Duration;
 

@@ -84,9 +84,9 @@ impl ExecArgs {
             );
         }
         let error = command.exec();
-        let program = program.to_string_lossy();
+        let program_name = program.to_string_lossy();
         Err(error).with_context(|| {
-            format!("cannot run `{program}`: correct spec.run of the Workload or install it")
+            format!("cannot run `{program_name}`: correct spec.run of the Workload or install it")
         })
     }
 }
@@ -121,11 +121,12 @@ fn switch_user(account: &AccountSpec) -> anyhow::Result<Option<UserHome>> {
     let (users_text, groups_text) =
         (read_text(USERS_FILE).unwrap_or_default(), read_text(GROUPS_FILE).unwrap_or_default());
     let user_ids = resolve_user(account, &users_text, &groups_text)?;
-    let own_ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    if own_ids == (user_ids.user_id, user_ids.group_id) {
+    let own_user_id = rustix::process::geteuid().as_raw();
+    let own_group_id = rustix::process::getegid().as_raw();
+    if (own_user_id, own_group_id) == (user_ids.user_id, user_ids.group_id) {
         return Ok(None);
     }
-    if own_ids.0 != 0 {
+    if own_user_id != 0 {
         bail!(
             "cannot run as user {}: spec.user needs a `leno up` that runs as root",
             user_ids.user_id

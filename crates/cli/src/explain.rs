@@ -2,10 +2,9 @@
 
 mod backend;
 mod change;
-mod conflicts;
 mod decide;
+mod egress;
 mod inbound;
-mod outside;
 mod reason;
 mod request;
 mod runtime_state;
@@ -14,6 +13,7 @@ mod target;
 mod text;
 mod traffic_policy;
 mod unapplied;
+mod unused_matches;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

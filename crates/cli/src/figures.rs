@@ -1,4 +1,4 @@
-//! Rates, shares and times, formatted for table columns.
+//! Formats latencies, CPU usage, memory sizes and sparklines for tables.
 
 pub(crate) use leno_control::figures::{
     DEGRADED_BELOW, FAILING_BELOW, format_count, format_rate, format_share,

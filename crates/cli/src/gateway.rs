@@ -1,4 +1,4 @@
-//! `leno gateway`: one proxy of a gateway, which accepts external clients.
+//! `leno gateway`: runs one proxy of a Gateway API gateway, which accepts connections of external clients.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;

@@ -1,4 +1,6 @@
-//! `leno get`: queries of the running mesh.
+//! `leno get`: queries the running mesh, and prints its objects as tables, JSON or YAML.
+//!
+//! [`MeshSocket`] is the client of the control plane's admin socket, for `leno get` and for other commands.
 
 pub(crate) mod changes;
 pub(crate) mod circuits;
@@ -164,8 +166,8 @@ impl GetArgs {
             Resource::Rejected => return output::print_text(&table::format_rejections(&response)),
             Resource::Workloads => {
                 let workloads: Vec<WorkloadStatus> = parse_response(response)?;
-                let proxies = mesh.query_json(Resource::Proxies.query_path()).await?;
-                let proxies: Vec<ProxyStatus> = parse_response(proxies)?;
+                let proxies_response = mesh.query_json(Resource::Proxies.query_path()).await?;
+                let proxies: Vec<ProxyStatus> = parse_response(proxies_response)?;
                 table::workload_table(&workloads, &proxies)
             }
             Resource::Services => table::service_table(
@@ -233,17 +235,18 @@ pub(crate) fn describe_scope(status: &Status) -> Option<String> {
     if other_sidecars == 0 {
         return None;
     }
-    let addresses = status.other_replicas.iter().filter(|peer| peer.sidecars > 0);
-    let addresses = addresses.map(|peer| match &peer.address {
-        Some(address) => format!("{address} ({})", peer.sidecars),
-        None => format!("an unknown address ({})", peer.sidecars),
-    });
-    let addresses: Vec<String> = addresses.collect();
+    let peers_with_sidecars = status.other_replicas.iter().filter(|peer| peer.sidecars > 0);
+    let peer_texts: Vec<String> = peers_with_sidecars
+        .map(|peer| match &peer.address {
+            Some(address) => format!("{address} ({})", peer.sidecars),
+            None => format!("an unknown address ({})", peer.sidecars),
+        })
+        .collect();
     Some(format!(
         "scope: this control plane has {} of {}; for the others run the command at {}",
         status.proxies,
         format_count(status.proxies + other_sidecars, "connected sidecar"),
-        addresses.join(", ")
+        peer_texts.join(", ")
     ))
 }
 
@@ -342,12 +345,12 @@ impl MeshSocket {
         on_line: impl FnMut(&str) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
         let outcome = leno_control::admin::follow_lines(&self.socket_path, path, on_line).await;
-        let outcome = outcome.map_err(|error| match error.downcast::<io::Error>() {
+        let response = outcome.map_err(|error| match error.downcast::<io::Error>() {
             Ok(error) if error.kind() != io::ErrorKind::BrokenPipe => self.unreachable_error(error),
             Ok(error) => error.into(),
             Err(error) => error,
         })?;
-        outcome.map_err(|(_, problem)| {
+        response.map_err(|(_, problem)| {
             anyhow::anyhow!("the control plane rejected the request: {}", problem.trim_end())
         })
     }
@@ -369,7 +372,7 @@ impl MeshSocket {
 /// Parses a response of the control plane.
 ///
 /// # Errors
-/// If the response has another format, such as that of another version.
+/// If the response has another format, for example because the control plane is of another version.
 pub(crate) fn parse_response<T: serde::de::DeserializeOwned>(response: Value) -> anyhow::Result<T> {
     serde_json::from_value(response)
         .context("the response cannot be parsed: the mesh may run another version of leno")

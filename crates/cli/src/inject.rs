@@ -78,15 +78,21 @@ impl InjectArgs {
     }
 
     fn injection_settings(&self, cluster_settings: &ClusterSettings) -> InjectionSettings {
-        let image = self.image.as_ref().or(cluster_settings.image.as_ref());
-        let image = image.map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
-        let trust_domain =
-            self.trust_domain.as_ref().or(cluster_settings.trust_domain.as_ref()).cloned();
-        let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
+        let image = self
+            .image
+            .as_ref()
+            .or(cluster_settings.image.as_ref())
+            .map_or_else(|| install::IMAGE.to_owned(), Clone::clone);
+        let trust_domain = self
+            .trust_domain
+            .as_ref()
+            .or(cluster_settings.trust_domain.as_ref())
+            .cloned()
+            .unwrap_or_else(|| MeshConfig::default().trust_domain);
         let namespace = self.cluster.namespace.clone();
         InjectionSettings {
             native_sidecars: !self.no_native_sidecar && !cluster_settings.lacks_native_sidecars,
-            by_plugin: self.cni || cluster_settings.by_plugin,
+            uses_cni_plugin: self.cni || cluster_settings.uses_cni_plugin,
             exclusions: cluster_settings.exclusions.clone(),
             floor: cluster_settings.floor.clone(),
             ..InjectionSettings::new(image, namespace, trust_domain, cluster_settings.roots.clone())

@@ -125,15 +125,19 @@ impl InstallArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Returns the options of the installation: those of the command line, or else those of `installed`.
+    /// Returns the options of the installation. Options that are missing on the command line keep their values in
+    /// `installed`.
     ///
     /// # Errors
     /// If a CNI directory is set without the CNI plugin, `--api-server` without NetworkPolicies, or
     /// `--access-certs` to the control plane's namespace; or if the file of `--webhook-client-ca` cannot be
     /// read.
     fn merge_options(&self, installed: InstalledOptions) -> anyhow::Result<InstallOptions> {
-        let trust_domain = self.trust_domain.clone().or(installed.trust_domain);
-        let trust_domain = trust_domain.unwrap_or_else(|| MeshConfig::default().trust_domain);
+        let trust_domain = self
+            .trust_domain
+            .clone()
+            .or(installed.trust_domain)
+            .unwrap_or_else(|| MeshConfig::default().trust_domain);
         let defaults = InstallOptions::new(self.image.clone(), trust_domain);
         let node_network = installed.network.unwrap_or_default();
         let has_cni = self.cni.unwrap_or(installed.cni);
@@ -148,10 +152,12 @@ impl InstallArgs {
             bin_dir: self.cni_bin_dir.clone().unwrap_or(node_network.bin_dir),
             conf_dir: self.cni_conf_dir.clone().unwrap_or(node_network.conf_dir),
         });
-        let access_certs = self.access_certs.as_deref().map(listed_namespaces);
-        let access_certs = access_certs.unwrap_or(installed.access_certs);
-        let settings_namespaces = self.settings_namespaces.as_deref().map(listed_namespaces);
-        let settings_namespaces = settings_namespaces.unwrap_or(installed.settings_namespaces);
+        let or_installed = |names: Option<&[Name]>, installed: BTreeSet<Name>| {
+            names.map(listed_namespaces).unwrap_or(installed)
+        };
+        let access_certs = or_installed(self.access_certs.as_deref(), installed.access_certs);
+        let settings_namespaces =
+            or_installed(self.settings_namespaces.as_deref(), installed.settings_namespaces);
         let own_namespace = &self.cluster.namespace;
         if access_certs.iter().any(|namespace| namespace.as_str() == &**own_namespace) {
             anyhow::bail!(
@@ -202,11 +208,11 @@ impl InstallArgs {
         let client = cluster.connect_client().await?;
         let installed = InstalledOptions::read_installation(&client, &cluster.namespace).await?;
         let options = self.merge_options(installed.clone().unwrap_or_default())?;
-        if let Some(unchanged) = installed
+        if let Some(unchanged_options) = installed
             .map(|installed| self.unchanged_options(&installed))
-            .filter(|unchanged| !unchanged.is_empty())
+            .filter(|options| !options.is_empty())
         {
-            eprintln!("as installed before: {}", unchanged.join(" "));
+            eprintln!("as installed before: {}", unchanged_options.join(" "));
         }
         apply_manifests(&client, &installation_manifests(&options), print_step).await?;
         // Permissions that the options do not grant are removed.
@@ -243,7 +249,8 @@ impl InstallArgs {
         let settings_namespaces =
             join_names(self.settings_namespaces.is_some(), &installed.settings_namespaces);
         let ranges: Vec<String> = installed.api_server.iter().map(ToString::to_string).collect();
-        let ranges = (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
+        let api_server =
+            (self.api_server.is_none() && !ranges.is_empty()).then(|| ranges.join(","));
         let jwks_servers = installed.jwks_allow.as_ref().filter(|_| self.jwks_allow.is_none());
         let metrics_clients =
             installed.metrics_from.as_ref().filter(|_| self.metrics_from.is_none());
@@ -257,7 +264,7 @@ impl InstallArgs {
                 .then(|| "--webhook-client-ca".to_owned()),
             (self.network_policies.is_none() && installed.network_policies == Some(false))
                 .then(|| "--network-policies=false".to_owned()),
-            ranges.map(|ranges| format!("--api-server {ranges}")),
+            api_server.map(|ranges| format!("--api-server {ranges}")),
             settings_namespaces
                 .map(|settings_namespaces| format!("--settings-namespaces {settings_namespaces}")),
             jwks_servers.map(|servers| format!("--jwks-allow {servers}")),
@@ -392,7 +399,7 @@ const RETRACTION_EFFECT: &str =
 /// The removed objects of gateways.
 const REMOVED_GATEWAY_OBJECTS: &str = "Deployments, PodDisruptionBudgets, Services and ServiceAccounts with the label \
                     leno.dev/gateway";
-/// The default image: that of this version.
+/// The default image, tagged with the version of this program.
 pub(crate) const IMAGE: &str = concat!("leno:", env!("CARGO_PKG_VERSION"));
 /// The timeout for the webhook, which responds soon once the control planes are ready.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);

@@ -8,6 +8,7 @@ mod bug_report;
 mod ca;
 mod check;
 mod cidr_range;
+mod closed_output;
 mod cluster;
 mod cni;
 mod completions;
@@ -30,7 +31,6 @@ mod migrate;
 mod output;
 mod ports;
 mod proxy;
-mod reader;
 mod redirect;
 mod revoke;
 mod status;
@@ -146,7 +146,7 @@ pub fn run() -> ExitCode {
     log::start(log_level.as_ref(), command.log_style());
     let code = match command.run(log_level) {
         Ok(code) => code,
-        // The reader closed the pipe, as in `leno get workloads | head -1`.
+        // The other end of the pipe is closed, as in `leno get workloads | head -1`.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             log::print_to_stderr(&format!("error: {}", output::format_error(&error)));
@@ -164,7 +164,8 @@ fn parse_arguments() -> Result<Cli, clap::Error> {
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Returns the command with its text after the options reflowed: only the width of the terminal breaks lines.
+/// Joins the lines of each paragraph of the text after the options, so that only the width of the terminal breaks
+/// lines.
 fn reflow_help(command: clap::Command) -> clap::Command {
     let text = command.get_after_help().map(|text| join_paragraphs(&text.to_string()));
     let command = match text {

@@ -1,6 +1,6 @@
-//! Resource limits: sidecar limits as options, and the limit of open files.
+//! Defines the options for sidecar limits, and changes the limit of open files.
 //!
-//! The limit of open files is raised for Leno itself and restored for the applications it starts.
+//! The limit of open files is raised for Leno itself and restored for the applications that it starts.
 
 mod sidecar;
 

@@ -1,4 +1,5 @@
-//! Logging to standard error; timestamps only if no supervisor adds them.
+//! Logs to standard error, and queues the outputs of serving commands, so that a blocked terminal or pipe
+//! delays neither traffic nor the exit. Log lines have timestamps in commands that run unattended.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write as _};
@@ -74,7 +75,7 @@ pub(crate) fn start(level: Option<&LogLevel>, style: LogStyle) {
     }
 }
 
-/// Returns standard error behind a queue: a blocked reader delays neither traffic nor the exit.
+/// Returns the queue of standard error. The first call starts the thread that writes the queued lines.
 ///
 /// # Errors
 /// If no thread can be created.
@@ -82,7 +83,7 @@ pub(crate) fn error_output() -> io::Result<LineQueue> {
     open_queue(&STDERR_QUEUE, "log", io::stderr())
 }
 
-/// Returns standard output behind a queue: a blocked reader delays neither traffic nor the exit.
+/// Returns the queue of standard output. The first call starts the thread that writes the queued lines.
 ///
 /// # Errors
 /// If no thread can be created.
@@ -91,22 +92,22 @@ pub(crate) fn standard_output() -> io::Result<LineQueue> {
 }
 
 fn open_queue(
-    queue: &OnceLock<LineQueue>,
+    queue_cell: &OnceLock<LineQueue>,
     name: &str,
     writer: impl io::Write + Send + 'static,
 ) -> io::Result<LineQueue> {
-    if let Some(queue) = queue.get() {
+    if let Some(queue) = queue_cell.get() {
         return Ok(queue.clone());
     }
     let new_queue = LineQueue::start(name, writer)?;
-    Ok(queue.get_or_init(|| new_queue).clone())
+    Ok(queue_cell.get_or_init(|| new_queue).clone())
 }
 
-/// Prints a line to standard error: through the queue of a serving command, otherwise directly.
+/// Prints a line to standard error: through the queue if [`error_output`] has opened it, otherwise directly.
 pub(crate) fn print_to_stderr(line: &str) {
     match STDERR_QUEUE.get() {
         Some(queue) => queue.push_or_drop(format!("{line}\n").as_bytes()),
-        // A closed output is ignored.
+        // A write error is ignored, because it cannot be reported.
         None => drop(writeln!(io::stderr(), "{line}")),
     }
 }
@@ -120,8 +121,8 @@ pub(crate) fn print_to_stdout(text: &str) -> io::Result<()> {
     standard_output().map(|queue| queue.push_or_drop([text, line_end].concat().as_bytes()))
 }
 
-/// Reports panics through the queue of standard error, so that a panic does not block on a reader. A command
-/// without that queue keeps the hook of the standard library.
+/// Reports panics through the queue of standard error, so that a panic does not wait for a blocked terminal or
+/// pipe. A command without that queue keeps the hook of the standard library.
 fn report_panics() {
     let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic_info| match STDERR_QUEUE.get() {
@@ -129,12 +130,12 @@ fn report_panics() {
             let thread = std::thread::current();
             let thread_name = thread.name().unwrap_or("unnamed");
             let backtrace = std::backtrace::Backtrace::capture();
-            let backtrace = match backtrace.status() {
+            let backtrace_text = match backtrace.status() {
                 std::backtrace::BacktraceStatus::Captured => format!("{backtrace}\n"),
                 _ => String::new(),
             };
             queue.push_or_drop(
-                format!("thread {thread_name:?}: {panic_info}\n{backtrace}").as_bytes(),
+                format!("thread {thread_name:?}: {panic_info}\n{backtrace_text}").as_bytes(),
             );
             // The process may exit right after the hook.
             queue.flush(PANIC_FLUSH_TIMEOUT);
@@ -143,7 +144,7 @@ fn report_panics() {
     }));
 }
 
-/// Waits until the outputs are written, but not for a blocked reader.
+/// Waits until the queued output is written, for `FLUSH_TIMEOUT` at most per output.
 pub(crate) fn flush() {
     for queue in [STDOUT_QUEUE.get(), STDERR_QUEUE.get()].into_iter().flatten() {
         queue.flush(FLUSH_TIMEOUT);
@@ -179,8 +180,8 @@ where
         .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
         .with_target(style == LogStyle::Service)
-        // The loss of the reader must not end a serving command: reporting log errors on the same broken pipe
-        // panics.
+        // A closed standard error must not end a serving command, and a report about the failed write to the same
+        // broken pipe would panic.
         .log_internal_errors(false);
     match style {
         LogStyle::Service => Box::new(registry.with(layer)),

@@ -1,4 +1,5 @@
-//! `leno migrate`: converts the rules of other meshes to native resources, and reports the rest.
+//! `leno migrate`: converts the rules of Open Service Mesh, FSM, SMI and Sermant to native resources, and
+//! reports the outcome of every document.
 
 mod access;
 mod check;
@@ -99,20 +100,21 @@ fn write_files(
             None => files.push((&document.output_file, texts)),
         }
     }
+    let non_empty_files = files.iter().filter(|(_, texts)| !texts.is_empty());
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot create {}", directory.display()))?;
-    for (path, texts) in files.iter().filter(|(_, texts)| !texts.is_empty()) {
-        let path = directory.join(path);
-        let parent = path.parent().unwrap_or(directory);
+    for (relative_path, texts) in non_empty_files {
+        let output_path = directory.join(relative_path);
+        let parent = output_path.parent().unwrap_or(directory);
         fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {}", parent.display()))?;
-        fs::write(&path, texts.join("---\n"))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&output_path, texts.join("---\n"))
+            .with_context(|| format!("cannot write {}", output_path.display()))?;
     }
     Ok(())
 }
 
-/// Returns the documents that replace one document; empty if it is dropped or not needed.
+/// Returns the texts of the documents that replace one document; empty if that document is dropped or not needed.
 fn replacement_texts(document: &SourceDocument, result: &RewriteResult) -> Vec<String> {
     match result {
         RewriteResult::Native | RewriteResult::Unchanged(_) => vec![document.text.clone()],
@@ -152,10 +154,11 @@ pub fn migrate_text(text: &str) -> anyhow::Result<MigrationResult> {
     })
 }
 
-/// The default namespace for objects without a namespace.
+/// The default of `--namespace`, for objects without a namespace.
 const NAMESPACE: &str = "default";
 
-/// The exit code if a rule of another mesh remains, or a rule is dropped.
+/// The exit code of `leno migrate` if a rule of another mesh stays unchanged, or a rule is changed or dropped;
+/// and of `leno migrate check` if a rule is dropped.
 const EXIT_INCOMPLETE: u8 = 3;
 
 const EXAMPLES: &str = "\

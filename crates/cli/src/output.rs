@@ -1,4 +1,4 @@
-//! Command output: tables for people, JSON and YAML for programs.
+//! Formats and prints the output of commands: tables for people, JSON and YAML for programs.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -102,8 +102,8 @@ impl Listing {
             })
             .collect();
         let visible_cells = |cells: &[String]| -> Vec<String> {
-            let cells = cells.iter().zip(&shown_columns).filter(|(_, is_shown)| **is_shown);
-            cells.map(|(cell, _)| escape_cell(cell)).collect()
+            let shown_cells = cells.iter().zip(&shown_columns).filter(|(_, is_shown)| **is_shown);
+            shown_cells.map(|(cell, _)| escape_cell(cell)).collect()
         };
         let header: Vec<String> =
             self.columns.iter().map(|column| column.name.to_uppercase()).collect();
@@ -154,8 +154,8 @@ fn escape_lines(text: &str) -> String {
     text.replace(|character| character != '\n' && is_terminal_control(character), "\u{fffd}")
 }
 
-/// Formats a finding in one line. Terminal control characters are escaped (`\n`), because findings contain file
-/// names.
+/// Formats a finding in one line. Terminal control characters, including line breaks, are escaped as in `\n`,
+/// because findings contain file names.
 pub(crate) fn format_line(finding: &impl std::fmt::Display) -> String {
     escape_controls(&finding.to_string()).into_owned()
 }
@@ -184,7 +184,8 @@ fn format_value(value: &impl Serialize, format: StructuredFormat) -> anyhow::Res
     Ok(escape_json(&text))
 }
 
-/// True if the error means only that the reader has closed standard output: such an error has no context.
+/// True if the error means that the other end of standard output is closed. Such an error is an [`io::Error`]
+/// without context, because [`print_raw`] adds none.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,4 +1,4 @@
-//! Free loopback ports for programs that start later and cannot inherit a socket.
+//! Finds free loopback ports for programs that start later and cannot inherit a socket.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,15 +18,16 @@ impl PortSearch {
     /// Creates a search. Concurrent processes start their searches at different ports.
     pub(crate) fn new() -> Self {
         let ephemeral_range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-        let range_end =
+        let first_ephemeral_port: Option<u16> =
             ephemeral_range.ok().and_then(|range| range.split_whitespace().next()?.parse().ok());
-        let range_end = range_end.unwrap_or(FIRST_EPHEMERAL_PORT).max(FIRST_PORT + 1);
+        let range_end = first_ephemeral_port.unwrap_or(FIRST_EPHEMERAL_PORT).max(FIRST_PORT + 1);
         let offset =
             std::process::id().wrapping_mul(SEARCH_STRIDE) % u32::from(range_end - FIRST_PORT);
         Self { next_port: Cell::new(FIRST_PORT + u16::try_from(offset).unwrap_or(0)), range_end }
     }
 
-    /// Returns a port without a listener that the kernel will not assign to a client before its owner starts.
+    /// Returns a port without a listener. The port is below the kernel's ephemeral range, so the kernel assigns
+    /// it to no outgoing connection before the program that uses it starts.
     ///
     /// # Errors
     /// If no port is free.

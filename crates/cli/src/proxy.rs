@@ -1,4 +1,4 @@
-//! `leno proxy`: one sidecar.
+//! `leno proxy`: runs the sidecar of one workload.
 
 mod access_log;
 mod member;

@@ -1,4 +1,4 @@
-//! `leno redirect`: redirection of a network namespace's traffic to its sidecar.
+//! `leno redirect`: redirects the traffic of a network namespace to the sidecar in it, with nftables rules.
 
 mod nftables;
 mod rules;
@@ -111,8 +111,8 @@ impl RedirectArgs {
         [self.build_outbound_chain(), self.build_inbound_chain()]
     }
 
-    /// Builds the chain that redirects outbound TCP connections to the sidecar, except the sidecar's own, those within
-    /// the namespace, and exclusions. The probe connection of `--verify` takes precedence.
+    /// Builds the chain that redirects outbound TCP connections to the sidecar, except the sidecar's own, those
+    /// within the namespace, and exclusions. The probe connection of `--verify` takes precedence.
     fn build_outbound_chain(&self) -> NftChain {
         let mut rules = vec![build_return_rule(NftMatch::Uid(self.uid))];
         rules.extend(verify::UNUSED_ADDRESSES.map(|address| NftRule {
@@ -165,8 +165,8 @@ impl RedirectArgs {
         NftChain { hook: NetfilterHook::Output, rules }
     }
 
-    /// Builds the chain that redirects inbound TCP connections to the sidecar, except those from inside the namespace,
-    /// those to the sidecar's health listener, and exclusions.
+    /// Builds the chain that redirects inbound TCP connections to the sidecar, except those from inside the
+    /// namespace, those to the sidecar's health listener, and exclusions.
     fn build_inbound_chain(&self) -> NftChain {
         let mut rules = vec![build_return_rule(NftMatch::InputInterface(LOOPBACK.to_owned()))];
         rules.extend(

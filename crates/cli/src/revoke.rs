@@ -1,4 +1,4 @@
-//! `leno revoke`: revocation of a workload's membership, including all of its certificates.
+//! `leno revoke`: revokes a workload's membership, including all of its certificates, or restores it.
 
 mod cluster;
 
@@ -80,6 +80,7 @@ impl RevokeArgs {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Changes or lists the revoked workloads in the directory of the control planes on this machine.
     fn change_local_revocations(
         &self,
         change: RevocationChange,
@@ -96,18 +97,20 @@ impl RevokeArgs {
             );
         }
         let revocation_file = RevocationFile::in_directory(&directory);
-        let changed = match self.revoked_workload(self.uid.clone()) {
+        let selected_workload = match self.revoked_workload(self.uid.clone()) {
             None => None,
             Some(selected) => {
-                let changed = match change {
+                let outcome = match change {
                     RevocationChange::Revoke => revocation_file.add_workload(selected.clone()),
                     RevocationChange::Undo => revocation_file.remove(&selected),
                 };
-                Some((selected, changed.context("cannot write the revoked workloads")?))
+                let has_changed = outcome.context("cannot write the revoked workloads")?;
+                Some((selected, has_changed))
             }
         };
-        let revoked = revocation_file.read().context("cannot read the revoked workloads")?;
-        Ok(RevocationResult { revoked_workloads: revoked, selected_workload: changed })
+        let revoked_workloads =
+            revocation_file.read().context("cannot read the revoked workloads")?;
+        Ok(RevocationResult { revoked_workloads, selected_workload })
     }
 
     /// Warns if the control plane on this machine has no Workload with this name: the name may be misspelled,
@@ -144,12 +147,13 @@ impl RevokeArgs {
     ) -> anyhow::Result<()> {
         if let Some(format) = self.output.structured_format() {
             let revoked: Vec<Value> = result.revoked_workloads.iter().map(to_json).collect();
-            let changed = result.selected_workload.as_ref().map(|(selected, changed)| {
-                json!({ "workload": selected.workload.to_string(), "uid": format_uid(selected), "changed": changed })
+            let change_json = result.selected_workload.as_ref().map(|(selected, has_changed)| {
+                json!({ "workload": selected.workload.to_string(), "uid": format_uid(selected), "changed": has_changed })
             });
-            return output::print_value(&json!({ "change": changed, "revoked": revoked }), format);
+            let result_json = json!({ "change": change_json, "revoked": revoked });
+            return output::print_value(&result_json, format);
         }
-        let Some((selected, changed)) = &result.selected_workload else {
+        let Some((selected, has_changed)) = &result.selected_workload else {
             let mut listing = Listing::new(COLUMNS);
             for workload in &result.revoked_workloads {
                 listing.add_row([
@@ -159,7 +163,8 @@ impl RevokeArgs {
             }
             return output::print_raw(&listing.render(self.output));
         };
-        output::print_text(&self.data.add_data_option(&describe_change(selected, change, *changed)))
+        let description = describe_change(selected, change, *has_changed);
+        output::print_text(&self.data.add_data_option(&description))
     }
 }
 
@@ -189,10 +194,14 @@ pub(crate) fn nearest_name<'a>(workload: &str, names: &[&'a str]) -> Option<&'a 
     closest_word(workload, names).or_else(find_same_name)
 }
 
-fn describe_change(selected: &RevokedWorkload, change: RevocationChange, changed: bool) -> String {
+fn describe_change(
+    selected: &RevokedWorkload,
+    change: RevocationChange,
+    has_changed: bool,
+) -> String {
     let pod_text = selected.uid.as_ref().map(|uid| format!(" (the pod with UID {uid})"));
     let subject = format!("{}{}", selected.workload, pod_text.unwrap_or_default());
-    match (change, changed) {
+    match (change, has_changed) {
         (RevocationChange::Revoke, true) => format!(
             "{subject} is revoked: its stream and its connections to other members end within seconds, and it \
              gets no new certificate. Undo with `leno revoke {} --undo`.\n",

@@ -1,4 +1,4 @@
-//! `leno status`: mesh health, with suggested fixes.
+//! `leno status`: checks the health of the mesh, and suggests fixes.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Signal handling: stop, reload, and signals to ignore.
+//! Handles signals: those that stop the process, SIGHUP as a request to reload, and signals to ignore.
 
 use std::io::IsTerminal as _;
 use std::ops::RangeInclusive;
@@ -52,8 +52,8 @@ pub(crate) fn exit_when_blocked(
     let runtime_guard = runtime.enter();
     let stop_signal = stop_signal()?;
     drop(runtime_guard);
-    let thread = std::thread::Builder::new().name("signals".to_owned());
-    thread.spawn(move || {
+    let thread_builder = std::thread::Builder::new().name("signals".to_owned());
+    thread_builder.spawn(move || {
         runtime.block_on(async {
             let lifetime_end = async {
                 match lifetime {
@@ -85,8 +85,8 @@ pub(crate) fn quit_signal() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// Resolves after `first_signal` and then `drain_delay`, or at a second signal. Calls `on_first_signal` at the first
-/// signal.
+/// Resolves after `first_signal` and then `drain_delay`, or at a second signal. Calls `on_first_signal` at the
+/// first signal.
 pub(crate) async fn wait_for_drain_delay(
     first_signal: impl Future<Output = ()>,
     drain_delay: Duration,
@@ -101,18 +101,20 @@ pub(crate) async fn wait_for_drain_delay(
     }
 }
 
-/// A receiver of SIGHUP, which has two senders: an operator or log rotation to request a reload, and the kernel when
-/// a terminal closes.
+/// A receiver of SIGHUP, which has two senders: an operator or log rotation to request a reload, and the kernel
+/// when a terminal closes.
 #[derive(Debug)]
 pub(crate) struct ReloadSignal {
     signal: Signal,
     had_terminal: bool,
 }
 
-/// The terminal of this process at a SIGHUP.
+/// The state of this process's terminal at a SIGHUP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TerminalState {
+    /// The terminal is open, or the process had no terminal: the signal requests a reload.
     OpenOrNone,
+    /// The terminal is closed: the signal ends the process.
     Closed,
 }
 

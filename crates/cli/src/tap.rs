@@ -1,4 +1,4 @@
-//! `leno tap`: live requests of a service, as sidecars report them.
+//! `leno tap`: prints live requests of a service, as sidecars report them.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::duration::{format_duration, parse_positive};
 use crate::get::{MeshSocket, parse_response};
 use crate::output::{self, escape_cell, escape_json};
 use crate::yaml;
-use crate::{log, reader, stop};
+use crate::{closed_output, log, stop};
 
 /// Arguments of `leno tap`.
 #[derive(Debug, Args)]
@@ -117,7 +117,7 @@ impl TapArgs {
                 has_stream_ended = true;
             }
             () = stop_signal => {}
-            () = reader::wait_until_reader_closed() => return Ok(()),
+            () = closed_output::wait_until_closed() => return Ok(()),
             () = tokio::time::sleep(self.duration) => {
                 let lifetime = format_duration(self.duration);
                 log::print_to_stderr(&format!("the tap ends after {lifetime}: change this with --duration"));
@@ -158,7 +158,7 @@ impl TapArgs {
     }
 }
 
-/// Fails if the service does not exist, instead of waiting for its requests forever.
+/// Returns an error if the service does not exist, because the command would wait for its requests forever.
 async fn check_service_exists(mesh: &MeshSocket, service: &ServiceName) -> anyhow::Result<()> {
     let services: Vec<ServiceStatus> = parse_response(mesh.query_json("/services").await?)?;
     let name = service.to_string();
@@ -228,15 +228,17 @@ impl TapOutput {
 fn format_request(record: &Value) -> String {
     let cell = |name: &str| escape_cell(record[name].as_str().unwrap_or_default());
     let start_time = cell("start_time");
-    let time_of_day = start_time.split('T').nth(1).unwrap_or(&start_time);
-    let time_of_day: String = time_of_day.trim_end_matches('Z').chars().take(12).collect();
+    let time_with_zone = start_time.split('T').nth(1).unwrap_or(&start_time);
+    let time_of_day: String = time_with_zone.trim_end_matches('Z').chars().take(12).collect();
     let duration = record["duration"].as_f64().unwrap_or_default();
     let (method, path) = match record["protocol"].as_str() {
         Some("tcp") => ("TCP".to_owned(), cell("upstream_host")),
         _ => (cell("method"), cell("path")),
     };
-    let status = record["response_code"].as_u64().filter(|status| *status != 0);
-    let status = status.map_or_else(|| "-".to_owned(), |status| status.to_string());
+    let status = match record["response_code"].as_u64() {
+        None | Some(0) => "-".to_owned(),
+        Some(status) => status.to_string(),
+    };
     let peer = match record["direction"].as_str() {
         Some("inbound") => cell("peer"),
         _ => cell("upstream_host"),

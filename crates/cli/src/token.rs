@@ -1,4 +1,4 @@
-//! `leno token`: a join token file for a workload on another machine.
+//! `leno token`: creates a join token file for a workload on another machine.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `leno top`: live request statistics of services, routes and sidecars.
+//! `leno top`: shows live request statistics of services, routes and sidecars.
 
 mod screen;
 mod terminal;
@@ -15,7 +15,7 @@ use crate::data_directory::DataDirectoryArgs;
 use crate::duration::parse_positive;
 use crate::get::{MeshSocket, describe_scope};
 use crate::output::{self, OutputFormat};
-use crate::{log, reader, stop};
+use crate::{closed_output, log, stop};
 
 use self::screen::{ScreenContent, ScreenSize, ScreenStyle};
 use self::terminal::{LiveTerminal, PressedKey};
@@ -87,8 +87,8 @@ impl TopArgs {
     async fn run_live(&self, mesh: &MeshSocket, mut content: ScreenContent) -> anyhow::Result<()> {
         let stop_signal = stop::stop_signal()?;
         tokio::pin!(stop_signal);
-        let reader_closed = reader::wait_until_reader_closed();
-        tokio::pin!(reader_closed);
+        let output_closed = closed_output::wait_until_closed();
+        tokio::pin!(output_closed);
         let terminal =
             LiveTerminal::enter_live_mode().context("cannot use the terminal; try --once")?;
         stop::exit_when_blocked(LiveTerminal::restore, None)?;
@@ -112,7 +112,7 @@ impl TopArgs {
             ))?;
             tokio::select! {
                 () = &mut stop_signal => return Ok(()),
-                () = &mut reader_closed => return Ok(()),
+                () = &mut output_closed => return Ok(()),
                 key = key_receiver.recv() => match key {
                     Some(PressedKey::Quit) | None => return Ok(()),
                     Some(PressedKey::Sort(new_order)) => {

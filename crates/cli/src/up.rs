@@ -1,4 +1,4 @@
-//! `leno up`: a mesh on one machine, from files: control plane, sidecars and applications.
+//! `leno up`: runs a mesh on one machine from manifest files: control plane, sidecars and applications.
 
 mod application;
 mod child;
@@ -98,17 +98,18 @@ impl UpArgs {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Stops the applications and removes the network namespaces that killed meshes left, and prints them.
     fn remove_leftovers(&self) -> anyhow::Result<ExitCode> {
         let data = self.mesh.data.path()?;
         let mut lines = Vec::new();
         if data.is_dir() {
-            // A running mesh has no leftovers.
+            // While a mesh uses the directory, its applications are not leftovers.
             if let Some(claimed_directory) = ClaimedDataDirectory::claim_unless_used(data)? {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-                let ended_processes =
+                let stopped_processes =
                     runtime.block_on(process_groups::stop_leftovers(claimed_directory.path()));
                 lines.extend(
-                    ended_processes
+                    stopped_processes
                         .iter()
                         .map(|process| format!("ended {}\n", output::escape_cell(process))),
                 );

@@ -1,4 +1,4 @@
-//! Wildcard listen addresses, with or without IPv6.
+//! Selects wildcard listen addresses for machines with and without IPv6.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 

@@ -1,4 +1,4 @@
-//! YAML output in block style, for people to edit.
+//! Writes YAML documents in block style, for people to edit.
 
 use std::fmt::Write as _;
 
@@ -30,23 +30,27 @@ pub(crate) fn object_name(object: &Value) -> String {
     }
 }
 
+/// Writes a map or a list, one entry per line, each indented by `indent` spaces. Writes nothing for a scalar or
+/// an empty collection.
 fn write_block(value: &Value, indent: usize, output: &mut String) {
     match value {
         Value::Object(map) => {
-            for (key, value) in map {
+            for (key, field_value) in map {
                 write!(output, "{:indent$}{}:", "", write_scalar(&Value::from(key.as_str())))
                     .expect("writing to a String never fails");
-                write_key_value(value, indent, output);
+                write_key_value(field_value, indent, output);
             }
         }
         Value::Array(list) => {
             for element in list {
                 let mut block = String::new();
                 write_block(element, indent + 2, &mut block);
-                let block = block.trim_start();
-                let line =
-                    if block.is_empty() { write_scalar(element) + "\n" } else { block.to_owned() };
-                write!(output, "{:indent$}- {line}", "").expect("writing to a String never fails");
+                // The first line of the element follows the dash.
+                let item = match block.trim_start() {
+                    "" => write_scalar(element) + "\n",
+                    block => block.to_owned(),
+                };
+                write!(output, "{:indent$}- {item}", "").expect("writing to a String never fails");
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}

@@ -1,4 +1,4 @@
-//! The admin socket: JSON for `leno get`, and metrics, on a Unix socket that only its owner can open.
+//! Serves the admin socket, a Unix socket that only the file's owner can open: JSON for `leno get`, and metrics.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
@@ -29,15 +29,15 @@ use crate::http_server::{
     RequestHandler, decode_percent, serve_all, text_response, typed_body, typed_response,
 };
 use crate::invite::{Invitations, InviteError};
-use crate::owner::{AdminQuery, AdminResponse};
 use crate::query_share::QueryShare;
 use crate::scrape_targets::Scraper;
 use crate::sidecar_query;
+use crate::state_task::{AdminQuery, AdminResponse};
 use crate::tap::TapBody;
 
-/// The state that the admin socket needs to serve requests.
+/// The request handler of the admin socket.
 #[derive(Debug)]
-pub(crate) struct Admin {
+pub(crate) struct AdminHandler {
     pub(crate) queries: AdminQueries,
     pub(crate) directory: Arc<DataDirectory>,
     pub(crate) invitations: Arc<Invitations>,
@@ -49,7 +49,7 @@ pub(crate) struct Admin {
     pub(crate) query_share: QueryShare,
 }
 
-/// The channel to the mesh owner task, with a reply channel for each query.
+/// The channel to the state task, with a reply channel for each query.
 pub(crate) type AdminQueries = mpsc::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>;
 
 /// Queries a running control plane through its admin socket; returns the status code and the body.
@@ -70,20 +70,24 @@ async fn query_without_timeout(
     let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
-    let request = Request::builder().method(method).uri(path).header(HOST, "leno");
-    let request = request.body(Empty::<Bytes>::new()).map_err(io::Error::other)?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, "leno")
+        .body(Empty::<Bytes>::new())
+        .map_err(io::Error::other)?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect();
-        let body = body.await.map_err(io::Error::other)?.to_bytes();
-        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+        let limited_body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
+        let content = limited_body.collect().await.map_err(io::Error::other)?.to_bytes();
+        Ok((status, String::from_utf8_lossy(&content).into_owned()))
     };
     drive_exchange(connection, exchange, io::Error::other).await
 }
 
-/// Reads an endless response line by line, until `handle_line` returns false or the response ends. Returns the
-/// status code and the body of an error response as the inner error.
+/// Reads an endless response line by line, until `handle_line` returns false or the response ends. If the control
+/// plane returns an error response, returns its status code and body as the inner error.
 ///
 /// # Errors
 /// Returns an error if no control plane listens there, a line exceeds `MAX_LINE_BYTES`, or `handle_line` fails.
@@ -95,25 +99,27 @@ pub async fn follow_lines<E: From<io::Error>>(
     let stream = UnixStream::connect(SocketPath::for_path(socket)?.path()).await?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(io::Error::other)?;
-    let request = Request::get(path).header(HOST, "leno").body(Empty::<Bytes>::new());
-    let request = request.map_err(io::Error::other)?;
+    let request = Request::get(path)
+        .header(HOST, "leno")
+        .body(Empty::<Bytes>::new())
+        .map_err(io::Error::other)?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(io::Error::other)?;
         let status = response.status();
         let mut body = response.into_body();
         if !status.is_success() {
-            let error_body = Limited::new(body, MAX_LINE_BYTES).collect().await;
-            let error_body = error_body.map_err(io::Error::other)?.to_bytes();
-            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&error_body).into_owned())));
+            let limited_body = Limited::new(body, MAX_LINE_BYTES);
+            let problem = limited_body.collect().await.map_err(io::Error::other)?.to_bytes();
+            return Ok(Err((status.as_u16(), String::from_utf8_lossy(&problem).into_owned())));
         }
         let mut buffer = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(bytes) = frame.map_err(io::Error::other)?.into_data() else { continue };
             buffer.extend_from_slice(&bytes);
             while let Some(newline_index) = buffer.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = buffer.drain(..=newline_index).collect();
-                let line = String::from_utf8_lossy(&line);
-                let line = line.trim_end();
+                let line_bytes: Vec<u8> = buffer.drain(..=newline_index).collect();
+                let line_text = String::from_utf8_lossy(&line_bytes);
+                let line = line_text.trim_end();
                 // A blank line is a keepalive.
                 if !line.is_empty() && !handle_line(line)? {
                     return Ok(Ok(()));
@@ -154,13 +160,13 @@ fn bind_socket(path: &Path) -> io::Result<UnixListener> {
 pub(crate) async fn serve(
     listener: UnixListener,
     path: PathBuf,
-    admin: Arc<Admin>,
+    admin: Arc<AdminHandler>,
     stop: watch::Receiver<bool>,
 ) {
     let mut listener = listener;
     let mut stop_receiver = stop.clone();
     let mut socket_identity = file_identity(&path);
-    // A removed socket is created again. Responses in progress on the old socket are dropped.
+    // If the socket was removed, it is created again. Responses in progress on the old socket are dropped.
     loop {
         let new_socket = tokio::select! {
             () = admin.directory.track_dropped_lines() => None,
@@ -175,7 +181,7 @@ pub(crate) async fn serve(
             None => break,
         }
     }
-    // Another control plane may have created its own socket there.
+    // The socket at the path may be that of another control plane by now.
     if socket_identity.is_some() && file_identity(&path) == socket_identity {
         std::fs::remove_file(&path).ok();
     }
@@ -222,7 +228,7 @@ async fn rebind_socket(path: &Path, stop: &mut watch::Receiver<bool>) -> Option<
 /// The interval between two checks of the admin socket.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-impl RequestHandler for Admin {
+impl RequestHandler for AdminHandler {
     type Body = Either<Full<Bytes>, TapBody>;
 
     const SERVER: &'static str = "control.sock";
@@ -239,9 +245,9 @@ impl RequestHandler for Admin {
     }
 }
 
-/// Serves a request. The body of `/tap` streams until its reader disconnects; other responses are complete.
+/// Responds to a request. The body of `/tap` is a stream until the client disconnects; all other bodies are complete.
 async fn respond_or_tap(
-    admin: &Admin,
+    admin: &AdminHandler,
     request: Request<Incoming>,
 ) -> Response<Either<Full<Bytes>, TapBody>> {
     if (request.method(), request.uri().path()) != (&Method::GET, "/tap") {
@@ -253,10 +259,11 @@ async fn respond_or_tap(
     }
 }
 
-async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    let (path, query) = (request.uri().path(), request.uri().query());
-    let query = match (request.method(), path) {
-        (&Method::POST, "/token") => return create_token(admin, query),
+/// Responds to a request with a complete body. Requests for the status of the mesh are queries to the state task.
+async fn handle_request(admin: &AdminHandler, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let (path, query_string) = (request.uri().path(), request.uri().query());
+    let admin_query = match (request.method(), path) {
+        (&Method::POST, "/token") => return create_token(admin, query_string),
         (&Method::POST, "/reload") => {
             admin.reload.notify_one();
             return text_response(StatusCode::ACCEPTED, "reloading the files\n".to_owned());
@@ -267,49 +274,51 @@ async fn handle_request(admin: &Admin, request: Request<Incoming>) -> Response<F
                 typed_response(StatusCode::OK, "application/json", format!("{:#}\n", json!(status)))
             });
         }
-        (&Method::GET, "/sidecar") => return query_sidecar(admin, query.unwrap_or_default()).await,
-        (&Method::GET, "/explain") => {
-            return explain_request(admin, query.unwrap_or_default()).await;
+        (&Method::GET, "/sidecar") => {
+            return query_sidecar(admin, query_string.unwrap_or_default()).await;
         }
-        (&Method::GET | &Method::HEAD, path) => match parse_query(path, query) {
+        (&Method::GET, "/explain") => {
+            return explain_request(admin, query_string.unwrap_or_default()).await;
+        }
+        (&Method::GET | &Method::HEAD, path) => match parse_query(path, query_string) {
             Some(AdminQuery::Metrics(..)) => match parse_metrics_query(&request) {
-                Ok(query) => query,
+                Ok(metrics_query) => metrics_query,
                 Err(problem) => return text_response(StatusCode::BAD_REQUEST, problem),
             },
-            Some(query) => query,
-            None => return text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
+            Some(admin_query) => admin_query,
+            None => return text_response(StatusCode::NOT_FOUND, PATH_LIST_TEXT.to_owned()),
         },
-        _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned()),
+        _ => return text_response(StatusCode::METHOD_NOT_ALLOWED, PATH_LIST_TEXT.to_owned()),
     };
     let _permit = admin.query_share.acquire_turn().await;
-    owner_response(&admin.queries, query).await
+    state_task_response(&admin.queries, admin_query).await
 }
 
-/// Returns a page of a sidecar, over the sidecar's open stream.
-async fn query_sidecar(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+/// Returns the response of a sidecar's admin endpoint, queried over the sidecar's open stream.
+async fn query_sidecar(admin: &AdminHandler, query: &str) -> Response<Full<Bytes>> {
     let Some((workload, path)) = sidecar_query::parse_query(query) else {
         let hint = "use GET /sidecar?workload=NAMESPACE/NAME&path=PATH, percent-encoded\n";
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
     let permit = admin.query_share.acquire_turn().await;
-    let response = query_owner(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
-    // The mesh owner is idle while the sidecar responds.
+    let response = query_state_task(&admin.queries, AdminQuery::Sidecar(workload.clone())).await;
+    // The state task is idle while the sidecar responds.
     drop(permit);
     let Some(AdminResponse::Sidecar(location)) = response else { return stopping_response() };
     match sidecar_query::send_query(&admin.operators.queries, &workload, location, path).await {
         Ok(reply) => {
-            // An interim or invalid status is not a final response.
-            let status = StatusCode::from_u16(reply.status).ok();
-            let status = status.filter(|status| !status.is_informational());
-            let content_type = "text/plain; charset=utf-8";
-            typed_response(status.unwrap_or(StatusCode::BAD_GATEWAY), content_type, reply.body)
+            // An invalid or informational (1xx) status is not a final response.
+            let final_status =
+                StatusCode::from_u16(reply.status).ok().filter(|status| !status.is_informational());
+            let status = final_status.unwrap_or(StatusCode::BAD_GATEWAY);
+            typed_response(status, "text/plain; charset=utf-8", reply.body)
         }
         Err((status, problem)) => text_response(status, format!("{problem}\n")),
     }
 }
 
 /// Explains the rules for the request that a query describes, as text or JSON.
-async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
+async fn explain_request(admin: &AdminHandler, query: &str) -> Response<Full<Bytes>> {
     match admin.explain_runner.explain_query(query, query_objects(&admin.queries)).await {
         Ok(explanation) => typed_response(
             StatusCode::OK,
@@ -320,9 +329,9 @@ async fn explain_request(admin: &Admin, query: &str) -> Response<Full<Bytes>> {
     }
 }
 
-/// Returns all objects of the mesh; `None` if the mesh owner is shutting down.
+/// Returns all objects of the mesh; `None` if the state task is shutting down.
 pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>> {
-    match query_owner(queries, AdminQuery::Objects).await {
+    match query_state_task(queries, AdminQuery::Objects).await {
         Some(AdminResponse::Objects(objects)) => Some(objects),
         Some(
             AdminResponse::Json(_)
@@ -334,16 +343,16 @@ pub(crate) async fn query_objects(queries: &AdminQueries) -> Option<Vec<Object>>
     }
 }
 
-/// Queries the mesh owner and returns its response as an HTTP response.
-pub(crate) async fn owner_response(
+/// Queries the state task and returns its response as an HTTP response.
+pub(crate) async fn state_task_response(
     queries: &AdminQueries,
     query: AdminQuery,
 ) -> Response<Full<Bytes>> {
     let has_field_lines = matches!(query, AdminQuery::Rejected);
-    match query_owner(queries, query).await {
+    match query_state_task(queries, query).await {
         Some(AdminResponse::Json(mut value)) => {
             if has_field_lines {
-                // The lines are read from files, so this runs outside the mesh owner.
+                // The lines are read from files, so this runs outside the state task.
                 value = tokio::task::spawn_blocking(|| set_field_lines(value))
                     .await
                     .unwrap_or_default();
@@ -353,7 +362,7 @@ pub(crate) async fn owner_response(
         Some(AdminResponse::Metrics(format, text)) => {
             typed_response(StatusCode::OK, format.content_type(), text)
         }
-        // No path leads to these queries.
+        // No path of the admin socket is one of these queries.
         Some(AdminResponse::Objects(_) | AdminResponse::Points(_) | AdminResponse::Sidecar(_))
         | None => stopping_response(),
     }
@@ -365,8 +374,8 @@ fn set_field_lines(mut diagnostics: Value) -> Value {
     let warnings = diagnostics.get_mut("warnings").and_then(Value::as_array_mut);
     for warning in warnings.into_iter().flatten() {
         let text_field = |name: &str| warning.get(name).and_then(Value::as_str);
-        let document_line = warning.get("line").and_then(Value::as_u64);
-        let document_line = document_line.and_then(|line| u32::try_from(line).ok());
+        let document_line =
+            warning.get("line").and_then(Value::as_u64).and_then(|line| u32::try_from(line).ok());
         // A warning with a column already has the line of its field.
         if let (Some(file), Some(field), Some(document_line), None) =
             (text_field("file"), text_field("field"), document_line, warning.get("column"))
@@ -379,8 +388,8 @@ fn set_field_lines(mut diagnostics: Value) -> Value {
     diagnostics
 }
 
-/// Returns the mesh owner's response, or `None` if the owner is shutting down.
-pub(crate) async fn query_owner(
+/// Returns the state task's response, or `None` if the state task is shutting down.
+pub(crate) async fn query_state_task(
     queries: &AdminQueries,
     query: AdminQuery,
 ) -> Option<AdminResponse> {
@@ -437,22 +446,22 @@ fn parse_subject(query: &str) -> Option<PlotSubject> {
 }
 
 /// Creates a join bundle, and returns it as the text of a token file.
-fn create_token(admin: &Admin, query: Option<&str>) -> Response<Full<Bytes>> {
+fn create_token(admin: &AdminHandler, query: Option<&str>) -> Response<Full<Bytes>> {
     let parameter = |name: &str| {
         let mut pairs =
             query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
         pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
     };
     let name = parameter("workload").and_then(decode_percent);
-    let lifetime = parameter("lifetime_ms").map(str::parse).transpose();
-    let (Some(Ok(workload)), Ok(lifetime)) =
-        (name.map(|name| name.parse::<WorkloadName>()), lifetime)
+    let lifetime_ms = parameter("lifetime_ms").map(str::parse).transpose();
+    let (Some(Ok(workload)), Ok(lifetime_ms)) =
+        (name.map(|name| name.parse::<WorkloadName>()), lifetime_ms)
     else {
         let hint =
             "specify the workload: POST /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER]\n";
         return text_response(StatusCode::BAD_REQUEST, hint.to_owned());
     };
-    let lifetime = lifetime.map(Duration::from_millis);
+    let lifetime = lifetime_ms.map(Duration::from_millis);
     match admin.invitations.create_bundle(&workload, lifetime, SystemTime::now()) {
         Ok(bundle) => text_response(StatusCode::OK, bundle.render()),
         Err(error @ InviteError::UnknownWorkload(_)) => {
@@ -474,26 +483,26 @@ pub(crate) fn stopping_response() -> Response<Full<Bytes>> {
 }
 
 /// The response to unknown paths: a list of all paths.
-const INDEX: &str = "leno control: GET /workloads /services /certificates /proxies /prometheus/targets /routes \
+const PATH_LIST_TEXT: &str = "leno control: GET /workloads /services /certificates /proxies /prometheus/targets /routes \
                      /policies /rejected /rejected-joins /state /status /metrics /traffic /history?service=NAMESPACE/NAME \
                      /history?route=NAMESPACE/NAME /changes /change?id=NUMBER \
                      /explain?from=NAMESPACE/NAME&url=URL[&method=METHOD][&header=NAME:VALUE] \
                      /tap?service=NAMESPACE/NAME /sidecar?workload=NAMESPACE/NAME&path=PATH, POST \
                      /token?workload=NAMESPACE/NAME[&lifetime_ms=NUMBER] /reload\n";
 
-/// The pause after a query, in multiples of its duration: queries take at most half of the owner's time.
+/// The pause after a query, in multiples of its duration: queries take at most half of the state task's time.
 pub(crate) const QUERY_PAUSE: u32 = 1;
 
 /// Maximum concurrent admin connections; more wait.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Maximum bytes of a line that [`follow_lines`] reads: more than any request report needs.
+/// Maximum bytes of a line that [`follow_lines`] reads; more than any report of a request has.
 const MAX_LINE_BYTES: usize = 256 << 10;
 
 /// The timeout of [`query_admin`] for the complete response.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum bytes of a response that [`query_admin`] reads: those of a hundred thousand workloads.
+/// Maximum bytes of a response that [`query_admin`] reads: enough for a hundred thousand workloads.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Check of reported admin addresses: a sidecar's admin endpoint must be at its own address.
+//! Checks reported admin addresses: a sidecar's admin endpoint must be at the sidecar's own address.
 //!
-//! Sidecars report the address of their page, and operators' tools connect to it from their own machine. A
-//! sidecar could report any address.
+//! Sidecars report the address of their admin endpoint, and operators' tools connect to it from the operators'
+//! machines. Without the check, a sidecar could direct these tools to any address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Applications that a supervisor on this machine runs, as it reports them.
+//! Stores the states of the applications that a supervisor (`leno up`) on this machine runs and reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The current certificate authority and the revoked workloads, reloaded when their files change.
+//! Follows the files of the certificate authority and of the revoked workloads: publishes their contents when the
+//! files change, and writes files again that were removed by mistake.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
@@ -32,11 +33,12 @@ pub(crate) fn follow_files(
     directory: Arc<DataDirectory>,
 ) -> impl Future<Output = ()> + use<> {
     let (source, trusted_file) = (config.authority_source(), config.intermediates_file());
-    let file =
+    let revocation_file =
         FollowedRevocationFile::from_file(RevocationFile::in_directory(config.shared_directory()));
     async move {
         let authority_task = follow_authority(source, trusted_file, authority, directory);
-        let ((), ()) = tokio::join!(authority_task, follow_revocations(file, revoked_workloads));
+        let revocation_task = follow_revocations(revocation_file, revoked_workloads);
+        let ((), ()) = tokio::join!(authority_task, revocation_task);
     }
 }
 
@@ -62,15 +64,15 @@ async fn follow_authority(
         let (source, trust_domain, trusted_file) =
             (source.clone(), trust_domain.clone(), trusted_file.clone());
         let previous_authority = Arc::clone(&authority_sender.borrow());
-        let opened_authority = spawn_blocking(move || {
+        let open_task = spawn_blocking(move || {
             let now = SystemTime::now();
             let opened_authority =
                 source.open(&trust_domain, now)?.as_successor_of(&previous_authority, now);
             opened_authority.save_trusted_intermediates(&trusted_file)?;
             Ok::<_, AuthorityError>(opened_authority)
         });
-        let Ok(opened_authority) = opened_authority.await else { continue };
-        match opened_authority {
+        let Ok(open_result) = open_task.await else { continue };
+        match open_result {
             Ok(new_authority) => {
                 directory.record_authority_problem(None);
                 let new_authority = Arc::new(new_authority);
@@ -100,7 +102,7 @@ async fn follow_authority(
 /// The files of the control plane's own authority, kept in case the data directory is removed.
 #[derive(Debug, Default)]
 struct OwnAuthorityFiles {
-    /// The authority's directory; `None` if an issuer provides the authority.
+    /// The authority's directory; `None` if an external issuer, such as cert-manager, provides the authority.
     directory: Option<PathBuf>,
     /// The files as last read; empty before the first read.
     files: AuthorityFiles,
@@ -112,8 +114,8 @@ impl OwnAuthorityFiles {
     fn from_source(source: &AuthoritySource) -> Self {
         let directory = match source {
             AuthoritySource::BuiltIn(directory) => Some(directory.clone()),
-            // The issuer restores its own files.
-            AuthoritySource::Issuer(_) => None,
+            // The external issuer restores its own files.
+            AuthoritySource::Intermediate(_) => None,
         };
         Self { directory, ..Self::default() }
     }
@@ -123,7 +125,8 @@ impl OwnAuthorityFiles {
     fn read_or_restore(mut self) -> Self {
         let Some(directory) = &self.directory else { return self };
         let Some(parent) = directory.parent() else { return self };
-        // Opened before its files are read, so the next check detects a directory that replaces it meanwhile.
+        // The parent directory is opened before the files are read. If another directory replaces it meanwhile, the
+        // next check detects that.
         let current_parent = self.parent_directory.reopen_at(parent);
         if !is_absent(directory) {
             let checked_directory = check_private_directory(directory);
@@ -168,12 +171,13 @@ impl OpenedDirectory {
         // Without `DIRECTORY`, opening a named pipe would block until a writer appears.
         let mut options = File::options();
         options.read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed());
-        let opened = options.open(path);
-        let opened = opened.and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))));
-        opened.map_or_else(|_| self.clone(), |opened| Self(Some(opened)))
+        options
+            .open(path)
+            .and_then(|file| Ok((inode(&file.metadata()?), Arc::new(file))))
+            .map_or_else(|_| self.clone(), |inode_and_file| Self(Some(inode_and_file)))
     }
 
-    /// True unless both are open and the same directory.
+    /// True unless `self` and `other` are both open and are the same directory.
     fn differs_from(&self, other: &Self) -> bool {
         let inode = |directory: &Self| directory.0.as_ref().map(|(inode, _)| *inode);
         inode(self).is_none_or(|own_inode| inode(other) != Some(own_inode))
@@ -204,19 +208,20 @@ fn is_absent(path: &Path) -> bool {
 /// Polls for workloads revoked by `leno revoke`, until all receivers are dropped. An unreadable file changes
 /// nothing, and a removed file is written again.
 async fn follow_revocations(
-    mut file: FollowedRevocationFile,
+    mut revocation_file: FollowedRevocationFile,
     revoked_workloads: watch::Sender<RevokedWorkloads>,
 ) {
     let mut has_failed = false;
     loop {
-        let (mut followed, previous_workloads) = (file.clone(), revoked_workloads.borrow().clone());
-        let result = spawn_blocking(move || {
-            let result = followed.read(&previous_workloads);
-            (followed, result)
+        let (mut read_file, previous_workloads) =
+            (revocation_file.clone(), revoked_workloads.borrow().clone());
+        let read_task = spawn_blocking(move || {
+            let read_result = read_file.read(&previous_workloads);
+            (read_file, read_result)
         });
-        if let Ok((followed, result)) = result.await {
-            file = followed;
-            match result {
+        if let Ok((read_file, read_result)) = read_task.await {
+            revocation_file = read_file;
+            match read_result {
                 Ok(new) => {
                     has_failed = false;
                     revoked_workloads.send_if_modified(|old| {
@@ -261,7 +266,7 @@ impl FollowedRevocationFile {
         for _ in 0..MAX_READ_ATTEMPTS {
             let directory = self.directory.reopen_at(self.file.directory());
             let revoked_workloads = self.read_in(&directory, previous_workloads)?;
-            // Another directory, with other workloads in its file, may be at the path by now.
+            // If another directory is at the path by now, its file may list other workloads: read again.
             if previous_workloads.is_empty() || !directory.is_removed_from(self.file.directory()) {
                 self.directory = directory;
                 return Ok(revoked_workloads);
@@ -270,7 +275,8 @@ impl FollowedRevocationFile {
         Err(io::Error::new(io::ErrorKind::NotFound, "their directory is removed repeatedly"))
     }
 
-    /// Reads the revoked workloads from the file in `directory`, which is at the path.
+    /// Reads the revoked workloads from the file in `directory`. If the file was removed, or is in another directory
+    /// than before, adds the previously revoked workloads and writes them to the file.
     fn read_in(
         &self,
         directory: &OpenedDirectory,
@@ -413,7 +419,7 @@ mod tests {
         files.read_or_restore();
         assert!(source.open(&domain, now).unwrap() == first_authority);
         let issuer_files =
-            OwnAuthorityFiles::from_source(&AuthoritySource::Issuer(directory.clone()))
+            OwnAuthorityFiles::from_source(&AuthoritySource::Intermediate(directory.clone()))
                 .read_or_restore();
         fs::remove_dir_all(&data).unwrap();
         issuer_files.read_or_restore();

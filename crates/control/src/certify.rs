@@ -1,4 +1,4 @@
-//! Certificate signing: verifies the identity of joining and renewing clients, and signs their certificates.
+//! Signs certificates: verifies the identity of joining and renewing clients, and issues their certificates.
 
 mod claim;
 mod error;
@@ -167,7 +167,7 @@ impl Certifier {
         self.signer.lifetime
     }
 
-    /// Returns the reviewer of this token; `None` if the token was made here or no reviewer is configured.
+    /// Returns the reviewer of this token; `None` if the token is one of this mesh, or no reviewer is configured.
     pub(crate) fn reviewer_of(&self, token: &str) -> Option<&Arc<dyn Reviewer>> {
         self.reviews.reviewer().filter(|_| !Tokens::has_token_prefix(token))
     }
@@ -181,7 +181,7 @@ impl Certifier {
         self.reviews.permit_review(pending_join, now)
     }
 
-    /// Starts the review of a token that was not made here.
+    /// Starts the review of a token of another issuer.
     pub(crate) fn start_review(&mut self, pending_join: PendingJoin, now: Instant) {
         if let Some((pending_join, reason)) = self.reviews.start_review(pending_join, now) {
             self.reject_request(pending_join.reply, reason.into());
@@ -203,7 +203,8 @@ impl Certifier {
         });
     }
 
-    /// Signs the first certificate in exchange for a one-time token; the queue serves its sources in turn.
+    /// Queues a join with a one-time token of this mesh, which signs the first certificate of a workload. `holder` is
+    /// `None` if the mesh does not have the workload. The queue serves sources in turn.
     pub(crate) fn join(
         &mut self,
         pending_join: PendingJoin,
@@ -350,8 +351,8 @@ impl Certifier {
         self.registrations.remove(workload);
     }
 
-    /// Reads the newest registration of a workload, which may have joined at another control plane with the
-    /// same files. The file is small, so it is read on this task; pods have none.
+    /// Reads the newest registration of a workload, because the workload may have joined at another control plane with
+    /// the same files. The file is small, so it is read on this task. Pods have no registration.
     pub(crate) fn read_registration(&mut self, workload_object: &Workload) {
         let workload = &workload_object.name;
         if workload_object.uid.is_some() {
@@ -487,7 +488,7 @@ impl Signer {
 
 /// Rejects a request and logs the full reason.
 fn send_rejection(reply: CertificateReply, error: &CertifyError) {
-    // Any client could fill the log with these errors.
+    // Any client could fill the log with these errors, so they are logged only at the debug level.
     if matches!(
         error,
         CertifyError::ReviewNotStarted(_)

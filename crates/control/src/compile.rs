@@ -1,4 +1,4 @@
-//! Compilation: computes the configuration of one sidecar from the mesh. Pure and deterministic.
+//! Compiles the configuration of one sidecar from the mesh. The functions are pure and deterministic.
 
 mod access;
 mod address;
@@ -71,7 +71,7 @@ pub(crate) fn compile_config(
         gateway_backends.map(|backend| &backend.service).collect();
     let mut pending_services: Vec<ServiceName> =
         root_services.iter().chain(gateway_services).cloned().collect();
-    // Terminates: each name is visited once, and names come from existing services.
+    // The loop terminates: each name is visited once, and a new name comes from the routes of an existing service.
     while let Some(name) = pending_services.pop() {
         if services.contains_key(&name) || absent.contains(&name) {
             continue;
@@ -117,7 +117,7 @@ pub(crate) fn prepare_services(
             return false;
         }
     }
-    // Terminates like the loop in `compile_config`.
+    // The loop terminates like the one in `compile_config`.
     while let Some(name) = pending_services.pop() {
         if visited_services.contains(&name) {
             continue;

@@ -1,4 +1,4 @@
-//! Configuration of a control plane: addresses, files, limits and times.
+//! Defines the configuration of a control plane: addresses, files, limits and times.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,20 +21,21 @@ use crate::review::Reviewer;
 pub struct Config {
     /// The listen address for proxies; with port 0 the kernel selects the port.
     pub listen: SocketAddr,
-    /// The address in join bundles, if proxies reach the control plane at another address than `listen`.
+    /// The address in join bundles if proxies reach the control plane at another address than `listen`; `None` if they
+    /// reach it at `listen`.
     pub advertise: Option<SocketAddr>,
     /// Other control planes of the same mesh, with the same files and authority. Join bundles list them too.
     pub peers: Vec<SocketAddr>,
     /// Further control planes, discovered at run time; join bundles do not list them.
-    pub found_peers: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
+    pub discovered_peers: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
     /// The reviewer of tokens of another issuer; if absent, only this mesh's own tokens are accepted.
     pub reviewer: Option<Arc<dyn Reviewer>>,
     /// The data directory (mode 0700), with the admin socket.
     pub data: PathBuf,
-    /// The directory of the authority's root and unused tokens, if control planes share them; `data` if absent.
+    /// The directory of the authority's root and of unused tokens that several control planes share; `data` if absent.
     pub shared: Option<PathBuf>,
-    /// The directory of an externally issued intermediate authority; if absent, the control plane has its own
-    /// root.
+    /// The directory of an intermediate authority that an external issuer, such as cert-manager, maintains. If absent,
+    /// the control plane has its own root.
     pub issuer: Option<PathBuf>,
     /// The YAML files and directories with the objects of the mesh.
     pub sources: Vec<PathBuf>,
@@ -88,15 +89,15 @@ pub struct Times {
 pub struct Limits {
     /// Maximum concurrent connections; more wait in the kernel.
     pub connections: usize,
-    /// Maximum concurrent connections without an authenticated peer: those waiting for a part of the handshake,
-    /// for `Hello` or for a join. Beyond it, the oldest is closed.
-    pub external_clients: usize,
+    /// Maximum concurrent pending connections: connections that wait for their peer: for a part of the TLS handshake, for `Hello`,
+    /// or for a join. At the limit, the connection that has waited longest is closed.
+    pub waiting_connections: usize,
     /// Maximum of these connections per IPv4 address or IPv6 /64.
-    pub external_clients_per_source: usize,
+    pub waiting_connections_per_source: usize,
     /// The timeout for the first byte of a TLS handshake.
-    pub first_byte: Duration,
+    pub first_byte_timeout: Duration,
     /// The timeout for a whole TLS handshake.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// Maximum service subscriptions of one proxy.
     pub subscriptions: usize,
 }
@@ -109,7 +110,7 @@ impl Config {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertise: None,
             peers: Vec::new(),
-            found_peers: None,
+            discovered_peers: None,
             reviewer: None,
             data,
             shared: None,
@@ -138,14 +139,14 @@ impl Config {
     /// Returns the source of the authority.
     pub(crate) fn authority_source(&self) -> AuthoritySource {
         match &self.issuer {
-            Some(directory) => AuthoritySource::Issuer(directory.clone()),
+            Some(directory) => AuthoritySource::Intermediate(directory.clone()),
             None => AuthoritySource::BuiltIn(self.shared_directory().join(AUTHORITY_DIRECTORY)),
         }
     }
 
-    /// Returns the file of intermediates that members trust, old and new.
+    /// Returns the file of all intermediates that members trust: the current one and earlier ones.
     pub(crate) fn intermediates_file(&self) -> PathBuf {
-        self.shared_directory().join(TRUSTED_FILE)
+        self.shared_directory().join(INTERMEDIATES_FILE)
     }
 
     /// Returns the path of the admin socket.
@@ -174,10 +175,10 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 16_384,
-            external_clients: 1024,
-            external_clients_per_source: 512,
-            first_byte: Duration::from_secs(2),
-            handshake: Duration::from_secs(10),
+            waiting_connections: 1024,
+            waiting_connections_per_source: 512,
+            first_byte_timeout: Duration::from_secs(2),
+            handshake_timeout: Duration::from_secs(10),
             subscriptions: MAX_SUBSCRIPTIONS,
         }
     }
@@ -187,7 +188,7 @@ impl Default for Limits {
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The file of intermediates that members trust, in the directory of the tokens.
-const TRUSTED_FILE: &str = "issuers.pem";
+const INTERMEDIATES_FILE: &str = "issuers.pem";
 
 /// The file name of the admin socket in the data directory.
 const SOCKET_FILE: &str = "control.sock";

@@ -1,5 +1,5 @@
-//! A running control plane: the assembly of its parts and tasks at start, and the handle by which the program
-//! uses and stops it.
+//! Starts a control plane: opens its files and listeners, connects its parts, and spawns its tasks. The program uses
+//! and stops the running control plane through [`Control`].
 
 mod start_error;
 
@@ -21,7 +21,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::admin::{self, Admin, AdminQueries};
+use crate::admin::{self, AdminHandler, AdminQueries};
 use crate::applications::Applications;
 use crate::authority::{RevokedWorkloads, follow_files};
 use crate::certify::{Certifier, JoinCredentials, open_join_credentials};
@@ -35,17 +35,17 @@ use crate::invite::{Invitations, InviteError};
 use crate::keys::{JwksFetcher, JwksFetches, KeyUpdate, key_sources_in_update};
 use crate::mesh::Mesh;
 use crate::metrics_exporter::MetricsExporter;
-use crate::owner::{
-    AdminQuery, AdminResponse, Inbox, Owner, OwnerOutputs, QueueLengths, run_owner,
-};
 use crate::page::{Page, PageResources};
 use crate::peers::{PeerAddresses, PeerStreamContext, Peers, follow_all};
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::ConnectedProxies;
 use crate::query_share::QueryShare;
 use crate::replaced::{ReplacedRejections, ReplacedSidecars};
-use crate::server::{ConnectionCounters, PendingConnections, Server, accept_connections};
+use crate::server::{ConnectionCounters, ProxyServer, VerifiedConnections, accept_connections};
 use crate::server_credential::ServerCredential;
+use crate::state_task::{
+    AdminQuery, AdminResponse, ControlState, Inbox, QueueLengths, StateOutputs, run_state_task,
+};
 use crate::status::Status;
 use crate::watch::{Diagnostics, MAX_UPDATES, follow_sources, requested_trust_domain};
 
@@ -54,9 +54,9 @@ pub use start_error::StartError;
 /// A running control plane. Dropping it stops it at once; [`Control::shutdown`] notifies proxies.
 #[derive(Debug)]
 pub struct Control {
-    address: SocketAddr,
-    page: Option<SocketAddr>,
-    socket: PathBuf,
+    listen_address: SocketAddr,
+    page_address: Option<SocketAddr>,
+    socket_path: PathBuf,
     trust_domain: TrustDomain,
     invitations: Arc<Invitations>,
     workloads: watch::Receiver<Arc<Vec<Workload>>>,
@@ -108,29 +108,30 @@ impl Control {
             return Err(StartError::MeshConfig(possible_mesh_configs));
         }
         let (trust_domain, now) = (requested_trust_domain(&first_update), SystemTime::now());
-        let revoked = RevocationFile::in_directory(config.shared_directory()).read();
-        let revoked = watch::Sender::new(revoked.map_err(StartError::Revoked)?);
-        let authority = config.authority_source().open_or_create(&trust_domain, now)?;
-        let authority = authority
+        let revoked_workloads = RevocationFile::in_directory(config.shared_directory())
+            .read()
+            .map_err(StartError::Revoked)?;
+        let opened_authority = config
+            .authority_source()
+            .open_or_create(&trust_domain, now)?
             .restore_trusted_intermediates(&config.intermediates_file(), now)
             .map_err(AuthorityError::Io)?;
-        let authority = Arc::new(authority);
-        let authority = watch::Sender::new(authority);
+        let authority = watch::Sender::new(Arc::new(opened_authority));
         let join_credentials = Arc::new(
             open_join_credentials(config.shared_directory(), now).map_err(StartError::Tokens)?,
         );
-        let listener = leno_listen::bind(config.listen);
-        let listener = listener.map_err(|cause| StartError::Listen(config.listen, cause))?;
-        let address = listener.local_addr();
-        let address = address.map_err(|cause| StartError::Listen(config.listen, cause))?;
-        let socket = config.socket_path();
-        let admin = admin::open_socket(&socket).await;
-        let admin = admin.map_err(|cause| StartError::Admin { path: socket, cause })?;
+        let listen_error = |cause| StartError::Listen(config.listen, cause);
+        let listener = leno_listen::bind(config.listen).map_err(listen_error)?;
+        let address = listener.local_addr().map_err(listen_error)?;
+        let socket_path = config.socket_path();
+        let admin_listener = admin::open_socket(&socket_path)
+            .await
+            .map_err(|cause| StartError::Admin { path: socket_path, cause })?;
         let page = match config.page {
-            Some(address) => Some(
-                Page::open(address, &config.data)
+            Some(page_address) => Some(
+                Page::open(page_address, &config.data)
                     .await
-                    .map_err(|cause| StartError::Page(address, cause))?,
+                    .map_err(|cause| StartError::Page(page_address, cause))?,
             ),
             None => None,
         };
@@ -144,10 +145,10 @@ impl Control {
             config,
             authority,
             join_credentials,
-            revoked,
+            revoked: watch::Sender::new(revoked_workloads),
             listener,
             address,
-            admin,
+            admin_listener,
             page,
             server_credential,
             jwks_fetcher,
@@ -161,19 +162,19 @@ impl Control {
     /// Returns the listen address for proxies.
     #[must_use]
     pub fn listen_address(&self) -> SocketAddr {
-        self.address
+        self.listen_address
     }
 
     /// Returns the address of the browser page, if it has one.
     #[must_use]
     pub fn page_address(&self) -> Option<SocketAddr> {
-        self.page
+        self.page_address
     }
 
     /// Returns the path of the admin socket, for [`admin::query_admin`].
     #[must_use]
     pub fn socket_path(&self) -> &std::path::Path {
-        &self.socket
+        &self.socket_path
     }
 
     /// Returns the trust domain of the mesh, fixed while it runs.
@@ -182,7 +183,7 @@ impl Control {
         &self.trust_domain
     }
 
-    /// Returns the query channel of the mesh owner.
+    /// Returns the query channel of the state task.
     pub(crate) fn queries(&self) -> AdminQueries {
         self.queries.clone()
     }
@@ -249,7 +250,7 @@ impl Control {
         registered_workload.map(drop).map_err(|_| Stopped)
     }
 
-    /// Reads the files again now, even if they seem unchanged.
+    /// Reads the files of the registries again now, even if they seem unchanged.
     pub fn reload_files(&self) {
         self.reload.notify_one();
     }
@@ -273,7 +274,7 @@ impl Control {
 #[error("the control plane has ended")]
 pub struct Stopped;
 
-/// The source of updates, and the parts that exist before the first update.
+/// The source of registry updates, and the parts that must exist before the first update arrives.
 struct UpdateFeed {
     updates: mpsc::Receiver<RegistryUpdate>,
     tasks: JoinSet<()>,
@@ -296,9 +297,10 @@ struct OpenedResources {
     authority: watch::Sender<Arc<Authority>>,
     join_credentials: Arc<JoinCredentials>,
     revoked: watch::Sender<RevokedWorkloads>,
+    /// The listener for proxies and other control planes, and its address.
     listener: TcpListener,
     address: SocketAddr,
-    admin: UnixListener,
+    admin_listener: UnixListener,
     page: Option<Page>,
     directory: Arc<DataDirectory>,
     server_credential: ServerCredential,
@@ -310,7 +312,11 @@ struct OpenedResources {
 
 impl OpenedResources {
     /// Creates the context of the streams to other control planes.
-    fn peer_follower(&self, events: EventQueue, addresses: PeerAddresses) -> PeerStreamContext {
+    fn peer_stream_context(
+        &self,
+        events: EventQueue,
+        addresses: PeerAddresses,
+    ) -> PeerStreamContext {
         let (tls_configs, stop) =
             (self.server_credential.watch_client_config(), self.stop.subscribe());
         PeerStreamContext { tls_configs, events, addresses, stop }
@@ -327,22 +333,23 @@ impl OpenedResources {
         let (queries, query_receiver) = mpsc::channel(MAX_QUERIES);
         let (key_sender, key_update_receiver) = mpsc::channel(MAX_KEY_UPDATES);
         let (final_query, final_query_receiver) = oneshot::channel();
-        let page = self.page.as_ref().map(Page::address);
-        let owner = self.create_owner(first_update, key_updates);
+        let page_address = self.page.as_ref().map(Page::address);
+        let state = self.create_control_state(first_update, key_updates);
         let (applications, replaced_sidecars) =
-            (owner.applications.clone(), owner.replaced_rejections.subscribe());
+            (state.applications.clone(), state.replaced_rejections.subscribe());
         let (workloads, registered_workloads) =
-            (owner.outputs.workloads.subscribe(), owner.outputs.registered_workloads.subscribe());
+            (state.outputs.workloads.subscribe(), state.outputs.registered_workloads.subscribe());
         let (status, sidecar_facts) =
-            (owner.outputs.status.subscribe(), owner.outputs.sidecar_facts.clone());
-        let metrics_exporter = self.metrics_exporter(&owner, queries.clone(), final_query);
+            (state.outputs.status.subscribe(), state.outputs.sidecar_facts.clone());
+        let metrics_exporter = self.metrics_exporter(&state, queries.clone(), final_query);
         let invitations = Arc::new(self.create_invitations(workloads.clone()));
-        let server = Arc::new(self.proxy_server(&owner, events));
-        let follower = self.peer_follower(server.events.clone(), owner.peers.peer_addresses());
+        let server = Arc::new(self.proxy_server(&state, events));
+        let peer_streams =
+            self.peer_stream_context(server.events.clone(), state.peers.peer_addresses());
         let explain_runner = ExplainRunner::with_explainer(self.config.explainer.clone());
         let operators = server.operators.clone();
         self.start_page(&mut tasks, &queries, explain_runner.clone(), operators.clone());
-        let admin = self.admin_server(&queries, &invitations, explain_runner, operators);
+        let admin = self.admin_handler(&queries, &invitations, explain_runner, operators);
         let inbox = Inbox {
             updates,
             events: proxy_events,
@@ -353,17 +360,18 @@ impl OpenedResources {
             final_query: final_query_receiver,
             stop: self.stop.subscribe(),
         };
-        let (key_sources, socket) =
-            (owner.outputs.key_sources.subscribe(), self.config.socket_path());
+        let (key_sources, socket_path) =
+            (state.outputs.key_sources.subscribe(), self.config.socket_path());
         let (stop, monitor) = (|| self.stop.subscribe(), || self.task_monitor.clone());
-        tasks.spawn(monitor().run(ControlTask::Owner, run_owner(owner, inbox)));
+        tasks.spawn(monitor().run(ControlTask::State, run_state_task(state, inbox)));
         tasks.spawn(monitor().run(ControlTask::Push, metrics_exporter.run(stop())));
-        let (peers, found_peers) = (self.other_control_planes(), self.config.found_peers.clone());
-        tasks.spawn(monitor().run(ControlTask::Peers, follow_all(peers, found_peers, follower)));
+        let (peers, discovered) =
+            (self.other_control_planes(), self.config.discovered_peers.clone());
+        tasks.spawn(monitor().run(ControlTask::Peers, follow_all(peers, discovered, peer_streams)));
         let accept_loop =
             accept_connections(self.listener, server, stop(), self.config.times.drain_timeout);
         tasks.spawn(monitor().run(ControlTask::Listener, accept_loop));
-        let admin_loop = admin::serve(self.admin, socket.clone(), admin, stop());
+        let admin_loop = admin::serve(self.admin_listener, socket_path.clone(), admin, stop());
         tasks.spawn(monitor().run(ControlTask::Admin, admin_loop));
         tasks.spawn(
             monitor().run(ControlTask::Certificate, self.server_credential.renew_until_closed()),
@@ -374,9 +382,9 @@ impl OpenedResources {
         let file_watch = follow_files(&self.config, self.authority, self.revoked, self.directory);
         tasks.spawn(monitor().run(ControlTask::Authority, run_until_stopped(file_watch, stop())));
         Control {
-            address: self.address,
-            page,
-            socket,
+            listen_address: self.address,
+            page_address,
+            socket_path,
             trust_domain,
             invitations,
             workloads,
@@ -394,15 +402,15 @@ impl OpenedResources {
     }
 
     /// Creates the server for proxies and other control planes.
-    fn proxy_server(&self, owner: &Owner, events: EventQueue) -> Server {
-        Server {
+    fn proxy_server(&self, state: &ControlState, events: EventQueue) -> ProxyServer {
+        ProxyServer {
             limits: self.config.limits,
             tls_configs: self.server_credential.watch_server_config(),
             events,
             budgets: Budgets::default(),
-            pending_connections: Arc::clone(&owner.pending_connections),
-            connection_counters: Arc::clone(&owner.connection_counters),
-            local_sidecars: owner.outputs.local_sidecars.clone(),
+            verified_connections: Arc::clone(&state.verified_connections),
+            connection_counters: Arc::clone(&state.connection_counters),
+            local_sidecars: state.outputs.local_sidecars.clone(),
             trust_domain: self.trust_domain(),
             report_interval: self.config.report_interval,
             operators: OperatorSessions::new(random_number()),
@@ -412,17 +420,17 @@ impl OpenedResources {
     /// Creates the metrics exporter.
     fn metrics_exporter(
         &self,
-        owner: &Owner,
+        state: &ControlState,
         queries: AdminQueries,
         final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     ) -> MetricsExporter {
         MetricsExporter {
             resource_identity: self.resource_identity(),
             exporter: Exporter::new(DirectDialer, self.config.jwks_ca.clone()),
-            connection_counters: Arc::clone(&owner.connection_counters),
+            connection_counters: Arc::clone(&state.connection_counters),
             queries,
             final_query,
-            destination: owner.outputs.metrics.subscribe(),
+            destination: state.outputs.metrics_destination.subscribe(),
             seed: random_number(),
         }
     }
@@ -438,14 +446,14 @@ impl OpenedResources {
     }
 
     /// Creates the request handler of the admin socket.
-    fn admin_server(
+    fn admin_handler(
         &self,
         queries: &AdminQueries,
         invitations: &Arc<Invitations>,
         explain_runner: ExplainRunner,
         operators: OperatorSessions,
-    ) -> Arc<Admin> {
-        Arc::new(Admin {
+    ) -> Arc<AdminHandler> {
+        Arc::new(AdminHandler {
             queries: queries.clone(),
             directory: Arc::clone(&self.directory),
             invitations: Arc::clone(invitations),
@@ -471,7 +479,11 @@ impl OpenedResources {
         tasks.spawn(self.task_monitor.clone().run(ControlTask::Page, page_task));
     }
 
-    fn create_owner(&self, first_update: RegistryUpdate, key_updates: Vec<KeyUpdate>) -> Owner {
+    fn create_control_state(
+        &self,
+        first_update: RegistryUpdate,
+        key_updates: Vec<KeyUpdate>,
+    ) -> ControlState {
         let now = Instant::now();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // Proxies store the number of their last change on disk: our numbers continue after those of the
@@ -482,7 +494,7 @@ impl OpenedResources {
         let (authority, join_credentials) =
             (self.authority.subscribe(), Arc::clone(&self.join_credentials));
         let ca_generation = self.authority.borrow().ca_generation();
-        Owner {
+        ControlState {
             times,
             limits: self.config.limits,
             mesh: Mesh::default(),
@@ -494,9 +506,9 @@ impl OpenedResources {
             pending_registrations: Vec::new(),
             diagnostics: Diagnostics::default(),
             jwks_fetches: JwksFetches::new(self.config.key_access.shows_failure_causes),
-            pending_connections: Arc::<PendingConnections>::default(),
+            verified_connections: Arc::<VerifiedConnections>::default(),
             connection_counters: Arc::<ConnectionCounters>::default(),
-            outputs: OwnerOutputs::default(),
+            outputs: StateOutputs::default(),
             peers: Peers::default(),
             last_stream_check: now,
             queues: QueueLengths::default(),
@@ -525,7 +537,7 @@ impl OpenedResources {
         self.authority.borrow().trust_domain().clone()
     }
 
-    /// Returns the addresses of the other control planes: the configured list may contain this one.
+    /// Returns the configured addresses of control planes without this one's own addresses.
     fn other_control_planes(&self) -> Vec<SocketAddr> {
         let own_addresses = [Some(self.address), Some(self.config.listen), self.config.advertise];
         let other_addresses =
@@ -575,8 +587,8 @@ async fn run_until_stopped(work: impl Future<Output = ()>, mut stop: watch::Rece
 /// none waits for one.
 const MAX_PEER_STREAMS: usize = 1024;
 
-/// Maximum queued operator queries to the mesh owner.
+/// Maximum queued operator queries to the state task.
 const MAX_QUERIES: usize = 16;
 
-/// Maximum queued JWKS updates to the mesh owner; fetches wait for a slot.
+/// Maximum queued JWKS updates to the state task; fetches wait for a slot.
 const MAX_KEY_UPDATES: usize = 16;

@@ -1,4 +1,4 @@
-//! The long-running tasks of a control plane, and the monitor that reports the first task that ends unexpectedly.
+//! Names the long-running tasks of a control plane, and reports the first task that ends unexpectedly.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub(crate) enum ControlTask {
     Certificate,
     Keys,
     Listener,
-    Owner,
+    State,
     Page,
     Peers,
     Push,
@@ -35,7 +35,7 @@ impl fmt::Display for ControlTask {
             Self::Certificate => "the renewal of the control plane's certificate",
             Self::Keys => "the fetcher of issuers' keys",
             Self::Listener => "the listener for proxies",
-            Self::Owner => "the owner of the mesh",
+            Self::State => "the state task",
             Self::Page => "the page for browsers",
             Self::Peers => "the follower of other control planes",
             Self::Push => "the push of metrics",
@@ -76,6 +76,7 @@ impl TaskMonitor {
     }
 }
 
+/// Reports its task as ended when it is dropped before shutdown, which also happens in a panic.
 struct TaskGuard {
     task: ControlTask,
     monitor: TaskMonitor,
@@ -106,11 +107,11 @@ mod tests {
     async fn the_first_task_that_ends_unexpectedly_is_reported() {
         let monitor = TaskMonitor::new(watch::Sender::new(false));
         let mut tasks = JoinSet::new();
-        tasks.spawn(monitor.clone().run(ControlTask::Owner, async { panic!("a defect") }));
+        tasks.spawn(monitor.clone().run(ControlTask::State, async { panic!("a defect") }));
         assert!(tasks.join_next().await.unwrap().is_err());
         monitor.clone().run(ControlTask::Watcher, async {}).await;
         let message = monitor.wait_until_ended().await.to_string();
-        assert!(message.contains("the owner of the mesh"), "{message}");
+        assert!(message.contains("the state task"), "{message}");
     }
 
     #[tokio::test]

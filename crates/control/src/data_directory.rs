@@ -1,4 +1,4 @@
-//! The status of the data directory: the result of a test write, the error of the authority's files, and the
+//! Reports the status of the data directory: the result of a test write, the error of the authority's files, and the
 //! number of dropped log lines.
 
 use std::io::{self, Write as _};
@@ -35,7 +35,7 @@ impl DataDirectory {
     pub(crate) async fn track_dropped_lines(&self) {
         let mut dropped_lines = DroppedLines::default();
         loop {
-            let recent_lines = dropped_lines.read(lines_dropped(), Instant::now());
+            let recent_lines = dropped_lines.record_count(lines_dropped(), Instant::now());
             self.log_lines_dropped.store(recent_lines, Ordering::Relaxed);
             tokio::time::sleep(LOG_CHECK_INTERVAL).await;
         }
@@ -54,8 +54,8 @@ impl DataDirectory {
     pub(crate) async fn directory_status(&self) -> Option<DirectoryStatus> {
         let path = self.path.clone();
         let log_lines_dropped = self.log_lines_dropped.load(Ordering::Relaxed);
-        let authority_problem = self.authority_problem.lock();
-        let authority_problem = authority_problem.unwrap_or_else(PoisonError::into_inner).clone();
+        let authority_problem =
+            self.authority_problem.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let test_write = tokio::task::spawn_blocking(move || {
             let problem = write_error(&path);
             let directory = path.display().to_string();

@@ -1,4 +1,4 @@
-//! Outgoing connections of a control plane to servers outside the mesh.
+//! Opens the control plane's outgoing connections to servers outside the mesh.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Offline compilation: the snapshot of one sidecar, compiled from objects alone, without a running mesh.
+//! Compiles the snapshot of one sidecar offline, from objects alone, without a running mesh.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,10 +8,11 @@ use leno_model::{Object, ServiceName, Snapshot, WorkloadName};
 use crate::compile::{ServiceConfigCache, compile_config, used_services};
 use crate::mesh::{Listeners, Mesh};
 
-/// Compiles the configuration that the sidecar of `client` would have if every workload were connected, with
-/// these services and those of its listeners.
+/// Compiles the configuration that the sidecar of `client` would have if every workload had a connected sidecar. The
+/// configuration contains `services` and the services of the client's outbound listeners; missing services are left
+/// out.
 ///
-/// Endpoints are assumed: each workload's own address and ports. Missing services are not in the snapshot.
+/// Each endpoint has the address and ports of its workload, because no sidecar reports a listen address.
 ///
 /// # Errors
 /// Returns [`UnknownWorkload`] if `client` is not among the objects.

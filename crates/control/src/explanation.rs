@@ -1,6 +1,7 @@
-//! Dry runs of requests on the current mesh, for the page and `leno explain`.
+//! Explains the decisions for a request on the current mesh without sending it, for the browser page and
+//! `leno explain`.
 //!
-//! The program supplies the decision code; the control plane only provides its objects.
+//! The program that contains the control plane supplies the decision code; the control plane only provides its objects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -68,8 +69,8 @@ impl ExplainRunner {
         Self { explainer, run_permit: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Explains the request that `query` describes. The objects of the mesh are read when no other explanation
-    /// is running. On error, returns the status and the problem.
+    /// Explains the request that `query` describes. Waits until no other explanation is running, and only then reads
+    /// the objects of the mesh. On error, returns the status and the problem.
     pub(crate) async fn explain_query(
         &self,
         query: &str,

@@ -1,4 +1,4 @@
-//! Formatting of counts, rates, shares and times for people.
+//! Formats counts, rates, shares and times for people.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Problems and notices of a mesh, each with a hint, for `leno status` and the page.
+//! Finds the problems and notices of a mesh, each with a hint, for `leno status` and the browser page.
 
 mod conditions;
 mod endpoints;
@@ -17,9 +17,9 @@ use crate::figures::{
     DEGRADED_BELOW, FAILING_BELOW, format_count, format_duration, format_rate, format_share,
 };
 use crate::status::{
-    CertificateStatus, DirectoryStatus, HistoryStatus, MissingKeysStatus, PolicyStatus,
-    ProxyStatus, RECENT_STEPS, RateStatus, RejectedJoinStatus, RouteStatus, ServiceStatus, Status,
-    TrafficStatus, WorkloadStatus,
+    CertificateStatus, DirectoryStatus, HistoryStatus, MissingKeysStatus, NamedRateStatus,
+    PolicyStatus, ProxyStatus, RECENT_STEPS, RateStatus, RejectedJoinStatus, RouteStatus,
+    ServiceStatus, Status, TrafficStatus, WorkloadStatus,
 };
 
 /// The inputs of the findings, at one moment.
@@ -88,30 +88,30 @@ impl FindingInputs {
         Q: Fn(String) -> F,
         F: Future<Output = Result<Value, E>>,
     {
-        let traffic: TrafficStatus = parse(query("/traffic".to_owned()).await?)?;
+        let traffic: TrafficStatus = parse_response(query("/traffic".to_owned()).await?)?;
         let mut reasons = BTreeMap::new();
         for service in traffic.services.iter().filter(|service| is_degraded(&service.rates)) {
-            let history = query(format!("/history?service={}", service.name)).await?;
-            let history: Option<HistoryStatus> = parse(history)?;
-            // Reasons of an hour ago do not explain current failures.
-            let most_frequent = history.into_iter().flat_map(|history| history.recent_reasons);
-            let most_frequent =
-                most_frequent.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
-            reasons.insert(service.name.clone(), most_frequent);
+            let history: Option<HistoryStatus> =
+                parse_response(query(format!("/history?service={}", service.name)).await?)?;
+            // Only recent reasons count: those of an hour ago do not explain current failures.
+            let recent_reasons = history.into_iter().flat_map(|history| history.recent_reasons);
+            let most_frequent_reason =
+                recent_reasons.max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
+            reasons.insert(service.name.clone(), most_frequent_reason);
         }
         // Control planes of earlier releases do not have these paths.
         let rejected_joins = query("/rejected-joins".to_owned()).await.ok();
         let directory = query("/state".to_owned()).await.ok();
         Ok(Self {
-            services: parse(query("/services".to_owned()).await?)?,
-            rejected_joins: rejected_joins.map(parse).transpose()?.unwrap_or_default(),
-            directory: directory.map(parse).transpose()?,
-            status: parse(query("/status".to_owned()).await?)?,
-            workloads: parse(query("/workloads".to_owned()).await?)?,
-            proxies: parse(query("/proxies".to_owned()).await?)?,
-            certificates: parse(query("/certificates".to_owned()).await?)?,
-            routes: parse(query("/routes".to_owned()).await?)?,
-            policies: parse(query("/policies".to_owned()).await?)?,
+            services: parse_response(query("/services".to_owned()).await?)?,
+            rejected_joins: rejected_joins.map(parse_response).transpose()?.unwrap_or_default(),
+            directory: directory.map(parse_response).transpose()?,
+            status: parse_response(query("/status".to_owned()).await?)?,
+            workloads: parse_response(query("/workloads".to_owned()).await?)?,
+            proxies: parse_response(query("/proxies".to_owned()).await?)?,
+            certificates: parse_response(query("/certificates".to_owned()).await?)?,
+            routes: parse_response(query("/routes".to_owned()).await?)?,
+            policies: parse_response(query("/policies".to_owned()).await?)?,
             rejected: query("/rejected".to_owned()).await?,
             traffic,
             reasons,
@@ -119,7 +119,8 @@ impl FindingInputs {
     }
 }
 
-fn parse<T: DeserializeOwned>(value: Value) -> Result<T, UnparsableResponse> {
+/// Parses a response of the admin socket.
+fn parse_response<T: DeserializeOwned>(value: Value) -> Result<T, UnparsableResponse> {
     serde_json::from_value(value).map_err(UnparsableResponse)
 }
 
@@ -152,7 +153,7 @@ pub fn collect_findings(inputs: &FindingInputs) -> Vec<Finding> {
     findings.extend(check_documents(inputs));
     findings.extend(check_references(inputs));
     findings.extend(check_keys(inputs));
-    // The findings above name their causes; the ones below may have the same cause.
+    // The findings above name causes. The findings below are effects, and may have the same causes.
     findings.extend(check_rejections(inputs));
     findings.extend(check_services(inputs));
     findings.extend(check_transient(&inputs.status, &inputs.traffic));
@@ -160,17 +161,17 @@ pub fn collect_findings(inputs: &FindingInputs) -> Vec<Finding> {
     findings
 }
 
+/// Reports workloads without a connected sidecar, and sidecars that reject their configuration or are out of sync.
 fn check_sidecars(inputs: &FindingInputs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let disconnected = inputs.workloads.iter().filter(|workload| !workload.has_sidecar());
-    let (revoked, disconnected): (Vec<_>, Vec<_>) =
-        disconnected.partition(|workload| workload.revoked);
-    let names = |statuses: Vec<&WorkloadStatus>| -> Vec<String> {
-        statuses.into_iter().map(|workload| workload.name.clone()).collect()
+    let names_without_sidecar = |is_revoked: bool| -> Vec<&str> {
+        let workloads = inputs.workloads.iter().filter(|workload| !workload.has_sidecar());
+        workloads
+            .filter(|workload| workload.revoked == is_revoked)
+            .map(|workload| workload.name.as_str())
+            .collect()
     };
-    let (revoked, disconnected) = (names(revoked), names(disconnected));
-    let [revoked, disconnected] = [&revoked, &disconnected]
-        .map(|names| names.iter().map(String::as_str).collect::<Vec<&str>>());
+    let (revoked, disconnected) = (names_without_sidecar(true), names_without_sidecar(false));
     if !revoked.is_empty() {
         let verb = if revoked.len() == 1 { "is" } else { "are" };
         findings.push(Finding::notice(
@@ -279,6 +280,7 @@ fn split_pod_name(workload: &str) -> (&str, &str) {
     workload.split_once('/').unwrap_or(("default", workload))
 }
 
+/// Reports certificates that have expired or expire soon.
 fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
     // Sidecars renew at half of the lifetime: less than a fifth left means repeated failures.
     let threshold = inputs.status.certificate_lifetime_seconds / 5;
@@ -310,12 +312,13 @@ fn check_certificates(inputs: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get certificates")
 }
 
+/// Reports unread paths, rejected documents or objects, a rejected trust domain, and warnings about documents.
 fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
     let rejected_list = |name: &str| inputs.rejected.get(name).and_then(Value::as_array);
     let mut findings = Vec::new();
     if inputs.status.rejected > 0 {
         let hint = "leno get rejected shows the locations and hints; the last version accepted since the start, if any, remains in force";
-        let files = |are_documents: bool| {
+        let rejected_files = |are_documents: bool| {
             let rejected = rejected_list("rejected").into_iter().flatten();
             let is_document = |document: &&Value| {
                 document.get("line").is_some() || document.get("kind").is_some()
@@ -325,27 +328,27 @@ fn check_documents(inputs: &FindingInputs) -> Vec<Finding> {
                 rejected.filter_map(|document| document.get("file")?.as_str()).collect();
             files.into_iter().collect::<Vec<&str>>()
         };
-        let unread_paths = files(false);
+        let unread_paths = rejected_files(false);
         if !unread_paths.is_empty() {
-            let unread_paths = format!(
+            let message = format!(
                 "{} not read: {}",
                 format_count(unread_paths.len(), "path"),
                 list_names(&unread_paths)
             );
-            findings.push(Finding::problem(unread_paths, hint));
+            findings.push(Finding::problem(message, hint));
         }
-        let documents = inputs.status.rejected.saturating_sub(unread_paths.len());
-        if documents > 0 {
+        let document_count = inputs.status.rejected.saturating_sub(unread_paths.len());
+        if document_count > 0 {
             // Objects of a cluster are not in files.
-            let (files, objects) = (files(true), rejected_objects(inputs));
-            let objects: Vec<&str> = objects.iter().map(String::as_str).collect();
-            let (noun, names) = match files.is_empty() {
-                true => ("object", objects),
-                false => ("document", files),
+            let (document_files, objects) = (rejected_files(true), rejected_objects(inputs));
+            let object_names: Vec<&str> = objects.iter().map(String::as_str).collect();
+            let (noun, names) = match document_files.is_empty() {
+                true => ("object", object_names),
+                false => ("document", document_files),
             };
-            let rejected =
-                format!("{} rejected: {}", format_count(documents, noun), list_names(&names));
-            findings.push(Finding::problem(rejected, hint));
+            let message =
+                format!("{} rejected: {}", format_count(document_count, noun), list_names(&names));
+            findings.push(Finding::problem(message, hint));
         }
     }
     if let Some(problem) = inputs.rejected.get("trust_domain").and_then(Value::as_str) {
@@ -382,8 +385,8 @@ fn rejected_objects(inputs: &FindingInputs) -> BTreeSet<String> {
 /// Reports routes and policies with missing references.
 fn check_references(inputs: &FindingInputs) -> Vec<Finding> {
     let routes = inputs.routes.iter().map(|route| (&route.kind, &route.name, &route.problems));
-    let policies = inputs.policies.iter();
-    let policies = policies.map(|policy| (&policy.kind, &policy.name, &policy.problems));
+    let policies =
+        inputs.policies.iter().map(|policy| (&policy.kind, &policy.name, &policy.problems));
     let objects_with_problems =
         routes.chain(policies).filter(|(.., problems)| !problems.is_empty());
     let findings = objects_with_problems.map(|(kind, name, problems)| {
@@ -410,12 +413,15 @@ fn check_keys(inputs: &FindingInputs) -> Vec<Finding> {
     limit_findings(findings.collect(), "leno get rejected")
 }
 
+/// Reports degraded services, except those with failures that rejections explain.
 fn check_services(inputs: &FindingInputs) -> Vec<Finding> {
-    let degraded = inputs.traffic.services.iter().filter(|service| is_degraded(&service.rates));
-    let degraded = degraded.filter(|service| {
-        !rejections_explain_failures(inputs, &service.name, service.rates.success)
-    });
-    let findings = degraded.map(|service| {
+    let is_explained = |service: &NamedRateStatus| {
+        rejections_explain_failures(inputs, &service.name, service.rates.success)
+    };
+    let services = inputs.traffic.services.iter();
+    let degraded_services =
+        services.filter(|service| is_degraded(&service.rates) && !is_explained(service));
+    let findings = degraded_services.map(|service| {
         let rates = &service.rates;
         let reason = inputs.reasons.get(&service.name).cloned().flatten();
         let (cause, hint) = match reason {

@@ -112,7 +112,7 @@ spec:
 "#;
 
 /// Additions that make [`BOOKINFO`] deny by default: only productpage may call anything, namely reviews v1.
-pub(crate) const STRICT: &str = r#"
+pub(crate) const DEFAULT_DENY: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
@@ -136,9 +136,9 @@ spec:
   rules: [{kind: HTTPRouteGroup, name: reviews, matches: [read]}]
 "#;
 
-/// Returns [`BOOKINFO`] with [`STRICT`] and more documents.
-pub(crate) fn strict_bookinfo(documents: &str) -> String {
-    format!("{BOOKINFO}{STRICT}{documents}")
+/// Returns [`BOOKINFO`] with [`DEFAULT_DENY`] and more documents.
+pub(crate) fn default_deny_bookinfo(documents: &str) -> String {
+    format!("{BOOKINFO}{DEFAULT_DENY}{documents}")
 }
 
 /// Random numbers from a seed (xorshift64*).

@@ -1,4 +1,4 @@
-//! Health checks and metrics over plain HTTP, for the kubelet and Prometheus.
+//! Serves health checks and metrics over plain HTTP, for the kubelet and Prometheus.
 
 use std::borrow::Cow;
 use std::io;
@@ -14,17 +14,18 @@ use leno_listen::{ConcurrencyLimit, ConnectionSource};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{AdminQueries, owner_response, parse_metrics_query};
+use crate::admin::{AdminQueries, parse_metrics_query, state_task_response};
 use crate::control::Control;
 use crate::http_server::{RequestHandler, reject_cross_site, serve_all, text_response};
-use crate::owner::AdminQuery;
 use crate::query_share::QueryShare;
+use crate::state_task::AdminQuery;
 
 /// The health listener, which serves any client. It starts before the control plane, and reports it as not ready
 /// until then. Dropping it closes the listener at once.
 #[derive(Debug)]
-pub struct Health {
+pub struct HealthListener {
     address: SocketAddr,
+    /// The current state, for the request handler.
     state: watch::Sender<HealthState>,
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
@@ -39,7 +40,7 @@ enum HealthState {
     Ready(AdminQueries),
 }
 
-impl Health {
+impl HealthListener {
     /// Starts to serve at an address; with port 0 the kernel selects the port.
     ///
     /// # Errors
@@ -53,7 +54,8 @@ impl Health {
         let stop = watch::Sender::new(false);
         let query_share = QueryShare::new(METRICS_PAUSE_FACTOR);
         let scrape_limit = ConcurrencyLimit::new(MAX_SCRAPES, MAX_SCRAPES_PER_SOURCE);
-        let server = Arc::new(HealthServer { state: state.subscribe(), query_share, scrape_limit });
+        let server =
+            Arc::new(HealthHandler { state: state.subscribe(), query_share, scrape_limit });
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_all(listener, MAX_CONNECTIONS, server, stop.subscribe()));
         Ok(Self { address, state, stop, tasks })
@@ -89,15 +91,15 @@ impl Health {
 
 /// The request handler of the health listener.
 #[derive(Debug)]
-struct HealthServer {
+struct HealthHandler {
     state: watch::Receiver<HealthState>,
-    /// Bounds the owner's time for scrapes: any client with network access may scrape.
+    /// Bounds the state task's time for scrapes: any client with network access may scrape.
     query_share: QueryShare,
     /// Limits scrapes in progress: the kubelet needs a connection at the same time.
     scrape_limit: ConcurrencyLimit,
 }
 
-impl RequestHandler for HealthServer {
+impl RequestHandler for HealthHandler {
     type Body = Full<Bytes>;
 
     const SERVER: &'static str = "health";
@@ -110,7 +112,7 @@ impl RequestHandler for HealthServer {
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text_response(StatusCode::METHOD_NOT_ALLOWED, INDEX.to_owned());
+            return text_response(StatusCode::METHOD_NOT_ALLOWED, PATH_LIST_TEXT.to_owned());
         }
         // Prometheus may address the pod by a Service name.
         if let Some(response) =
@@ -143,12 +145,12 @@ impl RequestHandler for HealthServer {
             ("/readyz" | "/metrics", HealthState::Unready(reason)) => {
                 text_response(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n"))
             }
-            _ => text_response(StatusCode::NOT_FOUND, INDEX.to_owned()),
+            _ => text_response(StatusCode::NOT_FOUND, PATH_LIST_TEXT.to_owned()),
         }
     }
 }
 
-impl HealthServer {
+impl HealthHandler {
     /// Returns the metrics; 503 while too many scrapes wait.
     async fn scrape_metrics(
         &self,
@@ -160,14 +162,14 @@ impl HealthServer {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY_SCRAPES.to_owned());
         };
         let _turn = self.query_share.acquire_turn().await;
-        owner_response(queries, query).await
+        state_task_response(queries, query).await
     }
 }
 
 /// The list of paths: the response to requests with another path or method.
-const INDEX: &str = "leno control: GET /livez /readyz /metrics\n";
+const PATH_LIST_TEXT: &str = "leno control: GET /livez /readyz /metrics\n";
 
-/// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the owner's time.
+/// The pause after a scrape, in multiples of its duration: scrapes take at most a fifth of the state task's time.
 const METRICS_PAUSE_FACTOR: u32 = 4;
 
 /// The response beyond [`MAX_SCRAPES`].

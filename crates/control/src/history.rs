@@ -1,8 +1,9 @@
-//! Traffic history of the last hour, as sidecars reported it, by service, route and edge.
+//! Stores the traffic of the last hour, as sidecars reported it, by service, route and edge. An edge is a pair of a
+//! source and the service that it calls.
 //!
 //! All tables are bounded, and entries expire. A restarted control plane begins with empty tables, and each of
 //! several control planes has only the reports of its own sidecars. Times are durations since the start of the
-//! history, which the caller passes.
+//! history; the caller passes the current time as `now`.
 
 mod match_counts;
 mod rejections;
@@ -83,42 +84,43 @@ struct LastReport {
 }
 
 impl History {
-    /// Processes a report of a workload's sidecar.
+    /// Processes a report of a workload's sidecar, which arrived at the time `now`. Reports of unknown workloads are
+    /// ignored.
     pub(crate) fn record_report(
         &mut self,
         mesh: &Mesh,
         name: &WorkloadName,
         report: &TrafficReport,
-        at: Duration,
+        now: Duration,
     ) {
         if mesh.workload(name).is_none() {
             return;
         }
         self.counters.reports += 1;
         self.counters.dropped = self.counters.dropped.saturating_add(report.overflowed.into());
-        let since = at.saturating_sub(report.span);
+        let since = now.saturating_sub(report.span);
         let caller = find_caller(mesh, name);
         let (mut inbound_requests, mut outbound_requests) = (0_u64, 0_u64);
         for series in &report.series {
             let is_stored = match series.direction {
                 Direction::Inbound => {
                     inbound_requests = inbound_requests.saturating_add(series.request_count());
-                    self.mark_verified(series, name, at);
+                    self.mark_verified(series, name, now);
                     true
                 }
                 Direction::Outbound => {
                     outbound_requests = outbound_requests.saturating_add(series.request_count());
-                    self.record_outbound(mesh, &caller, series, since, at)
+                    self.record_outbound(mesh, &caller, series, since, now)
                 }
             };
             // A series without a service is the sidecar's overflow series, which `overflowed` already counts.
             let is_already_counted = series.service.is_none() && report.overflowed > 0;
             self.counters.dropped += u64::from(!is_stored && !is_already_counted);
         }
-        self.counters.dropped += self.match_counts.record_report(mesh, &report.rules, at);
-        self.counters.dropped += self.rejections.record_report(mesh, name, report, at);
+        self.counters.dropped += self.match_counts.record_report(mesh, &report.rules, now);
+        self.counters.dropped += self.rejections.record_report(mesh, name, report, now);
         let last_report = LastReport {
-            received_at: at,
+            received_at: now,
             period: report.span,
             cpu_time: report.cpu,
             memory_kib: report.memory_kib,
@@ -129,22 +131,22 @@ impl History {
     }
 
     /// Records the client of received requests with a verified certificate: client and server used mutual TLS.
-    fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, at: Duration) {
+    fn mark_verified(&mut self, series: &TrafficSeries, server: &WorkloadName, now: Duration) {
         let Some(client) = &series.peer else { return };
         let clients = self.verified_clients.entry(server.clone()).or_default();
-        let evicted = clients.insert(client.clone(), at);
+        let evicted = clients.insert(client.clone(), now);
         self.counters.dropped += u64::from(evicted.is_some());
     }
 
     /// Counts requests that a client's sidecar sent, including those that did not reach the server. Returns
-    /// false if they refer to missing objects.
+    /// false if a part of the series was not counted, because it refers to a missing service or route.
     fn record_outbound(
         &mut self,
         mesh: &Mesh,
         caller: &TrafficSource,
         series: &TrafficSeries,
         since: Duration,
-        at: Duration,
+        now: Duration,
     ) -> bool {
         let service = series.service.as_ref().filter(|name| mesh.service(name).is_some());
         let Some(service) = service else { return false };
@@ -153,7 +155,7 @@ impl History {
             failed: series.failed,
             durations: series.durations.iter().copied().collect(),
         };
-        let add_batch = |history: &mut RequestHistory| history.add(at, &batch, &series.reasons);
+        let add_batch = |history: &mut RequestHistory| history.add(now, &batch, &series.reasons);
         let new_history = || RequestHistory::new(since);
         let mut evicted_count = 0;
         let mut requested_services = vec![service];
@@ -189,9 +191,9 @@ impl History {
     }
 
     /// Evicts entries without a report for an hour, and those of objects that left the mesh.
-    pub(crate) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
+    pub(crate) fn evict_expired(&mut self, mesh: &Mesh, now: Duration) {
         let exists = |service: &ServiceName| mesh.service(service).is_some();
-        let is_fresh = |history: &RequestHistory| history.last_request + HISTORY_LENGTH > at;
+        let is_fresh = |history: &RequestHistory| history.last_request + HISTORY_LENGTH > now;
         self.services.retain(|service, history| exists(service) && is_fresh(history));
         self.routes.retain(|route, history| has_route(mesh, route) && is_fresh(history));
         self.edges.retain(|(from, to), history| {
@@ -201,11 +203,11 @@ impl History {
             };
             source_exists && exists(to) && is_fresh(history)
         });
-        self.match_counts.evict_expired(mesh, at);
-        self.rejections.evict_expired(mesh, at);
+        self.match_counts.evict_expired(mesh, now);
+        self.rejections.evict_expired(mesh, now);
         self.sidecars.retain(|workload, _| mesh.workload(workload).is_some());
         self.verified_clients.retain(|server, clients| {
-            clients.retain(|_, last_request| *last_request + VERIFICATION_VALIDITY > at);
+            clients.retain(|_, last_request| *last_request + VERIFICATION_VALIDITY > now);
             mesh.workload(server).is_some() && !clients.is_empty()
         });
     }
@@ -214,17 +216,17 @@ impl History {
     pub(crate) fn traffic_status(
         &self,
         mesh: &Mesh,
-        at: Duration,
+        now: Duration,
         report_interval: Option<Duration>,
     ) -> TrafficStatus {
         let named_rates = |name: String, history: &RequestHistory| NamedRateStatus {
             name,
-            rates: history.current_rates(at),
+            rates: history.current_rates(now),
         };
         let mut account_index = AccountIndex {
             mesh,
             history: self,
-            at,
+            now,
             accounts_by_service: BTreeMap::new(),
             recent_clients_by_service: BTreeMap::new(),
         };
@@ -233,7 +235,7 @@ impl History {
             let mtls = !clients.is_disjoint(account_index.recent_accounts(to));
             let (kind, from) = from.kind_and_name();
             let (kind, to) = (kind.to_owned(), ServiceName::to_string(to));
-            EdgeStatus { kind, from, to, mtls, rates: history.current_rates(at) }
+            EdgeStatus { kind, from, to, mtls, rates: history.current_rates(now) }
         };
         let fresh_for = report_interval.unwrap_or_default().saturating_mul(FRESH_REPORT_INTERVALS);
         let sidecars = self.sidecars.iter();
@@ -258,10 +260,10 @@ impl History {
                 .iter()
                 .map(|((from, to), history)| edge_status((from, to), history))
                 .collect(),
-            rules: self.match_counts.rule_statuses(at),
-            rejections: self.rejections.rejection_statuses(&self.services, at),
+            rules: self.match_counts.rule_statuses(now),
+            rejections: self.rejections.rejection_statuses(&self.services, now),
             sidecars: sidecars
-                .map(|(name, last_report)| last_report.sidecar_traffic(name, at, fresh_for))
+                .map(|(name, last_report)| last_report.sidecar_traffic(name, now, fresh_for))
                 .collect(),
         }
     }
@@ -270,17 +272,17 @@ impl History {
     pub(crate) fn subject_plots(
         &self,
         subject: &PlotSubject,
-        at: Duration,
+        now: Duration,
     ) -> Option<HistoryStatus> {
         let history = match subject {
             PlotSubject::Service(name) => self.services.get(name)?,
             PlotSubject::Route(name) => self.routes.get(name)?,
         };
         Some(HistoryStatus {
-            rates: history.current_rates(at),
-            plots: history.plots(at),
+            rates: history.current_rates(now),
+            plots: history.plots(now),
             reasons: history.reason_counts(),
-            recent_reasons: history.recent_reasons(at),
+            recent_reasons: history.recent_reasons(now),
         })
     }
 }
@@ -292,7 +294,7 @@ type Accounts<'a> = BTreeSet<&'a ServiceAccount>;
 struct AccountIndex<'a> {
     mesh: &'a Mesh,
     history: &'a History,
-    at: Duration,
+    now: Duration,
     accounts_by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
     recent_clients_by_service: BTreeMap<&'a ServiceName, Accounts<'a>>,
 }
@@ -307,13 +309,14 @@ impl<'a> AccountIndex<'a> {
 
     /// Returns the accounts with recent requests at the workloads of a service, with a verified certificate.
     fn recent_accounts(&mut self, service: &'a ServiceName) -> &Accounts<'a> {
-        let (mesh, history, at) = (self.mesh, self.history, self.at);
+        let (mesh, history, now) = (self.mesh, self.history, self.now);
         let recent_clients = || {
             let servers = mesh.service_workloads(service);
-            let clients = servers.filter_map(|server| history.verified_clients.get(&server.name));
-            let clients = clients.flat_map(RecentTable::iter);
+            let clients = servers
+                .filter_map(|server| history.verified_clients.get(&server.name))
+                .flat_map(RecentTable::iter);
             let recent =
-                clients.filter(|(_, last_request)| **last_request + VERIFICATION_VALIDITY > at);
+                clients.filter(|(_, last_request)| **last_request + VERIFICATION_VALIDITY > now);
             recent.map(|(client, _)| client).collect()
         };
         self.recent_clients_by_service.entry(service).or_insert_with(recent_clients)
@@ -347,11 +350,11 @@ impl LastReport {
     fn sidecar_traffic(
         &self,
         workload: &WorkloadName,
-        at: Duration,
+        now: Duration,
         fresh_for: Duration,
     ) -> SidecarTraffic {
         let seconds = self.period.as_secs_f64().max(1.0);
-        let is_fresh = at.saturating_sub(self.received_at) <= fresh_for;
+        let is_fresh = now.saturating_sub(self.received_at) <= fresh_for;
         let rate = |amount: f64| if is_fresh { amount / seconds } else { 0.0 };
         SidecarTraffic {
             workload: workload.to_string(),

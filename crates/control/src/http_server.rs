@@ -1,5 +1,5 @@
-//! A bounded HTTP/1.1 server, used by the admin socket, the page and the health listener: it limits connections and
-//! the duration of each wait.
+//! Serves HTTP/1.1 for the admin socket, the browser page and the health listener. The number of connections and the
+//! duration of each wait are limited.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -16,7 +16,8 @@ use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leno_identity::{AcceptedHosts, CrossSiteRequest, check_origin, request_host, single_value};
 use leno_listen::{
-    Accept, ConnectionAdmission, ConnectionSource, HalfOpen, HalfOpenLimits, Listener, StopSignal,
+    Accept, ConnectionAdmission, ConnectionSource, Listener, PendingConnection, PendingLimits,
+    StopSignal,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -60,8 +61,9 @@ impl HttpConnection for TcpStream {
     }
 }
 
-/// Serves until shutdown, on at most `max_connections` concurrent connections; more wait. At most half of them
-/// may be without a request. After shutdown it completes the responses in progress, within a bound.
+/// Serves until shutdown, on at most `max_connections` concurrent connections; further connections wait. At most half
+/// of the connections may wait for a request of their client. After shutdown, responses in progress complete, for at
+/// most [`DRAIN_TIMEOUT`].
 pub(crate) async fn serve_all<L, H>(
     listener: L,
     max_connections: usize,
@@ -87,11 +89,11 @@ async fn accept_connections<L, H>(
     L: Accept<Stream: HttpConnection>,
     H: RequestHandler,
 {
-    let bounds = HalfOpenLimits::new(max_connections / 2, max_connections);
-    // At the limit, the source with the most connections is evicted first. No lower limit per source applies:
-    // all operators may share one source.
+    let bounds = PendingLimits::new(max_connections / 2, max_connections);
+    // At the limit, a connection of the source with the most connections is evicted. There is no lower limit per
+    // source, because all operators may share one source.
     let admission =
-        ConnectionAdmission::new(HalfOpenLimits { waiting_per_source: bounds.waiting, ..bounds });
+        ConnectionAdmission::new(PendingLimits { waiting_per_source: bounds.waiting, ..bounds });
     let mut listener = Listener::new(H::SERVER, listener);
     let mut connections = JoinSet::new();
     loop {
@@ -102,9 +104,15 @@ async fn accept_connections<L, H>(
         };
         let Some((stream, peer)) = accepted else { break };
         let source: ConnectionSource = peer.into();
-        let half_open = admission.admit(source);
+        let pending_connection = admission.admit(source);
         let handler = Arc::clone(&handler);
-        connections.spawn(serve_connection(stream, half_open, source, handler, stop.clone()));
+        connections.spawn(serve_connection(
+            stream,
+            pending_connection,
+            source,
+            handler,
+            stop.clone(),
+        ));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -112,16 +120,17 @@ async fn accept_connections<L, H>(
 
 async fn serve_connection<H: RequestHandler>(
     stream: impl HttpConnection,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     source: ConnectionSource,
     handler: Arc<H>,
     stop: StopSignal,
 ) {
     stream.disable_nagle();
     let service = service_fn(|request: Request<Incoming>| {
-        let (handler, half_open, stop) = (Arc::clone(&handler), &half_open, stop.clone());
+        let (handler, pending_connection, stop) =
+            (Arc::clone(&handler), &pending_connection, stop.clone());
         async move {
-            let request_in_progress = half_open.start_response();
+            let request_in_progress = pending_connection.start_request();
             let response = handler.handle_request(request, source).await;
             if response.body().size_hint().exact().is_none() {
                 request_in_progress.keep_until_closed();
@@ -143,7 +152,7 @@ async fn serve_connection<H: RequestHandler>(
         }
     };
     let serve_future =
-        stop.clone().serve_connection(&half_open, connection.as_mut(), |connection| {
+        stop.clone().serve_connection(&pending_connection, connection.as_mut(), |connection| {
             connection.graceful_shutdown()
         });
     // A client that does not read its response may not hold the connection forever.
@@ -206,7 +215,8 @@ impl<B: Body + Unpin> Body for EndsAtStop<B> {
     }
 }
 
-/// Returns the error response to a cross-site request, `None` for any other request.
+/// Returns the error response to a cross-site request; `None` for any other request. `is_page`: the request is for
+/// an HTML page or a file of it, which links on other sites may open.
 pub(crate) fn reject_cross_site(
     uri: &Uri,
     headers: &HeaderMap,

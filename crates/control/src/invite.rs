@@ -1,4 +1,4 @@
-//! Join bundles: the control planes' addresses, the trust roots and a one-time token for a new proxy.
+//! Creates join bundles for new proxies: the control planes' addresses, the trust roots and a one-time token.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ pub(crate) struct Invitations {
     pub(crate) tokens: Arc<Tokens>,
     pub(crate) authority: AuthorityReceiver,
     pub(crate) trust_domain: TrustDomain,
-    /// The addresses of control planes in bundles.
+    /// The addresses of the control planes that a bundle lists.
     pub(crate) control_addresses: Vec<SocketAddr>,
     /// The default lifetime of a token.
     pub(crate) token_lifetime: Duration,
@@ -54,6 +54,6 @@ pub enum InviteError {
     #[error("there is no Workload {0}: create it first")]
     UnknownWorkload(WorkloadName),
     /// The directory of tokens cannot be used, or the lifetime is invalid.
-    #[error("there is no join token: {0}")]
+    #[error("cannot create the join token: {0}")]
     Tokens(#[from] io::Error),
 }

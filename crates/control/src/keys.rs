@@ -1,4 +1,4 @@
-//! Periodic JWKS fetches, reported to the mesh owner.
+//! Fetches the JWKS of issuers periodically, and reports the results to the state task.
 //!
 //! Sidecars receive the keys with their configuration, so that none of them needs access to an issuer.
 
@@ -167,18 +167,18 @@ impl JwksFetcher {
             }
             self.start_due_fetches(now, |_| true);
             let next_fetch = self.next_due(now);
-            let result = tokio::select! {
+            let key_update = tokio::select! {
                 changed = active_sources.changed() => if changed.is_err() { return } else { None },
                 // An aborted or panicked fetch has no result.
-                Some(result) = self.fetches_in_progress.join_next() => {
-                    result.ok().and_then(|(source, result)| {
-                        self.record_result(source, result, Instant::now())
+                Some(task_result) = self.fetches_in_progress.join_next() => {
+                    task_result.ok().and_then(|(source, fetch_result)| {
+                        self.record_result(source, fetch_result, Instant::now())
                     })
                 }
                 () = sleep_until(next_fetch) => None,
             };
-            if let Some(result) = result
-                && update_sender.send(result).await.is_err()
+            if let Some(key_update) = key_update
+                && update_sender.send(key_update).await.is_err()
             {
                 return;
             }
@@ -191,9 +191,12 @@ impl JwksFetcher {
         active_sources: &BTreeSet<KeySource>,
         now: Instant,
     ) -> Vec<KeyUpdate> {
-        let unused_sources =
-            self.endpoints.keys().filter(|source| !active_sources.contains(*source));
-        let unused_sources: Vec<KeySource> = unused_sources.cloned().collect();
+        let unused_sources: Vec<KeySource> = self
+            .endpoints
+            .keys()
+            .filter(|source| !active_sources.contains(*source))
+            .cloned()
+            .collect();
         for source in &unused_sources {
             let endpoint = self.endpoints.remove(source);
             // An aborted fetch must not occupy a slot.
@@ -234,7 +237,7 @@ impl JwksFetcher {
             endpoint.fetch_handle = Some(self.fetches_in_progress.spawn(async move {
                 let response = match &source {
                     KeySource::File(path) => {
-                        file::read(path.clone(), access.files.clone(), read_lock).await
+                        file::read_key_set(path.clone(), access.files.clone(), read_lock).await
                     }
                     KeySource::Server(server) => {
                         server::fetch_key_set(server, etag.as_deref(), roots_file, &access.servers)
@@ -261,14 +264,14 @@ impl JwksFetcher {
     fn record_result(
         &mut self,
         source: KeySource,
-        result: Result<JwksResponse, String>,
+        fetch_result: Result<JwksResponse, String>,
         now: Instant,
     ) -> Option<KeyUpdate> {
         let endpoint = self.endpoints.get_mut(&source)?;
-        let result = result.and_then(|response| {
+        let record_result = fetch_result.and_then(|response| {
             endpoint.record_response(response).map_err(|error| error.to_string())
         });
-        let (outcome, max_age) = match result {
+        let (outcome, max_age) = match record_result {
             Ok((changed, max_age)) => {
                 (changed.map_or(FetchOutcome::Unchanged, FetchOutcome::Changed), max_age)
             }

@@ -1,9 +1,10 @@
 //! Leno's control plane: compiles per-proxy snapshots from registry updates.
 //!
-//! The path of a change: `watch` (registries into one queue) → `owner` (the one task with all state) → `mesh`
-//! (the joined objects; returns the affected parts) → `publish` (which proxies must be updated, and when) →
-//! `compile` (pure) → a proxy's stream in `server`. Alongside, `certify` signs, `presence` tracks connected
-//! sidecars, and `admin` serves operators. [`Control::start`] assembles the parts.
+//! The path of a change: `watch` (queues the updates of the registries) → `state_task` (the one task with all changing
+//! state) → `mesh` (the objects and their relations; returns the affected parts) → `publish` (decides which proxies
+//! must be updated, and when) → `compile` (computes their configurations, without side effects) → a proxy's stream in
+//! `server`. In addition, `certify` signs certificates, `presence` tracks connected sidecars, and `admin` serves
+//! operators. [`Control::start`] connects the parts.
 
 pub mod admin;
 mod admin_address;
@@ -30,7 +31,6 @@ mod keys;
 mod mesh;
 mod metrics;
 mod metrics_exporter;
-mod owner;
 mod page;
 mod peers;
 mod presence;
@@ -44,6 +44,7 @@ mod scrape_targets;
 mod server;
 mod server_credential;
 mod sidecar_query;
+mod state_task;
 pub mod status;
 mod tap;
 mod watch;
@@ -57,7 +58,7 @@ pub use control::{Control, StartError, Stopped};
 pub use control_task::EndedUnexpectedly;
 pub use explain::{UnknownWorkload, snapshot_for};
 pub use explanation::{ExplainRequest, Explainer, Explanation};
-pub use health::Health;
+pub use health::HealthListener;
 pub use invite::InviteError;
 pub use keys::{KeyAccess, PermittedFiles, PermittedServers};
 pub use replaced::ReplacedSidecars;

@@ -1,4 +1,4 @@
-//! The mesh: all objects, joined and indexed. The mesh owner task changes it synchronously, without locks.
+//! Holds the mesh: all objects, with indexes that join them, such as the workloads of a service.
 
 mod access;
 mod addresses;
@@ -35,8 +35,8 @@ pub(crate) use tags::{AffectedByTags, RuleScope, TagObjects};
 /// The mTLS listen addresses of a workload's sidecar, by application port.
 pub(crate) type Listeners = BTreeMap<u16, SocketAddr>;
 
-/// All objects and their relations. The indexes are derived from the objects: a mesh that was changed step by
-/// step equals one built at once.
+/// All objects and their relations; only the state task changes them. The indexes are derived from the objects: a
+/// mesh that was changed step by step equals one built at once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Mesh {
     config: MeshConfig,
@@ -202,8 +202,8 @@ impl Mesh {
             || self.gateway_tcp_routes.has_consumers(service, namespace)
     }
 
-    /// True if a route may refer to a service of its own namespace, or of a namespace with a grant. A
-    /// route may always refer to its parent service.
+    /// True if a route may refer to a service: one of the route's own namespace, or one that a `ReferenceGrant`
+    /// permits. A parent service needs no permission, so parents are not checked here.
     pub(crate) fn may_refer_to(
         &self,
         route: (RouteKind, &RouteName),
@@ -550,8 +550,8 @@ impl Mesh {
         }
     }
 
-    /// Marks a service as affected. With `defaultPolicy: deny` a client may reach a service through a backend
-    /// of its routes, so services that route to it may change too.
+    /// Marks a service as affected. With `defaultPolicy: deny`, the permission to call a backend of a service's routes
+    /// permits calls of the service, so the services that route to this one are marked too.
     fn mark_service_affected(&self, name: &ServiceName, affected_set: &mut AffectedSet) {
         affected_set.services.insert(name.clone());
         if self.has_default_deny() {

@@ -1,12 +1,12 @@
-//! The control plane's own metrics, for exposition and for export.
+//! Collects the control plane's own metrics for Prometheus exposition and for OTLP export.
 
 use std::time::Duration;
 
 use leno_telemetry::names::MetricFamily;
 use leno_telemetry::names::control::{
     ALIASES, CERTIFICATE_REQUESTS_REJECTED, CERTIFICATES, CHANGES, CONDITIONS,
-    CONNECTIONS_REJECTED, CONVERGENCE, DELTA_BYTES, HALF_OPEN_CONNECTIONS_EVICTED, JWKS_FETCHES,
-    JWKS_SOURCES, LOG_LINES_DROPPED, METRIC_POINTS, PROXIES, PROXIES_OUT_OF_SYNC, PUSH_RECIPIENTS,
+    CONNECTIONS_REJECTED, CONVERGENCE, DELTA_BYTES, JWKS_FETCHES, JWKS_SOURCES, LOG_LINES_DROPPED,
+    METRIC_POINTS, PENDING_CONNECTIONS_EVICTED, PROXIES, PROXIES_OUT_OF_SYNC, PUSH_RECIPIENTS,
     PUSHES, QUEUES, RECEIVED, REJECTED_OBJECTS, REPORTS, SENT, SERIES_DROPPED, SERVICES,
     SNAPSHOTS_COMPILED, UPDATES_APPLIED, UPDATES_REJECTED, WORKLOADS,
 };
@@ -18,7 +18,8 @@ use leno_telemetry::{
 use crate::report::Report;
 use crate::server::ConnectionCounters;
 
-/// Writes all metrics of the control plane, and aliases for dashboards of another product.
+/// Writes all metrics of the control plane. If `alias_names` selects another product, also writes the metrics under
+/// that product's names, so that its dashboards work.
 pub(crate) fn render_metrics(
     report: &Report<'_>,
     connection_counters: &ConnectionCounters,
@@ -65,7 +66,7 @@ pub(crate) fn visit_metrics(
         "reason",
         connection_counters.failed_connections(),
     );
-    visit_metric(visitor, &HALF_OPEN_CONNECTIONS_EVICTED, connection_counters.evicted_count());
+    visit_metric(visitor, &PENDING_CONNECTIONS_EVICTED, connection_counters.evicted_count());
     visitor.begin_metric(&CONVERGENCE);
     visitor.record_durations(&[], &convergence_durations(report));
     visit_metric(visitor, &PUSH_RECIPIENTS, counters.push_recipients);
@@ -106,7 +107,7 @@ fn convergence_durations<'a>(report: &Report<'a>) -> DurationBuckets<'a> {
     DurationBuckets::new(report.connected_proxies.pushes.convergence_times(), &CONVERGENCE_BOUNDS)
 }
 
-/// Writes the metrics with an equivalent in the other product, by its name there.
+/// Writes the metrics that the other product has as well, under its names.
 fn write_aliases(
     writer: &mut ExpositionWriter<'_>,
     alias_names: AliasNames,

@@ -1,6 +1,6 @@
-//! Periodic export of the control plane's metrics to the collector that sidecars export to.
+//! Exports the control plane's metrics periodically to the collector that sidecars export to.
 //!
-//! The mesh owner collects the numbers as for a scrape; everything else runs in a separate task.
+//! The state task collects the numbers as for a scrape. Encoding and sending run in a separate task.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -12,10 +12,10 @@ use leno_outside::{
 };
 use tokio::sync::{oneshot, watch};
 
-use crate::admin::{AdminQueries, query_owner};
+use crate::admin::{AdminQueries, query_state_task};
 use crate::dial::DirectDialer;
-use crate::owner::{AdminQuery, AdminResponse};
 use crate::server::ConnectionCounters;
+use crate::state_task::{AdminQuery, AdminResponse};
 
 /// The metrics exporter.
 pub(crate) struct MetricsExporter {
@@ -24,9 +24,9 @@ pub(crate) struct MetricsExporter {
     pub(crate) exporter: Exporter<DirectDialer>,
     /// Counters of export results.
     pub(crate) connection_counters: Arc<ConnectionCounters>,
-    /// The query channel of the mesh owner.
+    /// The query channel of the state task.
     pub(crate) queries: AdminQueries,
-    /// The channel of the final query, after the owner has ended.
+    /// The channel of the final query, after the state task has ended.
     pub(crate) final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
     /// The configured destination.
     pub(crate) destination: watch::Receiver<Option<Box<MetricsPush>>>,
@@ -35,7 +35,7 @@ pub(crate) struct MetricsExporter {
 }
 
 impl MetricsExporter {
-    /// Exports until shutdown, and once more afterwards.
+    /// Exports periodically until shutdown, and a final time after the state task has ended.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let Self {
             resource_identity,
@@ -47,7 +47,7 @@ impl MetricsExporter {
             seed,
         } = self;
         let mut export_status = ExportStatus::new("metrics", ExportCounters(connection_counters));
-        let metrics = MetricsSource { resource_identity, queries, final_query };
+        let metrics = ControlMetrics { resource_identity, queries, final_query };
         let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
         push_metrics(
             &exporter,
@@ -62,21 +62,21 @@ impl MetricsExporter {
     }
 }
 
-/// All metrics of the control plane.
-struct MetricsSource {
+/// The control plane's metrics as a source for `push_metrics`, collected with queries to the state task.
+struct ControlMetrics {
     resource_identity: ResourceIdentity,
     queries: AdminQueries,
     final_query: oneshot::Sender<(AdminQuery, oneshot::Sender<AdminResponse>)>,
 }
 
-impl MetricSource for MetricsSource {
+impl MetricSource for ControlMetrics {
     fn identity(&self) -> ResourceIdentity {
         self.resource_identity.clone()
     }
 
     async fn write_metrics(&mut self, requests: MetricRequests) -> Option<MetricRequests> {
         into_metric_requests(
-            query_owner(&self.queries, AdminQuery::Points(Box::new(requests))).await?,
+            query_state_task(&self.queries, AdminQuery::Points(Box::new(requests))).await?,
         )
     }
 
@@ -87,7 +87,7 @@ impl MetricSource for MetricsSource {
     }
 }
 
-/// Returns the export requests in the owner's response to [`AdminQuery::Points`].
+/// Returns the export requests in the state task's response to [`AdminQuery::Points`].
 fn into_metric_requests(response: AdminResponse) -> Option<MetricRequests> {
     match response {
         AdminResponse::Points(requests) => Some(*requests),

@@ -1,9 +1,9 @@
-//! The browser page of the control plane: embedded files, and the JSON of the admin socket.
+//! Serves the browser page, the web interface of the control plane: embedded files, and the JSON of the admin socket.
 //!
-//! The page is read-only. On loopback every local user may open it; elsewhere, and for live requests everywhere,
-//! a token is required. A page of another site cannot read the page (no CORS), frame it, or reach it by a host
-//! name of that site: requests by name are rejected, because only an IP address is safe from DNS rebinding.
-//! Requests of other origins are rejected before they cause any work.
+//! The page is read-only. On loopback, every local user may open it. On other addresses, and for live requests on
+//! every address, a token is required. Another web site cannot read the responses (no CORS) or embed the page in a
+//! frame. Without a token, it cannot reach the page by a host name either (DNS rebinding): only IP addresses and
+//! `localhost` are accepted as the host. Requests of other origins are rejected before they cause any work.
 
 mod findings;
 
@@ -30,19 +30,20 @@ use tokio::sync::watch;
 
 use self::findings::FindingsCache;
 use crate::admin::{
-    AdminQueries, owner_response, parse_query, query_objects, query_owner, stopping_response,
+    AdminQueries, parse_query, query_objects, query_state_task, state_task_response,
+    stopping_response,
 };
 use crate::data_directory::DataDirectory;
 use crate::explanation::ExplainRunner;
 use crate::http_server::{
     RequestHandler, reject_cross_site, serve_all, text_response, typed_body, typed_response,
 };
-use crate::owner::{AdminQuery, AdminResponse};
 use crate::query_share::QueryShare;
 use crate::scrape_targets::Scraper;
+use crate::state_task::{AdminQuery, AdminResponse};
 use crate::tap::TapBody;
 
-/// The page's listener and its tokens.
+/// The listener of the browser page, and its tokens.
 #[derive(Debug)]
 pub(crate) struct Page {
     listener: TcpListener,
@@ -98,7 +99,7 @@ impl Page {
             (QueryShare::new(QUERY_PAUSE), QueryShare::new(EXPLAIN_PAUSE));
         let page_token = self.token.map(|token| PageToken::new(token, self.address.port()));
         let live_token = self.live_token;
-        let server = PageServer {
+        let server = PageHandler {
             queries,
             page_token,
             live_token,
@@ -113,7 +114,7 @@ impl Page {
     }
 }
 
-/// The parts of the control plane that the page needs, in addition to the mesh owner.
+/// The parts of the control plane that the page needs, in addition to the state task.
 #[derive(Debug)]
 pub(crate) struct PageResources {
     pub(crate) explain_runner: ExplainRunner,
@@ -132,6 +133,7 @@ fn stored_token(file: &Path) -> io::Result<String> {
     }
 }
 
+/// Binds `address`. With port 0, tries the address in `file` first, and stores the bound address there.
 fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     if address.port() != 0 {
         return leno_listen::bind(address);
@@ -161,15 +163,15 @@ fn bind_listener(address: SocketAddr, file: &Path) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// The request handler.
-struct PageServer {
+/// The request handler of the browser page.
+struct PageHandler {
     queries: AdminQueries,
     page_token: Option<PageToken>,
     /// The token required for live requests, in addition to the page's token if there is one.
     live_token: String,
     explain_runner: ExplainRunner,
     taps: Arc<Taps>,
-    /// Serializes queries of all browsers: the mesh owner has other work.
+    /// Serializes queries of all browsers: the state task has other work.
     query_share: QueryShare,
     /// Serializes explanations of this page: a client of the admin socket waits for at most one of them.
     explain_share: QueryShare,
@@ -190,7 +192,7 @@ impl PageToken {
     }
 }
 
-impl RequestHandler for PageServer {
+impl RequestHandler for PageHandler {
     type Body = Either<Full<Bytes>, TapBody>;
 
     const SERVER: &'static str = "page";
@@ -227,7 +229,8 @@ impl RequestHandler for PageServer {
     }
 }
 
-impl PageServer {
+impl PageHandler {
+    /// Responds to a request with valid origin and token.
     async fn handle_admitted(
         &self,
         method: &Method,
@@ -238,8 +241,8 @@ impl PageServer {
             let reason = "this page is read-only: use GET\n";
             return text_response(StatusCode::METHOD_NOT_ALLOWED, reason.to_owned());
         }
-        let (path, query) = match target.split_once('?') {
-            Some((path, query)) => (path, Some(query)),
+        let (path, query_string) = match target.split_once('?') {
+            Some((path, query_string)) => (path, Some(query_string)),
             None => (target, None),
         };
         if let Some((_, content_type, content)) = FILES.iter().find(|(name, ..)| *name == path) {
@@ -249,24 +252,26 @@ impl PageServer {
             return typed_response(StatusCode::OK, "application/json", reasons_json());
         }
         if path == "/api/explain" {
-            return self.explain_request(query.unwrap_or_default()).await;
+            return self.explain_request(query_string.unwrap_or_default()).await;
         }
         if path == "/api/findings" {
             return self.findings_cache.findings_response(&self.queries, &self.query_share).await;
         }
         // Metrics are on the admin socket only. Prometheus discovers sidecars here.
-        let api_path = path.strip_prefix("/api").filter(|path| *path != "/metrics");
-        let api_path = api_path.or((path == "/prometheus/targets").then_some(path));
-        match api_path.and_then(|path| parse_query(path, query)) {
-            Some(query) => {
+        let api_path = path
+            .strip_prefix("/api")
+            .filter(|path| *path != "/metrics")
+            .or((path == "/prometheus/targets").then_some(path));
+        match api_path.and_then(|path| parse_query(path, query_string)) {
+            Some(admin_query) => {
                 let _permit = self.query_share.acquire_turn().await;
-                match query {
+                match admin_query {
                     AdminQuery::Status => self.status_response().await,
                     AdminQuery::ScrapeTargets(_) => {
                         let scraper = Scraper::from_source(source);
-                        owner_response(&self.queries, AdminQuery::ScrapeTargets(scraper)).await
+                        state_task_response(&self.queries, AdminQuery::ScrapeTargets(scraper)).await
                     }
-                    query => owner_response(&self.queries, query).await,
+                    other_query => state_task_response(&self.queries, other_query).await,
                 }
             }
             None => text_response(StatusCode::NOT_FOUND, "not found: open /\n".to_owned()),
@@ -274,7 +279,7 @@ impl PageServer {
     }
 }
 
-impl PageServer {
+impl PageHandler {
     /// Streams live requests. The token must be in the request itself: cookies are sent to every port of a
     /// host, and on loopback another user may own a port.
     fn stream_tap(
@@ -298,10 +303,10 @@ impl PageServer {
         }
     }
 
-    /// Returns the status without the URL of the page, which would expose the token to scripts.
+    /// Returns the status without the URLs of the page: they contain the tokens, which scripts must not read.
     async fn status_response(&self) -> Response<Full<Bytes>> {
         let Some(AdminResponse::Json(mut status)) =
-            query_owner(&self.queries, AdminQuery::Status).await
+            query_state_task(&self.queries, AdminQuery::Status).await
         else {
             return stopping_response();
         };
@@ -354,7 +359,7 @@ fn admit_request(
     };
     let accepted_hosts =
         if page_token.is_some() { AcceptedHosts::Any } else { AcceptedHosts::Local };
-    // A link on another site may open the page itself, and none of its data.
+    // A link on another site may open the HTML page, but not the JSON responses.
     let is_page = target.starts_with("/?token=") || FILES.iter().any(|(name, ..)| *name == target);
     if let Some(response) = reject_cross_site(uri, headers, accepted_hosts, is_page) {
         return PageAdmission::Respond(Box::new(response));
@@ -367,16 +372,19 @@ fn admit_request(
             return reject_request(StatusCode::UNAUTHORIZED, TOKEN_REQUIRED);
         }
         let mut response = text_response(StatusCode::SEE_OTHER, String::new());
-        let cookie = format!("{cookie_name}={token}; HttpOnly; SameSite=Strict; Path=/");
-        if let Ok(cookie) = HeaderValue::from_str(&cookie) {
-            response.headers_mut().insert(SET_COOKIE, cookie);
+        let set_cookie = format!("{cookie_name}={token}; HttpOnly; SameSite=Strict; Path=/");
+        if let Ok(set_cookie_value) = HeaderValue::from_str(&set_cookie) {
+            response.headers_mut().insert(SET_COOKIE, set_cookie_value);
         }
         response.headers_mut().insert(LOCATION, HeaderValue::from_static("/"));
         return PageAdmission::Respond(Box::new(response));
     }
     let presented_bearer = bearer_token(headers);
-    let cookies = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut cookies = cookies.flat_map(|value| value.split("; "));
+    let mut cookies = headers
+        .get_all(COOKIE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split("; "));
     let cookie =
         cookies.find_map(|pair| pair.strip_prefix(cookie_name.as_str())?.strip_prefix('='));
     match [presented_bearer, cookie]
@@ -446,7 +454,7 @@ const SCRIPT_TYPE: &str = "text/javascript; charset=utf-8";
 /// Maximum concurrent browser connections; more wait. One browser has up to six.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The pause after a query, in multiples of its duration: browsers take at most a quarter of the owner's time.
+/// The pause after a query, in multiples of its duration: browsers take at most a quarter of the state task's time.
 const QUERY_PAUSE: u32 = 3;
 
 /// The pause after an explanation, in multiples of its duration; it runs on a separate thread.

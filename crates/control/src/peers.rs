@@ -1,4 +1,5 @@
-//! Other control planes of the same mesh: their sidecars, and the streams that follow them.
+//! Follows the other control planes (peers) of the same mesh, each over one stream, and stores the sidecars that they
+//! report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -132,7 +133,7 @@ pub(crate) async fn follow_all(
     mut discovered: Option<watch::Receiver<BTreeSet<SocketAddr>>>,
     context: PeerStreamContext,
 ) {
-    let configured: BTreeSet<SocketAddr> = configured.into_iter().collect();
+    let configured_addresses: BTreeSet<SocketAddr> = configured.into_iter().collect();
     let active_addresses = watch::Sender::new(BTreeSet::new());
     let context = Arc::new(context);
     let mut stop = context.stop.clone();
@@ -140,7 +141,7 @@ pub(crate) async fn follow_all(
     let mut tasks = JoinSet::new();
     let mut is_discovery_running = discovered.is_some();
     loop {
-        let mut current_addresses = configured.clone();
+        let mut current_addresses = configured_addresses.clone();
         if let Some(discovered) = &mut discovered {
             current_addresses.extend(discovered.borrow_and_update().iter().copied());
         }
@@ -157,13 +158,13 @@ pub(crate) async fn follow_all(
         tokio::select! {
             // Remaining tasks are dropped with the set.
             _ = stop.wait_for(|stop| *stop) => return,
-            // When discovery ends, its last control planes stay.
+            // When discovery ends, the control planes that it listed last stay active.
             changed = wait_for_change(&mut discovered), if is_discovery_running => is_discovery_running = changed.is_ok(),
             Some(ended_address) = tasks.join_next(), if !context.events.is_closed() => match ended_address {
                 Ok(ended_address) => {
                     followed_addresses.remove(&ended_address);
                 }
-                // Restart all: the error does not identify the task.
+                // All streams are restarted, because the error does not identify the failed one.
                 Err(error) => {
                     tracing::error!(%error, "following another control plane failed");
                     tasks.abort_all();
@@ -184,7 +185,7 @@ async fn wait_for_change(
     }
 }
 
-/// Follows one control plane, and reconnects after each end, until its address is no longer active or the mesh owner
+/// Follows one control plane, and reconnects after each end, until its address is no longer active or the state task
 /// has ended.
 async fn follow_until_removed(
     address: SocketAddr,
@@ -211,36 +212,40 @@ async fn follow_once(
     address: SocketAddr,
     context: &PeerStreamContext,
 ) -> std::io::Result<DiscoveryError> {
-    let config = Arc::clone(&context.tls_configs.borrow());
+    let tls_config = Arc::clone(&context.tls_configs.borrow());
     let handshake = async {
         let tcp = TcpStream::connect(address).await?;
         tcp.set_nodelay(true)?;
-        TlsConnector::from(config).connect(ServerName::IpAddress(address.ip().into()), tcp).await
+        TlsConnector::from(tls_config)
+            .connect(ServerName::IpAddress(address.ip().into()), tcp)
+            .await
     };
     let timeout_error = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
     let stream = timeout(CONNECT_TIMEOUT, handshake).await.map_err(timeout_error)??;
     tracing::info!(%address, "following another control plane");
     // The number is from a separate range, so that it never equals the number of a proxy's connection.
-    let connection = NEXT_PEER_STREAM.fetch_add(1, Ordering::Relaxed);
+    let connection = ConnectionId(NEXT_PEER_STREAM.fetch_add(1, Ordering::Relaxed));
     let events = context.events.create_sender(Arc::new(Budget::new(Instant::now())));
-    let connection = ConnectionId(connection);
     let _address_entry = RegisteredAddress::new(&context.addresses, connection, address);
     Ok(Box::pin(follow_peer(stream, connection, events)).await)
 }
 
 /// An entry of the address table that is removed when the stream ends.
-struct RegisteredAddress(PeerAddresses, ConnectionId);
+struct RegisteredAddress {
+    addresses: PeerAddresses,
+    stream: ConnectionId,
+}
 
 impl RegisteredAddress {
     fn new(addresses: &PeerAddresses, stream: ConnectionId, address: SocketAddr) -> Self {
         addresses.lock().insert(stream, address);
-        Self(addresses.clone(), stream)
+        Self { addresses: addresses.clone(), stream }
     }
 }
 
 impl Drop for RegisteredAddress {
     fn drop(&mut self) {
-        self.0.lock().remove(&self.1);
+        self.addresses.lock().remove(&self.stream);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Connected sidecars, the grace period of each disconnected sidecar, and the grace period after startup.
+//! Tracks which sidecars are connected, the grace period of each disconnected sidecar, and the grace period after
+//! the startup of the control plane.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,18 +49,19 @@ impl Presence {
         }
     }
 
-    /// Marks a reconnected sidecar that has not reported its listeners: the previous ones may be outdated.
+    /// Marks a reconnected sidecar that has not reported its listeners. Its previous listeners stay in use until
+    /// `grace_end`, although they may be outdated.
     pub(crate) fn mark_uncertain(&mut self, workload: &WorkloadName, grace_end: Instant) {
         let presence = SidecarPresence::Missing(grace_end);
         self.sidecars.insert(workload.clone(), presence);
     }
 
-    /// Records the change of a workload: requests wait for its sidecar until `deadline`.
+    /// Records that the port or account of a workload changed: requests wait for its sidecar until `deadline`.
     pub(crate) fn expect_sidecar(&mut self, workload: &WorkloadName, deadline: Instant) {
         self.awaited_sidecars.insert(workload.clone(), deadline);
     }
 
-    /// Removes and returns the changed workloads with an expired deadline: requests no longer wait for them.
+    /// Removes and returns the changed workloads with an expired deadline: requests no longer wait for their sidecars.
     pub(crate) fn take_expired_waits(&mut self, now: Instant) -> Vec<WorkloadName> {
         let expired = self.awaited_sidecars.extract_if(.., |_, deadline| *deadline <= now);
         expired.map(|(workload, _)| workload).collect()

@@ -1,4 +1,4 @@
-//! Publication of changes: sends each change of the mesh to the affected proxies, after a short debounce time.
+//! Holds the connected proxies, and sends each change of the mesh to the affected ones after a short debounce time.
 
 mod change_log;
 mod proxy;
@@ -19,17 +19,17 @@ use crate::config::Times;
 use crate::mesh::{AffectedSet, Index, Mesh};
 
 pub(crate) use change_log::{ChangeCause, ChangeLog, ObjectEdit, RecordedChange};
-pub(crate) use proxy::{ConnectedProxy, PushOutcome};
+pub(crate) use proxy::{ConnectedProxy, PushOutcome, ReplacedProcess};
 pub(crate) use pushes::{ConfigPush, ConfigPushes, SentPush};
 
-/// All connected proxies, their dependencies, and the pending updates.
+/// All connected proxies, the services and addresses that their configurations depend on, and the pending updates.
 #[derive(Debug)]
 pub(crate) struct ConnectedProxies {
     times: Times,
     proxies: BTreeMap<ConnectionId, ConnectedProxy>,
     connections_by_workload: BTreeMap<WorkloadName, ConnectionId>,
-    /// Proxies by the services that their configuration depends on: they use the service, or another service
-    /// with rules that name it.
+    /// Proxies by the services that their configurations depend on. A configuration depends on a service if the proxy
+    /// uses the service, or uses another service with rules that name this one.
     connections_by_service: Index<ServiceName, ConnectionId>,
     /// The reverse of `connections_by_service`.
     dependencies: BTreeMap<ConnectionId, BTreeSet<ServiceName>>,
@@ -199,13 +199,13 @@ impl ConnectedProxies {
         Some(proxy)
     }
 
-    /// Records an acknowledgment: the proxy has applied all updates up to `change`, except the rejected
-    /// resources.
+    /// Records an acknowledgment of `bytes` bytes: the proxy has applied all updates up to `change`, except
+    /// `rejected_count` resources.
     pub(crate) fn record_applied(
         &mut self,
         connection: ConnectionId,
         change: ChangeId,
-        rejected: usize,
+        rejected_count: usize,
         bytes: u64,
         now: Instant,
     ) {
@@ -214,16 +214,16 @@ impl ConnectedProxies {
         let Some(proxy) = self.proxies.get_mut(&connection) else {
             return;
         };
-        proxy.record_applied(change, rejected, now);
+        proxy.record_applied(change, rejected_count, now);
         proxy.acknowledged_bytes += bytes;
         if !proxy.is_out_of_sync() {
-            let bytes = std::mem::take(&mut proxy.acknowledged_bytes);
-            self.pushes.remove_waiting_proxy(connection, bytes, now);
+            let acknowledged_bytes = std::mem::take(&mut proxy.acknowledged_bytes);
+            self.pushes.remove_waiting_proxy(connection, acknowledged_bytes, now);
         }
     }
 
-    /// Records a change, its source and the time at which the source noticed it: affected proxies are updated
-    /// after the debounce time.
+    /// Records a change, its cause, and the time at which the source of the change noticed it. The affected proxies
+    /// are updated after the debounce time.
     pub(crate) fn record_change(
         &mut self,
         affected_set: &AffectedSet,
@@ -305,10 +305,10 @@ impl ConnectedProxies {
                 .as_mut()
                 .and_then(|push_in_progress| push_in_progress.unsent_proxies.pop_first());
             let Some(connection) = next_connection else { break };
-            let is_new =
+            let is_sent =
                 self.send_config(connection, mesh, grace_period) == Some(PushOutcome::Sent);
             if let Some(push_in_progress) = &mut self.push_in_progress {
-                push_in_progress.recipients += usize::from(is_new);
+                push_in_progress.recipients += usize::from(is_sent);
                 push_in_progress.updated_proxies.insert(connection);
             }
         }
@@ -351,7 +351,8 @@ impl ConnectedProxies {
         );
     }
 
-    /// Sends all proxies their configuration if it differs, without a change of the mesh.
+    /// Sends a configuration to each proxy for which it differs from the last one sent, without a change of the mesh:
+    /// at the end of the startup grace period.
     pub(crate) fn update_all(&mut self, mesh: &Mesh, grace_period: GracePeriod) {
         self.newest_change.0 += 1;
         let connections: Vec<ConnectionId> = self.proxies.keys().copied().collect();
@@ -367,7 +368,7 @@ impl ConnectedProxies {
         mesh: &Mesh,
         grace_period: GracePeriod,
     ) {
-        // A distinct number, so that its acknowledgment is unambiguous.
+        // The response gets its own number, so that its acknowledgment is unambiguous.
         self.newest_change.0 += 1;
         self.send_config(connection, mesh, grace_period);
     }
@@ -396,7 +397,7 @@ impl ConnectedProxies {
         }
     }
 
-    /// Returns the total work so far, in budget units: a difference is the cost of the work in between.
+    /// Returns the total work so far, in budget units. The difference of two results is the cost of the work in between.
     pub(crate) fn total_work(&self) -> u64 {
         self.total_work
     }
@@ -423,16 +424,22 @@ impl ConnectedProxies {
         let queried_names = proxy.queried_names.clone();
         let names = dns_records(mesh, &queried_names);
         services.extend(entries.services);
-        let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs);
-        let compiled_config = compiled_config.with_addresses(entries.by_address).with_names(names);
+        let compiled_config = compile_config(mesh, workload, &services, &mut self.service_configs)
+            .with_addresses(entries.by_address)
+            .with_names(names);
         let unknown_endpoints = match grace_period {
             GracePeriod::Active => uncertain_endpoints(mesh, workload, &compiled_config)
                 .with_addresses(entries.unreported),
             GracePeriod::Ended => UnknownEndpoints::default(),
         };
         self.counters.compiled += 1;
-        let dependencies = compiled_config.snapshot.services.keys().chain(&compiled_config.absent);
-        let dependencies = dependencies.chain(&entries.dependencies).chain(&queried_names);
+        let dependencies = compiled_config
+            .snapshot
+            .services
+            .keys()
+            .chain(&compiled_config.absent)
+            .chain(&entries.dependencies)
+            .chain(&queried_names);
         self.index_services(connection, dependencies.cloned().collect());
         self.index_addresses(connection, queried_addresses);
         let change = self.newest_change;

@@ -1,14 +1,14 @@
-//! The share of the mesh owner's time that one listener may use, regardless of the number of its clients.
+//! Limits the share of the state task's time that one listener may use, regardless of the number of its clients.
 //!
-//! The owner receives one query at a time, in order of arrival, followed by a pause in proportion to its
-//! duration. A connection has one query at a time, so that clients take turns.
+//! A listener sends its queries to the state task one at a time, in order of arrival. After each query it pauses, in
+//! proportion to the query's duration. A connection has one query at a time, so that clients take turns.
 
 use std::time::Duration;
 
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep_until};
 
-/// The share of the mesh owner's time for one listener.
+/// The share of the state task's time for one listener.
 #[derive(Debug)]
 pub(crate) struct QueryShare {
     /// The time at which the next query may be sent.
@@ -55,7 +55,7 @@ impl Drop for ShareTurn<'_> {
 
 /// The time that an idle listener accumulates: a browser that opens the page sends several queries at once.
 const MAX_BURST_TIME: Duration = Duration::from_secs(1);
-/// The maximum pause: an owner that is slow for another reason must not delay clients.
+/// The maximum pause: a state task that is slow for another reason must not delay clients.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn clients_take_turns_and_use_a_limited_share_of_the_owners_time() {
+    async fn clients_take_turns_and_use_a_limited_share_of_the_time_of_the_state_task() {
         const WORK: Duration = Duration::from_millis(10);
         let share = Arc::new(QueryShare::new(4));
         let started_at = Instant::now();

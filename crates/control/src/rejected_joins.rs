@@ -1,5 +1,5 @@
-//! Recently rejected joins and streams, by the workload name that the client sent. Operators find here why a
-//! sidecar is missing.
+//! Records recently rejected joins and streams by the workload name that the client sent, so that operators can find
+//! out why a sidecar is missing.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Rejected sidecars that another sidecar of the same workload had replaced. They are published while the
-//! workload has no connected sidecar, so that a supervisor can start a new one.
+//! Records sidecars that were rejected because another sidecar of the same workload had replaced them. While such a
+//! workload has no connected sidecar, it is published, so that a supervisor can start a new sidecar.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,11 +59,10 @@ impl ReplacedRejections {
         let grace_has_passed = |rejection: &ReplacedRejection| {
             now.saturating_duration_since(rejection.first_rejected_at) >= grace_period
         };
-        let absent_sidecars = self
+        let absent_sidecars: ReplacedSidecars = self
             .rejections
             .iter()
-            .filter(|(name, rejection)| grace_has_passed(rejection) && is_absent(name));
-        let absent_sidecars: ReplacedSidecars = absent_sidecars
+            .filter(|(name, rejection)| grace_has_passed(rejection) && is_absent(name))
             .map(|(name, rejection)| (name.clone(), rejection.last_number))
             .collect();
         self.published.send_if_modified(|published| {

@@ -1,4 +1,5 @@
-//! Status reports of the mesh, its objects and its proxies, as the admin socket and the page return them.
+//! Computes the status of the mesh, of its objects and of its proxies, as the admin socket and the browser page return
+//! it.
 
 mod changes;
 mod keys;
@@ -25,10 +26,10 @@ use crate::compile::{ClientClass, PlaintextRestriction, compile_service, restric
 use crate::history::ReportCounters;
 use crate::keys::JwksFetches;
 use crate::mesh::{AttachedRoute, Mesh};
-use crate::owner::QueueLengths;
 use crate::peers::Peers;
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::{ConnectedProxies, ConnectedProxy, GracePeriod};
+use crate::state_task::QueueLengths;
 use crate::status::{
     CertificateStatus, ChangeStatus, ConditionStatus, ConvergenceStatus, EndpointStatus,
     ExcludedStatus, ListenerStatus, PeerStatus, PortStatus, ProxyStatus, RejectedJoinStatus,
@@ -66,7 +67,7 @@ impl Report<'_> {
         let change = self.connected_proxies.pushes.latest_progress().map(|latest| ChangeStatus {
             id: latest.change.0,
             age_ms: to_milliseconds(self.now.duration_since(latest.processed_at)),
-            affected: latest.affected_proxies,
+            affected: latest.recipients,
             applied: latest.applied,
             converged_ms: latest.convergence_time.map(to_milliseconds),
         });
@@ -208,7 +209,7 @@ impl Report<'_> {
                 add_count("application-port", application.ports.len());
             }
         }
-        // A workload with a connected sidecar works, even if another sidecar of it is rejected.
+        // If a workload has a connected sidecar, the rejection of another sidecar of the workload breaks no traffic.
         let joins = self.rejected_joins().into_iter().filter(|join| join.exists);
         let is_connected = |name: &str| {
             let name = name
@@ -246,18 +247,12 @@ impl Report<'_> {
                 .collect(),
         });
         let workloads = self.mesh.service_workloads(&service.name);
-        let routes = self.mesh.http_routes().attached_to(&service.name).map(|route| &route.name);
-        let routes = routes.chain(
-            self.mesh.tls_routes().attached_to(&service.name).map(|route| &route.rule.route),
-        );
-        let tcp_routes = self
-            .mesh
-            .gateway_tcp_routes()
-            .attached_to(&service.name)
-            .map(|route| &route.rule.route);
-        let routes = routes.chain(tcp_routes);
-        let routes = routes
-            .chain(self.mesh.traffic_splits().attached_to(&service.name).map(|split| &split.name));
+        let (name, mesh) = (&service.name, self.mesh);
+        let http_routes = mesh.http_routes().attached_to(name).map(|route| &route.name);
+        let tls_routes = mesh.tls_routes().attached_to(name).map(|route| &route.rule.route);
+        let tcp_routes = mesh.gateway_tcp_routes().attached_to(name).map(|route| &route.rule.route);
+        let splits = mesh.traffic_splits().attached_to(name).map(|split| &split.name);
+        let routes = http_routes.chain(tls_routes).chain(tcp_routes).chain(splits);
         ServiceStatus {
             name: service.name.to_string(),
             selector: service.selector.clone(),
@@ -367,8 +362,7 @@ impl Report<'_> {
             status.add_unresolved(self.ungranted_services((route.kind, &route.name), route));
             status
         });
-        let tls_statuses = self.mesh.tls_routes().all_routes();
-        let tls_statuses = tls_statuses.map(|route| {
+        let tls_statuses = self.mesh.tls_routes().all_routes().map(|route| {
             let backends: Vec<_> = route.rule.backends.iter().collect();
             let name = &route.rule.route;
             let kind = RouteKind::Tls.as_str();
@@ -379,8 +373,11 @@ impl Report<'_> {
             }
             status
         });
-        let tcp_statuses = self.mesh.gateway_tcp_routes().all_routes();
-        let tcp_statuses = tcp_statuses.map(|route| self.gateway_tcp_route_status(route));
+        let tcp_statuses = self
+            .mesh
+            .gateway_tcp_routes()
+            .all_routes()
+            .map(|route| self.gateway_tcp_route_status(route));
         let split_statuses =
             self.mesh.traffic_splits().all_routes().map(|split| self.split_status(split));
         http_statuses.chain(tls_statuses).chain(tcp_statuses).chain(split_statuses).collect()
@@ -398,8 +395,7 @@ impl Report<'_> {
             Some(port) => format!("{}:{port}", parent.service),
             None => parent.service.to_string(),
         };
-        let shares = backends.iter();
-        let shares = shares.map(|backend| {
+        let shares = backends.iter().map(|backend| {
             format!("{}:{} weight {}", backend.service, backend.port, backend.weight)
         });
         let mut status =
@@ -414,7 +410,7 @@ impl Report<'_> {
         status
     }
 
-    /// Returns a missing service or port as a sentence.
+    /// Returns the result of the function [`missing_reference`] for the mesh of this report.
     fn missing_reference(&self, service: &ServiceName, port: Option<u16>) -> Option<String> {
         missing_reference(self.mesh, service, port)
     }
@@ -523,8 +519,10 @@ fn rule_text(rule: &RouteRule) -> String {
     if let Some(hidden_count @ 1..) = rule.matches.len().checked_sub(MAX_MATCHES_IN_TEXT) {
         conditions.push_str(&format!(", or one of {hidden_count} more"));
     }
-    let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-    let backends: Vec<String> = backends
+    let backends: Vec<String> = rule
+        .backends
+        .iter()
+        .filter(|backend| backend.weight > 0)
         .take(MAX_BACKENDS_IN_TEXT)
         .map(|backend| format!("{}:{} weight {}", backend.service, backend.port, backend.weight))
         .collect();
@@ -534,7 +532,7 @@ fn rule_text(rule: &RouteRule) -> String {
     }
 }
 
-/// Returns a missing service or port as a sentence.
+/// Returns a sentence about a service that does not exist, or that does not have this port; `None` if both exist.
 fn missing_reference(mesh: &Mesh, service: &ServiceName, port: Option<u16>) -> Option<String> {
     match (mesh.service(service), port) {
         (None, _) => {
@@ -577,9 +575,10 @@ fn listener_state(connected_proxy: Option<&ConnectedProxy>, name: &str) -> Liste
     else {
         return status;
     };
-    let closed_conditions = connected_proxy.report.conditions.iter();
-    let mut closed_conditions = closed_conditions
-        .filter(|condition| condition.kind == kind::LISTENER_CLOSED && condition.subject == name);
+    let mut closed_conditions =
+        connected_proxy.report.conditions.iter().filter(|condition| {
+            condition.kind == kind::LISTENER_CLOSED && condition.subject == name
+        });
     status.problem = closed_conditions.next().map(|condition| condition.reason.clone());
     status.state = if status.problem.is_some() { "closed" } else { "open" }.to_owned();
     status

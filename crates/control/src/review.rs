@@ -1,4 +1,4 @@
-//! Token reviews: verification of tokens from another issuer, such as Kubernetes.
+//! Defines the interface for token reviews: the verification of tokens from another issuer, such as Kubernetes.
 
 use std::fmt;
 use std::pin::Pin;
@@ -51,6 +51,6 @@ pub enum ReviewError {
     #[error("{0}")]
     Repeated(String),
     /// The review is unavailable now.
-    #[error("token review failed: {0}")]
+    #[error("the review of the token failed: {0}")]
     Unavailable(String),
 }

@@ -1,11 +1,11 @@
-//! Prometheus HTTP service discovery: the metrics addresses of all sidecars.
+//! Lists the metrics addresses of all sidecars for the HTTP service discovery of Prometheus.
 
 use leno_listen::ConnectionSource;
 use serde_json::{Value, json};
 
 use crate::status::ProxyStatus;
 
-/// The location of a Prometheus server. It reaches loopback addresses only of its own machine.
+/// The location of a Prometheus server. A server reaches the loopback addresses only of its own machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scraper {
     /// On the machine of the control plane.
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_with_an_admin_page_that_the_scraper_reaches_are_targets() {
+    fn sidecars_with_an_admin_endpoint_that_the_scraper_reaches_are_targets() {
         let proxies = [
             proxy_status("shop/a-1", Some("127.0.0.1:4000"), None),
             proxy_status("shop/b-1", None, None),

@@ -1,8 +1,9 @@
-//! The listener for proxies: TLS, then a proxy's stream, a join, or another control plane's stream, within limits.
+//! Accepts the connections of proxies and other control planes. After the TLS handshake, a connection carries a
+//! proxy's stream, a join (the request for a first certificate), or another control plane's stream. All are limited.
 
 mod connection_counters;
-mod pending_connections;
 mod unverified_stream;
+mod verified_connections;
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use leno_identity::{
     VerifiedPeer, VerifyError, control_id, handshake_failure_reason, session_peer,
 };
 use leno_listen::{
-    ConnectionAdmission, Evicted, HalfOpen, HalfOpenLimits, Listener, complete_handshake,
+    ConnectionAdmission, Evicted, Listener, PendingConnection, PendingLimits, complete_handshake,
     read_hello, reset_on_drop,
 };
 use leno_model::{FailureSide, Reason, TrustDomain};
@@ -33,20 +34,20 @@ use crate::config::Limits;
 use self::unverified_stream::UnverifiedStream;
 
 pub(crate) use connection_counters::{ConnectionCounters, CountedStream};
-pub(crate) use pending_connections::PendingConnections;
+pub(crate) use verified_connections::VerifiedConnections;
 
-/// The state that all connections of the listener share.
+/// The server for proxies and other control planes: the state that all its connections share.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct ProxyServer {
     pub(crate) limits: Limits,
     pub(crate) tls_configs: watch::Receiver<Arc<ServerConfig>>,
-    /// The queue of events to the mesh owner.
+    /// The queue of events to the state task.
     pub(crate) events: EventQueue,
     /// The budget of each member, by its verified identity.
     pub(crate) budgets: Budgets,
-    pub(crate) pending_connections: Arc<PendingConnections>,
+    pub(crate) verified_connections: Arc<VerifiedConnections>,
     pub(crate) connection_counters: Arc<ConnectionCounters>,
-    /// Sidecars connected here, for other control planes.
+    /// The sidecars connected to this control plane, for the streams to other control planes.
     pub(crate) local_sidecars: watch::Sender<Arc<RegisteredSidecars>>,
     pub(crate) trust_domain: TrustDomain,
     /// The interval of traffic reports requested from proxies.
@@ -55,19 +56,22 @@ pub(crate) struct Server {
     pub(crate) operators: OperatorSessions,
 }
 
-/// Accepts connections until shutdown; then waits until the mesh owner has ended them, for at most `drain_timeout`.
+/// Accepts connections until shutdown; then waits until the state task has ended them, for at most `drain_timeout`.
 pub(crate) async fn accept_connections(
     listener: TcpListener,
-    server: Arc<Server>,
+    server: Arc<ProxyServer>,
     mut stop: watch::Receiver<bool>,
     drain_timeout: Duration,
 ) {
     let Limits {
-        external_clients, external_clients_per_source, connections: max_connections, ..
+        waiting_connections,
+        waiting_connections_per_source,
+        connections: max_connections,
+        ..
     } = server.limits;
-    let bounds = HalfOpenLimits::new(external_clients, max_connections);
-    let waiting_per_source = external_clients_per_source.clamp(1, bounds.waiting);
-    let admission = ConnectionAdmission::new(HalfOpenLimits { waiting_per_source, ..bounds });
+    let bounds = PendingLimits::new(waiting_connections, max_connections);
+    let waiting_per_source = waiting_connections_per_source.clamp(1, bounds.waiting);
+    let admission = ConnectionAdmission::new(PendingLimits { waiting_per_source, ..bounds });
     let mut listener = Listener::new("control plane", listener);
     let mut connections = JoinSet::new();
     let mut last_connection_number = 0;
@@ -80,10 +84,11 @@ pub(crate) async fn accept_connections(
         };
         last_connection_number += 1;
         let server = Arc::clone(&server);
-        let (connection, half_open) =
+        let (connection, pending_connection) =
             (ConnectionId(last_connection_number), Arc::new(admission.admit(remote_address)));
         connections.spawn(async move {
-            if let Err(error) = serve_connection(tcp, half_open, connection, &server).await {
+            if let Err(error) = serve_connection(tcp, pending_connection, connection, &server).await
+            {
                 server.connection_counters.record_failure(error.reason());
                 if error.is_evicted() {
                     server.connection_counters.record_eviction();
@@ -99,60 +104,64 @@ pub(crate) async fn accept_connections(
     }
 }
 
-/// Serves one connection. It is half-open until its peer is authenticated: by its certificate and a `Hello`
-/// that the mesh owner accepts, or by a token.
+/// Serves one connection. The connection is pending until its peer is authenticated: by a certificate and a
+/// `Hello` that the state task accepts, or by a token.
 async fn serve_connection(
     tcp: TcpStream,
-    half_open: Arc<HalfOpen>,
+    pending_connection: Arc<PendingConnection>,
     connection: ConnectionId,
-    server: &Server,
+    server: &ProxyServer,
 ) -> Result<(), ConnectionError> {
     tcp.set_nodelay(true).map_err(ConnectionError::Socket)?;
     let source = tcp.peer_addr().map_err(ConnectionError::Socket)?.ip();
     let connection_addresses =
         ConnectionAddresses::from_stream(&tcp).map_err(ConnectionError::Socket)?;
-    let handshake = timeout(server.limits.handshake, perform_handshake(tcp, &half_open, server));
+    let handshake = timeout(
+        server.limits.handshake_timeout,
+        perform_handshake(tcp, &pending_connection, server),
+    );
     let stream = handshake.await.map_err(|_| ConnectionError::TimedOut)??;
     let purpose = connection_purpose(&stream, &server.trust_domain, SystemTime::now())?;
     let stream = CountedStream::new(stream, Arc::clone(&server.connection_counters));
-    // A client without a member's identity sends at most one event, or is another control plane.
-    let connect_events = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
+    // Connections that are not those of a proxy get a budget of their own: a joining client sends at most one
+    // event, and other control planes are trusted.
+    let create_event_sender = || server.events.create_sender(Arc::new(Budget::new(Instant::now())));
     match purpose {
         ConnectionPurpose::Join => {
-            let stream = UnverifiedStream::new(stream, half_open);
-            Ok(Box::pin(serve_join(stream, source, connect_events())).await?)
+            let stream = UnverifiedStream::new(stream, pending_connection);
+            Ok(Box::pin(serve_join(stream, source, create_event_sender())).await?)
         }
         ConnectionPurpose::Peer(peer) => {
-            let pending_connection = server.pending_connections.add_connection(
+            let connection_entry = server.verified_connections.add_connection(
                 connection,
                 peer,
                 connection_addresses,
-                half_open,
+                pending_connection,
             );
-            server.pending_connections.mark_authenticated(connection);
+            server.verified_connections.mark_authenticated(connection);
             let local_sidecars = server.local_sidecars.subscribe();
-            // The mesh owner publishes the connected sidecars only while there is a receiver.
-            connect_events().send(Event::PeerConnected).await?;
-            pending_connection
+            // The state task publishes the connected sidecars only while there is a receiver.
+            create_event_sender().send(Event::PeerConnected).await?;
+            connection_entry
                 .serve_until_replaced(Box::pin(serve_peer(stream, local_sidecars)))
                 .await
         }
         ConnectionPurpose::Proxy(peer) => {
             let budget = server.budgets.for_identity(&peer_identity(&peer), Instant::now());
             let events = server.events.create_sender(Arc::clone(&budget));
-            let pending_connection = server.pending_connections.add_connection(
+            let connection_entry = server.verified_connections.add_connection(
                 connection,
                 peer,
                 connection_addresses,
-                Arc::clone(&half_open),
+                Arc::clone(&pending_connection),
             );
             let (stream, operators) =
-                (UnverifiedStream::new(stream, half_open), server.operators.clone());
+                (UnverifiedStream::new(stream, pending_connection), server.operators.clone());
             let proxy_stream =
                 serve_proxy(stream, connection, events, server.report_interval, operators);
-            let result = pending_connection.serve_until_replaced(Box::pin(proxy_stream)).await;
+            let result = connection_entry.serve_until_replaced(Box::pin(proxy_stream)).await;
             if matches!(result, Err(ConnectionError::Replaced)) {
-                // `serve_proxy` was cancelled before it announced the disconnect.
+                // `serve_proxy` was cancelled before it sent this event.
                 server
                     .events
                     .create_sender(budget)
@@ -164,15 +173,17 @@ async fn serve_connection(
     }
 }
 
-/// Performs the handshake. A silent client is evicted early.
+/// Performs the TLS handshake. A client that sends no byte within `limits.first_byte_timeout` is disconnected,
+/// without the longer timeout for a whole handshake.
 async fn perform_handshake(
     tcp: TcpStream,
-    half_open: &HalfOpen,
-    server: &Server,
+    pending_connection: &PendingConnection,
+    server: &ProxyServer,
 ) -> Result<TlsStream<TcpStream>, ConnectionError> {
-    // Readiness alone may be spurious: the first byte is awaited.
+    // `peek` waits for a byte: readiness of the socket alone may be spurious.
     let mut buffer = [0];
-    let first_byte = half_open.await_peer(timeout(server.limits.first_byte, tcp.peek(&mut buffer)));
+    let first_byte = pending_connection
+        .await_peer(timeout(server.limits.first_byte_timeout, tcp.peek(&mut buffer)));
     match first_byte.await {
         Ok(Ok(result)) => drop(result.map_err(ConnectionError::Socket)?),
         Ok(Err(_)) => return Err(ConnectionError::TimedOut),
@@ -181,10 +192,13 @@ async fn perform_handshake(
             return Err(ConnectionError::Handshake(evicted.into()));
         }
     }
-    let hello = read_hello(half_open, tcp).await;
-    let hello = hello.map_err(|(error, _)| ConnectionError::Handshake(error))?;
-    let config = Arc::clone(&server.tls_configs.borrow());
-    complete_handshake(half_open, hello, config).await.map_err(ConnectionError::Handshake)
+    let client_hello = read_hello(pending_connection, tcp)
+        .await
+        .map_err(|(error, _)| ConnectionError::Handshake(error))?;
+    let tls_config = Arc::clone(&server.tls_configs.borrow());
+    complete_handshake(pending_connection, client_hello, tls_config)
+        .await
+        .map_err(ConnectionError::Handshake)
 }
 
 /// The purpose of a connection, by its ALPN protocol and certificate.
@@ -221,7 +235,7 @@ fn connection_purpose(
     }
 }
 
-/// Returns a member's identity by its certificate, the key of budgets and log limits.
+/// Returns the identity in a peer's certificate as text, the key of budgets and log limits.
 pub(crate) fn peer_identity(peer: &VerifiedPeer) -> String {
     match &peer.workload {
         Some(workload) => format!("{} {workload}", peer.id),

@@ -1,4 +1,4 @@
-//! The control plane's own credential: signed by its own authority, and renewed.
+//! Issues and renews the control plane's own credential, which its own authority signs.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -46,12 +46,12 @@ impl ServerCredential {
         })
     }
 
-    /// Returns the configuration for new connections to other control planes.
+    /// Returns a receiver of the TLS configuration for new connections to other control planes.
     pub(crate) fn watch_client_config(&self) -> watch::Receiver<Arc<ClientConfig>> {
         self.client_configs.subscribe()
     }
 
-    /// Returns the configuration for new connections; open ones keep theirs.
+    /// Returns a receiver of the TLS configuration for new incoming connections. Open connections are not affected.
     pub(crate) fn watch_server_config(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.server_configs.subscribe()
     }
@@ -96,8 +96,8 @@ impl ServerCredential {
         }
     }
 
-    /// Returns the time until the next check; bounded, so that a machine that was suspended is not late by
-    /// much.
+    /// Returns the time until the next check. It is at most [`CHECK_INTERVAL`], because a timer does not advance
+    /// while the machine is suspended.
     fn next_check(&self, now: SystemTime) -> Duration {
         let renewal_time = self.credential.renew_at(HALF_LIFE);
         renewal_time.duration_since(now).unwrap_or_default().min(CHECK_INTERVAL)

@@ -1,11 +1,11 @@
-//! Operator queries to one sidecar: the path, the stream, and the error if there is no response.
+//! Sends operators' queries to one sidecar over its open stream, and explains why there is no response.
 
 use hyper::StatusCode;
 use leno_discovery::{Queries, QueryError, QueryResponse};
 use leno_model::WorkloadName;
 
 use crate::http_server::decode_percent;
-use crate::owner::SidecarLocation;
+use crate::state_task::SidecarLocation;
 
 /// Parses `workload=NAMESPACE/NAME&path=PATH`, percent-encoded. Returns `None` if a parameter is missing, unknown or
 /// invalid.

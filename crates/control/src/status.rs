@@ -1,4 +1,5 @@
-//! The JSON responses of the admin socket and the page: the status of the mesh, its objects and its proxies.
+//! Defines the JSON responses of the admin socket and the browser page: the status of the mesh, of its objects and of
+//! its proxies.
 
 mod traffic;
 
@@ -52,10 +53,10 @@ pub struct Status {
     /// The lifetime of new certificates.
     #[serde(default)]
     pub certificate_lifetime_seconds: u64,
-    /// The URL of the control plane's page, if it has one.
+    /// The URL of the control plane's browser page, if it has one.
     #[serde(default)]
     pub page: Option<String>,
-    /// The URL of the page's view of live requests, if the control plane has a page.
+    /// The URL of the browser page's view of live requests, if the control plane has a page.
     #[serde(default)]
     pub live: Option<String>,
     /// True under `leno up`, which runs the sidecar of each workload.
@@ -86,9 +87,9 @@ pub struct ChangeStatus {
     pub id: u64,
     /// The time since the control plane processed the change, in milliseconds.
     pub age_ms: f64,
-    /// The number of affected proxies.
+    /// The number of proxies that received the change.
     pub affected: usize,
-    /// The number of proxies that have applied the change.
+    /// The number of these proxies that have applied the change.
     pub applied: usize,
     /// The time until all proxies had applied the change, in milliseconds; absent while some have not.
     pub converged_ms: Option<f64>,
@@ -404,13 +405,16 @@ impl RouteStatus {
         backends: Vec<String>,
     ) -> Self {
         let parents: Vec<String> = parents.collect();
-        let attached = parents.iter().cloned().map(|parent| ParentStatus {
-            parent,
-            accepted: true,
-            resolved: true,
-            reasons: Vec::new(),
-        });
-        let attached = attached.collect();
+        let attached = parents
+            .iter()
+            .cloned()
+            .map(|parent| ParentStatus {
+                parent,
+                accepted: true,
+                resolved: true,
+                reasons: Vec::new(),
+            })
+            .collect();
         let (kind, name) = (kind.to_owned(), name.to_string());
         let (rule_texts, problems) = (Vec::new(), Vec::new());
         Self { kind, name, parents, rules, rule_texts, backends, problems, attached }
@@ -525,14 +529,14 @@ pub struct ChangeReport {
     pub id: u64,
     /// A description of the cause.
     pub cause: String,
-    /// The time since the source noticed the change, in milliseconds.
+    /// The time since the source noticed the change, in milliseconds. The following times start at that moment.
     pub age_ms: f64,
-    /// The time from then until the control plane processed the change, in milliseconds.
+    /// The time until the control plane processed the change, in milliseconds.
     pub processed_after_ms: f64,
-    /// The time from then until the change was sent, in milliseconds; absent during the debounce time.
+    /// The time until the change was sent, in milliseconds; absent during the debounce time.
     pub sent_after_ms: Option<f64>,
-    /// The time from then until the last affected proxy applied the change, in milliseconds; absent while one
-    /// has not.
+    /// The time until the last affected proxy applied the change, in milliseconds; absent while a proxy has not
+    /// applied it.
     pub applied_after_ms: Option<f64>,
     /// The number of changes in the push, including this one.
     pub push_size: usize,

@@ -1,4 +1,4 @@
-//! Taps for operators: records of live requests, one JSON object per line, until the reader disconnects.
+//! Streams records of live requests to operators (a tap): one JSON object per line, until the client disconnects.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,8 +21,8 @@ use crate::http_server::decode_percent;
 #[derive(Debug)]
 pub(crate) struct TapBody {
     active_tap: ActiveTap,
-    /// Sends a blank line after a time without records: only a failed write distinguishes a reader that
-    /// disconnected from a reader that half-closed.
+    /// Sends a blank line after a time without records. Only a failed write shows that the client has disconnected:
+    /// a client that has only closed its sending direction still reads the response.
     keepalive: Interval,
 }
 
@@ -33,9 +33,8 @@ impl TapBody {
     /// Returns the HTTP status and the problem if the query is invalid or too many taps are open.
     pub(crate) fn open(taps: &Arc<Taps>, query: &str) -> Result<Self, (StatusCode, String)> {
         let tap = parse_tap(query).map_err(|problem| (StatusCode::BAD_REQUEST, problem))?;
-        let active_tap = taps.open(tap);
         let active_tap =
-            active_tap.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
+            taps.open(tap).map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
         let mut keepalive = interval(KEEPALIVE_INTERVAL);
         keepalive.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Skips the immediate first tick.
@@ -64,8 +63,8 @@ impl Body for TapBody {
     }
 }
 
-/// Formats one line for each record, with the workload of the reporting sidecar, and one for lost records.
-/// Records are parsed, and their workload is overwritten: the operator of a sidecar controls its reports.
+/// Formats one line for each record, with the workload of the reporting sidecar, and one line with the number of
+/// dropped records. The workload in a record is overwritten, because a sidecar could report another one.
 fn format_records(batch: TapRecords, lost: u64) -> String {
     let workload = batch.workload.to_string();
     let mut dropped = batch.dropped.saturating_add(lost);

@@ -1,4 +1,5 @@
-//! Registry updates: the watch of files, diagnostics about rejected objects, and the fixed trust domain.
+//! Follows the files with the objects of the mesh, records diagnostics about rejected objects, and keeps the trust
+//! domain of a running mesh fixed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,5 +83,5 @@ pub fn requested_trust_domain(update: &RegistryUpdate) -> TrustDomain {
     config.unwrap_or_default().trust_domain
 }
 
-/// Maximum queued updates for the mesh owner; further ones wait in their source.
+/// Maximum queued updates for the state task; further ones wait in their source.
 pub const MAX_UPDATES: usize = 16;

@@ -1,10 +1,11 @@
-//! Work budgets of clients, in units of cost.
+//! Limits the work of the control plane for each client, in units of cost.
 //!
-//! A budget has two buckets: for reading messages of the client, and for the work of the mesh owner task. Each
-//! piece of work adds its cost to a bucket, and the level falls at a fixed rate. While the first bucket is
-//! full, the client is not read, and its messages wait in its own socket. While the second one is full, the
-//! client is read, and changes of its desired state are merged until the owner takes them. A budget belongs to
-//! an identity, so a new connection does not renew it.
+//! A budget has two buckets: the reading bucket for messages of the client, and the work bucket for the mesh
+//! state task, the single task that owns the state of the control plane. Each piece of work adds its cost to a
+//! bucket, and the level falls at a fixed rate. While the reading bucket is full, no messages of the client are
+//! read; they wait in its socket. While the work bucket is full, messages are read, and changes of the client's
+//! subscriptions are merged until the state task takes them. A budget belongs to an identity, so a new connection
+//! does not renew it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +47,7 @@ impl Budget {
         }))
     }
 
-    /// Adds the cost of a message that was read.
+    /// Adds the cost of reading a message.
     pub fn charge_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
         buckets.reading_bucket.add_cost(units);
@@ -55,24 +56,24 @@ impl Budget {
         }
     }
 
-    /// Refunds the cost of a message that the control plane requested.
+    /// Refunds the cost of reading a message that the control plane requested.
     pub fn refund_reading(&self, units: u64, now: Instant) {
         let mut buckets = self.lock(now);
         buckets.reading_bucket.level = buckets.reading_bucket.level.saturating_sub(units);
     }
 
-    /// Adds the cost of work of the owner. The resulting pause is bounded, regardless of the cost.
+    /// Adds the cost of the state task's work. The resulting pause is bounded, regardless of the cost.
     pub fn charge_work(&self, units: u64, now: Instant) {
         self.lock(now).work_bucket.add_cost(units);
     }
 
-    /// Returns the time at which the client is read again; `None` if it may be read now.
+    /// Returns the time at which messages of the client are read again; `None` if they may be read now.
     #[must_use]
     pub fn next_read_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).reading_bucket.ready_at(now)
     }
 
-    /// Returns the time at which the owner works for the client again; `None` if it may work for it now.
+    /// Returns the time at which the state task works for the client again; `None` if it may do so now.
     #[must_use]
     pub fn next_work_at(&self, now: Instant) -> Option<Instant> {
         self.lock(now).work_bucket.ready_at(now)
@@ -81,8 +82,8 @@ impl Budget {
     /// True if the client has exceeded its budget for too long to be a burst.
     #[must_use]
     pub fn is_abused(&self, now: Instant) -> bool {
-        let since = self.lock(now).exceeded_since;
-        since.is_some_and(|since| now.duration_since(since) >= ABUSE_AFTER)
+        let exceeded_since = self.lock(now).exceeded_since;
+        exceeded_since.is_some_and(|start| now.duration_since(start) >= ABUSE_AFTER)
     }
 
     fn is_unspent(&self, now: Instant) -> bool {
@@ -108,10 +109,10 @@ impl Bucket {
     }
 
     fn drain_elapsed(&mut self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.updated_at).as_micros();
-        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
-        let drained_units = elapsed.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
-        // Keeps fractions of a unit.
+        let elapsed = now.saturating_duration_since(self.updated_at);
+        let elapsed_micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        let drained_units = elapsed_micros.saturating_mul(UNITS_PER_SECOND) / 1_000_000;
+        // Otherwise `updated_at` stays, so that the elapsed fraction of a unit counts in the next call.
         if drained_units > 0 {
             self.level = self.level.saturating_sub(drained_units);
             self.updated_at = now;
@@ -119,10 +120,10 @@ impl Bucket {
     }
 
     fn ready_at(&self, now: Instant) -> Option<Instant> {
-        let excess = self.level.saturating_sub(BURST_UNITS);
+        let excess_units = self.level.saturating_sub(BURST_UNITS);
         // At least a millisecond, the resolution of timers.
-        let wait = Duration::from_micros(excess.saturating_mul(1_000_000) / UNITS_PER_SECOND);
-        (excess > 0).then(|| now + wait.max(Duration::from_millis(1)))
+        let wait = Duration::from_micros(excess_units.saturating_mul(1_000_000) / UNITS_PER_SECOND);
+        (excess_units > 0).then(|| now + wait.max(Duration::from_millis(1)))
     }
 }
 
@@ -131,8 +132,9 @@ impl Bucket {
 pub struct Budgets(Mutex<BTreeMap<String, Arc<Budget>>>);
 
 impl Budgets {
-    /// Returns the budget of a client. A budget that is not fully recovered is kept after the client's
-    /// connections end.
+    /// Returns the budget of a client, shared by its connections. A budget that is not fully recovered is kept
+    /// after the client's connections end. A new budget over `MAX_BUDGETS` lasts only as long as its
+    /// connection.
     #[must_use]
     pub fn for_identity(&self, identity: &str, now: Instant) -> Arc<Budget> {
         let mut budgets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,14 +158,14 @@ const UNITS_PER_SECOND: u64 = 50_000;
 /// The size of each bucket: more than a sidecar with thousands of services needs at its start.
 const BURST_UNITS: u64 = 1_000_000;
 
-/// The maximum overflow of a bucket: five seconds of waiting, less than the silence after which an end of a
-/// stream is considered dead.
+/// The maximum overflow of a bucket: five seconds of waiting, which is shorter than the keepalive timeout of a
+/// stream.
 const MAX_DEBT_UNITS: u64 = 5 * UNITS_PER_SECOND;
 
 /// The time over its budget after which a client is disconnected.
 const ABUSE_AFTER: Duration = Duration::from_secs(120);
 
-/// The maximum number of budgets. A control plane has fewer clients.
+/// The maximum number of budgets, which is more than the clients of a control plane.
 const MAX_BUDGETS: usize = 32_768;
 
 #[cfg(test)]

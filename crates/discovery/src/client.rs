@@ -1,4 +1,5 @@
-//! The proxy's end of a discovery stream: hello, deltas, requests and keepalive.
+//! Runs the proxy's end of a discovery stream: sends the Hello, the proxy's requests and keepalives, and
+//! applies the deltas of the control plane.
 
 use std::io;
 use std::net::IpAddr;
@@ -51,8 +52,8 @@ where
         subscriber,
         handler,
         taps: Vec::new(),
-        pending_renewal: None,
-        renewal_count: 0,
+        pending_certificate: None,
+        last_certificate_id: 0,
         report_schedule: None,
         query_in_progress: None,
     };
@@ -64,16 +65,17 @@ where
 
 /// The consumer of a discovery stream. Only [`Self::apply_update`] is required.
 pub trait UpdateHandler {
-    /// Applies an update as the proxy's configuration, and returns after the swap: then the delta is
-    /// acknowledged. An error rejects the delta, and the subscriber retains its configuration. First called
-    /// when the proxy is in sync with the control plane, even without differences.
+    /// Applies an update as the proxy's configuration. It returns after the proxy serves from the update,
+    /// because the client then acknowledges the delta. An error rejects the delta, and the subscriber retains
+    /// its configuration. The first call comes when the proxy is in sync with the control plane, even if the
+    /// proxy already held all resources.
     ///
     /// # Errors
     /// The resources that cannot be accepted, with reasons.
     fn apply_update(&mut self, update: ConfigUpdate) -> Result<(), Vec<ResourceRejection>>;
 
-    /// Returns the traffic since the last call, if any. Called at the interval that the control plane
-    /// requests; never by a control plane that requests none.
+    /// Returns the traffic since the last call; `None` if there was no traffic. Called at the interval that the
+    /// control plane requests, and never if it requests no reports.
     fn take_traffic(&mut self) -> Option<TrafficReport> {
         None
     }
@@ -121,7 +123,7 @@ pub enum ProxyRequest {
     Renew {
         /// A certificate signing request, DER, at most 64 KiB.
         csr: Vec<u8>,
-        /// The receiver of the response; dropped if the stream ends first.
+        /// The sender of the response; dropped without a response if the stream ends first.
         reply: CertificateReply,
     },
 }
@@ -144,7 +146,7 @@ pub enum DiscoveryError {
     /// The control plane ended the stream with a reason.
     #[error("the control plane ended the stream: {0}")]
     Goodbye(String),
-    /// All senders of requests are gone: the proxy no longer needs the stream.
+    /// All senders of [`ProxyRequest`]s were dropped: the proxy no longer needs the stream.
     #[error("the proxy closed the stream")]
     Stopped,
 }
@@ -165,7 +167,7 @@ impl From<InvalidField> for DiscoveryError {
     }
 }
 
-/// The state of an open stream.
+/// The proxy's state of an open stream.
 struct Session<'a, S> {
     writer: FrameWriter<WriteHalf<S>>,
     keepalive: Keepalive,
@@ -173,11 +175,11 @@ struct Session<'a, S> {
     handler: &'a mut dyn UpdateHandler,
     /// The open taps that the control plane sent last.
     taps: Vec<Tap>,
-    /// The ID of the pending certificate request, and the receiver of its result; the control plane allows one
-    /// request at a time. `None` if no request is pending.
-    pending_renewal: Option<(u64, CertificateReply)>,
-    /// The number of certificate requests so far.
-    renewal_count: u64,
+    /// The ID of the pending certificate request, and the sender of its result to the proxy. The control plane
+    /// allows one request at a time. `None` if no request is pending.
+    pending_certificate: Option<(u64, CertificateReply)>,
+    /// The ID of the last certificate request.
+    last_certificate_id: u64,
     /// The schedule of traffic reports; `None` if the control plane requests none.
     report_schedule: Option<ReportSchedule>,
     /// The open query; the control plane sends one at a time.
@@ -225,8 +227,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Sends the first message. If it is too large with the held versions, the subscriber forgets them, and the
-    /// control plane sends all resources again. The proxy serves from its current configuration until then.
+    /// Sends the first message. If it is too large with the held versions, the subscriber forgets these
+    /// versions, and the control plane sends all resources again. The proxy serves from its current
+    /// configuration until they have arrived.
     fn send_hello(&mut self, mut hello: Hello) -> Result<(), DiscoveryError> {
         let later_services =
             hello.services.split_off(hello.services.len().min(MAX_SERVICES_PER_MESSAGE));
@@ -290,6 +293,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
+    /// Sends the traffic since the last report, and schedules the next report.
     fn send_report(&mut self) -> Result<(), DiscoveryError> {
         if let Some(schedule) = &mut self.report_schedule {
             schedule.next_at = Instant::now() + schedule.interval;
@@ -318,14 +322,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
             Some(proto::certificate::Outcome::Issued(issued)) => Ok(issued_from_wire(issued)),
             Some(proto::certificate::Outcome::Error(reason)) => Err(reason.into()),
         };
-        if let Some((_, reply)) = self.pending_renewal.take_if(|(id, _)| *id == wire.id) {
+        if let Some((_, reply)) = self.pending_certificate.take_if(|(id, _)| *id == wire.id) {
             // The receiver may be gone.
             reply.send(result).ok();
         }
         Ok(())
     }
 
-    /// Sends a message for a request of the proxy.
+    /// Sends the message, or the messages of bounded size, for a request of the proxy.
     fn handle_request(&mut self, request: ProxyRequest) -> Result<(), DiscoveryError> {
         match request {
             ProxyRequest::Subscribe(services) => {
@@ -370,7 +374,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         }
     }
 
-    /// Sends a certificate request, or sends the reason why it cannot be sent to the receiver of its result.
+    /// Sends a certificate request. If it cannot be sent, its `reply` receives the reason.
     fn request_certificate(
         &mut self,
         csr: Vec<u8>,
@@ -378,12 +382,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
     ) -> Result<(), DiscoveryError> {
         let rejection = if csr.len() > MAX_CSR_BYTES {
             "the certificate signing request is larger than 64 KiB"
-        } else if self.pending_renewal.is_some() {
+        } else if self.pending_certificate.is_some() {
             "another certificate request is pending: wait for its response"
         } else {
-            self.renewal_count += 1;
-            let id = self.renewal_count;
-            self.pending_renewal = Some((id, reply));
+            self.last_certificate_id += 1;
+            let id = self.last_certificate_id;
+            self.pending_certificate = Some((id, reply));
             let request = proto::CertificateRequest { id, csr };
             return self.send_message(from_proxy::Message::Certificate(request));
         };
@@ -391,10 +395,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<'_, S> {
         Ok(())
     }
 
+    /// Queues a message. An error ends the stream.
     fn send_message(&mut self, message: from_proxy::Message) -> Result<(), DiscoveryError> {
         Ok(self.queue_message(message)?)
     }
 
+    /// Queues a message, or returns an error that tells an oversized message from a broken stream.
     fn queue_message(&mut self, message: from_proxy::Message) -> Result<(), FrameError> {
         self.keepalive.record_sent(Instant::now());
         self.writer.push(&proto::FromProxy { message: Some(message) }, MAX_REQUEST_BYTES)

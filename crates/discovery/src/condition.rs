@@ -1,5 +1,5 @@
-//! The operational state that a proxy reports to the control plane: conditions that affect its traffic, and the
-//! addresses of its listeners.
+//! Defines the operational state that a proxy reports to the control plane: conditions that affect its traffic,
+//! and the addresses of its listeners.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use crate::envelope::truncate_text;
 use crate::proto;
 use crate::resource::{InvalidField, parse_socket_address, socket_address_to_wire};
 
-/// The operational state of a proxy; it does not affect the configuration of others.
+/// The operational state of a proxy. It does not affect the configuration of other proxies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ProxyReport {
     /// The current conditions, at most [`MAX_CONDITIONS`].
@@ -96,11 +96,11 @@ pub(crate) fn report_from_wire(
     conditions: Vec<proto::Condition>,
     addresses: Vec<proto::NamedAddress>,
 ) -> Result<ProxyReport, InvalidField> {
-    let address = |wire: proto::NamedAddress| {
+    let parse_address = |wire: proto::NamedAddress| {
         let address = parse_socket_address("named_addresses.address", wire.address.as_ref())?;
         Ok((truncate_text(&wire.name, MAX_KIND_BYTES).to_owned(), address))
     };
-    let addresses = addresses.into_iter().take(MAX_REPORTED_ADDRESSES).map(address);
+    let addresses = addresses.into_iter().take(MAX_REPORTED_ADDRESSES).map(parse_address);
     Ok(ProxyReport {
         conditions: conditions_from_wire(conditions),
         addresses: addresses.collect::<Result<_, _>>()?,

@@ -1,5 +1,5 @@
-//! Conversion and validation of messages between the generated protobuf types and the types of
-//! [`crate::message`].
+//! Converts messages between the generated protobuf types and the types of [`crate::message`], and validates
+//! them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -96,7 +96,7 @@ pub(crate) fn hello_to_wire(
     }
 }
 
-/// Parses a proxy's description of itself, and its held resource versions.
+/// Parses the first message of a proxy. Returns it together with the proxy's held resource versions.
 pub(crate) fn hello_from_wire(
     wire: proto::Hello,
 ) -> Result<(Hello, Vec<(ResourceKey, ResourceVersion)>), InvalidField> {
@@ -119,18 +119,19 @@ pub(crate) fn hello_from_wire(
         dns_names: services_from_wire(&wire.dns_names)?,
         report: report_from_wire(wire.conditions, wire.named_addresses)?,
     };
-    let held_resources = wire.held.into_iter();
-    let held_resources =
-        held_resources.map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
-    let addresses = wire.held_addresses.into_iter().map(|held| {
+    let held_resources = wire
+        .held
+        .into_iter()
+        .map(|held| Ok((key_from_wire(held.key)?, ResourceVersion(held.version))));
+    let held_addresses = wire.held_addresses.into_iter().map(|held| {
         let address = parse_ip_address("held_addresses.address", &held.address)?;
         Ok((ResourceKey::Address(address), ResourceVersion(held.version)))
     });
-    let names = wire.held_names.into_iter().map(|held| {
+    let held_names = wire.held_names.into_iter().map(|held| {
         let name = parse_name("held_names.name", &held.name)?;
         Ok((ResourceKey::Name(name), ResourceVersion(held.version)))
     });
-    let held_versions = held_resources.chain(addresses).chain(names);
+    let held_versions = held_resources.chain(held_addresses).chain(held_names);
     Ok((hello, held_versions.collect::<Result<_, _>>()?))
 }
 
@@ -155,7 +156,7 @@ pub(crate) fn listeners_to_wire(
 pub(crate) fn listeners_from_wire(
     wire: &[proto::Listener],
 ) -> Result<Vec<InboundListener>, InvalidField> {
-    let listener = |wire: &proto::Listener| {
+    let parse_listener = |wire: &proto::Listener| {
         let address = parse_socket_address("listener.address", wire.address.as_ref())?;
         if address.port() == 0 {
             return Err(InvalidField::new("listener.address", "0 is not a port"));
@@ -166,7 +167,7 @@ pub(crate) fn listeners_from_wire(
         let reason = format!("has {} elements; at most {MAX_LISTENERS} are allowed", wire.len());
         return Err(InvalidField::new("listeners", reason));
     }
-    wire.iter().map(listener).collect()
+    wire.iter().map(parse_listener).collect()
 }
 
 pub(crate) fn services_to_wire<'a>(
@@ -228,30 +229,30 @@ pub(crate) fn upsert_to_wire(upsert: Upsert) -> proto::Upsert {
 }
 
 pub(crate) fn upserts_from_wire(wire: Vec<proto::Upsert>) -> Result<Vec<Upsert>, InvalidField> {
-    let upsert =
+    let parse_upsert =
         |wire: proto::Upsert| Ok(Upsert { key: key_from_wire(wire.key)?, content: wire.content });
-    wire.into_iter().map(upsert).collect()
+    wire.into_iter().map(parse_upsert).collect()
 }
 
 pub(crate) fn nack_to_wire(nonce: u64, rejections: &[ResourceRejection]) -> proto::Nack {
-    let rejection = |rejection: &ResourceRejection| proto::Rejection {
+    let rejection_to_wire = |rejection: &ResourceRejection| proto::Rejection {
         key: Some(key_to_wire(&rejection.key)),
         reason: truncate_text(&rejection.reason, MAX_REASON_BYTES).to_owned(),
         because: rejection.because.as_ref().map(key_to_wire),
     };
-    let rejections = rejections.iter().take(MAX_REJECTIONS).map(rejection).collect();
+    let rejections = rejections.iter().take(MAX_REJECTIONS).map(rejection_to_wire).collect();
     proto::Nack { nonce, rejections }
 }
 
 pub(crate) fn rejections_from_wire(
     wire: Vec<proto::Rejection>,
 ) -> Result<Vec<ResourceRejection>, InvalidField> {
-    let rejection = |wire: proto::Rejection| {
+    let parse_rejection = |wire: proto::Rejection| {
         let because = wire.because.map(|key| key_from_wire(Some(key))).transpose()?;
         let reason = truncate_text(&wire.reason, MAX_REASON_BYTES).to_owned();
         Ok(ResourceRejection { key: key_from_wire(wire.key)?, reason, because })
     };
-    wire.into_iter().take(MAX_REJECTIONS).map(rejection).collect()
+    wire.into_iter().take(MAX_REJECTIONS).map(parse_rejection).collect()
 }
 
 pub(crate) fn issued_to_wire(issued: IssuedCertificate) -> proto::Issued {

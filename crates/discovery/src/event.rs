@@ -1,8 +1,10 @@
-//! Events from connections to the mesh owner task, and its responses.
+//! Defines the events from connections to the state task, and its responses. The state task is the single task
+//! that owns the state of the control plane.
 //!
-//! Every connection sends [`Event`]s into one bounded queue that the owner reads one at a time
-//! ([`crate::queue`]); further changes are merged meanwhile. The owner responds to each connection through a
-//! `watch` of its own, which keeps only the newest [`OwnerResponse`], so it never waits for a slow proxy.
+//! Every connection sends [`Event`]s into one bounded queue that the state task reads one at a time
+//! ([`crate::queue`]); until an event is taken, further changes of its connection are merged. The state task
+//! responds to each connection through a separate `tokio::sync::watch` channel. The channel keeps only the
+//! newest [`StateTaskResponse`], so the state task never waits for a slow proxy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -50,7 +52,7 @@ pub enum Event {
         connection: ConnectionId,
         /// The change of the newest configuration.
         change: ChangeId,
-        /// The number of resources that are withheld because it rejected them.
+        /// The number of resources that are withheld because the proxy rejected them.
         rejected_count: usize,
         /// The bytes of deltas sent since the last event of this kind.
         bytes: u64,
@@ -109,10 +111,10 @@ pub enum Event {
 pub struct Connected {
     /// The ID of the connection in later events.
     pub connection: ConnectionId,
-    /// Its first message; its certificate authorizes it for this workload.
+    /// The first message of the proxy. The proxy's certificate authorizes it for the workload of this message.
     pub hello: Hello,
-    /// The sender of the owner's responses. Dropping it ends the connection.
-    pub responses: watch::Sender<OwnerResponse>,
+    /// The sender of the state task's responses. Dropping it ends the connection.
+    pub responses: watch::Sender<StateTaskResponse>,
 }
 
 /// A request for a first certificate.
@@ -136,15 +138,15 @@ impl fmt::Debug for PendingJoin {
     }
 }
 
-/// The owner's response to a connection; only the newest is kept.
+/// The state task's response to a connection. A newer response replaces one that the connection has not read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum OwnerResponse {
+pub enum StateTaskResponse {
     /// No response yet.
     #[default]
     Pending,
     /// The configuration for the proxy.
     Config(ConfigUpdate),
-    /// The configuration for the proxy; it keeps the uncertain endpoints that it has.
+    /// The configuration for the proxy. The proxy retains the endpoints that it holds and that may still exist.
     PartialConfig(ConfigUpdate, UnknownEndpoints),
     /// The connection must end, with this reason.
     Goodbye(String),

@@ -30,7 +30,6 @@ pub(crate) fn bookinfo_update() -> ConfigUpdate {
 }
 
 /// Returns a configuration with these services, for the gateway of the fixture.
-/// Returns a configuration with these services, for the gateway of the fixture.
 pub(crate) fn update_with(
     change: u64,
     services: impl IntoIterator<Item = ServiceConfig>,
@@ -52,7 +51,7 @@ pub(crate) fn service_config(name: &str, endpoint_count: u16) -> ServiceConfig {
     let port = PortConfig {
         name: Some(Name::new("http").unwrap()),
         protocol: Protocol::Http,
-        routed: false,
+        has_attached_routes: false,
         rules: Vec::new(),
         endpoints: endpoints.collect(),
         tls_rules: Vec::new(),
@@ -65,14 +64,14 @@ pub(crate) fn service_config(name: &str, endpoint_count: u16) -> ServiceConfig {
         name,
         client_authorization: ClientAuthorization::Allowed,
         ports,
-        awaited: false,
+        waits_for_endpoint: false,
     }
 }
 
 /// Routes `/v2` of a service to these backends.
 pub(crate) fn add_route(service: &mut ServiceConfig, backends: &[&str]) {
     let port = service.ports.get_mut(&9080).unwrap();
-    port.routed = true;
+    port.has_attached_routes = true;
     port.rules.push(RouteRule {
         route: "bookinfo/split".parse().unwrap(),
         matches: vec![RequestMatch {

@@ -1,4 +1,4 @@
-//! Framing of messages on a stream: a length of 4 bytes, big-endian, before each message.
+//! Frames messages on a stream: a length of 4 bytes, big-endian, precedes each message.
 //!
 //! Neither end holds a buffer while it is idle. Futures may be dropped at any time without loss: all partial
 //! input and output is stored in the struct.
@@ -36,22 +36,19 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { stream, max_bytes, length_prefix: BytesMut::new(), partial_message: None }
     }
 
-    /// Reads the next message; `None` if the stream ended between two messages.
+    /// Reads the next message; `None` if the stream ended between two messages. Memory is allocated in steps as
+    /// bytes arrive, not at once for the declared length.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
-    /// [`FrameError`] if the stream breaks, ends within a message, or declares a length above the limit.
-    /// Memory is allocated in steps as bytes arrive, not for the declared length.
+    /// [`FrameError`] if the stream breaks, ends within a message, or declares a length above the maximum.
     pub async fn next(&mut self) -> Result<Option<Bytes>, FrameError> {
         loop {
             if let Some(partial_message) = &mut self.partial_message {
                 if partial_message.bytes.len() == partial_message.length {
-                    let partial_message = self
-                        .partial_message
-                        .take()
-                        .map(|partial_message| partial_message.bytes.freeze());
-                    return Ok(partial_message);
+                    let complete_message = self.partial_message.take();
+                    return Ok(complete_message.map(|message| message.bytes.freeze()));
                 }
                 let missing_bytes = partial_message.length - partial_message.bytes.len();
                 let mut buffer =
@@ -187,7 +184,8 @@ pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// plane.
 pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// The number of queued bytes above which a side reads or creates no more messages that need a response.
+/// The number of queued bytes above which an end of the stream reads or creates no more messages that need a
+/// response.
 pub(crate) const MAX_OUTBOX_BYTES: usize = 256 << 10;
 
 /// The maximum size of a message in a join, because the client of a join is not authenticated yet.

@@ -1,4 +1,4 @@
-//! The resource versions that a proxy holds, with endpoints grouped by service.
+//! Tracks the resource versions that a proxy holds, with endpoints grouped by service.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,8 @@ use leno_model::{Endpoint, EndpointId, ServiceConfig, ServiceName, Snapshot, Wor
 
 use crate::key::{ResourceKey, ResourceVersion};
 
-/// The versions of the resources that a proxy holds. Both ends keep a copy, and the copies must agree.
+/// The versions of the resources that a proxy holds. The proxy and the control plane each keep a copy, and the
+/// copies must agree.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HeldVersions {
     /// The version of the workload configuration, if the proxy holds one.

@@ -1,4 +1,4 @@
-//! Joining: requests for a first certificate with a one-time token.
+//! Requests and issues the first certificate of a workload in exchange for a one-time token (a join).
 
 use std::fmt;
 use std::io;
@@ -45,11 +45,11 @@ where
         writer.flush().await?;
         FrameReader::new(read, MAX_JOIN_BYTES).next().await
     };
-    let frame =
+    let received_frame =
         timeout(JOIN_TIMEOUT, exchange_messages).await.map_err(|_| JoinError::Timeout)??;
-    let frame = frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
-    let reply = proto::JoinReply::decode(frame);
-    let reply = reply.map_err(|error| JoinError::Malformed(error.to_string()))?;
+    let frame = received_frame.ok_or_else(|| JoinError::Io(io::ErrorKind::UnexpectedEof.into()))?;
+    let reply =
+        proto::JoinReply::decode(frame).map_err(|error| JoinError::Malformed(error.to_string()))?;
     let is_final = reply.is_final;
     match reply.outcome {
         None => Err(JoinError::Malformed("a response without content".into())),
@@ -58,22 +58,30 @@ where
     }
 }
 
-/// Serves one join from the address `source`: reads the request, forwards it to the mesh owner, and writes the
+/// Serves one join from the address `source`: reads the request, forwards it to the state task, and writes the
 /// response.
 ///
 /// # Errors
 /// [`ServeError`] if the stream breaks, the message is not a join request, or the deadline passes.
-pub async fn serve_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
+pub async fn serve_join<S>(
+    stream: S,
+    source: IpAddr,
+    event_sender: EventSender,
+) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    timeout(JOIN_TIMEOUT, handle_join(stream, source, events))
+    timeout(JOIN_TIMEOUT, handle_join(stream, source, event_sender))
         .await
         .unwrap_or(Err(ServeError::Timeout))
 }
 
 /// Serves one join without a time limit.
-async fn handle_join<S>(stream: S, source: IpAddr, events: EventSender) -> Result<(), ServeError>
+async fn handle_join<S>(
+    stream: S,
+    source: IpAddr,
+    event_sender: EventSender,
+) -> Result<(), ServeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -83,11 +91,11 @@ where
     };
     let request = proto::JoinRequest::decode(frame)?;
     let workload = parse_name("workload", &request.workload)?;
-    let (reply, response) = oneshot::channel();
+    let (reply, receiver) = oneshot::channel();
     let pending_join =
         PendingJoin { token: request.token, workload, csr: request.csr, source, reply };
-    events.send(Event::JoinRequested(pending_join)).await?;
-    let (outcome, is_final) = match timeout(OWNER_TIMEOUT, response).await {
+    event_sender.send(Event::JoinRequested(pending_join)).await?;
+    let (outcome, is_final) = match timeout(OWNER_TIMEOUT, receiver).await {
         Ok(Ok(Ok(issued))) => (Outcome::Issued(issued_to_wire(issued)), false),
         Ok(Ok(Err(IssuanceFailure { reason, is_final }))) => (Outcome::Error(reason), is_final),
         Ok(Err(_)) | Err(_) => {
@@ -139,7 +147,7 @@ impl From<FrameError> for JoinError {
     }
 }
 
-/// The time limit for the response of the mesh owner: shorter than `JOIN_TIMEOUT`, so that the client gets a
+/// The time limit for the response of the state task: shorter than `JOIN_TIMEOUT`, so that the client gets a
 /// response.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(8);
 

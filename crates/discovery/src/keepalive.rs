@@ -1,5 +1,4 @@
-//! Keepalive of a discovery stream: the time of the next ping, and the time at which a silent peer counts as
-//! dead.
+//! Times the keepalive of a stream: the next ping, and the time at which a silent peer counts as dead.
 
 use std::time::Duration;
 
@@ -41,5 +40,5 @@ impl Keepalive {
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(20);
 
 /// The maximum time without a message from the peer. A broken connection is usually detected at once; this
-/// limit detects a machine that disappeared without closing it.
+/// limit detects a machine that disappeared without closing the connection.
 pub(crate) const MAX_SILENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Resource keys and versions. A version is a hash of the resource's encoded content.
+//! Defines resource keys and versions. A version is a hash of the resource's encoded content.
 
 use std::fmt;
 use std::net::IpAddr;

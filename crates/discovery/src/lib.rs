@@ -1,12 +1,12 @@
-//! The discovery protocol between the two planes, both ends: resources, publisher, subscriber, client, server.
+//! Implements both ends of the discovery protocol between the control plane and its proxies.
 //!
 //! The wire format is `proto/leno/discovery/v1/discovery.proto`: length-prefixed protobuf messages over one
 //! mutually authenticated stream per workload ([`ALPN`]), similar to incremental xDS. A proxy sends the
-//! versions that it holds; the control plane sends differences, one [`Delta`] at a time. Each is applied as a
-//! whole and acknowledged, or rejected with a reason per resource.
+//! versions that it holds; the control plane sends differences, one [`Delta`] at a time. The proxy applies each
+//! delta as a whole and acknowledges it, or rejects it with a reason for each invalid resource.
 //!
 //! The decisions ([`publisher`], [`subscriber`], [`resource`]) have no IO and no clock; [`client`], [`join`]
-//! and [`server`] are IO shells around them. Callers provide TLS.
+//! and [`server`] perform the IO around them. Callers provide TLS.
 
 pub mod budget;
 pub mod client;
@@ -41,7 +41,7 @@ pub mod traffic;
 pub use budget::{Budget, Budgets};
 pub use client::{DiscoveryError, ProxyRequest, UpdateHandler, follow_control_plane};
 pub use condition::{MAX_CONDITIONS, ProxyCondition, ProxyReport};
-pub use event::{Connected, ConnectionId, Event, OwnerResponse, PendingJoin};
+pub use event::{Connected, ConnectionId, Event, PendingJoin, StateTaskResponse};
 pub use join::{JoinError, join, serve_join};
 pub use key::{ChangeId, ResourceKey, ResourceVersion};
 pub use message::{

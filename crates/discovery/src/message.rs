@@ -1,5 +1,5 @@
-//! The messages between proxy and control plane, as types of the model. The module `envelope` converts them
-//! to the wire format.
+//! Defines the messages between proxy and control plane, as types of the model. The module `envelope` converts
+//! them to the wire format.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -17,29 +17,30 @@ use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 pub struct Hello {
     /// The workload that the stream is for.
     pub workload: WorkloadName,
-    /// The addresses of its inbound mTLS listeners, one for each application port.
+    /// The addresses of the proxy's inbound mTLS listeners, one for each application port.
     pub listeners: Vec<InboundListener>,
-    /// The address of its admin endpoint, if any.
+    /// The address of the proxy's admin endpoint; `None` if it has none.
     pub admin: Option<SocketAddr>,
     /// The process id of the proxy, on its own machine.
     pub pid: u32,
     /// The proxy's software version, at most 64 bytes.
     pub version: String,
-    /// The services that it subscribes to at the beginning of the stream.
+    /// The services that the proxy subscribes to at the beginning of the stream.
     pub services: Vec<ServiceName>,
-    /// The addresses that it queries at the beginning of the stream.
+    /// The addresses that the proxy queries at the beginning of the stream.
     pub addresses: Vec<IpAddr>,
-    /// The DNS names that it queries at the beginning of the stream.
+    /// The DNS names that the proxy queries at the beginning of the stream.
     pub dns_names: Vec<ServiceName>,
     /// The number of the stream, which increases with each stream of this workload; 0 if unset.
     pub session: u64,
-    /// The CA generation of its certificate (signer and roots); 0 if unset.
+    /// The generation of the CA (its signing certificate and roots) that issued the proxy's certificate; 0 if
+    /// unset.
     pub ca_generation: u64,
     /// A random number of the process; 0 if unset.
     pub process: u64,
     /// The operational state of the proxy.
     pub report: ProxyReport,
-    /// True if it answers queries of operators over the stream.
+    /// True if the proxy answers queries of operators over the stream.
     pub answers_queries: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The protocol between control planes of one mesh: they exchange their connected sidecars.
+//! Exchanges the connected sidecars between the control planes of one mesh.
 //!
 //! Each control plane reads the mesh configuration itself, but knows only the addresses of the sidecars that
-//! are connected to it. So each control plane follows all others, over one stream in each direction. A slow
-//! receiver gets the difference to the current state, so no messages queue for it.
+//! are connected to it. So each control plane follows all others, over one stream in each direction. While a
+//! receiver is slow, changes are merged into one difference instead of queued as messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::server::ServeError;
 pub struct Registration {
     /// The listeners of the sidecar, ordered by port.
     pub listeners: Vec<InboundListener>,
-    /// The number of the stream of the sidecar; the highest is the newest.
+    /// The number of the sidecar's stream. Of two registrations of a workload, the higher number is newer.
     pub session: u64,
 }
 
@@ -39,7 +39,7 @@ pub struct Registration {
 pub type RegisteredSidecars = BTreeMap<WorkloadName, Registration>;
 
 /// Sends the sidecars of this control plane to another one, now and on changes, until the stream ends. The
-/// first message is sent even if there are none.
+/// first message is sent even if no sidecar is connected.
 ///
 /// # Errors
 /// [`ServeError`] if the stream breaks, or the other control plane sends an invalid message or is silent for
@@ -56,7 +56,7 @@ where
     let mut writer = FrameWriter::new(write);
     let mut keepalive = Keepalive::new(Instant::now());
     let mut reported_sidecars = Arc::<RegisteredSidecars>::default();
-    let mut is_first = true;
+    let mut is_first_message = true;
     local_sidecars.mark_changed();
     loop {
         // A slow receiver gets only the latest state, later.
@@ -74,11 +74,11 @@ where
                 }
                 let current_sidecars = Arc::clone(&local_sidecars.borrow_and_update());
                 let mut messages = encode_changes(&reported_sidecars, &current_sidecars);
-                if is_first && messages.is_empty() {
+                if is_first_message && messages.is_empty() {
                     // Without sidecars, an empty message still completes the list.
                     messages.push(proto::Registrations::default());
                 }
-                is_first = false;
+                is_first_message = false;
                 for registrations in messages {
                     let message = Some(to_peer::Message::Registrations(registrations));
                     writer.push(&proto::ToPeer { message }, MAX_MESSAGE_BYTES)?;
@@ -101,17 +101,17 @@ where
 pub async fn follow_peer<S>(
     stream: S,
     connection: ConnectionId,
-    events: EventSender,
+    event_sender: EventSender,
 ) -> DiscoveryError
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let error = match receive_registrations(stream, connection, &events).await {
+    let error = match receive_registrations(stream, connection, &event_sender).await {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    // The mesh owner may be gone.
-    events.send_event(Event::PeerDisconnected { connection }).await.ok();
+    // The state task may have stopped.
+    event_sender.send_event(Event::PeerDisconnected { connection }).await.ok();
     error
 }
 
@@ -119,7 +119,7 @@ where
 async fn receive_registrations<S>(
     stream: S,
     connection: ConnectionId,
-    events: &EventSender,
+    event_sender: &EventSender,
 ) -> Result<std::convert::Infallible, DiscoveryError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -139,7 +139,7 @@ where
                 if let Some(to_peer::Message::Registrations(wire)) = message.message {
                     for part in split_registrations(wire) {
                         let event = registrations_event(connection, part)?;
-                        events.send_event(event).await.map_err(|_| DiscoveryError::Stopped)?;
+                        event_sender.send_event(event).await.map_err(|_| DiscoveryError::Stopped)?;
                     }
                 }
             }
@@ -162,16 +162,14 @@ fn encode_changes(
     reported_sidecars: &RegisteredSidecars,
     current_sidecars: &RegisteredSidecars,
 ) -> Vec<proto::Registrations> {
-    let changed_registrations = current_sidecars
+    let changed_sidecars = current_sidecars
         .iter()
-        .filter(|(name, connected)| reported_sidecars.get(name) != Some(connected));
+        .filter(|(name, registration)| reported_sidecars.get(name) != Some(registration));
     let changed_registrations =
-        changed_registrations.map(|(name, Registration { listeners, session })| {
-            proto::Registration {
-                workload: name.to_string(),
-                listeners: listeners.iter().map(listener_to_wire).collect(),
-                session: *session,
-            }
+        changed_sidecars.map(|(name, Registration { listeners, session })| proto::Registration {
+            workload: name.to_string(),
+            listeners: listeners.iter().map(listener_to_wire).collect(),
+            session: *session,
         });
     let disconnected = reported_sidecars
         .keys()
@@ -189,11 +187,11 @@ fn encode_changes(
     messages
 }
 
-/// Splits a message into parts, so that the mesh owner can handle other events between them. An empty message
+/// Splits a message into parts, so that the state task can handle other events between them. An empty message
 /// yields one part.
 fn split_registrations(wire: proto::Registrations) -> impl Iterator<Item = proto::Registrations> {
     let proto::Registrations { here: connected, gone: disconnected } = wire;
-    let mut is_first = true;
+    let mut is_first_part = true;
     let (mut connected, mut disconnected) = (connected.into_iter(), disconnected.into_iter());
     std::iter::from_fn(move || {
         let part = proto::Registrations {
@@ -201,7 +199,7 @@ fn split_registrations(wire: proto::Registrations) -> impl Iterator<Item = proto
             gone: disconnected.by_ref().take(MAX_REGISTRATIONS_PER_EVENT).collect(),
         };
         let is_nonempty = !part.here.is_empty() || !part.gone.is_empty();
-        (std::mem::take(&mut is_first) || is_nonempty).then_some(part)
+        (std::mem::take(&mut is_first_part) || is_nonempty).then_some(part)
     })
 }
 
@@ -225,7 +223,7 @@ fn registrations_event(
 /// within its size limit.
 const MAX_REGISTRATIONS_PER_MESSAGE: usize = 1024;
 
-/// The maximum number of registrations that the mesh owner handles at once.
+/// The maximum number of registrations that the state task handles at once.
 const MAX_REGISTRATIONS_PER_EVENT: usize = 64;
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
-//! Selection of the next delta for one proxy: differences between its held and its desired resources.
+//! Selects the next delta for one proxy from the differences between its held and its desired resources.
 //!
 //! One delta is in flight at a time, and the newest desired configuration wins. A rejected delta leaves the
-//! proxy unchanged; the rejected resources are withheld until they, or their dependencies, change, and the
-//! others are sent again without them.
+//! proxy unchanged. The rejected resources are withheld until they, or their dependencies, change; the other
+//! resources of the delta are sent again without them.
 //!
 //! A control plane that has just started cannot distinguish removed endpoints from endpoints whose sidecars
-//! have not reconnected: it sets a [partial configuration](Publisher::set_partial_update), and the proxy
-//! retains the uncertain ones.
+//! have not reconnected. It sets a [partial configuration](Publisher::set_partial_update), and the proxy
+//! retains these [`UnknownEndpoints`].
+//!
+//! A rule may refer to a service that does not exist. Such a service is absent, and the control plane sends the
+//! set of absent services, because a proxy rejects references to services that are neither held nor absent.
 
 mod pending_delta;
 mod rejected_resources;
@@ -20,7 +23,7 @@ use leno_model::{ServiceName, Snapshot};
 use crate::held_versions::HeldVersions;
 use crate::key::{ChangeId, ResourceKey, ResourceVersion};
 use crate::message::{ConfigUpdate, Delta, ResourceRejection};
-use crate::publisher::pending_delta::{MAX_RESOURCE_BYTES, PendingDelta};
+use crate::publisher::pending_delta::{DeltaPrefix, MAX_RESOURCE_BYTES, PendingDelta};
 use crate::publisher::rejected_resources::RejectedResources;
 use crate::publisher::sendable::{RetainedResources, select_sendable_part};
 use crate::unknown_endpoints::UnknownEndpoints;
@@ -29,15 +32,16 @@ use crate::unknown_endpoints::UnknownEndpoints;
 #[derive(Debug, Default)]
 pub struct Publisher {
     held_versions: HeldVersions,
-    /// A snapshot that the proxy holds exactly; equal parts are not compared again.
+    /// A snapshot that the proxy holds exactly. Parts of the desired snapshot that equal it need no comparison
+    /// with the held versions.
     synced_snapshot: Option<Arc<Snapshot>>,
     /// The absent services that the proxy acknowledged in this stream.
     acknowledged_absent: Option<BTreeSet<ServiceName>>,
-    /// The set of absent services that the proxy rejected; `None` if there is none, and once the proxy may
-    /// accept them.
+    /// The set of absent services that the proxy rejected; `None` if it rejected none, or may accept the set
+    /// now.
     rejected_absent: Option<BTreeSet<ServiceName>>,
-    /// The change of the configuration whose absent services were sent a second time, together with the
-    /// resources that depend on them; `None` if there was no second time.
+    /// The change of the configuration whose absent services were sent again, together with the resources that
+    /// depend on them; `None` if they were never sent again.
     resent_with_dependents: Option<ChangeId>,
     rejected_resources: RejectedResources,
     /// Resources that are too large to send, not yet taken by [`Self::take_oversized`].
@@ -81,8 +85,8 @@ impl Publisher {
         self.set_partial_update(update, UnknownEndpoints::default());
     }
 
-    /// Like [`Self::set_update`], but the proxy retains its uncertain endpoints, and new services are sent only
-    /// after their endpoints are known.
+    /// Like [`Self::set_update`], but the proxy retains unknown endpoints that it holds, and new services are
+    /// sent only after their endpoints are known.
     pub fn set_partial_update(
         &mut self,
         update: ConfigUpdate,
@@ -91,7 +95,7 @@ impl Publisher {
         if self.desired_config.is_none() {
             self.held_versions.share_names(&update.snapshot);
         }
-        // The conflicting resources may have changed.
+        // The resources because of which the proxy rejected the absent services may have changed.
         self.rejected_absent = None;
         self.desired_config = Some(DesiredConfig { update, unknown_endpoints });
         self.needs_comparison = true;
@@ -109,20 +113,24 @@ impl Publisher {
         self.rejected_resources.release_outdated(&update, &self.held_versions);
         let snapshot =
             select_sendable_part(&update.snapshot, &unknown_endpoints, &self.held_versions);
-        let draft = self.draft_delta(&snapshot, &unknown_endpoints);
-        let is_rejected = self.rejected_absent.as_ref() == Some(&update.absent);
-        let sends_absent =
-            self.acknowledged_absent.as_ref() != Some(&update.absent) && !is_rejected;
+        let pending_delta = self.compare_resources(&snapshot, &unknown_endpoints);
+        let is_absent_rejected = self.rejected_absent.as_ref() == Some(&update.absent);
+        let includes_absent =
+            self.acknowledged_absent.as_ref() != Some(&update.absent) && !is_absent_rejected;
         let lacks_workload_config =
-            self.held_versions.config.is_none() && !draft.has_workload_config();
-        if lacks_workload_config || draft.is_empty() && !sends_absent {
+            self.held_versions.config.is_none() && !pending_delta.has_workload_config();
+        if lacks_workload_config || pending_delta.is_empty() && !includes_absent {
             self.needs_comparison = false;
             if self.rejected_resources.is_empty() && unknown_endpoints.is_empty() {
                 self.synced_snapshot = Some(update.snapshot);
             }
             return None;
         }
-        Some(self.create_delta(DesiredConfig { update, unknown_endpoints }, draft, sends_absent))
+        Some(self.create_delta(
+            DesiredConfig { update, unknown_endpoints },
+            pending_delta,
+            includes_absent,
+        ))
     }
 
     /// Handles the acknowledgement of a delta and describes it; `None` if no delta with this nonce is
@@ -137,7 +145,7 @@ impl Publisher {
             self.held_versions.insert(key, version);
         }
         let DesiredConfig { update, unknown_endpoints } = desired;
-        // With its new resources the proxy may accept the absent services that it rejected.
+        // With its new resources, the proxy may accept the absent services that it has rejected before.
         let had_rejected_absent = self.rejected_absent.take().is_some();
         let is_in_sync = whole && self.rejected_resources.is_empty() && !had_rejected_absent;
         self.needs_comparison |= !is_in_sync;
@@ -216,7 +224,7 @@ impl Publisher {
 
     /// Returns all differences between the held and the desired resources. Oversized resources are excluded,
     /// and recorded as rejected.
-    fn draft_delta(
+    fn compare_resources(
         &mut self,
         snapshot: &Snapshot,
         unknown_endpoints: &UnknownEndpoints,
@@ -226,15 +234,15 @@ impl Publisher {
                 rejected_resources: &self.rejected_resources,
                 unknown_endpoints,
             };
-            let draft = PendingDelta::new(
+            let pending_delta = PendingDelta::new(
                 snapshot,
                 self.synced_snapshot.as_deref(),
                 &self.held_versions,
                 retained,
             );
-            let oversized_upserts: Vec<_> = draft.oversized_resources().cloned().collect();
+            let oversized_upserts: Vec<_> = pending_delta.oversized_resources().cloned().collect();
             if oversized_upserts.is_empty() {
-                return draft;
+                return pending_delta;
             }
             for upsert in oversized_upserts {
                 let reason = format!(
@@ -252,14 +260,15 @@ impl Publisher {
         }
     }
 
+    /// Creates a delta from the first differences that fit into one, and puts it in flight.
     fn create_delta(
         &mut self,
         desired: DesiredConfig,
-        draft: PendingDelta,
+        pending_delta: PendingDelta,
         includes_absent: bool,
     ) -> Delta {
         self.last_nonce += 1;
-        let (upserts, removed, whole) = draft.take_prefix();
+        let DeltaPrefix { upserts, removed, whole } = pending_delta.take_prefix();
         self.needs_comparison = !whole;
         let update = &desired.update;
         let delta = Delta {
@@ -282,6 +291,7 @@ impl Publisher {
         delta
     }
 
+    /// Takes the delta in flight; `None` if its nonce is another one.
     fn take_in_flight(&mut self, nonce: u64) -> Option<UnacknowledgedDelta> {
         self.delta_in_flight.take_if(|delta_in_flight| delta_in_flight.nonce == nonce)
     }

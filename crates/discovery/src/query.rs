@@ -1,9 +1,9 @@
-//! Operators' queries to proxies, over the discovery stream of each proxy.
+//! Sends operators' queries to proxies, over the discovery stream of each proxy.
 //!
-//! Each query is bounded: its path, the bytes of its response and the time until the last byte. A stream
-//! carries one query at a time, and a control plane has a bounded number of open queries. A response is sent in
-//! parts between the other messages of the stream. A late response has the number of no open query and is
-//! dropped.
+//! The length of a query's path, the size of its response and the time until the last byte are bounded. A
+//! stream carries one query at a time, and a control plane has a bounded number of open queries. A response is
+//! sent in parts between the other messages of the stream. A response that arrives after the deadline of its
+//! query is dropped, because its ID belongs to no open query.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -24,7 +24,8 @@ pub struct Queries {
     streams: Mutex<BTreeMap<ConnectionId, mpsc::Sender<PendingQuery>>>,
     /// The ID of the next query.
     next_id: AtomicU64,
-    /// A permit for each open query: responses are buffered until they are complete.
+    /// A permit for each open query. It limits the memory for responses, which are buffered until they are
+    /// complete.
     permits: Semaphore,
 }
 
@@ -106,7 +107,7 @@ impl Queries {
         if path.len() > MAX_PATH_BYTES {
             return Err(QueryError::PathTooLong);
         }
-        let (reply, response) = oneshot::channel();
+        let (reply, receiver) = oneshot::channel();
         let send_to_stream = async {
             let permit = self.permits.acquire().await.map_err(|_| QueryError::Busy)?;
             let stream = self.lock().get(&connection).cloned().ok_or(QueryError::Disconnected)?;
@@ -114,10 +115,10 @@ impl Queries {
             stream.send(query).await.map_err(|_| QueryError::Disconnected)?;
             Ok(permit)
         };
-        let permit = timeout(PERMIT_TIMEOUT, send_to_stream).await;
-        let _permit = permit.map_err(|_| QueryError::Busy)??;
-        // The stream takes this query after its open one. Each ends at its deadline.
-        let response = timeout(QUERY_DEADLINE + STREAM_TIMEOUT, response).await;
+        let send_result = timeout(PERMIT_TIMEOUT, send_to_stream).await;
+        let _permit = send_result.map_err(|_| QueryError::Busy)??;
+        // The stream sends this query after its open query has ended, at the latest at its deadline.
+        let response = timeout(QUERY_DEADLINE + STREAM_TIMEOUT, receiver).await;
         response.map_err(|_| QueryError::Busy)?.map_err(|_| QueryError::Disconnected)?
     }
 
@@ -127,7 +128,7 @@ impl Queries {
         connection: ConnectionId,
         is_supported: bool,
     ) -> Box<StreamQueries> {
-        // The channel has no room for a queue: a second query waits in `send` for its turn.
+        // The channel holds one query. A further query waits in `send`.
         let (sender, receiver) = mpsc::channel(1);
         self.lock().insert(connection, sender);
         let queries = Arc::clone(self);
@@ -142,7 +143,7 @@ impl Queries {
     }
 }
 
-/// The queries of one stream at the control plane. Queries fail when it is dropped.
+/// The control plane's queries to the proxy of one stream. They fail when this object is dropped.
 #[derive(Debug)]
 pub(crate) struct StreamQueries {
     queries: Arc<Queries>,
@@ -163,7 +164,8 @@ struct OpenQuery {
 }
 
 impl StreamQueries {
-    /// Returns the next query to send. An open query fails at its deadline. Cancel-safe.
+    /// Waits for the next query to send. An open query delays it until the query completes, or fails at its
+    /// deadline. Cancel-safe.
     pub(crate) async fn next(&mut self) -> proto::Query {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
@@ -182,7 +184,7 @@ impl StreamQueries {
                 pending_query.reply.send(Err(QueryError::Unsupported)).ok();
                 continue;
             }
-            // The operator is gone and needs no response.
+            // The operator no longer waits for a response.
             if pending_query.reply.is_closed() {
                 continue;
             }
@@ -199,28 +201,28 @@ impl StreamQueries {
         }
     }
 
-    /// Adds a part of a response. Returns true if the control plane requested it and it is the last one or
-    /// has the full size: it is not charged to the proxy's budget then. Short parts would allow any number of
-    /// messages.
-    pub(crate) fn receive_part(&mut self, part: proto::QueryAnswer) -> bool {
+    /// Adds a part of a response. Returns true if the part belongs to the open query, and is the last part or
+    /// has the maximum size: the cost of reading it is refunded to the proxy. Shorter parts are not refunded,
+    /// because a response could consist of any number of them.
+    pub(crate) fn receive_part(&mut self, wire: proto::QueryAnswer) -> bool {
         let Some(open_query) =
-            self.open_query.as_mut().filter(|open_query| open_query.id == part.id)
+            self.open_query.as_mut().filter(|open_query| open_query.id == wire.id)
         else {
             return false;
         };
-        if part.part.is_empty() && !part.last {
+        if wire.part.is_empty() && !wire.last {
             return false;
         }
-        if open_query.body.len().saturating_add(part.part.len()) > MAX_RESPONSE_BYTES {
+        if open_query.body.len().saturating_add(wire.part.len()) > MAX_RESPONSE_BYTES {
             self.finish_query(Err(QueryError::Oversized));
             return false;
         }
-        open_query.body.extend_from_slice(&part.part);
-        let is_refundable = part.last || part.part.len() == MAX_PART_BYTES;
-        if part.last {
+        open_query.body.extend_from_slice(&wire.part);
+        let is_refundable = wire.last || wire.part.len() == MAX_PART_BYTES;
+        if wire.last {
             let body = std::mem::take(&mut open_query.body);
-            let status = u16::try_from(part.status).unwrap_or_default();
-            self.finish_query(match part.oversized {
+            let status = u16::try_from(wire.status).unwrap_or_default();
+            self.finish_query(match wire.oversized {
                 true => Err(QueryError::Oversized),
                 false => Ok(QueryResponse { status, body }),
             });
@@ -230,7 +232,7 @@ impl StreamQueries {
 
     fn finish_query(&mut self, result: Result<QueryResponse, QueryError>) {
         if let Some(open_query) = self.open_query.take() {
-            // The operator may be gone.
+            // The operator may no longer wait.
             open_query.reply.send(result).ok();
         }
     }
@@ -242,7 +244,7 @@ impl Drop for StreamQueries {
     }
 }
 
-/// The proxy's state of a query, until the whole response is sent.
+/// A query at the proxy, until the whole response is sent.
 #[derive(Debug)]
 pub(crate) struct QueryInProgress {
     id: u64,
@@ -260,7 +262,7 @@ enum ResponseState {
 }
 
 impl QueryInProgress {
-    /// Parses a query. The control plane sends the next one only after it dropped this one.
+    /// Parses a query. Returns its state for the stream, and the query for the proxy's handler.
     pub(crate) fn parse_query(wire: proto::Query) -> (Self, Query) {
         let (reply, receiver) = oneshot::channel();
         let max_bytes =
@@ -271,7 +273,7 @@ impl QueryInProgress {
     }
 }
 
-/// Returns the next part of the response; pending while there is none. Cancel-safe.
+/// Waits for the next part of the response to send; forever if no query is in progress. Cancel-safe.
 pub(crate) async fn next_part(
     query_in_progress: &mut Option<Box<QueryInProgress>>,
 ) -> proto::QueryAnswer {
@@ -310,9 +312,9 @@ pub const MAX_RESPONSE_BYTES: usize = 8 << 20;
 const MAX_PART_BYTES: usize = 64 << 10;
 /// The proxy's deadline for a response: for some queries a sidecar tries to reach endpoints.
 pub const QUERY_DEADLINE: Duration = Duration::from_secs(5);
-/// The maximum wait for a permit.
+/// The maximum wait for a permit, and for the stream to take the query.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// The maximum wait for another query of the same stream.
+/// The time added to the deadline of a query for the other query that the stream may have open.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

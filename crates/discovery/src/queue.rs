@@ -1,8 +1,10 @@
-//! The queue from all connections to the mesh owner, with at most one event of each connection at a time.
+//! Queues the events of all connections for the state task: the single task that owns the state of the control
+//! plane and handles one event at a time.
 //!
-//! A connection that has another event to send waits until the owner has handled its last one, and then goes to
-//! the end of the queue. So the owner serves connections in turn, and a connection with many events delays
-//! another by at most one event.
+//! The queue contains at most one event of each connection. A connection that has another event to send waits
+//! until the state task has handled its previous event, and then goes to the end of the queue. So the state task serves
+//! connections in turn, and a connection with many events delays an event of any other connection by at most
+//! one event.
 
 use std::sync::Arc;
 
@@ -19,18 +21,19 @@ pub fn event_queue(max_connections: usize) -> (EventQueue, mpsc::Receiver<Queued
     (EventQueue(sender), receiver)
 }
 
-/// The sending end of the queue.
+/// The sending end of the queue, shared by all connections. It creates an [`EventSender`] for each connection.
 #[derive(Debug, Clone)]
 pub struct EventQueue(mpsc::Sender<QueuedEvent>);
 
 impl EventQueue {
-    /// Creates the sending end of one connection. Its work is charged to a budget.
+    /// Creates the sender of one connection. The work that the connection causes is charged to `budget`, the
+    /// budget of the client.
     #[must_use]
     pub fn create_sender(&self, budget: Arc<Budget>) -> EventSender {
-        EventSender { queue: self.0.clone(), turns: Arc::new(Semaphore::new(1)), budget }
+        EventSender { queue: self.0.clone(), turn_semaphore: Arc::new(Semaphore::new(1)), budget }
     }
 
-    /// True if the mesh owner is gone.
+    /// True if the state task has ended.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
@@ -46,76 +49,78 @@ pub struct QueuedEvent {
     pub turn: ConnectionTurn,
 }
 
-/// The turn of a connection. The connection sends no other event before this is dropped.
+/// The turn of a connection: its right to have one event in the queue or at the state task. The connection
+/// sends no other event before its turn is dropped.
 #[derive(Debug)]
 pub struct ConnectionTurn {
-    _permit: OwnedSemaphorePermit,
+    _turn_permit: OwnedSemaphorePermit,
     budget: Arc<Budget>,
 }
 
 impl ConnectionTurn {
-    /// Charges the connection's budget for work caused by its event.
+    /// Charges the client's budget for the state task's work for the event.
     pub fn charge(&self, units: u64, now: Instant) {
         self.budget.charge_work(units, now);
     }
 }
 
-/// The sending end of one connection.
+/// Sends the events of one connection, one at a time.
 #[derive(Debug)]
 pub struct EventSender {
     queue: mpsc::Sender<QueuedEvent>,
-    /// Has one permit: the turn of the connection.
-    turns: Arc<Semaphore>,
+    /// A semaphore with one permit, which stands for the turn of the connection.
+    turn_semaphore: Arc<Semaphore>,
     budget: Arc<Budget>,
 }
 
-/// The error of a send after the mesh owner task has ended.
+/// The error of sending an event after the state task has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OwnerGone;
+pub(crate) struct OwnerStopped;
 
-/// A slot in the queue, for one event.
+/// A reserved slot in the queue for one event, and the connection's turn.
 #[derive(Debug)]
 pub(crate) struct EventSlot<'a> {
-    permit: mpsc::Permit<'a, QueuedEvent>,
+    queue_permit: mpsc::Permit<'a, QueuedEvent>,
     turn: ConnectionTurn,
 }
 
 impl EventSlot<'_> {
     /// Puts an event into the slot.
     pub(crate) fn send_event(self, event: Event) {
-        self.permit.send(QueuedEvent { event, turn: self.turn });
+        self.queue_permit.send(QueuedEvent { event, turn: self.turn });
     }
 }
 
 impl EventSender {
-    /// Returns the budget of the connection.
+    /// Returns the budget of the connection's client.
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Waits until the owner has handled the connection's last event. Cancel-safe.
-    pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, OwnerGone> {
+    /// Waits until the state task has handled the connection's previous event, and reserves a slot for the next
+    /// one. Cancel-safe.
+    pub(crate) async fn reserve_slot(&self) -> Result<EventSlot<'_>, OwnerStopped> {
         // The semaphore is never closed.
-        let turn_permit = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| OwnerGone)?;
-        let permit = self.queue.reserve().await.map_err(|_| OwnerGone)?;
-        Ok(EventSlot {
-            permit,
-            turn: ConnectionTurn { _permit: turn_permit, budget: Arc::clone(&self.budget) },
-        })
+        let turn_permit =
+            Arc::clone(&self.turn_semaphore).acquire_owned().await.map_err(|_| OwnerStopped)?;
+        let queue_permit = self.queue.reserve().await.map_err(|_| OwnerStopped)?;
+        let budget = Arc::clone(&self.budget);
+        Ok(EventSlot { queue_permit, turn: ConnectionTurn { _turn_permit: turn_permit, budget } })
     }
 
-    /// Sends an event when it is the connection's turn.
-    pub(crate) async fn send_event(&self, event: Event) -> Result<(), OwnerGone> {
+    /// Waits for the connection's turn and queues an event. Callers in this crate choose their own error for a
+    /// stopped state task.
+    pub(crate) async fn send_event(&self, event: Event) -> Result<(), OwnerStopped> {
         self.reserve_slot().await?.send_event(event);
         Ok(())
     }
 
-    /// Sends an event when it is the connection's turn.
+    /// Waits for the connection's turn and queues an event, for the server and for callers outside this crate.
     ///
     /// # Errors
-    /// [`ServeError::Stopped`](crate::ServeError::Stopped) if the mesh owner task has ended.
+    /// [`ServeError::Stopped`](crate::ServeError::Stopped) if the state task has ended.
     pub async fn send(&self, event: Event) -> Result<(), crate::ServeError> {
-        self.send_event(event).await.map_err(|OwnerGone| crate::ServeError::Stopped)
+        self.send_event(event).await.map_err(|OwnerStopped| crate::ServeError::Stopped)
     }
 }
 
@@ -127,20 +132,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_with_many_events_delays_another_by_at_most_one_event() {
         let (queue, mut events) = event_queue(8);
-        let connect = || queue.create_sender(Arc::new(Budget::new(Instant::now())));
-        let (busy, quiet) = (connect(), connect());
-        let [busy_id, single_id] = [1, 2].map(ConnectionId);
-        let flood = async {
+        let create_sender = || queue.create_sender(Arc::new(Budget::new(Instant::now())));
+        let (busy_sender, quiet_sender) = (create_sender(), create_sender());
+        let [busy_id, quiet_id] = [1, 2].map(ConnectionId);
+        let send_busy_events = async {
             for _ in 0..1000 {
-                busy.send_event(Event::Disconnected { connection: busy_id }).await.unwrap();
+                busy_sender.send_event(Event::Disconnected { connection: busy_id }).await.unwrap();
             }
         };
-        let single = async {
-            // The other connection sends first.
+        let send_quiet_event = async {
+            // The busy connection sends first.
             tokio::task::yield_now().await;
-            quiet.send_event(Event::Disconnected { connection: single_id }).await.unwrap();
+            quiet_sender.send_event(Event::Disconnected { connection: quiet_id }).await.unwrap();
         };
-        let owner = async {
+        let state_task = async {
             tokio::task::yield_now().await;
             let mut earlier_events = 0;
             loop {
@@ -149,7 +154,7 @@ mod tests {
                 else {
                     panic!("the queue ended")
                 };
-                if connection == single_id {
+                if connection == quiet_id {
                     return earlier_events;
                 }
                 earlier_events += 1;
@@ -157,9 +162,12 @@ mod tests {
             }
         };
         let earlier_events = tokio::select! {
-            earlier_events = owner => earlier_events,
-            ((), ()) = async { tokio::join!(flood, single) } => panic!("no event is handled"),
+            earlier_events = state_task => earlier_events,
+            ((), ()) = async { tokio::join!(send_busy_events, send_quiet_event) } => {
+                panic!("no event is handled")
+            }
         };
-        assert!(earlier_events <= 2, "{earlier_events} events of another connection came first");
+        // The state task may take one event before the quiet connection sends its own. One more may then precede it.
+        assert!(earlier_events <= 2, "{earlier_events} events of the busy connection came first");
     }
 }

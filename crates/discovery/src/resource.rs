@@ -1,4 +1,4 @@
-//! Wire conversion of resources, with validation of every field.
+//! Converts resources to and from the wire, and validates every field.
 //!
 //! The encoding is canonical: equal values yield equal bytes on every machine, so the hash of the bytes is the
 //! resource's version.

@@ -1,4 +1,5 @@
-//! The control plane's end of a discovery stream: one connection's reads, writes and waits.
+//! Serves the control plane's end of a discovery stream. [`serve_proxy`] reads the first messages of one proxy
+//! and runs its `Session`; the state task ([`crate::queue`]) receives the proxy's events.
 
 mod pending;
 mod session;
@@ -16,7 +17,7 @@ use crate::MAX_SUBSCRIPTIONS;
 use crate::budget::Budget;
 use crate::client::MAX_SERVICES_PER_MESSAGE;
 use crate::envelope::{hello_from_wire, services_from_wire};
-use crate::event::{Connected, ConnectionId, Event, OwnerResponse};
+use crate::event::{Connected, ConnectionId, Event, StateTaskResponse};
 use crate::frame::{FrameError, FrameReader, FrameWriter, MAX_REQUEST_BYTES};
 use crate::keepalive::PING_AFTER;
 use crate::message::Hello;
@@ -32,16 +33,16 @@ use crate::tap::Taps;
 /// Serves one proxy over an authenticated stream until the stream ends.
 ///
 /// The caller takes the proxy's identity from its certificate. Sends [`Event::Connected`] after the proxy's
-/// first message and [`Event::Disconnected`] at the end. The owner ends the connection by
-/// [`OwnerResponse::Goodbye`] or by dropping the sender of responses. The proxy receives all taps and queries
-/// of `operators`, and reports its traffic at the interval `report_interval`, if there is one.
+/// first message and [`Event::Disconnected`] at the end. The state task ends the connection by
+/// [`StateTaskResponse::Goodbye`] or by dropping the sender of responses. The proxy receives all taps and queries
+/// of `operators`. It reports its traffic at `report_interval`; with `None`, no reports are requested.
 ///
 /// # Errors
-/// [`ServeError`] unless the proxy closed the stream, or the mesh owner ended it.
+/// [`ServeError`] unless the proxy closed the stream, or the state task ended it.
 pub async fn serve_proxy<S>(
     stream: S,
     connection: ConnectionId,
-    events: EventSender,
+    event_sender: EventSender,
     report_interval: Option<Duration>,
     operators: OperatorSessions,
 ) -> Result<(), ServeError>
@@ -53,14 +54,15 @@ where
     let mut writer = FrameWriter::new(write);
     // An identity that exceeded its budget on another connection waits before it is read again.
     let now = Instant::now();
-    let budget = events.budget();
+    let budget = event_sender.budget();
     if let Some(resume_at) = budget.next_read_at(now).max(budget.next_work_at(now)) {
         sleep_until(resume_at).await;
     }
-    let introduction = timeout(PING_AFTER, read_introduction(&mut reader, events.budget())).await;
+    let timed_read =
+        timeout(PING_AFTER, read_introduction(&mut reader, event_sender.budget())).await;
     // Unwrapped in place: a variable of its own would stay in the memory of the idle connection.
     let Introduction { hello, publisher, next_message } =
-        match introduction.unwrap_or(Err(ServeError::Timeout)) {
+        match timed_read.unwrap_or(Err(ServeError::Timeout)) {
             Ok(Some(introduction)) => introduction,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -71,24 +73,33 @@ where
     let workload = hello.workload.clone();
     let queries = operators.queries.open_stream(connection, hello.answers_queries);
     let pending_events = Box::new(PendingEvents::new(connection, &hello));
-    let (responses, owner_responses) = watch::channel(OwnerResponse::Pending);
+    let (responses, state_task_responses) = watch::channel(StateTaskResponse::Pending);
     let connected = Box::new(Connected { connection, hello, responses });
-    events.send(Event::Connected(connected)).await?;
+    event_sender.send(Event::Connected(connected)).await?;
     let taps = operators.taps.watch_taps();
-    let mut session =
-        Session::new(&mut writer, publisher, pending_events, workload, &events, taps, queries);
-    let setup_result = report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
-    let setup_result = setup_result
+    let mut session = Session::new(
+        &mut writer,
+        publisher,
+        pending_events,
+        workload,
+        &event_sender,
+        taps,
+        queries,
+    );
+    let request_result =
+        report_interval.map_or(Ok(()), |interval| session.request_reports(interval));
+    let setup_result = request_result
         .and_then(|()| next_message.map_or(Ok(()), |message| session.handle_message(message)));
     let connection_end = match setup_result {
-        Ok(()) => {
-            session.run(&mut reader, owner_responses).await.unwrap_or_else(ConnectionEnd::Failed)
-        }
+        Ok(()) => session
+            .run(&mut reader, state_task_responses)
+            .await
+            .unwrap_or_else(ConnectionEnd::Failed),
         Err(error) => ConnectionEnd::Failed(error),
     };
     session.finish().await;
-    // The mesh owner may be gone.
-    events.send(Event::Disconnected { connection }).await.ok();
+    // The state task may have stopped.
+    event_sender.send(Event::Disconnected { connection }).await.ok();
     connection_end.notify_proxy(writer).await
 }
 
@@ -135,7 +146,7 @@ pub enum ServeError {
          {ours}: upgrade the older one", ours = crate::PROTOCOL
     )]
     Protocol(u32),
-    /// The mesh owner is gone.
+    /// The state task has ended.
     #[error("the control plane is shutting down")]
     Stopped,
 }
@@ -167,11 +178,12 @@ struct Introduction {
     hello: Hello,
     /// The publisher, with the versions that the proxy holds.
     publisher: Publisher,
-    /// A later message that was already read; `None` if there is none.
+    /// The message after the Hello and its further services, if it was already read.
     next_message: Option<proto::FromProxy>,
 }
 
-/// Reads the Hello, and the services that follow it; `None` if the proxy closed the stream instead.
+/// Reads the Hello, and the services that follow it. Returns `None` if the proxy closed the stream before it
+/// sent a Hello.
 async fn read_introduction<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     budget: &Budget,
@@ -193,15 +205,17 @@ async fn read_introduction<R: AsyncRead + Unpin>(
 }
 
 /// Reads the services that did not fit into a Hello and follow it, so that a proxy that reconnects with
-/// thousands of them does not first get a partial configuration. Returns the next message if it is of another
-/// kind.
+/// thousands of services does not first get a partial configuration. Returns the message that ended these
+/// services; `None` if all services arrived, or no message followed in time.
 async fn read_further_services<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     hello: &mut Hello,
     budget: &Budget,
 ) -> Result<Option<proto::FromProxy>, ServeError> {
-    let mut last_count = hello.services.len();
-    while last_count == MAX_SERVICES_PER_MESSAGE && hello.services.len() < MAX_SUBSCRIPTIONS {
+    let mut services_in_message = hello.services.len();
+    while services_in_message == MAX_SERVICES_PER_MESSAGE
+        && hello.services.len() < MAX_SUBSCRIPTIONS
+    {
         let Ok(message) = timeout(FURTHER_SERVICES_TIMEOUT, read_message(reader, budget)).await
         else {
             break;
@@ -212,7 +226,7 @@ async fn read_further_services<R: AsyncRead + Unpin>(
                 if wire.addresses.is_empty() && wire.dns_names.is_empty() =>
             {
                 let services: Vec<_> = services_from_wire(&wire.names)?;
-                last_count = services.len();
+                services_in_message = services.len();
                 hello.services.extend(services);
             }
             _ => return Ok(Some(message)),

@@ -1,4 +1,5 @@
-//! Simulation of both ends with messages in flight: changes, losses, rejections, uncertainty, by seed.
+//! Simulates publisher and subscriber with messages in flight: a seed determines changes of the configuration,
+//! lost messages, rejections, and unknown endpoints.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -58,7 +59,7 @@ struct Simulation {
     change: u64,
     publisher: Publisher,
     subscriber: Subscriber,
-    /// The newest desired configuration, and the uncertain ones among the endpoints that it lacks.
+    /// The newest desired configuration, and its unknown endpoints.
     desired: Option<(ConfigUpdate, UnknownEndpoints)>,
     deltas: VecDeque<Delta>,
     responses: VecDeque<ProxyResponse>,
@@ -215,11 +216,11 @@ impl Simulation {
                 });
             }
         }
-        let uncertain_addresses =
+        let unknown_addresses =
             self.addresses.keys().filter(|_| self.random.next_below(4) == 0).copied();
-        let uncertain_addresses: Vec<IpAddr> = uncertain_addresses.collect();
+        let unknown_addresses: Vec<IpAddr> = unknown_addresses.collect();
         let unknown_endpoints: UnknownEndpoints = unknown_endpoints.into_iter().collect();
-        unknown_endpoints.with_addresses(uncertain_addresses)
+        unknown_endpoints.with_addresses(unknown_addresses)
     }
 
     fn send_delta(&mut self) {
@@ -229,29 +230,29 @@ impl Simulation {
             let version = (upsert.key.clone(), upsert.version());
             assert!(!self.rejected.contains(&version), "{self}: {} was sent again", upsert.key);
         }
-        self.check_uncertainty(&delta);
+        self.check_unknown_endpoints(&delta);
         self.deltas.push_back(delta);
     }
 
-    /// Checks that no uncertain resource is removed, and that a new service without known endpoints is sent
-    /// only if a held service routes to it.
-    fn check_uncertainty(&self, delta: &Delta) {
+    /// Checks that no unknown endpoint or address is removed, and that a new service without known endpoints is
+    /// sent only if a held service routes to it.
+    fn check_unknown_endpoints(&self, delta: &Delta) {
         let Some((update, unknown_endpoints)) =
             self.desired.as_ref().filter(|(_, unknown_endpoints)| !unknown_endpoints.is_empty())
         else {
             return;
         };
         for key in &delta.removed {
-            let is_uncertain =
+            let is_unknown =
                 matches!(key, ResourceKey::Endpoint(id) if unknown_endpoints.contains(id));
-            assert!(!is_uncertain, "{self}: {key} may exist");
+            assert!(!is_unknown, "{self}: {key} may exist");
         }
         for upsert in &delta.upserts {
-            let is_uncertain = match &upsert.key {
+            let is_unknown = match &upsert.key {
                 ResourceKey::Address(address) => unknown_endpoints.contains_address(address),
                 _ => false,
             };
-            assert!(!is_uncertain, "{self}: {} is uncertain", upsert.key);
+            assert!(!is_unknown, "{self}: {} is uncertain", upsert.key);
         }
         let held = self.subscriber.current_update().map(|update| &update.snapshot.services);
         let is_held = |name: &ServiceName| held.is_some_and(|held| held.contains_key(name));

@@ -1,5 +1,5 @@
-//! The stored form of a proxy's last valid configuration: a magic number, a checksum, and every resource in
-//! wire format. A restarted proxy serves from it until the control plane responds.
+//! Encodes a proxy's last valid configuration for the disk: a magic number, a checksum, and every resource in
+//! wire format. A restarted proxy serves from the stored configuration until the control plane responds.
 
 use leno_model::Snapshot;
 use prost::Message;

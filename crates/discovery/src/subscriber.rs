@@ -1,5 +1,5 @@
-//! The resources that one workload's proxy holds, and the application of deltas to them. The subscriber
-//! performs no IO.
+//! Tracks the resources that one workload's proxy holds, and applies deltas to them. The subscriber performs no
+//! IO.
 
 mod staging;
 
@@ -58,7 +58,8 @@ impl Subscriber {
 
     /// Validates a whole delta without applying it.
     ///
-    /// Services and endpoints that it does not change share their [`Arc`]s.
+    /// The resulting configuration shares the [`Arc`]s of unchanged services and endpoints with the current
+    /// one.
     ///
     /// # Errors
     /// A reason for each rejected resource: its content is invalid, or it refers to a service that is neither
@@ -70,7 +71,7 @@ impl Subscriber {
         let decoded_delta = DecodedDelta::decode(&delta)?;
         let current_update = self.current_update.as_ref();
         let Some(config) = decoded_delta.build_workload_config(current_update) else {
-            let reason = "the first update must contain a plan";
+            let reason = "the first update must contain the workload configuration";
             return Err(vec![ResourceRejection::new(ResourceKey::Workload, reason)]);
         };
         let absent = match (delta.absent, current_update) {

@@ -1,5 +1,5 @@
-//! The desired state of one proxy: its subscribed services, addresses and names, and the changes that the mesh
-//! owner has not taken yet.
+//! Tracks the subscriptions of one proxy: its services, addresses and names, and the changes that the mesh
+//! state task, the task that owns the control plane's state, has not taken yet.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,19 +34,19 @@ impl SubscribedResources {
     }
 }
 
-/// A change of the desired state of a proxy.
+/// A change of the subscriptions of a proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubscriptionChange {
     /// Added entries.
     pub added: SubscribedResources,
     /// Removed entries.
     pub removed: SubscribedResources,
-    /// The number of ignored entries: the proxy has reached a limit.
+    /// The number of entries that were ignored because a set had reached its maximum size.
     pub over_limit: u64,
 }
 
-/// The subscriptions of a proxy, and the changes that the owner has not taken. The limits of the sets bound the
-/// memory.
+/// The subscriptions of a proxy, and the changes that the state task has not taken. The maximum sizes of the
+/// sets bound the memory.
 #[derive(Debug)]
 pub(crate) struct TrackedSubscriptions {
     services: TrackedSet<ServiceName>,
@@ -57,7 +57,8 @@ pub(crate) struct TrackedSubscriptions {
 }
 
 impl TrackedSubscriptions {
-    /// Creates the subscriptions of a Hello; the owner takes them with the Hello itself.
+    /// Creates the subscriptions of a Hello. They are no changes, because the state task receives the Hello
+    /// itself.
     pub(crate) fn from_hello(hello: &Hello) -> Self {
         Self {
             services: TrackedSet::new(hello.services.iter().cloned(), MAX_SUBSCRIPTIONS),
@@ -85,7 +86,7 @@ impl TrackedSubscriptions {
         lists.names.iter().for_each(|entry| self.names.remove(entry));
     }
 
-    /// True if there are changes that the owner has not taken.
+    /// True if there are changes that the state task has not taken.
     pub(crate) fn has_changed(&self) -> bool {
         self.over_limit > 0
             || self.services.has_changed()
@@ -168,6 +169,7 @@ impl<T: Ord + Clone> TrackedSet<T> {
         !self.added.is_empty() || !self.removed.is_empty()
     }
 
+    /// Takes the added and the removed entries since the last call.
     fn take_changes(&mut self) -> (BTreeSet<T>, BTreeSet<T>) {
         (std::mem::take(&mut self.added), std::mem::take(&mut self.removed))
     }
@@ -215,16 +217,16 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0_u8..8, any::<bool>()), 0..80)
         ) {
             let mut set = tracked_set(5);
-            let mut owner = set.entries.clone();
+            let mut taken_entries = set.entries.clone();
             for (is_added, entry, is_taken) in steps {
                 if is_added { set.add(entry); } else { set.remove(&entry); }
                 if is_taken {
                     let (added, removed) = set.take_changes();
                     prop_assert!(added.is_disjoint(&removed));
-                    prop_assert!(removed.is_subset(&owner) && added.is_disjoint(&owner));
-                    owner.retain(|entry| !removed.contains(entry));
-                    owner.extend(added);
-                    prop_assert_eq!(&owner, &set.entries);
+                    prop_assert!(removed.is_subset(&taken_entries) && added.is_disjoint(&taken_entries));
+                    taken_entries.retain(|entry| !removed.contains(entry));
+                    taken_entries.extend(added);
+                    prop_assert_eq!(&taken_entries, &set.entries);
                 }
             }
         }

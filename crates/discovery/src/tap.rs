@@ -1,8 +1,8 @@
-//! Taps of operators on live requests, and the records that sidecars report.
+//! Distributes operators' taps on live requests to the sidecars, and collects the records that sidecars report.
 //!
-//! Every connection receives the set of open taps through a `watch`, which keeps only the newest set. The
-//! records of a proxy go to the bounded queue of their tap; on overflow they are counted and dropped, so that a
-//! blocked terminal delays no connection.
+//! Every connection receives the set of open taps through a `tokio::sync::watch` channel, which keeps only the
+//! newest set. The records of a proxy go to the bounded queue of their tap. Records that do not fit are counted
+//! and dropped, so that an operator's blocked terminal delays no connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +35,7 @@ pub struct TapRecords {
     pub dropped: u64,
 }
 
-/// An open tap. Dropping it closes the tap at all sidecars.
+/// The operator's handle of an open tap. Dropping it closes the tap at all sidecars.
 #[derive(Debug)]
 pub struct ActiveTap {
     taps: Arc<Taps>,
@@ -49,7 +49,7 @@ pub struct ActiveTap {
 #[error("{MAX_TAPS} taps are open already: close one of them")]
 pub struct TooManyTaps;
 
-/// An open tap, as the connections see it.
+/// The connections' handle of an open tap.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenTap {
     pub(crate) tap: Tap,
@@ -59,8 +59,8 @@ pub(crate) struct OpenTap {
 }
 
 impl Taps {
-    /// Creates an empty set. IDs count from `first_id`, which should be random: a proxy may still hold
-    /// records for a tap of another control plane, or of the previous one here.
+    /// Creates an empty set. IDs count from `first_id`, which should be random: a proxy may still hold records
+    /// for a tap of another control plane, or of this one before its restart.
     #[must_use]
     pub fn new(first_id: u64) -> Self {
         Self { open_taps: watch::Sender::default(), next_id: AtomicU64::new(first_id) }
@@ -161,8 +161,7 @@ pub(crate) fn tap_to_wire(tap: &Tap) -> proto::Tap {
 pub(crate) fn taps_from_wire(wire: Vec<proto::Tap>) -> Vec<Tap> {
     let parse_tap = |tap: proto::Tap| {
         let id = tap.id;
-        let tap = tap_from_wire(tap);
-        tap.inspect_err(|invalid| {
+        tap_from_wire(tap).inspect_err(|invalid| {
             tracing::debug!(id, field = %invalid.field, reason = %invalid.reason, "invalid tap ignored");
         })
     };
@@ -193,13 +192,15 @@ fn tap_from_wire(wire: proto::Tap) -> Result<Tap, InvalidField> {
             return Err(InvalidField::new(field, "is too long"));
         }
     }
-    let status = |number: u32| {
+    let parse_status = |number: u32| {
         u16::try_from(number)
             .map_err(|_| InvalidField::new("status", format!("{number} is not a status")))
     };
     let status = match wire.status {
         None => None,
-        Some(range) => Some(StatusRange { from: status(range.from)?, to: status(range.to)? }),
+        Some(range) => {
+            Some(StatusRange { from: parse_status(range.from)?, to: parse_status(range.to)? })
+        }
     };
     let from = match wire.from.as_str() {
         "" => None,

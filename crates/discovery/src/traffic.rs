@@ -1,4 +1,4 @@
-//! Traffic reports that proxies send to the control plane: their types, limits and encoding.
+//! Defines the traffic reports that proxies send to the control plane, and converts them to and from the wire.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ pub struct TrafficReport {
     pub span: Duration,
     /// The series; at most [`MAX_SERIES`] are sent.
     pub series: Vec<TrafficSeries>,
-    /// The number of series merged into the overflow series, which has no service.
+    /// The number of series merged into the overflow series, which has no service, plus the number of series
+    /// and rules that were excluded in transit.
     pub overflowed: u32,
     /// The CPU time that the proxy used in that span.
     pub cpu: Duration,
@@ -27,7 +28,7 @@ pub struct TrafficReport {
 /// The matches of one rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleMatches {
-    /// The kind of the object that contains it.
+    /// The kind of the object that contains the rule.
     pub kind: RuleKind,
     /// The namespace of that object.
     pub namespace: Name,
@@ -44,7 +45,7 @@ pub struct RuleMatches {
 pub struct TrafficSeries {
     /// The direction, relative to the workload.
     pub direction: Direction,
-    /// The destination service; absent for an overflow series.
+    /// The destination service; `None` for the overflow series.
     pub service: Option<ServiceName>,
     /// The port of the service.
     pub port: u16,
@@ -52,14 +53,15 @@ pub struct TrafficSeries {
     pub route: Option<RouteName>,
     /// The account of the verified peer.
     pub peer: Option<ServiceAccount>,
-    /// The number of TCP connections that were opened or rejected, or of requests if some of them are
-    /// streams, which are counted when they begin. `None` if all requests are counted when they complete.
+    /// The number of TCP connections that were opened or rejected. For HTTP, the number of requests of a series
+    /// with streams, which are counted when they begin. `None` if all requests of the series are counted when
+    /// they complete.
     pub opened: Option<u64>,
     /// The number of completed requests and connections by status class: no response, 1xx to 5xx.
     pub classes: [u64; STATUS_CLASSES],
-    /// The number of failures; never more than the total.
+    /// The number of failed requests and connections; at most the sum of `classes`.
     pub failed: u64,
-    /// The failures by reason; `None` for reasons that only a newer proxy has.
+    /// The failures by reason; `None` stands for reasons that this release does not know.
     pub reasons: Vec<(Option<Reason>, u64)>,
     /// Request body bytes received from clients.
     pub bytes_in: u64,
@@ -117,10 +119,11 @@ fn rule_to_wire(rule: &RuleMatches) -> proto::RuleMatches {
 
 fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
     let or_empty = |name: Option<String>| name.unwrap_or_default();
-    let reason = |(reason, requests): &(Option<Reason>, u64)| proto::TrafficReason {
+    let reason_to_wire = |(reason, requests): &(Option<Reason>, u64)| proto::TrafficReason {
         reason: reason.map(Reason::label).unwrap_or_default().to_owned(),
         requests: *requests,
     };
+    // Pairs of a distance to the previous bucket and the number of requests.
     let mut durations = Vec::with_capacity(series.durations.len() * 2);
     let mut last_bucket = 0;
     for (bucket, requests) in &series.durations {
@@ -136,15 +139,15 @@ fn series_to_wire(series: &TrafficSeries) -> proto::TrafficSeries {
         opened: series.opened,
         classes: series.classes.to_vec(),
         failed: series.failed,
-        reasons: series.reasons.iter().take(MAX_REASONS).map(reason).collect(),
+        reasons: series.reasons.iter().take(MAX_REASONS).map(reason_to_wire).collect(),
         bytes_in: series.bytes_in,
         bytes_out: series.bytes_out,
         durations,
     }
 }
 
-/// Parses a report. Invalid series, and those over the limit, are counted as overflow: a newer proxy may report
-/// labels unknown to this release, and statistics are no reason to end a stream.
+/// Parses a report. Invalid series and rules, and those over the maximum, are excluded and counted as overflow:
+/// a newer proxy may report labels unknown to this release, and statistics are no reason to end a stream.
 pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
     let received_count = wire.series.len().saturating_add(wire.rules.len());
     let parse_series = |(index, series)| {
@@ -168,7 +171,7 @@ pub(crate) fn traffic_from_wire(wire: proto::Traffic) -> TrafficReport {
     }
 }
 
-/// Parses a rule; the caller skips a kind that only a newer proxy has.
+/// Parses a rule. Fails if its kind is unknown to this release.
 fn rule_from_wire(wire: proto::RuleMatches) -> Result<RuleMatches, InvalidField> {
     if wire.rule.len() > MAX_RULE_BYTES {
         return Err(InvalidField::new("rule", format!("is longer than {MAX_RULE_BYTES} bytes")));
@@ -195,9 +198,9 @@ fn series_from_wire(wire: proto::TrafficSeries) -> Result<TrafficSeries, Invalid
     if wire.reasons.len() > MAX_REASONS {
         return Err(InvalidField::new("reasons", format!("has more than {MAX_REASONS}")));
     }
-    let reasons = wire.reasons.iter();
-    let reasons =
-        reasons.map(|wire_reason| (Reason::from_label(&wire_reason.reason), wire_reason.requests));
+    let wire_reasons = wire.reasons.iter();
+    let reasons = wire_reasons
+        .map(|wire_reason| (Reason::from_label(&wire_reason.reason), wire_reason.requests));
     let port = u16::try_from(wire.port).map_err(|_| InvalidField::new("port", "is not a port"))?;
     let series = TrafficSeries {
         direction: if wire.inbound { Direction::Inbound } else { Direction::Outbound },
@@ -229,6 +232,7 @@ where
     (!text.is_empty()).then(|| parse_name(field, text)).transpose()
 }
 
+/// Parses a histogram: pairs of a distance to the previous bucket and a number of requests.
 fn durations_from_wire(wire: &[u64]) -> Result<Vec<(u8, u64)>, InvalidField> {
     let invalid = |reason: &str| InvalidField::new("durations", reason);
     let (bucket_pairs, []) = wire.as_chunks::<2>() else {

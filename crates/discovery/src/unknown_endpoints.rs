@@ -1,5 +1,5 @@
-//! Uncertain endpoints and addresses: missing from a configuration, perhaps only because their sidecars have
-//! not reconnected yet.
+//! Defines unknown endpoints and addresses: a configuration lacks them, perhaps only because their sidecars
+//! have not reconnected yet.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use leno_model::EndpointId;
 
-/// Endpoints that a configuration lacks, although they may exist: a control plane that has just started does
-/// not know sidecars that have not reconnected yet. A proxy that holds such endpoints retains them.
+/// Endpoints and addresses that a configuration lacks, although they may exist: a control plane that has just
+/// started does not know sidecars that have not reconnected yet. A proxy that holds such an endpoint or address
+/// entry retains it; other proxies receive it after the sidecar has reconnected.
 ///
-/// Only endpoints of services and ports in that configuration are included. The same holds for the
-/// addresses of workloads with disconnected sidecars: a proxy that holds an entry for one of these addresses
-/// keeps the entry, and other proxies receive it later. Clones share the sets.
+/// Only endpoints of services and ports in that configuration are included. Clones share the sets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UnknownEndpoints {
     endpoints: Arc<BTreeSet<EndpointId>>,
@@ -20,7 +19,7 @@ pub struct UnknownEndpoints {
 }
 
 impl UnknownEndpoints {
-    /// True if no endpoint or address is uncertain.
+    /// True if no endpoint or address is unknown.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty() && self.addresses.is_empty()
@@ -32,19 +31,19 @@ impl UnknownEndpoints {
         self.endpoints.contains(endpoint)
     }
 
-    /// Adds uncertain addresses.
+    /// Adds unknown addresses.
     #[must_use]
     pub fn with_addresses(self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         Self { addresses: Arc::new(addresses.into_iter().collect()), ..self }
     }
 
-    /// True if the entry for an address is uncertain.
+    /// True if the entry for this missing address may still exist.
     #[must_use]
     pub fn contains_address(&self, address: &IpAddr) -> bool {
         self.addresses.contains(address)
     }
 
-    /// Returns all uncertain endpoints, ordered by service.
+    /// Returns all unknown endpoints, ordered by service.
     pub fn iter(&self) -> impl Iterator<Item = &EndpointId> {
         self.endpoints.iter()
     }

@@ -1,9 +1,10 @@
-//! The built-in certificate authority: one root key on disk, short-lived certificates for members.
+//! Signs certificates for mesh members and external clients, with a built-in root or an intermediate of an external CA.
+//! The submodules open, copy, rotate and replace an authority.
 
 mod external_principals;
 mod files;
-mod issuer;
 mod rotation;
+mod source;
 mod succession;
 
 use std::fmt;
@@ -27,7 +28,7 @@ use x509_parser::certificate::X509Certificate;
 use crate::credential::{CLOCK_SKEW, CertificateBundle, CredentialError, ca_generation};
 use crate::csr::CertificateRequest;
 use crate::directory::create_private_directory;
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::{Roots, RootsError};
@@ -35,21 +36,25 @@ use crate::tls::control_id;
 use crate::verify::{sole_uri, to_system_time};
 
 pub use files::AuthorityFiles;
-pub use issuer::AuthoritySource;
 pub use rotation::{Rotation, RotationStage};
+pub use source::AuthoritySource;
 
 /// Signs certificates for the members of one trust domain.
 ///
-/// The directory contains `ca.key` (mode 0600) and `ca.pem`, the trust bundle of the members. The root of
-/// `ca.key` signs; `ca.pem` may contain further trusted roots. To replace a root, add the new root to `ca.pem`,
-/// wait one certificate lifetime, then replace `ca.key`; [`Rotation`] does this in stages.
+/// The directory of a built-in root contains `ca.key` (mode 0600) and `ca.pem`, the trust bundle of the members. The
+/// root of `ca.key` signs; `ca.pem` may contain further trusted roots. To replace a root, add the new root to `ca.pem`,
+/// wait one certificate lifetime, then replace `ca.key`; [`Rotation`] does this in stages. The directory of an
+/// intermediate contains the files of [`AuthoritySource::Intermediate`].
 pub struct Authority {
     trust_domain: TrustDomain,
+    /// The signing key, and the subject name of `signing_certificate`.
     issuer: Issuer<'static, KeyPair>,
-    /// The certificate of the signing key.
-    signer: CertificateDer<'static>,
-    /// The chain from the signer to a root, the signer first; empty if the signer is a root.
+    /// The CA certificate of the signing key: the built-in root, or the intermediate.
+    signing_certificate: CertificateDer<'static>,
+    /// The certificates that follow a signed certificate: the intermediate and its issuers up to, but without, the root,
+    /// then `cross_certificates`. Empty with a built-in root.
     chain: Vec<CertificateDer<'static>>,
+    /// The trust bundle of the members.
     roots: Roots,
     /// Previous intermediates that members still trust.
     former_intermediates: Vec<CertificateDer<'static>>,
@@ -58,12 +63,12 @@ pub struct Authority {
     /// The earliest start of signed certificates: the start of the intermediate's chain. The Unix epoch for a built-in
     /// root, which is backdated.
     not_before: SystemTime,
-    /// The latest end of signed certificates: the first expiry in the chain.
+    /// The latest end of signed certificates: the expiry of the built-in root, or the first expiry in the chain.
     not_after: SystemTime,
 }
 
 impl Authority {
-    /// Opens the existing authority in `dir`.
+    /// Opens the existing built-in root in `dir`.
     ///
     /// # Errors
     /// [`AuthorityError`] if the directory contains no authority, or for the reasons of [`Self::open_or_create`].
@@ -72,15 +77,15 @@ impl Authority {
         trust_domain: &TrustDomain,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?;
         let roots_pem = roots_pem.ok_or(AuthorityError::RootsFileMissing)?;
-        let key = disk::read(&dir.join(KEY_FILE), FileReaders::Owner)?;
-        let key = key.ok_or(AuthorityError::KeyMissing)?;
-        let key = PrivateKey::from_pem(&key).map_err(AuthorityError::InvalidKey)?;
+        let key_pem = disk::read(&dir.join(KEY_FILE), FileAccess::Owner)?;
+        let key_pem = key_pem.ok_or(AuthorityError::KeyMissing)?;
+        let key = PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?;
         Self::from_parts(trust_domain, key, Roots::from_pem(&roots_pem)?, now)
     }
 
-    /// Opens the authority in `dir`, or creates one (P-256, ten years).
+    /// Opens the built-in root in `dir`, or creates one (P-256, ten years).
     ///
     /// # Errors
     /// [`AuthorityError`] if the directory cannot be used, others may read the key, key and roots do not match,
@@ -93,8 +98,8 @@ impl Authority {
         create_private_directory(dir)?;
         // A key is written before its root. Therefore a root without a key means that the key was lost; a key without a
         // root means that the first start was interrupted.
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?;
-        let key = match disk::read(&dir.join(KEY_FILE), FileReaders::Owner)? {
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?;
+        let key = match disk::read(&dir.join(KEY_FILE), FileAccess::Owner)? {
             Some(key_pem) => PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)?,
             None if roots_pem.is_some() => return Err(AuthorityError::KeyMissing),
             None => create_key(dir)?,
@@ -189,12 +194,14 @@ impl Authority {
         if now >= self.not_after {
             return Err(AuthorityError::RootExpired);
         }
-        // A certificate that is valid before or after its signer would be invalid for part of its lifetime.
+        // A certificate that is valid before or after its issuing certificates would be invalid for part of its
+        // lifetime.
         let not_before = whole_seconds(now.checked_sub(CLOCK_SKEW))?.max(self.not_before);
         let not_after = whole_seconds(now.checked_add(lifetime))?.min(self.not_after);
         Ok((not_before, not_after))
     }
 
+    /// Returns the certificates that follow each signed certificate.
     fn chain(&self) -> impl Iterator<Item = CertificateDer<'static>> {
         self.chain.iter().cloned()
     }
@@ -227,31 +234,34 @@ impl Authority {
         name.try_into().ok().map(SanType::DnsName)
     }
 
+    /// Builds the authority of a built-in root: `key` signs, and one of the `roots` must be its certificate. All roots must
+    /// be of the trust domain.
     fn from_parts(
         trust_domain: &TrustDomain,
         key: PrivateKey,
         roots: Roots,
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
-        let mut signer_and_expiry = None;
+        let mut certificate_and_expiry = None;
         for der in roots.certificates() {
             let (_, root) = x509_parser::parse_x509_certificate(der)
                 .map_err(|_| AuthorityError::KeyMismatch)?;
             check_trust_domain(&root, trust_domain)?;
             if *root.public_key().subject_public_key.data == *key.public_key() {
                 let not_after = to_system_time(root.validity().not_after);
-                signer_and_expiry = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
+                certificate_and_expiry = Some((der.clone(), not_after.unwrap_or(UNIX_EPOCH)));
             }
         }
-        let (signer, not_after) = signer_and_expiry.ok_or(AuthorityError::KeyMismatch)?;
+        let (signing_certificate, not_after) =
+            certificate_and_expiry.ok_or(AuthorityError::KeyMismatch)?;
         if now >= not_after {
             return Err(AuthorityError::RootExpired);
         }
-        let issuer = Issuer::from_ca_cert_der(&signer, key.into_pair());
+        let issuer = Issuer::from_ca_cert_der(&signing_certificate, key.into_pair());
         Ok(Self {
             trust_domain: trust_domain.clone(),
             issuer: issuer.map_err(AuthorityError::Encoding)?,
-            signer,
+            signing_certificate,
             chain: Vec::new(),
             roots,
             former_intermediates: Vec::new(),
@@ -291,10 +301,13 @@ impl Authority {
     }
 }
 
-/// Compares the signer and the trusted certificates.
+/// Compares the signing certificate, the chain and the roots. The private key is not compared: a signing certificate
+/// belongs to one key.
 impl PartialEq for Authority {
     fn eq(&self, other: &Self) -> bool {
-        (&self.signer, &self.chain, &self.roots) == (&other.signer, &other.chain, &other.roots)
+        self.signing_certificate == other.signing_certificate
+            && self.chain == other.chain
+            && self.roots == other.roots
     }
 }
 
@@ -327,19 +340,19 @@ pub enum AuthorityError {
     /// The directory or a file in it cannot be used.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The key cannot be read.
+    /// The key file contains no P-256 private key.
     #[error("`{KEY_FILE}` contains no P-256 private key: restore it from a backup")]
     InvalidKey(#[source] rcgen::Error),
-    /// The key is missing.
+    /// The roots file exists, but the key file does not.
     #[error(
         "`{ROOTS_FILE}` exists but `{KEY_FILE}` does not: restore the key from a backup, or remove \
          `{ROOTS_FILE}` to create a new authority, which every member must join again"
     )]
     KeyMissing,
-    /// The authority is missing.
+    /// The roots file does not exist, and this process must not create it.
     #[error("there is no `{ROOTS_FILE}` in its directory: mount or restore it")]
     RootsFileMissing,
-    /// The roots cannot be read.
+    /// The roots file contains no usable roots.
     #[error("`{ROOTS_FILE}` cannot be used")]
     Roots(#[from] RootsError),
     /// The key matches none of the roots.
@@ -348,12 +361,12 @@ pub enum AuthorityError {
     /// The root has expired.
     #[error("the root of this authority has expired: create a new authority")]
     RootExpired,
-    /// The trust domain of a root or a requested identity is another one.
+    /// A root or a requested identity is of another trust domain.
     #[error(
         "`{found}` is not in the trust domain `{expected}` of this mesh: use a separate data directory for each trust domain"
     )]
     ForeignTrustDomain {
-        /// The trust domain found.
+        /// The identity, or the URI name of the root.
         found: String,
         /// The trust domain of the mesh.
         expected: TrustDomain,
@@ -396,7 +409,7 @@ pub enum AuthorityError {
         "`{file}` does not exist: a directory for --issuer contains `tls.key`, `tls.crt` and `ca.crt`, \
          as cert-manager writes them"
     )]
-    IssuerFileMissing {
+    IntermediateFileMissing {
         /// The name of the missing file.
         file: &'static str,
     },
@@ -405,18 +418,18 @@ pub enum AuthorityError {
         "`tls.key` contains no P-256 private key: issue the authority with one (`privateKey: {{algorithm: ECDSA, size: \
          256}}` in a Certificate of cert-manager)"
     )]
-    InvalidIssuerKey(#[source] rcgen::Error),
+    InvalidIntermediateKey(#[source] rcgen::Error),
     /// The intermediate's certificate is for another key, or is not a CA certificate.
     #[error(
         "`tls.crt` must begin with a CA certificate for `tls.key`, followed by at most two that chain to `ca.crt`"
     )]
-    InvalidIssuer,
-    /// Every peer would reject the certificates that the intermediate signs.
+    InvalidIntermediate,
+    /// Peers would reject every certificate that the intermediate signs.
     #[error(
         "certificates signed by `tls.key` do not chain to the roots in `ca.crt`, or its name \
          constraints exclude mesh members: issue it as a CA without name constraints"
     )]
-    IssuerUnusable(#[source] Box<CredentialError>),
+    UnusableIntermediate(#[source] Box<CredentialError>),
     /// The rotation of the root is at another stage.
     #[error("{0}")]
     WrongStage(&'static str),
@@ -435,11 +448,11 @@ pub enum AuthorityError {
 fn create_key(dir: &Path) -> Result<PrivateKey, AuthorityError> {
     let path = dir.join(KEY_FILE);
     let key = PrivateKey::generate();
-    match disk::create(&path, key.to_pem().as_bytes(), FileReaders::Owner) {
+    match disk::create(&path, key.to_pem().as_bytes(), FileAccess::Owner) {
         Ok(()) => Ok(key),
         // Another process created the key first; it is used.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let key_pem = disk::read(&path, FileReaders::Owner)?.ok_or(error)?;
+            let key_pem = disk::read(&path, FileAccess::Owner)?.ok_or(error)?;
             PrivateKey::from_pem(&key_pem).map_err(AuthorityError::InvalidKey)
         }
         Err(error) => Err(error.into()),
@@ -458,15 +471,16 @@ fn create_root(
     let mut roots_pem = String::new();
     let root = self_signed_root(trust_domain, key, now)?;
     write_pem(&mut roots_pem, CERTIFICATE_LABEL, &root);
-    match disk::create(&path, roots_pem.as_bytes(), FileReaders::AllUsers) {
+    match disk::create(&path, roots_pem.as_bytes(), FileAccess::AllUsers) {
         Ok(()) => Ok(roots_pem),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Ok(disk::read(&path, FileReaders::AllUsers)?.ok_or(error)?)
+            Ok(disk::read(&path, FileAccess::AllUsers)?.ok_or(error)?)
         }
         Err(error) => Err(error.into()),
     }
 }
 
+/// Creates a root certificate for the key, valid for ten years.
 fn self_signed_root(
     trust_domain: &TrustDomain,
     key: &PrivateKey,
@@ -511,6 +525,7 @@ fn uri_name(text: String) -> Result<SanType, AuthorityError> {
     Ok(SanType::URI(text))
 }
 
+/// Checks that a root has the sole URI name `spiffe://TRUST_DOMAIN` of the expected trust domain.
 fn check_trust_domain(
     root: &X509Certificate<'_>,
     expected: &TrustDomain,
@@ -522,7 +537,7 @@ fn check_trust_domain(
     Err(AuthorityError::ForeignTrustDomain { found: found.to_owned(), expected: expected.clone() })
 }
 
-/// Truncates a time to seconds, the resolution of X.509.
+/// Truncates a time to whole seconds, because X.509 times have no fractions.
 ///
 /// # Errors
 /// [`AuthorityError::InvalidClock`] if the time is `None` (an overflow) or before 1970.
@@ -552,10 +567,16 @@ const MIN_LEAF_LIFETIME: Duration = Duration::from_secs(1);
 /// the same common name.
 const SERIAL_NUMBER_OID: [u64; 4] = [2, 5, 4, 5];
 
-/// The file of the signing key.
+/// The file of a built-in root's signing key.
 const KEY_FILE: &str = "ca.key";
-/// The file of the trust bundle.
+/// The file of a built-in root's trust bundle.
 const ROOTS_FILE: &str = "ca.pem";
+/// The file of an intermediate's signing key, named as in the Secrets that cert-manager writes.
+const INTERMEDIATE_KEY_FILE: &str = "tls.key";
+/// The file of an intermediate's certificate, followed by its issuers.
+const INTERMEDIATE_CHAIN_FILE: &str = "tls.crt";
+/// The file of the external roots above an intermediate.
+const EXTERNAL_ROOTS_FILE: &str = "ca.crt";
 
 #[cfg(test)]
 mod tests;

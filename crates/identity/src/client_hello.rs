@@ -1,5 +1,5 @@
-//! The server name and the offered protocols in a TLS ClientHello. Sidecars and gateways route TLS sessions that they do
-//! not terminate by server name.
+//! Reads the server name and the offered protocols in a TLS ClientHello. By the server name, sidecars and gateways route
+//! TLS sessions that they do not terminate.
 
 use rustls::server::Acceptor;
 
@@ -7,6 +7,7 @@ use rustls::server::Acceptor;
 #[derive(Default)]
 pub struct ClientHelloReader {
     acceptor: Acceptor,
+    /// The number of bytes that `acceptor` has consumed.
     bytes_read: usize,
 }
 
@@ -22,7 +23,7 @@ pub enum ClientHello {
 }
 
 impl ClientHelloReader {
-    /// Parses all bytes received so far; each call repeats the bytes of the last one, and may add more.
+    /// Parses the bytes received so far: each call must repeat the bytes of the previous call, and may add more.
     pub fn read(&mut self, first_bytes: &[u8]) -> ClientHello {
         let mut remaining = first_bytes.get(self.bytes_read..).unwrap_or_default();
         while !remaining.is_empty() {

@@ -17,7 +17,7 @@ use rustls::server::ParsedCertificate;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 
 use crate::directory::create_private_directory;
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::key::PrivateKey;
 use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::provider::crypto_provider;
@@ -51,9 +51,12 @@ impl CertificateBundle {
 /// The key, certificates and roots of one identity.
 pub struct Credential {
     key: PrivateKey,
+    /// The key and the certificate chain, in the form that rustls uses.
     certified_key: Arc<CertifiedKey>,
+    /// Presents `certified_key` in every handshake.
     resolver: Arc<SingleCertAndKey>,
     roots: Roots,
+    /// The parsed first certificate of the chain.
     leaf: LeafCertificate,
     ca_generation: u64,
 }
@@ -110,8 +113,8 @@ impl Credential {
         &self.roots
     }
 
-    /// Returns the CA generation, which differs for another signer or other trusted roots. It equals
-    /// [`crate::Authority::ca_generation`] if the authority still has the signer and the roots of this credential.
+    /// Returns the CA generation, which identifies the CA's signing key and the trusted roots. It equals
+    /// [`crate::Authority::ca_generation`] if the authority still has the signing key and the roots of this credential.
     #[must_use]
     pub fn ca_generation(&self) -> u64 {
         self.ca_generation
@@ -161,12 +164,12 @@ impl Credential {
         // The roots are written first: after a crash in between, the old certificate is used with the new
         // roots, which overlap with the old ones. Key and chain are one file, so they always match.
         let roots = self.roots.to_pem();
-        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileReaders::AllUsers)?;
+        disk::replace(&dir.join(ROOTS_FILE), roots.as_bytes(), FileAccess::AllUsers)?;
         let mut credential_pem = self.key.to_pem();
         for certificate in self.chain() {
             write_pem(&mut credential_pem, CERTIFICATE_LABEL, certificate);
         }
-        disk::replace(&dir.join(CREDENTIAL_FILE), credential_pem.as_bytes(), FileReaders::Owner)
+        disk::replace(&dir.join(CREDENTIAL_FILE), credential_pem.as_bytes(), FileAccess::Owner)
     }
 
     /// True unless a file written by [`Credential::save`] is missing.
@@ -185,14 +188,14 @@ impl Credential {
     /// # Errors
     /// [`CredentialError`] if a file cannot be read, others may read the key, or the parts do not match.
     pub fn load(dir: &Path) -> Result<Option<Self>, CredentialError> {
-        let Some(credential_pem) = disk::read(&dir.join(CREDENTIAL_FILE), FileReaders::Owner)?
+        let Some(credential_pem) = disk::read(&dir.join(CREDENTIAL_FILE), FileAccess::Owner)?
         else {
             return Ok(None);
         };
         if credential_pem.is_empty() {
             return Err(CredentialError::EmptyFile);
         }
-        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileReaders::AllUsers)?
+        let roots_pem = disk::read(&dir.join(ROOTS_FILE), FileAccess::AllUsers)?
             .ok_or(CredentialError::RootsMissing)?;
         let key = PrivateKey::from_pem(&credential_pem).map_err(|_| CredentialError::KeyMissing)?;
         let chain: Vec<_> = CertificateDer::pem_slice_iter(credential_pem.as_bytes())
@@ -202,6 +205,7 @@ impl Credential {
         Self::new(key, bundle).map(Some)
     }
 
+    /// Returns the resolver for TLS configurations.
     pub(crate) fn cert_resolver(&self) -> Arc<SingleCertAndKey> {
         Arc::clone(&self.resolver)
     }
@@ -257,7 +261,8 @@ pub enum CredentialError {
     InvalidPem(#[from] pem::Error),
 }
 
-/// Computes the CA generation of a chain that ends at one of these roots.
+/// Computes the CA generation of a chain that ends at one of these roots. The second certificate of the chain issued the
+/// first; in a chain of one certificate, the issuer is the root that verifies it.
 fn compute_ca_generation(
     chain: &[CertificateDer<'static>],
     roots: &Roots,
@@ -269,16 +274,16 @@ fn compute_ca_generation(
         root_certificates.len() == 1
             || root.is_ok_and(|root| verify_chain(chain, &root, verification_time).is_ok())
     };
-    let signer = chain.get(1).or_else(|| root_certificates.iter().find(verifies_chain));
-    let signer = signer.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
-    let signer_key = signer.map(|(_, signer)| signer.public_key().subject_public_key.data.to_vec());
-    ca_generation(&signer_key.unwrap_or_default(), roots)
+    let issuer_der = chain.get(1).or_else(|| root_certificates.iter().find(verifies_chain));
+    let issuer = issuer_der.and_then(|der| x509_parser::parse_x509_certificate(der).ok());
+    let issuer_key = issuer.map(|(_, issuer)| issuer.public_key().subject_public_key.data.to_vec());
+    ca_generation(&issuer_key.unwrap_or_default(), roots)
 }
 
-/// Returns a hash of a signer's public key and the trusted roots; never 0.
-pub(crate) fn ca_generation(signer_key: &[u8], roots: &Roots) -> u64 {
+/// Returns a hash of the CA's public signing key and the trusted roots; never 0.
+pub(crate) fn ca_generation(signing_public_key: &[u8], roots: &Roots) -> u64 {
     let mut hash = digest::Context::new(&digest::SHA256);
-    hash.update(signer_key);
+    hash.update(signing_public_key);
     for root in roots.certificates() {
         hash.update(root);
     }
@@ -297,6 +302,7 @@ pub(crate) fn verify_with_full_store(
     verify_with_store(&bundle.chain, store, bundle.not_before)
 }
 
+/// Verifies a chain as current members do: only the roots that may sign for members are trusted.
 fn verify_chain(
     chain: &[CertificateDer<'static>],
     roots: &Roots,

@@ -1,4 +1,5 @@
-//! Certificate signing requests (CSR, PKCS #10): a public key, and the proof of possession of the private key.
+//! Parses and verifies certificate signing requests (CSR, PKCS #10): a public key, and the proof that the sender possesses
+//! the private key.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PublicKeyData, SignatureAlgorithm};
@@ -60,7 +61,7 @@ impl PublicKeyData for CertificateRequest {
 /// The reason that a certificate request is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRequestError {
-    /// The request is larger than any valid one.
+    /// The request is larger than any valid request.
     #[error("the certificate request is larger than {MAX_REQUEST_BYTES} bytes")]
     TooLarge,
     /// The bytes are not a PKCS #10 request in DER.
@@ -74,6 +75,7 @@ pub enum CertificateRequestError {
     InvalidSignature,
 }
 
+/// True for an ECDSA key on the curve P-256.
 fn is_p256(key: &SubjectPublicKeyInfo<'_>) -> bool {
     let AlgorithmIdentifier { algorithm, parameters } = &key.algorithm;
     let curve = parameters.as_ref().and_then(|any| any.as_oid().ok());

@@ -1,5 +1,5 @@
-//! Private directories: created for their owner only, and rejected if another user may have created or may
-//! modify them.
+//! Creates directories that only their owner may enter, and checks that no other user may have created a directory or
+//! may modify it.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -46,7 +46,7 @@ enum DirectoryError {
     Unsafe(UnsafeDirectory),
 }
 
-/// The position of a directory on the path to a private directory.
+/// Says whether a checked path is that of the private directory itself or of one of its parents.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PathPosition {
     Ancestor,
@@ -78,10 +78,12 @@ impl DirectoryError {
     }
 }
 
+/// Returns the effective user id of this process.
 fn current_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Creates the directory and its missing parents as the user with this id, and checks it.
 fn create_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
     let missing_directories: Vec<&Path> =
@@ -98,6 +100,7 @@ fn create_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
     check_for_user(user, &path)
 }
 
+/// Checks that no user but root and the user with this id can control the directory.
 fn check_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
     let path = std::path::absolute(path).map_err(DirectoryError::Io)?;
     check_path(user, &path, PathPosition::Final)?;
@@ -110,7 +113,7 @@ fn check_for_user(user: u32, path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
-/// Checks the directories on an absolute path, and those on the path of its link target.
+/// Checks the directories on an absolute path, and those on the canonical path if a part of the path is a symbolic link.
 fn check_path(user: u32, path: &Path, path_position: PathPosition) -> Result<(), DirectoryError> {
     check_owners(user, path, path_position)?;
     let target = fs::canonicalize(path).map_err(DirectoryError::Io)?;
@@ -135,10 +138,9 @@ fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(
         let is_trusted = |owner: u32| owner == user || owner == ROOT_USER_ID;
         let is_final = path_position == PathPosition::Final && *directory == path;
         if !is_trusted(owner) && (is_final || owner != parent_metadata.uid()) {
-            let (path, parent) = (directory.display().to_string(), parent.display().to_string());
             return Err(DirectoryError::Unsafe(UnsafeDirectory::OtherOwner {
-                path,
-                parent,
+                path: directory.display().to_string(),
+                parent: parent.display().to_string(),
                 owner,
             }));
         }
@@ -146,21 +148,22 @@ fn check_owners(user: u32, path: &Path, path_position: PathPosition) -> Result<(
     Ok(())
 }
 
+/// Creates one directory with the mode 0700; succeeds if the directory exists already.
 fn create_directory(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(PRIVATE_MODE).create(path) {
         // A umask may have removed even the owner's permissions.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(PRIVATE_MODE)),
-        // Another process created it first.
+        // Another process created the directory first. The caller checks its owner and mode.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Quotes a path for a shell.
+/// Quotes a path for a POSIX shell, if it has characters that a shell would interpret.
 #[must_use]
 pub fn quote_path(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
-    match path.chars().all(is_plain) {
+    let is_unquoted = |c: char| c.is_ascii_alphanumeric() || "/._-+,:@%".contains(c);
+    match path.chars().all(is_unquoted) {
         true => path.to_owned(),
         false => format!("'{}'", path.replace('\'', "'\\''")),
     }

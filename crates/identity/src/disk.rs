@@ -1,4 +1,5 @@
-//! Atomic file writes, and secrets readable only by their owner.
+//! Writes files atomically through temporary files, and reads Leno's own files and secrets, after a check that no other
+//! user may read a secret.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,7 +12,7 @@ use crate::regular_file::{self, FileOrigin};
 
 /// The users that may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FileReaders {
+pub(crate) enum FileAccess {
     /// The owner only: mode 0600.
     Owner,
     /// All users: mode 0644.
@@ -19,39 +20,39 @@ pub(crate) enum FileReaders {
 }
 
 /// Replaces or creates `path` atomically: after a crash it has its old or its new contents.
-pub(crate) fn replace(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<()> {
-    let draft = write_draft(path, contents, readers)?;
-    fs::rename(&draft, path).map_err(|cause| {
-        fs::remove_file(&draft).ok();
+pub(crate) fn replace(path: &Path, contents: &[u8], access: FileAccess) -> io::Result<()> {
+    let temporary_path = write_temporary_file(path, contents, access)?;
+    fs::rename(&temporary_path, path).map_err(|cause| {
+        fs::remove_file(&temporary_path).ok();
         file_error("write", path, cause)
     })?;
     sync_parent(path)
 }
 
-/// Replaces or creates a file atomically that only its owner may read. A link in its place is replaced, not
+/// Replaces or creates a file atomically that only its owner may read. A symbolic link in its place is replaced, not
 /// followed.
 ///
 /// # Errors
 /// An I/O error if the file cannot be written.
 pub fn replace_private(path: &Path, contents: &[u8]) -> io::Result<()> {
-    replace(path, contents, FileReaders::Owner)
+    replace(path, contents, FileAccess::Owner)
 }
 
-/// Removes drafts left by a crash in a directory that no other process uses.
+/// Removes temporary files left by a crash in a directory that no other process uses.
 ///
 /// # Errors
-/// An I/O error if the directory cannot be read, or a draft cannot be removed.
-pub fn remove_drafts(directory: &Path) -> io::Result<()> {
+/// An I/O error if the directory cannot be read, or a temporary file cannot be removed.
+pub fn remove_temporary_files(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_draft) {
+        if entry.file_name().to_str().is_some_and(is_temporary_name) {
             fs::remove_file(entry.path())?;
         }
     }
     Ok(())
 }
 
-/// Opens the lock file of a directory, and creates it if missing. A link in its place is an error.
+/// Opens a lock file, and creates it if missing; does not lock it. A symbolic link in its place is an error.
 ///
 /// # Errors
 /// An I/O error if the file cannot be opened.
@@ -67,8 +68,8 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Returns the secret in a file that only its owner may read; creates it if there is no file. A link in its
-/// place is an error.
+/// Returns the secret in a file that only its owner may read; creates a file with a random secret if there is none. A
+/// symbolic link in its place is an error.
 ///
 /// # Errors
 /// An I/O error if the file cannot be read or written, others may read it, or it contains no secret.
@@ -76,18 +77,18 @@ pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
     match fs::symlink_metadata(path) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             let secret = crate::generate_secret()?;
-            match create(path, secret.as_bytes(), FileReaders::Owner) {
+            match create(path, secret.as_bytes(), FileAccess::Owner) {
                 Ok(()) => return Ok(secret),
                 // Another process created the file first: its secret is read below.
                 Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(cause) => return Err(cause),
             }
         }
-        // The read reports another file type.
+        // If this is not a regular file, the read below fails.
         Ok(_) => {}
         Err(cause) => return Err(file_error("read", path, cause)),
     }
-    let text = read(path, FileReaders::Owner)?.unwrap_or_default();
+    let text = read(path, FileAccess::Owner)?.unwrap_or_default();
     match text.trim() {
         text if text.len() >= MIN_SECRET_CHARACTERS => Ok(text.to_owned()),
         _ => {
@@ -101,10 +102,10 @@ pub fn read_or_create_secret(path: &Path) -> io::Result<String> {
 ///
 /// A hard link is the portable way to create a file both exclusively and atomically: with `O_EXCL` alone, other
 /// processes could read an empty file.
-pub(crate) fn create(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<()> {
-    let draft = write_draft(path, contents, readers)?;
-    let result = fs::hard_link(&draft, path);
-    fs::remove_file(&draft).ok();
+pub(crate) fn create(path: &Path, contents: &[u8], access: FileAccess) -> io::Result<()> {
+    let temporary_path = write_temporary_file(path, contents, access)?;
+    let result = fs::hard_link(&temporary_path, path);
+    fs::remove_file(&temporary_path).ok();
     result.map_err(|cause| file_error("create", path, cause))?;
     sync_parent(path)
 }
@@ -118,22 +119,26 @@ pub(crate) fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
 /// Reads a file written by Leno; `None` if it does not exist.
 ///
 /// # Errors
-/// An I/O error if the file is a link or not a regular file, is readable by others although `readers` is
-/// [`FileReaders::Owner`], is larger than [`MAX_FILE_BYTES`], or is not text.
-pub(crate) fn read(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
-    read_from(path, FileOrigin::Leno, readers)
+/// An I/O error if the path is a symbolic link or no regular file, other users may access the file although `access` is
+/// [`FileAccess::Owner`], it is larger than [`MAX_FILE_BYTES`], or it is not UTF-8.
+pub(crate) fn read(path: &Path, access: FileAccess) -> io::Result<Option<String>> {
+    read_from_origin(path, FileOrigin::Leno, access)
 }
 
-/// Reads a file that the user or the platform provides; `None` if it does not exist. Unlike with [`read`], links are
-/// followed.
+/// Reads a file that the user or the platform provides; `None` if it does not exist. Unlike with [`read`], symbolic links
+/// are followed.
 ///
 /// # Errors
-/// The errors of [`read`], except that for a link.
-pub(crate) fn read_user_file(path: &Path, readers: FileReaders) -> io::Result<Option<String>> {
-    read_from(path, FileOrigin::User, readers)
+/// The errors of [`read`], except the one for a symbolic link.
+pub(crate) fn read_user_file(path: &Path, access: FileAccess) -> io::Result<Option<String>> {
+    read_from_origin(path, FileOrigin::User, access)
 }
 
-fn read_from(path: &Path, origin: FileOrigin, readers: FileReaders) -> io::Result<Option<String>> {
+fn read_from_origin(
+    path: &Path,
+    origin: FileOrigin,
+    access: FileAccess,
+) -> io::Result<Option<String>> {
     let add_path = |cause| file_error("read", path, cause);
     let file = match regular_file::open_regular(path, origin) {
         Ok(file) => file,
@@ -142,7 +147,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: FileReaders) -> io::Resul
     };
     // The mode is that of the open file: another process cannot replace it between check and read.
     let mode = file.metadata().map_err(add_path)?.permissions().mode() & 0o777;
-    if readers == FileReaders::Owner && mode & 0o077 != 0 {
+    if access == FileAccess::Owner && mode & 0o077 != 0 {
         let message = format!(
             "other users can read this secret (mode {mode:04o}): run `chmod 600 {}`, or replace it if it was exposed",
             path.display()
@@ -153,7 +158,7 @@ fn read_from(path: &Path, origin: FileOrigin, readers: FileReaders) -> io::Resul
     text.and_then(regular_file::bytes_to_text).map(Some).map_err(add_path)
 }
 
-/// Removes `path` durably; `false` if it was already gone.
+/// Removes the file `path` durably; returns `false` if it does not exist.
 pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => sync_parent(path).map(|()| true),
@@ -162,15 +167,16 @@ pub(crate) fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Adds the path to a system error; the kind is unchanged.
+/// Adds the action and the path to a system error. The action completes "cannot …", such as `read`; the error's kind is
+/// unchanged.
 pub(crate) fn file_error(action: &'static str, path: &Path, cause: io::Error) -> io::Error {
     let path = path.to_owned();
     io::Error::new(cause.kind(), FileError { action, path, cause })
 }
 
-/// True if the name is that of a draft, which a crash may have left behind.
-pub(crate) fn is_draft(name: &str) -> bool {
-    name.starts_with(DRAFT_PREFIX)
+/// True if the file name is that of a temporary file, which a crash may have left behind.
+pub(crate) fn is_temporary_name(name: &str) -> bool {
+    name.starts_with(TEMPORARY_PREFIX)
 }
 
 /// A failed action on a file.
@@ -182,30 +188,31 @@ struct FileError {
     cause: io::Error,
 }
 
-/// Writes the contents to a new file next to `path`, and returns the path of that file.
-fn write_draft(path: &Path, contents: &[u8], readers: FileReaders) -> io::Result<PathBuf> {
+/// Writes the contents durably to a new file next to `path`, and returns the path of the new file.
+fn write_temporary_file(path: &Path, contents: &[u8], access: FileAccess) -> io::Result<PathBuf> {
     let mut random_bytes = [0u8; 8];
     rand::fill(&mut random_bytes)
         .map_err(|_| io::Error::other("the operating system provides no random bytes"))?;
-    let draft =
-        path.with_file_name(format!("{DRAFT_PREFIX}{:016x}", u64::from_ne_bytes(random_bytes)));
-    let mode = match readers {
-        FileReaders::Owner => 0o600,
-        FileReaders::AllUsers => 0o644,
+    let temporary_path =
+        path.with_file_name(format!("{TEMPORARY_PREFIX}{:016x}", u64::from_ne_bytes(random_bytes)));
+    let mode = match access {
+        FileAccess::Owner => 0o600,
+        FileAccess::AllUsers => 0o644,
     };
     let write_contents = || {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&draft)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary_path)?;
         file.write_all(contents)?;
         file.sync_all()
     };
     write_contents().map_err(|cause| {
-        fs::remove_file(&draft).ok();
+        fs::remove_file(&temporary_path).ok();
         file_error("write", path, cause)
     })?;
-    Ok(draft)
+    Ok(temporary_path)
 }
 
-/// Makes a rename, link or removal of `path` durable.
+/// Makes a rename, hard link or removal of `path` durable: without the sync of its directory, a power loss could undo it.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -216,11 +223,11 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         .map_err(|cause| file_error("write", parent, cause))
 }
 
-/// Maximum size of a file in bytes. Keys, chains and bundles have a few KiB.
+/// Maximum size of a file in bytes. Keys, certificate chains and trust bundles have a few KiB.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// The prefix of the names of drafts: files that are complete and then renamed.
-const DRAFT_PREFIX: &str = ".draft-";
+/// The name prefix of temporary files: each is written in full, then renamed or hard-linked to its final name.
+const TEMPORARY_PREFIX: &str = ".draft-";
 
 /// Minimum length of a secret in characters.
 const MIN_SECRET_CHARACTERS: usize = 32;
@@ -233,40 +240,40 @@ mod tests {
     fn secrets_are_readable_by_their_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        create(&path, b"one", FileReaders::Owner).unwrap();
+        create(&path, b"one", FileAccess::Owner).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "one");
+        assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "one");
     }
 
     #[test]
     fn create_never_replaces_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        create(&path, b"one", FileReaders::Owner).unwrap();
-        let error = create(&path, b"two", FileReaders::Owner).unwrap_err();
+        create(&path, b"one", FileAccess::Owner).unwrap();
+        let error = create(&path, b"two", FileAccess::Owner).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "one");
-        replace(&path, b"three", FileReaders::Owner).unwrap();
-        assert_eq!(read(&path, FileReaders::Owner).unwrap().unwrap(), "three");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no drafts are left");
+        assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "one");
+        replace(&path, b"three", FileAccess::Owner).unwrap();
+        assert_eq!(read(&path, FileAccess::Owner).unwrap().unwrap(), "three");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
     fn secrets_that_others_may_read_are_rejected_with_a_hint() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
-        replace(&path, b"one", FileReaders::AllUsers).unwrap();
+        replace(&path, b"one", FileAccess::AllUsers).unwrap();
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let error = read(&path, FileReaders::Owner).unwrap_err();
+            let error = read(&path, FileAccess::Owner).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
             assert!(error.to_string().contains("chmod 600"), "{error}");
-            assert!(read(&path, FileReaders::AllUsers).is_ok());
+            assert!(read(&path, FileAccess::AllUsers).is_ok());
         }
     }
 
     #[test]
-    fn a_link_in_place_of_a_file_is_not_followed() {
+    fn a_symbolic_link_in_place_of_a_file_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let [other, path, lock] = ["other", "state", "lock"].map(|name| dir.path().join(name));
         fs::write(&other, "untouched").unwrap();
@@ -285,7 +292,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&other).unwrap(), "untouched");
         assert!(!dir.path().join("absent").exists());
         fs::write(dir.path().join(".draft-0123"), "left").unwrap();
-        remove_drafts(dir.path()).unwrap();
+        remove_temporary_files(dir.path()).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
@@ -294,14 +301,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("large");
         let largest = usize::try_from(MAX_FILE_BYTES).unwrap();
-        replace(&path, &vec![b'a'; largest], FileReaders::Owner).unwrap();
-        assert!(read(&path, FileReaders::Owner).is_ok());
-        replace(&path, &vec![b'a'; largest + 1], FileReaders::Owner).unwrap();
-        assert!(read(&path, FileReaders::Owner).is_err());
+        replace(&path, &vec![b'a'; largest], FileAccess::Owner).unwrap();
+        assert!(read(&path, FileAccess::Owner).is_ok());
+        replace(&path, &vec![b'a'; largest + 1], FileAccess::Owner).unwrap();
+        assert!(read(&path, FileAccess::Owner).is_err());
     }
 
     #[test]
-    fn a_secret_is_reused_and_no_link_is_followed() {
+    fn a_secret_is_reused_and_no_symbolic_link_is_followed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("secret");
         let secret = read_or_create_secret(&path).unwrap();

@@ -1,4 +1,5 @@
-//! External principals: clients outside the mesh, with a certificate and key issued by the mesh.
+//! Issues and checks the certificates of external principals: clients outside the mesh, with a certificate and key issued by
+//! the mesh.
 //!
 //! The certificates of external principals are valid for clients only and have no SPIFFE id. Therefore no TLS
 //! configuration accepts them as certificates of members, and no server can use them.
@@ -96,8 +97,8 @@ impl ExternalPrincipal {
 /// The key and certificate of an external principal, and the mesh's roots, as PEM.
 pub struct ExternalCertificate {
     key: PrivateKey,
-    chain: String,
-    roots: String,
+    chain_pem: String,
+    roots_pem: String,
     not_after: SystemTime,
 }
 
@@ -114,18 +115,18 @@ impl ExternalCertificate {
         now: SystemTime,
     ) -> Result<Self, AuthorityError> {
         let key = PrivateKey::generate();
-        // A request for our own key is always valid.
-        let request = CertificateRequest::from_der(&key.certificate_request());
-        let request = request.map_err(|_| AuthorityError::NoRandomness)?;
+        // This does not fail: the request was just made with the key.
+        let request = CertificateRequest::from_der(&key.certificate_request())
+            .map_err(|_| AuthorityError::NoRandomness)?;
         let bundle = authority.sign_external_principal(&request, subject, lifetime, now)?;
-        // Name constraints above the signer are detected here, not by the client.
+        // Name constraints of the issuing certificates are detected here, not by the client.
         verify_as_server(&bundle.chain, &bundle.roots, bundle.not_before)
             .map_err(AuthorityError::ExternalPrincipalConstraints)?;
-        let mut chain = String::new();
+        let mut chain_pem = String::new();
         for certificate in &bundle.chain {
-            write_pem(&mut chain, CERTIFICATE_LABEL, certificate);
+            write_pem(&mut chain_pem, CERTIFICATE_LABEL, certificate);
         }
-        Ok(Self { key, chain, roots: bundle.roots.to_pem(), not_after: bundle.not_after })
+        Ok(Self { key, chain_pem, roots_pem: bundle.roots.to_pem(), not_after: bundle.not_after })
     }
 
     /// Returns the private key as PKCS #8, for its storage location only.
@@ -137,13 +138,13 @@ impl ExternalCertificate {
     /// Returns the certificate and the chain to a root.
     #[must_use]
     pub fn chain_pem(&self) -> &str {
-        &self.chain
+        &self.chain_pem
     }
 
     /// Returns the roots that the external principal trusts.
     #[must_use]
     pub fn roots_pem(&self) -> &str {
-        &self.roots
+        &self.roots_pem
     }
 
     /// Returns the end of the certificate's validity.
@@ -162,7 +163,8 @@ impl fmt::Debug for ExternalCertificate {
     }
 }
 
-/// A stored certificate of an external principal as PEM, from any writer.
+/// The key, certificate and roots of an external principal as found in storage, such as a Secret, which another program may
+/// have changed.
 #[derive(Clone, Copy)]
 pub struct StoredCertificate<'a> {
     /// The private key.
@@ -174,9 +176,9 @@ pub struct StoredCertificate<'a> {
 }
 
 impl StoredCertificate<'_> {
-    /// Returns the time until which the certificate need not be renewed: two thirds of its lifetime, or of
-    /// `lifetime` if that is shorter, so that an outage of a third is tolerated. `None` if `authority` would
-    /// issue it differently for `subject`.
+    /// Returns the time at which the certificate must be renewed: after two thirds of its lifetime, or of `lifetime` if
+    /// that is shorter, so that an outage of a third of the lifetime is tolerated. `None` if it must be renewed now, because
+    /// `authority` would issue another certificate for `subject`.
     #[must_use]
     pub fn renewal_time(
         &self,
@@ -185,9 +187,9 @@ impl StoredCertificate<'_> {
         lifetime: Duration,
     ) -> Option<SystemTime> {
         let roots = authority.roots();
-        let chain = CertificateDer::pem_slice_iter(self.chain_pem.as_bytes());
+        let certificates = CertificateDer::pem_slice_iter(self.chain_pem.as_bytes());
         let chain: Vec<CertificateDer<'static>> =
-            chain.take(MAX_CERTIFICATES_READ).collect::<Result<_, _>>().ok()?;
+            certificates.take(MAX_CERTIFICATES_READ).collect::<Result<_, _>>().ok()?;
         let leaf = chain.first()?;
         let external_principal = ExternalPrincipal::read(leaf).ok()?;
         let key = PrivateKey::from_pem(self.key_pem).ok()?;

@@ -1,4 +1,5 @@
-//! TLS of gateways: certificates selected by server name for external clients.
+//! Builds the TLS configuration with which a gateway terminates TLS of external clients: the server name selects the
+//! certificate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub fn gateway_server_config(
             keys: certified_keys.collect(),
         });
     }
-    // Sorted by decreasing specificity, so that the first match is the most specific one.
+    // Sorted by descending specificity, so that the first match is the most specific one.
     listener_certificates
         .sort_by_key(|listener| listener.hostname.as_ref().map(HostPattern::specificity));
     listener_certificates.reverse();
@@ -71,6 +72,7 @@ pub struct UnusableCertificate {
     cause: CertificateProblem,
 }
 
+/// The reason that a listener's certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum CertificateProblem {
     #[error("it is not PEM: {0}")]
@@ -81,17 +83,18 @@ enum CertificateProblem {
     Rustls(#[from] rustls::Error),
 }
 
+/// Parses the chain and the key of a listener's certificate, and checks that they match.
 fn parse_certificate(
     certificate: &GatewayCertificate,
     provider: &CryptoProvider,
 ) -> Result<Arc<CertifiedKey>, CertificateProblem> {
-    let chain = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
-    let chain = chain.collect::<Result<Vec<_>, _>>()?;
+    let certificates = CertificateDer::pem_slice_iter(certificate.chain.as_bytes());
+    let chain = certificates.collect::<Result<Vec<_>, _>>()?;
     if chain.is_empty() {
         return Err(CertificateProblem::NoCertificate);
     }
     let key = PrivateKeyDer::from_pem_slice(certificate.key.as_bytes())?;
-    // Rejects a key that does not match the certificate.
+    // `from_der` rejects a key that does not match the certificate.
     Ok(Arc::new(CertifiedKey::from_der(chain, key, provider)?))
 }
 

@@ -1,4 +1,4 @@
-//! The token file: the data with which a new proxy finds and verifies the control plane, and joins.
+//! Reads and writes the token file, with which a new proxy finds and verifies the control plane, and joins the mesh.
 
 use std::fmt;
 use std::io;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use leno_model::{InvalidName, TrustDomain};
 
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::roots::{Roots, RootsError};
 
-/// The contents of `--token-file`. Any holder of the bundle can join as the workload for which the token was issued.
+/// The contents of the file `--token-file`. Anyone with the bundle can join as the workload for which the token was issued.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinBundle {
     /// The one-time token.
@@ -30,7 +30,7 @@ impl JoinBundle {
         let mut text = format!("{MAGIC}\n# Secret, and good for one use.\n");
         text.push_str(&format!("{TOKEN_FIELD}: {}\n", self.token));
         for control_address in &self.control_addresses {
-            text.push_str(&format!("{CONTROL_FIELD}: {control_address}\n"));
+            text.push_str(&format!("{CONTROL_ADDRESS_FIELD}: {control_address}\n"));
         }
         text.push_str(&format!("{TRUST_DOMAIN_FIELD}: {}\n", self.trust_domain));
         text.push_str(&self.roots.to_pem());
@@ -40,7 +40,7 @@ impl JoinBundle {
     /// Parses the output of [`JoinBundle::render`].
     ///
     /// # Errors
-    /// [`JoinBundleError`] with the line or field.
+    /// [`JoinBundleError`] with the invalid line, or with the field that is missing.
     pub fn parse(text: &str) -> Result<Self, JoinBundleError> {
         if text.len() > MAX_BUNDLE_BYTES {
             return Err(JoinBundleError::TooLarge);
@@ -69,7 +69,7 @@ impl JoinBundle {
     /// # Errors
     /// An I/O error if the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        disk::replace(path, self.render().as_bytes(), FileReaders::Owner)
+        disk::replace(path, self.render().as_bytes(), FileAccess::Owner)
     }
 
     /// Reads a bundle from a file that only its owner may read.
@@ -77,7 +77,7 @@ impl JoinBundle {
     /// # Errors
     /// [`JoinBundleError`] if the file does not exist, others may read it, or it is not a bundle.
     pub fn load(path: &Path) -> Result<Self, JoinBundleError> {
-        let text = disk::read_user_file(path, FileReaders::Owner)?.ok_or_else(|| {
+        let text = disk::read_user_file(path, FileAccess::Owner)?.ok_or_else(|| {
             let cause = io::Error::new(io::ErrorKind::NotFound, "there is no such file");
             disk::file_error("read", path, cause)
         })?;
@@ -111,14 +111,14 @@ pub enum JoinBundleError {
     /// A line is not a field, or repeats a field.
     #[error(
         "line {line} of the token file: expected `{TOKEN_FIELD}` or `{TRUST_DOMAIN_FIELD}`, each once, or \
-         `{CONTROL_FIELD}`, at most {MAX_CONTROL_ADDRESSES} times, then a colon and a value"
+         `{CONTROL_ADDRESS_FIELD}`, at most {MAX_CONTROL_ADDRESSES} times, then a colon and a value"
     )]
     InvalidLine {
         /// The line, counted from 1.
         line: usize,
     },
     /// An address of the control plane is invalid.
-    #[error("line {line} of the token file: `{CONTROL_FIELD}` must be an address and port")]
+    #[error("line {line} of the token file: `{CONTROL_ADDRESS_FIELD}` must be an address and port")]
     InvalidControlAddress {
         /// The line, counted from 1.
         line: usize,
@@ -169,18 +169,16 @@ impl JoinBundleFields {
             TOKEN_FIELD if self.token.is_none() && !value.is_empty() => {
                 self.token = Some(value.to_owned());
             }
-            CONTROL_FIELD if self.control_addresses.len() < MAX_CONTROL_ADDRESSES => {
-                let address = value.parse();
-                let address = address
+            CONTROL_ADDRESS_FIELD if self.control_addresses.len() < MAX_CONTROL_ADDRESSES => {
+                let parsed = value.parse();
+                let control_address = parsed
                     .map_err(|cause| JoinBundleError::InvalidControlAddress { line, cause })?;
-                self.control_addresses.push(address);
+                self.control_addresses.push(control_address);
             }
             TRUST_DOMAIN_FIELD if self.trust_domain.is_none() => {
-                let trust_domain = TrustDomain::new(value);
-                self.trust_domain = Some(
-                    trust_domain
-                        .map_err(|cause| JoinBundleError::InvalidTrustDomain { line, cause })?,
-                );
+                let trust_domain = TrustDomain::new(value)
+                    .map_err(|cause| JoinBundleError::InvalidTrustDomain { line, cause })?;
+                self.trust_domain = Some(trust_domain);
             }
             _ => return Err(invalid_line),
         }
@@ -188,12 +186,12 @@ impl JoinBundleFields {
     }
 }
 
-/// The first line of a token file: format and version.
+/// The first line of a token file: the format and its version.
 const MAGIC: &str = "leno join token v1";
 /// The field of the one-time token.
 const TOKEN_FIELD: &str = "token";
 /// The field of one control plane address; it may be repeated.
-const CONTROL_FIELD: &str = "control";
+const CONTROL_ADDRESS_FIELD: &str = "control";
 /// The field of the trust domain.
 const TRUST_DOMAIN_FIELD: &str = "trust-domain";
 
@@ -236,7 +234,7 @@ mod tests {
         let bundle = join_bundle(&[]);
         bundle.save(&path).unwrap();
         assert_eq!(JoinBundle::load(&path).unwrap(), bundle);
-        assert!(disk::read(&path, FileReaders::Owner).is_ok());
+        assert!(disk::read(&path, FileAccess::Owner).is_ok());
         assert!(!format!("{bundle:?}").contains("leno-join-00"));
         let missing = JoinBundle::load(&dir.path().join("none")).unwrap_err();
         assert!(missing.to_string().contains("none"), "{missing}");

@@ -1,7 +1,7 @@
-//! Verification of third-party JSON web tokens (RFC 7519), following RFC 8725.
+//! Verifies JSON web tokens (RFC 7519) of external issuers, as recommended in RFC 8725.
 //!
-//! Only asymmetric algorithms are supported, so no public key is used as a secret, and `none` is excluded. Both
-//! the token and its key determine the algorithm.
+//! Only asymmetric algorithms are accepted: with a symmetric one, an attacker could sign with an issuer's public key. The
+//! algorithm in the token must be one that the type of the key, and the `alg` of the key if present, permit.
 
 mod keys;
 
@@ -130,7 +130,7 @@ impl<'a> UnverifiedJwt<'a> {
         Ok(self.claims)
     }
 
-    /// Checks `exp`, `nbf` and `iat` (RFC 7519 §4.1.4 to §4.1.6), and the age.
+    /// Checks `exp`, `nbf` and `iat` (RFC 7519 §4.1.4 to §4.1.6), and the age of the token.
     fn check_time(&self, requirements: JwtRequirements<'_>) -> Result<(), JwtError> {
         let now = requirements.now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let clock_skew = requirements.clock_skew.as_secs_f64();
@@ -164,6 +164,7 @@ impl<'a> UnverifiedJwt<'a> {
         Ok(())
     }
 
+    /// True if the claim `aud`, a text or a list of texts, contains one of these audiences.
     fn has_accepted_aud(&self, aud: &[String]) -> bool {
         let is_accepted = |value: &Value| {
             value.as_str().is_some_and(|text| aud.iter().any(|accepted| accepted == text))
@@ -177,7 +178,8 @@ impl<'a> UnverifiedJwt<'a> {
 }
 
 /// Returns the values of a claim as texts: its value, or each element of a list. Numbers and booleans are in JSON
-/// form; nested lists and objects are omitted. Dots in the name separate the names of nested objects.
+/// form; nested lists and objects are omitted. A claim that contains dots in its own name takes precedence; otherwise a dot
+/// separates the name of an object from the name of its member: `realm_access.roles`.
 #[must_use]
 pub fn claim_values(claims: &Map<String, Value>, name: &str) -> Vec<String> {
     let claim = claims.get(name).or_else(|| {

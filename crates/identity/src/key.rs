@@ -41,16 +41,18 @@ impl PrivateKey {
     /// converted to PKCS #8.
     pub(crate) fn from_pem(pem: &str) -> Result<Self, rcgen::Error> {
         let parse_error = rcgen::Error::CouldNotParseKeyPair;
-        let Ok(der) = PrivateKeyDer::from_pem_slice(pem.as_bytes()) else {
+        let Ok(read_der) = PrivateKeyDer::from_pem_slice(pem.as_bytes()) else {
             return Err(parse_error);
         };
-        let pair =
-            EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_ASN1_SIGNING, der.secret_der());
-        let Some(der) = pair.ok().and_then(|pair| pair.to_pkcs8v1().ok()) else {
+        let pair = EcdsaKeyPair::from_private_key_der(
+            &ECDSA_P256_SHA256_ASN1_SIGNING,
+            read_der.secret_der(),
+        );
+        let Some(pkcs8) = pair.ok().and_then(|pair| pair.to_pkcs8v1().ok()) else {
             return Err(parse_error);
         };
-        let der = PrivatePkcs8KeyDer::from(der.as_ref());
-        KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ECDSA_P256_SHA256).map(Self)
+        let pkcs8_der = PrivatePkcs8KeyDer::from(pkcs8.as_ref());
+        KeyPair::from_pkcs8_der_and_sign_algo(&pkcs8_der, &PKCS_ECDSA_P256_SHA256).map(Self)
     }
 
     /// Encodes the key for a file of mode 0600.

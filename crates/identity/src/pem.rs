@@ -1,4 +1,4 @@
-//! PEM encoding of certificates and keys (RFC 7468).
+//! Encodes certificates and keys as PEM (RFC 7468).
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,10 +10,10 @@ pub(crate) fn write_pem(text: &mut String, label: &str, der: &[u8]) {
     let mut remaining = encoded.as_str();
     while !remaining.is_empty() {
         // Base64 is ASCII: every index is a character boundary.
-        let (line, next) = remaining.split_at(remaining.len().min(LINE_CHARACTERS));
+        let (line, following) = remaining.split_at(remaining.len().min(LINE_CHARACTERS));
         text.push_str(line);
         text.push('\n');
-        remaining = next;
+        remaining = following;
     }
     text.push_str(&format!("-----END {label}-----\n"));
 }

@@ -1,4 +1,4 @@
-//! The crypto provider, aws-lc-rs, reduced to the algorithms of TLS 1.3 between sidecars.
+//! Provides the cryptography of rustls for connections between mesh members: aws-lc-rs, reduced to algorithms of TLS 1.3.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,6 +10,7 @@ pub(crate) fn crypto_provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
+/// The provider that all configurations share.
 static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
     Arc::new(CryptoProvider {
         // AES-128-GCM is first: it is the fastest with hardware support, and strong enough.

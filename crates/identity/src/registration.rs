@@ -1,4 +1,5 @@
-//! Registrations: for each workload that joined with a token, a number that increases with each join.
+//! Stores registrations: for each workload that joined with a token, a number that increases with each join. Certificates
+//! contain the number, so that the control plane recognizes those of a previous join.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use leno_model::WorkloadName;
 
 use crate::authority::MAX_LEAF_LIFETIME;
 use crate::directory::{check_private_if_exists, create_private_directory};
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 
 /// The latest registration of each workload that joined with a token: one small file each, shared by all
 /// control planes of the mesh. Certificates of older registrations are not renewed.
@@ -53,7 +54,7 @@ impl Registrations {
         match disk::create(
             &self.file_path(workload),
             &render_record(workload, number),
-            FileReaders::Owner,
+            FileAccess::Owner,
         ) {
             Ok(()) => Ok(number),
             // Another control plane has registered the workload in the meantime.
@@ -64,11 +65,11 @@ impl Registrations {
         }
     }
 
-    /// Returns the number in a workload's file, if any.
+    /// Returns the number in a workload's file; `None` if the file does not exist.
     fn read(&self, workload: &WorkloadName) -> io::Result<Option<u64>> {
         check_private_if_exists(&self.dir)?;
         let path = self.file_path(workload);
-        let Some(text) = disk::read(&path, FileReaders::Owner)? else { return Ok(None) };
+        let Some(text) = disk::read(&path, FileAccess::Owner)? else { return Ok(None) };
         let number = text.split_once('\n').and_then(|(name, number_text)| {
             let is_for_workload = name.parse().as_ref() == Ok(workload);
             number_text.trim_end().parse().ok().filter(|_| is_for_workload)
@@ -97,7 +98,7 @@ impl Registrations {
         disk::replace(
             &self.file_path(workload),
             &render_record(workload, number),
-            FileReaders::Owner,
+            FileAccess::Owner,
         )?;
         self.cache_number(workload, number);
         Ok(number)
@@ -118,9 +119,10 @@ impl Registrations {
         for entry in fs::read_dir(&self.dir).map_err(add_path)? {
             let entry = entry.map_err(add_path)?;
             let modified_at = entry.metadata().and_then(|metadata| metadata.modified());
-            let age = modified_at.ok().and_then(|modified_at| now.duration_since(modified_at).ok());
-            let age = age.unwrap_or_default();
-            if age > MAX_LEAF_LIFETIME + CLOCK_MARGIN {
+            let known_age =
+                modified_at.ok().and_then(|modified_at| now.duration_since(modified_at).ok());
+            // A file of unknown age is retained.
+            if known_age.is_some_and(|age| age > MAX_LEAF_LIFETIME + CLOCK_MARGIN) {
                 disk::remove(&entry.path())?;
             } else {
                 remaining_count += 1;
@@ -129,6 +131,7 @@ impl Registrations {
         Ok(remaining_count)
     }
 
+    /// Caches the number of a workload, unless the cache is full.
     fn cache_number(&self, workload: &WorkloadName, number: u64) {
         let mut cached_numbers = self.lock_cache();
         if cached_numbers.len() < MAX_REGISTRATIONS || cached_numbers.contains_key(workload) {
@@ -136,18 +139,21 @@ impl Registrations {
         }
     }
 
+    /// Locks the cache, even if another holder of the lock has panicked.
     fn lock_cache(&self) -> MutexGuard<'_, BTreeMap<WorkloadName, u64>> {
         self.cached_numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the file of a workload. Its name is a hash, because a workload name may be longer than a file name.
     fn file_path(&self, workload: &WorkloadName) -> PathBuf {
-        let name = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
-        let name: String = name.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        self.dir.join(name)
+        let name_digest = digest::digest(&digest::SHA256, workload.to_string().as_bytes());
+        let file_name: String =
+            name_digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        self.dir.join(file_name)
     }
 }
 
+/// Returns the content of a workload's file.
 fn render_record(workload: &WorkloadName, number: u64) -> Vec<u8> {
     format!("{workload}\n{number}\n").into_bytes()
 }
@@ -222,7 +228,7 @@ mod tests {
         for text in
             ["", "bookinfo/ratings-1\n", "bookinfo/ratings-2\n7\n", "bookinfo/ratings-1\nx\n"]
         {
-            disk::replace(&path, text.as_bytes(), FileReaders::Owner).unwrap();
+            disk::replace(&path, text.as_bytes(), FileAccess::Owner).unwrap();
             let error = registrations.latest_number(&name).unwrap_err().to_string();
             assert!(error.contains("not a registration"), "{error}");
         }

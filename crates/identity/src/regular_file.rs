@@ -1,4 +1,5 @@
-//! Bounded reads of regular files, which never block. Links are followed only for files of the user or the platform.
+//! Opens and reads regular files without blocking and within a bound on their size. Symbolic links are followed only for
+//! files of the user or the platform.
 
 use std::fs::{self, File, FileType};
 use std::io::{self, Read as _};
@@ -9,13 +10,13 @@ use rustix::fs::OFlags;
 
 use crate::disk::file_error;
 
-/// The writer of a file, which determines whether links are followed.
+/// The writer of a file, which determines whether symbolic links are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileOrigin {
-    /// Leno writes the file in a directory of its own. It creates no links, so a link is an error.
+    /// Leno writes the file in a directory of its own. Leno creates no symbolic links, so a symbolic link is an error.
     Leno,
-    /// The user or the platform provides the file. Links are followed: Kubernetes mounts Secrets and ConfigMaps
-    /// as links.
+    /// The user or the platform provides the file. Symbolic links are followed, because Kubernetes mounts the files of
+    /// Secrets and ConfigMaps as symbolic links.
     User,
 }
 
@@ -37,8 +38,8 @@ pub fn open_regular(path: &Path, origin: FileOrigin) -> io::Result<File> {
 /// Returns the content of a regular file; `None` if it does not exist.
 ///
 /// # Errors
-/// The errors of [`open_regular`], except that for a missing file, and an error if the file has more than `max_bytes`
-/// bytes. The error contains the path.
+/// The errors of [`open_regular`], except the one for a missing file; and an error if the file has more than `max_bytes`
+/// bytes. Each error contains the path.
 pub fn read_regular(
     path: &Path,
     origin: FileOrigin,
@@ -75,11 +76,12 @@ pub(crate) fn read_bounded(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Converts the bytes of a file to text; an error if they are not UTF-8.
 pub(crate) fn bytes_to_text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| invalid_data_error("is not UTF-8".to_owned()))
 }
 
-/// Returns the flags of a non-blocking open, which follows no links to Leno's own files.
+/// Returns the flags of an open that does not block and, for Leno's own files, follows no symbolic link.
 pub(crate) fn open_flags(origin: FileOrigin) -> i32 {
     // A terminal in place of the file must not become the controlling terminal.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -90,7 +92,8 @@ pub(crate) fn open_flags(origin: FileOrigin) -> i32 {
     flags.bits().cast_signed()
 }
 
-/// Adds the file type to the error of a failed open, such as a link or a socket.
+/// Returns an error with the file type if the open failed because the file is not regular, such as a symbolic link or a
+/// socket. Otherwise returns `cause`.
 pub(crate) fn explain_error(path: &Path, origin: FileOrigin, cause: io::Error) -> io::Error {
     if cause.kind() == io::ErrorKind::NotFound {
         return cause;
@@ -107,7 +110,7 @@ pub(crate) fn explain_error(path: &Path, origin: FileOrigin, cause: io::Error) -
 
 /// Returns the error for a file that is not regular: its type, and a hint.
 pub(crate) fn wrong_type_error(file_type: FileType, origin: FileOrigin) -> io::Error {
-    let file_type = match file_type {
+    let type_name = match file_type {
         file_type if file_type.is_symlink() => "a link",
         file_type if file_type.is_dir() => "a directory",
         file_type if file_type.is_fifo() => "a named pipe",
@@ -118,7 +121,7 @@ pub(crate) fn wrong_type_error(file_type: FileType, origin: FileOrigin) -> io::E
         FileOrigin::Leno => "remove it",
         FileOrigin::User => "name a regular file",
     };
-    invalid_data_error(format!("is {file_type}, not a regular file: {hint}"))
+    invalid_data_error(format!("is {type_name}, not a regular file: {hint}"))
 }
 
 fn invalid_data_error(problem: String) -> io::Error {

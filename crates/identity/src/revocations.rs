@@ -1,4 +1,5 @@
-//! Workloads revoked by an operator on this machine, in a file that all control planes of the mesh read.
+//! Reads and edits the file of workloads that operators have revoked with `leno` on this machine. All control planes with
+//! this directory read the file.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use leno_model::{RevokedWorkload, Uid, WorkloadName};
 
 use crate::directory::{check_private_if_exists, create_private_directory};
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 
 /// The file `revoked` in a directory: one workload per line, with a Pod's UID if only that Pod is revoked.
 #[derive(Debug, Clone)]
@@ -32,15 +33,15 @@ impl RevocationFile {
         Ok(self.read_existing()?.unwrap_or_default())
     }
 
-    /// Returns all revoked workloads; `None` if the file does not exist. [`RevocationFile::remove`] leaves an empty
-    /// file, so the commands for revocations never remove an existing file.
+    /// Returns all revoked workloads; `None` if the file does not exist. No command removes the file:
+    /// [`RevocationFile::remove`] leaves an empty file. A file that has vanished was therefore lost.
     ///
     /// # Errors
     /// The errors of [`RevocationFile::read`].
     pub fn read_existing(&self) -> io::Result<Option<BTreeSet<RevokedWorkload>>> {
         check_private_if_exists(&self.dir)?;
         let path = self.dir.join(REVOKED_FILE);
-        let Some(text) = disk::read(&path, FileReaders::AllUsers)? else { return Ok(None) };
+        let Some(text) = disk::read(&path, FileAccess::AllUsers)? else { return Ok(None) };
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let entries = lines.map(|(index, line)| {
             parse_line(line).ok_or_else(|| {
@@ -126,13 +127,13 @@ impl RevocationFile {
                 }
                 text.push('\n');
             }
-            disk::replace(&self.dir.join(REVOKED_FILE), text.as_bytes(), FileReaders::AllUsers)?;
+            disk::replace(&self.dir.join(REVOKED_FILE), text.as_bytes(), FileAccess::AllUsers)?;
         }
         Ok(is_changed)
     }
 
-    /// Locks the directory that currently exists at the path. If the directory is removed while this process waits for the
-    /// lock, the lock is taken again in a new directory.
+    /// Creates the directory if it is missing, and locks it by its lock file. If another process removes the directory
+    /// while this process waits for the lock, the directory is created and locked again.
     fn lock_directory(&self) -> io::Result<File> {
         for _ in 0..MAX_LOCK_ATTEMPTS {
             match create_private_directory(&self.dir) {
@@ -144,6 +145,7 @@ impl RevocationFile {
                 result => result?,
             };
             lock.lock()?;
+            // Without a hard link, the file was removed together with its directory.
             if lock.metadata()?.nlink() > 0 {
                 return Ok(lock);
             }
@@ -153,6 +155,7 @@ impl RevocationFile {
     }
 }
 
+/// Parses `NAMESPACE/NAME`, optionally followed by the UID of a Pod.
 fn parse_line(line: &str) -> Option<RevokedWorkload> {
     let mut words = line.split_whitespace();
     let workload: WorkloadName = words.next()?.parse().ok()?;

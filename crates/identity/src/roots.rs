@@ -1,4 +1,5 @@
-//! The trust bundle: the root certificates that members of the mesh trust. It has several roots during a rotation.
+//! Parses and checks the trust bundle: the root certificates that members of the mesh trust. It has several roots during
+//! a rotation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,14 +15,15 @@ use crate::pem::{CERTIFICATE_LABEL, write_pem};
 /// At least one trusted root certificate. Cheap to clone.
 ///
 /// If the bundle contains intermediates, only these intermediates are trusted to sign for members: the roots belong to
-/// an external CA, and other intermediates of that CA have no authority in this mesh. External clients may have
-/// certificates of other intermediates if a policy names the clients.
+/// an external CA, and other intermediates of that CA must not issue identities of this mesh. An external client may have a
+/// certificate of another intermediate if a policy names the client.
 #[derive(Clone)]
 pub struct Roots {
+    /// All certificates, without duplicates.
     certificates: Arc<[CertificateDer<'static>]>,
-    /// The certificates that are trusted to sign for members.
+    /// The certificates that are trusted to sign for members: the intermediates, or all certificates if none is one.
     member_store: Arc<RootCertStore>,
-    /// All certificates, if `member_store` has only some of them.
+    /// All certificates; `None` if `member_store` has all of them.
     full_store: Option<Arc<RootCertStore>>,
 }
 
@@ -32,7 +34,7 @@ impl Roots {
     /// [`RootsError`] if there is no certificate, there are too many, or one of them may not sign certificates.
     pub fn new(certificates: Vec<CertificateDer<'static>>) -> Result<Self, RootsError> {
         let mut unique_certificates: Vec<CertificateDer<'static>> = Vec::new();
-        let mut store = RootCertStore::empty();
+        let mut full_store = RootCertStore::empty();
         for (index, certificate) in certificates.into_iter().enumerate() {
             if unique_certificates.contains(&certificate) {
                 continue;
@@ -44,21 +46,19 @@ impl Roots {
             if !may_sign_certificates(&certificate) {
                 return Err(RootsError::NotRoot { number });
             }
-            store.add(certificate.clone()).map_err(|_| RootsError::NotRoot { number })?;
+            full_store.add(certificate.clone()).map_err(|_| RootsError::NotRoot { number })?;
             unique_certificates.push(certificate);
         }
         if unique_certificates.is_empty() {
             return Err(RootsError::Empty);
         }
         let certificates: Arc<[CertificateDer<'static>]> = unique_certificates.into();
-        let full_store = Arc::new(store);
-        let member_store = intermediate_store(&certificates);
-        Ok(match member_store {
-            None => Self { certificates, member_store: full_store, full_store: None },
-            Some(member_store) => Self {
+        Ok(match intermediate_store(&certificates) {
+            None => Self { certificates, member_store: Arc::new(full_store), full_store: None },
+            Some(intermediates) => Self {
                 certificates,
-                member_store: Arc::new(member_store),
-                full_store: Some(full_store),
+                member_store: Arc::new(intermediates),
+                full_store: Some(Arc::new(full_store)),
             },
         })
     }
@@ -148,14 +148,14 @@ pub enum RootsError {
 fn intermediate_store(certificates: &[CertificateDer<'static>]) -> Option<RootCertStore> {
     let mut store = RootCertStore::empty();
     for certificate in certificates.iter().filter(|der| !is_self_issued(der)) {
-        // Another store has accepted it before.
+        // This does not fail: `Roots::new` has added the certificate to another store.
         store.add(certificate.clone()).ok()?;
     }
     (!store.is_empty()).then_some(store)
 }
 
-/// True for a root: its issuer is its own subject and, if it names key ids, its own key. True as well for a
-/// certificate that cannot be parsed.
+/// True for a root: its issuer name is its subject name and, if it has both key identifiers, its issuer's key is its own
+/// key. True as well for a certificate that cannot be parsed.
 pub(crate) fn is_self_issued(der: &CertificateDer<'_>) -> bool {
     let Ok((_, certificate)) = x509_parser::parse_x509_certificate(der) else { return true };
     if certificate.subject().as_raw() != certificate.issuer().as_raw() {
@@ -181,10 +181,11 @@ pub(crate) fn may_sign_certificates(der: &CertificateDer<'_>) -> bool {
     let Ok((trailing_bytes, certificate)) = x509_parser::parse_x509_certificate(der) else {
         return false;
     };
-    trailing_bytes.is_empty() && is_authority(&certificate)
+    trailing_bytes.is_empty() && is_ca_certificate(&certificate)
 }
 
-fn is_authority(certificate: &X509Certificate<'_>) -> bool {
+/// True if the certificate is that of a CA, with the usage to sign certificates.
+fn is_ca_certificate(certificate: &X509Certificate<'_>) -> bool {
     let constraints = certificate.basic_constraints().ok().flatten();
     let usage = certificate.key_usage().ok().flatten();
     constraints.is_some_and(|constraints| constraints.value.ca)
@@ -194,7 +195,8 @@ fn is_authority(certificate: &X509Certificate<'_>) -> bool {
 /// Maximum number of roots in a bundle. A rotation needs two; federation with a few meshes needs some more.
 const MAX_ROOTS: usize = 16;
 
-/// Maximum number of certificates read. Duplicates among them do not count against [`MAX_ROOTS`].
+/// Maximum number of certificates read from a PEM text; further ones are ignored. It is larger than [`MAX_ROOTS`] because
+/// duplicates do not count as roots.
 const MAX_CERTIFICATES_READ: usize = 4 * MAX_ROOTS;
 
 #[cfg(test)]

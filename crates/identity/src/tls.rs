@@ -1,4 +1,4 @@
-//! TLS configurations of mesh members: TLS 1.3 only, both ends verified, resumption without early data.
+//! Builds the TLS configurations of mesh members: TLS 1.3 only, both ends verified, resumption without early data.
 //!
 //! Callers build one configuration per credential and expected peer, and reuse it: a full handshake costs one
 //! signature and two verifications, a resumed one neither. A configuration owns its session tickets, so a new
@@ -178,14 +178,14 @@ fn build_server_config(
     credential: &Credential,
     alpn: &[&[u8]],
     anonymous_clients: AnonymousClients,
-    external_principals: ExternalPrincipalMode,
+    external_principal_mode: ExternalPrincipalMode,
 ) -> Result<Arc<ServerConfig>, TlsError> {
     let trust_domain = credential.id().trust_domain.clone();
     let verifier = MemberVerifier::new(
         credential.roots(),
         trust_domain,
         anonymous_clients,
-        external_principals,
+        external_principal_mode,
     )?;
     let mut config = ServerConfig::builder_with_provider(crypto_provider())
         .with_protocol_versions(&[&TLS13])?
@@ -209,8 +209,8 @@ pub(crate) fn owned_protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
 /// identity, which few services share.
 const MAX_RESUMABLE_SERVICES: usize = 8;
 
-/// The number of session tickets that a server sends per handshake. A connection uses one ticket and receives one;
-/// connections are few and long-lived.
+/// The number of session tickets that a server sends per handshake. One suffices: a resumption uses one ticket, and its
+/// handshake yields a new one.
 const TICKETS_PER_HANDSHAKE: usize = 1;
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! One-time join tokens: each token is valid once, for one workload and a limited time. The control plane issues and
-//! redeems them.
+//! Issues and redeems one-time join tokens for the control plane: each token is valid once, for one workload and a limited
+//! time.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use aws_lc_rs::{digest, rand};
 use leno_model::WorkloadName;
 
 use crate::directory::{check_private_if_exists, create_private_directory};
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 
 /// The issued and unused tokens: one small file each, so that a restart of the control plane neither loses nor
 /// reuses a token.
@@ -74,7 +74,7 @@ impl Tokens {
         let token = format!("{TOKEN_PREFIX}{}", generate_secret()?);
         let expiry = now.checked_add(lifetime).map_or(0, seconds_since_epoch);
         let record = format!("{workload}\n{expiry}\n");
-        disk::create(&self.file_path(&token), record.as_bytes(), FileReaders::Owner)?;
+        disk::create(&self.file_path(&token), record.as_bytes(), FileAccess::Owner)?;
         Ok(token)
     }
 
@@ -96,7 +96,7 @@ impl Tokens {
         }
         check_private_if_exists(&self.dir)?;
         let path = self.file_path(token);
-        let text = disk::read(&path, FileReaders::Owner)?.ok_or(TokenError::Unknown)?;
+        let text = disk::read(&path, FileAccess::Owner)?.ok_or(TokenError::Unknown)?;
         let record = TokenRecord::parse(&text).ok_or(TokenError::Unknown)?;
         if record.expiry <= seconds_since_epoch(now) {
             disk::remove(&path)?;
@@ -112,7 +112,8 @@ impl Tokens {
         }
     }
 
-    /// Removes expired and malformed tokens and old drafts. Returns the number of unused tokens and recent drafts.
+    /// Removes expired and malformed tokens and old temporary files. Returns the number of unused tokens and recent
+    /// temporary files.
     ///
     /// # Errors
     /// An I/O error if the directory cannot be read.
@@ -151,6 +152,7 @@ impl Tokens {
         Ok(())
     }
 
+    /// Returns the path of a token's file.
     fn file_path(&self, token: &str) -> PathBuf {
         let name = digest::digest(&digest::SHA256, token.as_bytes());
         self.dir.join(encode_hex(name.as_ref()))
@@ -201,22 +203,24 @@ impl TokenRecord {
     }
 }
 
+/// True if the text has the form of a token, whether or not it was issued.
 fn is_token(text: &str) -> bool {
     let digits = text.strip_prefix(TOKEN_PREFIX);
     digits.is_some_and(|digits| is_hex(digits, TOKEN_RANDOM_BYTES))
 }
 
+/// True if the text consists of `byte_count` bytes in lower-case hexadecimal.
 fn is_hex(text: &str, byte_count: usize) -> bool {
     text.len() == 2 * byte_count && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// The state of a file in the directory of tokens.
 enum TokenFileState {
-    /// An unused, unexpired token, or a recent draft.
+    /// An unused, unexpired token, or a recent temporary file.
     Retained,
-    /// A used, expired or malformed token, or an old draft.
+    /// A used, expired or malformed token, or an old temporary file.
     Removable,
-    /// A file that is neither a token nor a draft.
+    /// A file that is neither a token nor a temporary file.
     Unrelated,
 }
 
@@ -224,15 +228,15 @@ enum TokenFileState {
 fn file_state(path: &Path, now: SystemTime) -> TokenFileState {
     let name = path.file_name().and_then(|name| name.to_str());
     let is_removable = match name {
-        Some(name) if disk::is_draft(name) => {
-            // A draft exists for milliseconds, unless its writer was killed.
+        Some(name) if disk::is_temporary_name(name) => {
+            // A temporary file exists for milliseconds, unless its writer was killed.
             let modified_at = fs::metadata(path).and_then(|metadata| metadata.modified());
             let age = modified_at.ok().and_then(|modified_at| now.duration_since(modified_at).ok());
             age.is_some_and(|age| age > MAX_TOKEN_LIFETIME)
         }
         Some(name) if is_hex(name, digest::SHA256_OUTPUT_LEN) => {
-            // A file that has vanished counts as used; an unreadable file is not removed.
-            disk::read(path, FileReaders::Owner).is_ok_and(|text| {
+            // A file that has vanished (`None`) counts as a used token; a file that cannot be read is not removed.
+            disk::read(path, FileAccess::Owner).is_ok_and(|text| {
                 let record = text.as_deref().and_then(TokenRecord::parse);
                 record.is_none_or(|record| record.expiry <= seconds_since_epoch(now))
             })

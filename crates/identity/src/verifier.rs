@@ -1,4 +1,5 @@
-//! Certificate verifiers for rustls: chain, time and purpose by webpki, then the identity.
+//! Verifies certificates in handshakes of rustls: webpki verifies chain, time and purpose, then this module compares the
+//! identity.
 
 use std::sync::Arc;
 
@@ -45,15 +46,19 @@ pub(crate) struct MemberVerifier {
     /// Verifies chains to any root, which does not suffice for members; `None` if all roots sign for members.
     full_chain_verifier: Option<Arc<dyn ClientCertVerifier>>,
     trust_domain: TrustDomain,
-    external_principals: ExternalPrincipalMode,
+    external_principal_mode: ExternalPrincipalMode,
 }
 
 impl MemberVerifier {
+    /// Builds the verifier of a server.
+    ///
+    /// # Errors
+    /// [`VerifierBuilderError`] if rustls rejects the roots.
     pub(crate) fn new(
         roots: &Roots,
         trust_domain: TrustDomain,
         anonymous_clients: AnonymousClients,
-        external_principals: ExternalPrincipalMode,
+        external_principal_mode: ExternalPrincipalMode,
     ) -> Result<Self, VerifierBuilderError> {
         // The root names are not sent as a hint: members have only one certificate.
         let build_verifier = |store: &Arc<RootCertStore>| {
@@ -67,7 +72,7 @@ impl MemberVerifier {
         };
         let chain_verifier = build_verifier(roots.member_store())?;
         let full_chain_verifier = roots.full_store().map(build_verifier).transpose()?;
-        Ok(Self { chain_verifier, full_chain_verifier, trust_domain, external_principals })
+        Ok(Self { chain_verifier, full_chain_verifier, trust_domain, external_principal_mode })
     }
 
     /// Verifies a client whose chain does not end at the mesh's own authority and was rejected with `chain_error`. A
@@ -86,7 +91,7 @@ impl MemberVerifier {
             return Err(chain_error);
         };
         let id = leaf.peer.id;
-        match self.external_principals == ExternalPrincipalMode::Allowed
+        match self.external_principal_mode == ExternalPrincipalMode::Allowed
             && id.trust_domain == self.trust_domain
         {
             true => Ok(verification),
@@ -100,7 +105,7 @@ impl MemberVerifier {
         let external_principal = || {
             ExternalPrincipal::read(end_entity)
                 .ok()
-                .filter(|_| self.external_principals == ExternalPrincipalMode::Allowed)
+                .filter(|_| self.external_principal_mode == ExternalPrincipalMode::Allowed)
         };
         let id = match LeafCertificate::read(end_entity) {
             Ok(leaf) => leaf.peer.id,
@@ -175,15 +180,15 @@ impl ClientCertVerifier for MemberVerifier {
 #[derive(Debug)]
 pub(crate) struct IdentityVerifier {
     roots: Roots,
-    expected: SpiffeId,
+    expected_id: SpiffeId,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl IdentityVerifier {
-    pub(crate) fn new(roots: &Roots, expected: SpiffeId) -> Self {
+    pub(crate) fn new(roots: &Roots, expected_id: SpiffeId) -> Self {
         Self {
             roots: roots.clone(),
-            expected,
+            expected_id,
             algorithms: crypto_provider().signature_verification_algorithms,
         }
     }
@@ -217,6 +222,7 @@ impl ServerCertVerifier for IdentityVerifier {
         if let Err(chain_error) =
             self.verify_chain(self.roots.member_store(), end_entity, intermediates, now)
         {
+            // Finds out whether another intermediate of the external root signed the certificate, for a precise error.
             let full_result = self
                 .roots
                 .full_store()
@@ -229,16 +235,16 @@ impl ServerCertVerifier for IdentityVerifier {
             };
         }
         let found = LeafCertificate::read(end_entity).map_err(rejection_error)?.peer.id;
-        if found.trust_domain != self.expected.trust_domain {
+        if found.trust_domain != self.expected_id.trust_domain {
             return Err(rejection_error(VerifyError::ForeignTrustDomain {
                 found,
-                expected: self.expected.trust_domain.clone(),
+                expected: self.expected_id.trust_domain.clone(),
             }));
         }
-        if found != self.expected {
+        if found != self.expected_id {
             return Err(rejection_error(VerifyError::WrongIdentity {
                 found,
-                expected: self.expected.clone(),
+                expected: self.expected_id.clone(),
             }));
         }
         Ok(ServerCertVerified::assertion())

@@ -1,5 +1,5 @@
-//! Extraction of the peer from an end-entity certificate: exactly one SPIFFE id, and optionally the workload and its
-//! instance. The chain is verified elsewhere.
+//! Extracts the peer from an end-entity certificate: exactly one SPIFFE id, and optionally the workload and its instance.
+//! The verifiers in `verifier` verify the chain.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -74,7 +74,7 @@ pub enum VerifyError {
     /// The certificate cannot be parsed.
     #[error("the certificate is malformed")]
     Malformed,
-    /// The number of URI names is not one, as SPIFFE requires.
+    /// The certificate does not have exactly one URI name, as SPIFFE requires.
     #[error("the certificate has {count} URI names; a SPIFFE certificate has exactly one")]
     UriCount {
         /// The number of URI names.
@@ -132,6 +132,10 @@ pub(crate) struct LeafCertificate {
 }
 
 impl LeafCertificate {
+    /// Parses the certificate.
+    ///
+    /// # Errors
+    /// [`VerifyError`] if it is malformed, or does not have exactly one URI name, which must be a SPIFFE id of a member.
     pub(crate) fn read(der: &CertificateDer<'_>) -> Result<Self, VerifyError> {
         let (trailing_bytes, certificate) =
             x509_parser::parse_x509_certificate(der).map_err(|_| VerifyError::Malformed)?;
@@ -167,6 +171,10 @@ pub(crate) fn sole_uri<'a>(certificate: &'a X509Certificate<'_>) -> Result<&'a s
     }
 }
 
+/// Converts a time in a certificate.
+///
+/// # Errors
+/// [`VerifyError::Malformed`] if the time is before 1970 or too late for the system.
 pub(crate) fn to_system_time(time: ASN1Time) -> Result<SystemTime, VerifyError> {
     let seconds = u64::try_from(time.timestamp()).map_err(|_| VerifyError::Malformed)?;
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).ok_or(VerifyError::Malformed)

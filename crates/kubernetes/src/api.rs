@@ -1,4 +1,5 @@
-//! Client of the API server that addresses objects by parsed names. No other module calls the client.
+//! Accesses the API server, and addresses objects by parsed names only. No other module calls the Kubernetes
+//! client.
 
 #![expect(
     clippy::disallowed_types,
@@ -177,8 +178,8 @@ where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Serialize + DeserializeOwned,
 {
     let body = serde_json::to_vec(object).map_err(|error| ApiError::from_decode_error(&error))?;
-    let request = Request::new(K::url_path(&(), None)).create(&PostParams::default(), body);
-    let request = request.map_err(kube::Error::BuildRequest)?;
+    let built_request = Request::new(K::url_path(&(), None)).create(&PostParams::default(), body);
+    let request = built_request.map_err(kube::Error::BuildRequest)?;
     let response = client.request_text(request).await?;
     serde_json::from_str(&response).map_err(|error| ApiError::from_decode_error(&error))
 }

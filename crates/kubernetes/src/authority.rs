@@ -1,4 +1,4 @@
-//! The certificate authority of a mesh in a cluster, which all control planes share in a Secret.
+//! Shares the certificate authority of the mesh between all control planes of a cluster, in a Secret.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -69,11 +69,11 @@ impl SharedAuthority {
     /// When the Secret or the directory cannot be used, or the Secret was deleted although roots are published.
     pub async fn establish_authority(&mut self) -> Result<AuthoritySource, SharedAuthorityError> {
         let mut existing_secret =
-            self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
+            self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::Read)?;
         if existing_secret.is_none() && self.has_published_roots().await? {
             // The control plane that published the roots had created the Secret before.
             existing_secret =
-                self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::read)?;
+                self.secrets.get_opt(&AUTHORITY_NAME).await.map_err(SharedAuthorityError::Read)?;
             existing_secret.as_ref().ok_or(SharedAuthorityError::Lost)?;
         }
         if existing_secret.is_none() {
@@ -88,7 +88,7 @@ impl SharedAuthority {
                     .secrets
                     .get_opt(&AUTHORITY_NAME)
                     .await
-                    .map_err(SharedAuthorityError::read)?,
+                    .map_err(SharedAuthorityError::Read)?,
                 Err(error) => return Err(SharedAuthorityError::Write(error)),
             };
         }
@@ -153,9 +153,9 @@ impl SharedAuthority {
         }
     }
 
-    /// Returns true if the roots are published, which means that members have certificates of that authority.
-    /// If the Secret was deleted by mistake, a new authority would invalidate all of them. Another control
-    /// plane restores the Secret.
+    /// Returns true if roots are published but the directory has no authority. Then members have certificates
+    /// of an authority whose Secret was deleted, perhaps by mistake. A new authority would invalidate all of
+    /// them; another control plane restores the Secret.
     async fn has_published_roots(&self) -> Result<bool, SharedAuthorityError> {
         if AuthorityFiles::read(&self.directory)?.source(&self.directory).is_some() {
             // The authority is in the directory: the Secret is created from it.
@@ -168,8 +168,9 @@ impl SharedAuthority {
     /// Opens the authority in the directory, or creates one.
     fn open_or_create(&self) -> Result<AuthorityFiles, SharedAuthorityError> {
         let files = AuthorityFiles::read(&self.directory)?;
-        let source = files.source(&self.directory);
-        let source = source.unwrap_or_else(|| AuthoritySource::BuiltIn(self.directory.clone()));
+        let existing_source = files.source(&self.directory);
+        let source =
+            existing_source.unwrap_or_else(|| AuthoritySource::BuiltIn(self.directory.clone()));
         source.open_or_create(&self.trust_domain, SystemTime::now())?;
         Ok(AuthorityFiles::read(&self.directory)?)
     }
@@ -333,12 +334,6 @@ pub enum SharedAuthorityError {
     /// The authority in the Secret cannot sign.
     #[error("the authority cannot be used: {0}")]
     Authority(#[from] AuthorityError),
-}
-
-impl SharedAuthorityError {
-    fn read(error: ApiError) -> Self {
-        Self::Read(error)
-    }
 }
 
 /// Extracts the authority's files from a Secret. Entries that are not UTF-8 are ignored.

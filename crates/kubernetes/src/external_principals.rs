@@ -1,5 +1,5 @@
-//! Certificates for clients outside the mesh: validation of requests, and the Secrets that hold the
-//! certificates.
+//! Issues certificates to external principals, which are clients outside the mesh: validates the requests, and
+//! writes the Secrets that hold the certificates.
 
 mod desired;
 mod reconcile;

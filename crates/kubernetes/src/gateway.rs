@@ -1,4 +1,4 @@
-//! Support for the Gateway API: reads Gateways and routes, attaches routes to listeners, computes statuses, and
+//! Supports the Gateway API: reads Gateways and routes, attaches routes to listeners, computes statuses, and
 //! provisions the gateways' proxies.
 
 mod attach;

@@ -1,4 +1,5 @@
-//! Sidecar injection: the decision, and the changes to the pod. No function here waits or performs I/O.
+//! Injects sidecars: decides if a pod gets a sidecar, and changes the pod. No function here waits or performs
+//! I/O.
 //!
 //! Pods are processed as JSON so that unknown fields are preserved.
 
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::Namespace;
-use leno_model::{ClientRanges, Floor, Name, TrustDomain, repository_of};
+use leno_model::{ClientRanges, Name, SecurityFloor, TrustDomain, repository_of};
 use serde_json::{Map, Value, json};
 
 use crate::api::NamespaceName;
@@ -53,13 +54,13 @@ pub struct InjectionSettings {
     /// True if the cluster starts sidecars before applications, and stops them afterwards (native sidecars).
     pub native_sidecars: bool,
     /// True if the CNI plugin of the node redirects the connections of pods.
-    pub by_plugin: bool,
+    pub uses_cni_plugin: bool,
     /// The namespace of the control plane. Its pods never get sidecars.
     pub system_namespace: NamespaceName,
     /// Traffic that bypasses the sidecar in every pod of the mesh.
     pub exclusions: Exclusions,
-    /// The floor of the mesh: settings that pods and namespaces cannot override.
-    pub floor: Floor,
+    /// The floor of the mesh (`spec.floor` of the MeshConfig): settings that pods and namespaces cannot relax.
+    pub floor: SecurityFloor,
     /// Resource requests and limits of sidecars without annotations.
     pub resources: Resources,
     /// The clients that may read metrics of sidecars with an annotation that exposes them, and of gateways.
@@ -82,10 +83,10 @@ impl InjectionSettings {
             trust_domain,
             roots,
             native_sidecars: true,
-            by_plugin: false,
+            uses_cni_plugin: false,
             system_namespace,
             exclusions: Exclusions::default(),
-            floor: Floor::default(),
+            floor: SecurityFloor::default(),
             resources: Resources::default(),
             metrics_from: None,
         }
@@ -93,14 +94,14 @@ impl InjectionSettings {
 
     /// Returns the floor of a namespace. If the namespace is unknown, returns the floor of namespaces without
     /// an exemption.
-    fn floor_in(&self, namespace: Option<&NamespaceMetadata>) -> Option<&Floor> {
+    fn floor_in(&self, namespace: Option<&NamespaceMetadata>) -> Option<&SecurityFloor> {
         let name = namespace.and_then(|namespace| Name::new(&namespace.name).ok());
         let is_excepted = name.is_some_and(|name| self.floor.except_namespaces.contains(&name));
         (!is_excepted).then_some(&self.floor)
     }
 
     /// Returns true if the floor permits an image. The repository of the mesh's own image is always permitted.
-    fn permits_image(&self, floor: &Floor, image: &str) -> bool {
+    fn permits_image(&self, floor: &SecurityFloor, image: &str) -> bool {
         floor.permits_image(image) || repository_of(image) == repository_of(&self.image)
     }
 }
@@ -132,8 +133,8 @@ impl From<Namespace> for NamespaceMetadata {
 pub enum InjectionTrigger<'a> {
     /// Labels and annotations of the pod and of its namespace decide.
     Namespace(&'a NamespaceMetadata),
-    /// A user names the pod: it gets a sidecar unless it opts out. Annotations about sidecars of its namespace
-    /// apply if the namespace is known.
+    /// A user names the pod: it gets a sidecar unless it opts out. If the namespace is known, its annotations
+    /// about sidecars apply.
     User(Option<&'a NamespaceMetadata>),
 }
 
@@ -235,8 +236,11 @@ pub fn inject_sidecar(
     add_sidecar(&mut pod, &sidecar);
     let unknown_warnings = unknown_annotation_warnings(&pod);
     warnings.extend(dns_warning(&pod, &settings.control_address));
-    label_pod(&mut pod, &options);
-    set_plugin_annotation(&mut pod, settings.by_plugin.then(|| sidecar.redirection_options()));
+    add_pod_metadata(&mut pod, &options);
+    set_plugin_annotation(
+        &mut pod,
+        settings.uses_cni_plugin.then(|| sidecar.redirection_options()),
+    );
     warnings.extend(options.warnings);
     warnings.extend(probes.into_warnings());
     // Last, because clients show only the first few warnings of an admission review.
@@ -318,7 +322,7 @@ fn dns_warning(pod: &Value, control_address: &str) -> Option<String> {
 }
 
 /// Adds the labels and annotations of an injected pod.
-fn label_pod(pod: &mut Value, options: &SidecarOptions) {
+fn add_pod_metadata(pod: &mut Value, options: &SidecarOptions) {
     let application_name = application_container(pod).map(str::to_owned);
     let metadata = map_entry(pod, "metadata");
     let labels = map_entry(metadata.entry("labels").or_insert(Value::Null), "");
@@ -374,19 +378,19 @@ fn spec_list<'a>(pod: &'a mut Value, key: &str) -> &'a mut Vec<Value> {
     if !value.is_array() {
         *value = json!([]);
     }
-    value.as_array_mut().expect("it was made one")
+    value.as_array_mut().expect("the value was replaced if it had another type")
 }
 
 /// Returns the map under a key, or the value itself if the key is empty; creates it if it is absent.
 fn map_entry<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
-    let value = match key {
+    let entry = match key {
         "" => value,
         key => &mut value[key],
     };
-    if !value.is_object() {
-        *value = json!({});
+    if !entry.is_object() {
+        *entry = json!({});
     }
-    value.as_object_mut().expect("it was made one")
+    entry.as_object_mut().expect("the value was replaced if it had another type")
 }
 
 /// Returns true if the container has the name of a container that injection adds.

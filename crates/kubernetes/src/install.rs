@@ -1,4 +1,4 @@
-//! Installation of a mesh in a cluster: manifests, and their application, removal and examination.
+//! Installs a mesh in a cluster: builds its manifests, applies and removes them, and examines the result.
 
 mod access;
 mod admission;
@@ -152,7 +152,8 @@ fn skip_result(manifest: &Value) -> Option<&'static str> {
     is_access_cert_role.then_some("skipped: the cluster does not have its namespace")
 }
 
-/// Returns true for a CustomResourceDefinition that is not one of Leno and may be installed by another mesh.
+/// Returns true for the CustomResourceDefinition of a kind of SMI, OSM or FSM, which another mesh may have
+/// installed.
 fn is_foreign_crd(manifest: &Value) -> bool {
     manifest["kind"] == "CustomResourceDefinition" && manifest["spec"]["group"] != kinds::GROUP
 }

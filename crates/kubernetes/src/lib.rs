@@ -1,5 +1,5 @@
-//! Integration with Kubernetes: conversion of the API server's objects into objects of the mesh, sidecar
-//! injection, installation, gateways, statuses and leader election.
+//! Integrates Leno with Kubernetes: converts the API server's objects into objects of the mesh, injects
+//! sidecars, installs the mesh, provisions gateways, and writes statuses as the elected leader.
 
 pub mod api;
 pub mod authority;

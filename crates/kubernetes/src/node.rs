@@ -1,4 +1,4 @@
-//! The node agent's API server client, which reads the redirection settings of starting pods.
+//! Reads the redirection settings of starting pods from the API server, for the node agent.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -26,7 +26,7 @@ impl NodeAgentClient {
     /// Connects with the in-cluster configuration or `KUBECONFIG`.
     ///
     /// # Errors
-    /// When there is no such configuration.
+    /// When neither configuration exists or can be read.
     pub async fn connect() -> Result<Self, ApiError> {
         Ok(Self { client: Client::try_default().await? })
     }

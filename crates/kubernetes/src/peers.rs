@@ -1,4 +1,4 @@
-//! Discovery of the other control planes of a cluster by their headless Service.
+//! Discovers the other control planes of a cluster by their headless Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -30,11 +30,11 @@ pub async fn follow_peers(
     let mut events = pin!(slices.watch(Config::default().labels(&label)));
     let mut addresses = SliceAddresses::default();
     loop {
-        let event = tokio::select! {
+        let next_event = tokio::select! {
             () = peers_sender.closed() => return,
-            event = events.next() => event,
+            next_event = events.next() => next_event,
         };
-        match event {
+        match next_event {
             Some(Ok(event)) => {
                 addresses.apply_event(event);
                 let peers = addresses.peer_addresses(own_address, port);

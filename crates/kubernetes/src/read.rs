@@ -1,4 +1,4 @@
-//! Conversion of Kubernetes objects into objects of the mesh, one object at a time and without I/O. The source
+//! Converts Kubernetes objects into objects of the mesh, one object at a time and without I/O. The source
 //! applies the results to its object store.
 
 mod api_server;
@@ -23,7 +23,7 @@ use leno_registry::{DocumentLocation, RejectedDocument, port_name_protocol};
 pub(crate) use api_server::{endpoint_addresses, service_addresses};
 pub(crate) use custom::{CustomResource, incomplete_grant, read_custom};
 pub use foreign::{
-    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
+    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
 };
 pub(crate) use foreign::{FOREIGN_CONFIGS, ForeignMeshSettings, IngressGateway};
 pub(crate) use mesh_parts::is_service_parent;
@@ -40,7 +40,8 @@ pub(crate) use zone_preference::{
 
 use crate::well_known::{DEFAULT_POLICY, MTLS};
 
-/// The annotations of a namespace or pod that control admission of clients, each parsed by itself.
+/// The annotations of a namespace or pod that control the admission of clients, each parsed by itself. This is
+/// unrelated to Kubernetes admission control.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdmissionReading {
     /// The default policy, or the reason that it is invalid.
@@ -96,7 +97,8 @@ impl AdmissionReading {
     }
 }
 
-/// Reads an annotation with one of several values. Returns `None` without the annotation.
+/// Reads an annotation with one of several values. Returns `None` without the annotation. `noun` and
+/// `strictest` are for the message of a rejection.
 fn read_choice<T: Copy>(
     meta: &ObjectMeta,
     kind: &str,
@@ -125,7 +127,8 @@ fn read_choice<T: Copy>(
     })
 }
 
-/// Returns the protocol of a port name. In clusters the whole name counts as a prefix as well, such as `grpc`.
+/// Returns the protocol that the prefix of a port name declares, such as `grpc` in `grpc-api`. In a cluster,
+/// the prefix alone (`grpc`) is a valid port name as well.
 fn named_protocol(name: &str) -> Option<Protocol> {
     port_name_protocol(&format!("{name}-"))
 }

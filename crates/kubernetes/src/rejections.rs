@@ -1,5 +1,5 @@
-//! Events on pods whose sidecars rejected a client without mutual TLS. The leader writes them from the reports
-//! of sidecars.
+//! Writes events on pods whose sidecars rejected a client without mutual TLS. The leader writes the events from
+//! the reports of sidecars.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -39,6 +39,7 @@ pub async fn report_rejections(
     }
 }
 
+/// The pod whose sidecar rejected a client, and the address of the client.
 type RejectedClientKey = (WorkloadName, IpAddr);
 
 /// The written events. Only [`RejectionEvents::write_events`] and [`RejectionEvents::renew_events`] perform
@@ -193,7 +194,7 @@ fn event_note(rejected_client: &RejectedClient, client_pod: Option<&str>) -> Str
         PlaintextClient::Other => "",
     };
     let hint = kind.hint();
-    let client = match client_pod {
+    let client_description = match client_pod {
         Some(pod) => format!("{client} (pod {pod})"),
         // Only readers with permission to list pods of all namespaces may see its name.
         None => format!(
@@ -201,7 +202,7 @@ fn event_note(rejected_client: &RejectedClient, client_pod: Option<&str>) -> Str
         ),
     };
     format!(
-        "the sidecar rejected a connection without mutual TLS from {client} to port {port}; {cause}{hint}"
+        "the sidecar rejected a connection without mutual TLS from {client_description} to port {port}; {cause}{hint}"
     )
 }
 

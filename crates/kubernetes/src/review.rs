@@ -1,4 +1,4 @@
-//! Verification of service account tokens by the API server (`TokenReview`). Sidecars join the mesh with such
+//! Verifies service account tokens with the API server (`TokenReview`). Sidecars join the mesh with such
 //! tokens.
 
 use std::collections::BTreeSet;
@@ -103,12 +103,12 @@ impl TokenReviewer {
             },
             ..TokenReview::default()
         };
-        let review =
+        let response =
             create_secret_object(&self.client, &review).await.map_err(|error| match error {
                 ApiError::Undecodable(_) => TokenReviewError::Malformed,
                 error => TokenReviewError::Api(error),
             })?;
-        let holder = parse_review(review.status.unwrap_or_default())?;
+        let holder = parse_review(response.status.unwrap_or_default())?;
         self.add_accepted_issuer(issuer);
         Ok(holder)
     }
@@ -150,30 +150,32 @@ fn parse_claims(token: &str, now: SystemTime) -> Result<ClaimedPod, TokenReviewE
             (Some(_), Some(payload), Some(_), None) => URL_SAFE_NO_PAD.decode(payload).ok(),
             _ => None,
         };
-    let claims: Option<ServiceAccountClaims> =
+    let parsed_claims: Option<ServiceAccountClaims> =
         payload.and_then(|payload| serde_json::from_slice(&payload).ok());
-    let claims = claims.filter(|claims| {
+    let leno_claims = parsed_claims.filter(|claims| {
         let aud = claims.aud.as_array().map_or(std::slice::from_ref(&claims.aud), Vec::as_slice);
         aud.iter().any(|audience| audience == TOKEN_AUD) && claims.sub.starts_with(ACCOUNT_PREFIX)
     });
-    let claims = claims.ok_or_else(|| {
+    let claims = leno_claims.ok_or_else(|| {
         TokenReviewError::Rejected(format!(
             "it is not a service account token for the audience `{TOKEN_AUD}`"
         ))
     })?;
-    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    if claims.exp.saturating_add(LEEWAY.as_secs()) <= now.as_secs() {
+    let unix_time = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    if claims.exp.saturating_add(LEEWAY.as_secs()) <= unix_time.as_secs() {
         return Err(rejection("the token has expired or has no expiration time"));
     }
     let BoundObject { namespace, pod } = claims.kubernetes;
-    let account =
-        claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|account| account.split_once(':'));
-    let account = account
+    let subject =
+        claims.sub.strip_prefix(ACCOUNT_PREFIX).and_then(|subject| subject.split_once(':'));
+    let account_name = subject
         .filter(|(account_namespace, _)| *account_namespace == namespace)
         .map(|(_, name)| name);
-    let (Some(account), Some(pod)) = (account, pod) else { return Err(rejection(UNBOUND_TOKEN)) };
+    let (Some(account_name), Some(pod)) = (account_name, pod) else {
+        return Err(rejection(UNBOUND_TOKEN));
+    };
     let workload = WorkloadName::new(&namespace, &pod.name);
-    let account = ServiceAccount::new(&namespace, account);
+    let account = ServiceAccount::new(&namespace, account_name);
     let (Ok(workload), Ok(account)) = (workload, account) else {
         return Err(rejection(UNBOUND_TOKEN));
     };
@@ -234,8 +236,9 @@ fn parse_review(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError
         return rejection(format!("the token was not issued for the audience `{TOKEN_AUD}`"));
     }
     let user = status.user.unwrap_or_default();
-    let account = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
-    let Some((namespace, account)) = account.and_then(|account| account.split_once(':')) else {
+    let subject = user.username.as_deref().and_then(|name| name.strip_prefix(ACCOUNT_PREFIX));
+    let Some((namespace, account_name)) = subject.and_then(|subject| subject.split_once(':'))
+    else {
         return rejection("the token is not a service account token".to_owned());
     };
     let mut extra = user.extra.unwrap_or_default();
@@ -245,7 +248,8 @@ fn parse_review(status: TokenReviewStatus) -> Result<PodHolder, TokenReviewError
     };
     let uids = extra.remove(POD_UID_FIELD).unwrap_or_default();
     let uid = uids.first().and_then(|uid| Uid::new(uid).ok());
-    let parsed_names = (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account));
+    let parsed_names =
+        (WorkloadName::new(namespace, pod), ServiceAccount::new(namespace, account_name));
     match parsed_names {
         (Ok(workload), Ok(account)) => Ok(PodHolder { workload, account, uid }),
         (Err(error), _) | (_, Err(error)) => rejection(error.to_string()),

@@ -1,11 +1,11 @@
-//! The API server as a source of configuration: watches all kinds, merges their events in an object store, and
+//! Reads configuration from the API server: watches all kinds, merges their events in an object store, and
 //! publishes changes, statuses and the desired objects of gateways.
 
 mod definitions;
 mod event;
-mod exclusions;
 mod kinds;
 mod progress;
+mod sidecar_settings;
 mod status_record;
 mod store;
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use leno_model::{Floor, Name, TrustDomain};
+use leno_model::{Name, SecurityFloor, TrustDomain};
 use leno_registry::{RegistryUpdate, Warning, served_kinds};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -24,10 +24,10 @@ use tokio::time::{Instant, timeout_at};
 use self::definitions::watch_definitions;
 pub(crate) use self::event::ObjectId;
 use self::event::WatchEvent;
-pub use self::exclusions::read_sidecar_settings;
 pub(crate) use self::kinds::{DiscoveredKind, find_version};
 use self::kinds::{KindWatch, WatchedKind};
 pub use self::progress::ListProgress;
+pub use self::sidecar_settings::read_sidecar_settings;
 use self::store::ObjectStore;
 use crate::external_principals::{CertificateOutcomes, DesiredCertificates, SecretPermissions};
 use crate::gateway::{DesiredGateway, GATEWAY_KINDS};
@@ -40,8 +40,8 @@ use crate::status::DesiredStatus;
 ///
 /// As with files, the last valid version of an object stays in use when a later one is rejected; an object is
 /// removed only when it is deleted. The source periodically looks for kinds that the server lacks. A kind that
-/// it may not read causes a warning, and the other kinds are read. However, no update is sent before all kinds
-/// that determine mesh membership and authorization are listed.
+/// the source may not read causes a warning, and the other kinds are read. However, no update is sent before
+/// all kinds that determine mesh membership and authorization are listed.
 pub struct KubernetesSource {
     client: Client,
     options: SourceOptions,
@@ -53,7 +53,7 @@ pub struct KubernetesSource {
     certificate_outcomes: watch::Receiver<Arc<CertificateOutcomes>>,
     unwritten_statuses: watch::Receiver<Arc<Vec<Warning>>>,
     exclusions: watch::Sender<Exclusions>,
-    floor: watch::Sender<Floor>,
+    floor: watch::Sender<SecurityFloor>,
     default_trust_domain: Option<TrustDomain>,
     settings_namespaces: BTreeSet<Name>,
     sidecar_image: Option<String>,
@@ -154,45 +154,49 @@ impl KubernetesSource {
         Self { unwritten_statuses, ..self }
     }
 
-    /// Returns the kinds that have not been listed yet, for readiness.
+    /// Subscribes to the kinds that have not been listed yet, for readiness.
     #[must_use]
     pub fn subscribe_progress(&self) -> watch::Receiver<ListProgress> {
         self.progress.subscribe()
     }
 
-    /// Returns the statuses and events to write, for [`reconcile_statuses`](crate::status::reconcile_statuses).
+    /// Subscribes to the statuses and events to write, for
+    /// [`reconcile_statuses`](crate::status::reconcile_statuses).
     #[must_use]
     pub fn subscribe_statuses(&self) -> watch::Receiver<Arc<Vec<DesiredStatus>>> {
         self.desired_statuses.subscribe()
     }
 
-    /// Returns the desired objects of gateways, for [`provision_gateways`](crate::gateway::provision_gateways).
+    /// Subscribes to the desired objects of gateways, for
+    /// [`provision_gateways`](crate::gateway::provision_gateways).
     #[must_use]
     pub fn subscribe_gateways(&self) -> watch::Receiver<Arc<Vec<DesiredGateway>>> {
         self.desired_gateways.subscribe()
     }
 
-    /// Returns the desired certificates of external principals, for
+    /// Subscribes to the desired certificates of external principals, for
     /// [`reconcile_external_principals`](crate::external_principals::reconcile_external_principals).
     #[must_use]
     pub fn subscribe_external_principals(&self) -> watch::Receiver<Arc<DesiredCertificates>> {
         self.external_principals.subscribe()
     }
 
-    /// Returns the exclusions from redirection in the settings of another mesh.
+    /// Subscribes to the exclusions from redirection in the settings of another mesh.
     #[must_use]
     pub fn subscribe_exclusions(&self) -> watch::Receiver<Exclusions> {
         self.exclusions.subscribe()
     }
 
-    /// Returns the floor for sidecar injection.
+    /// Subscribes to the floor for sidecar injection: settings of the `MeshConfig` that pods and namespaces
+    /// cannot relax.
     #[must_use]
-    pub fn subscribe_floor(&self) -> watch::Receiver<Floor> {
+    pub fn subscribe_floor(&self) -> watch::Receiver<SecurityFloor> {
         self.floor.subscribe()
     }
 
-    /// Watches all kinds and sends updates. The first update is sent when every kind has been listed; later
-    /// ones when objects, rejections or warnings change. Returns when the receiver of the updates is dropped.
+    /// Watches all kinds and sends updates. The first update is sent when every kind has been listed or cannot
+    /// be; later updates are sent when objects, rejections or warnings change. Returns when the receiver of the
+    /// updates is dropped.
     pub async fn send_updates(self, updates: mpsc::Sender<RegistryUpdate>) {
         let kinds = watched_kinds(self.options.gateways);
         let (event_sender, events) = mpsc::channel(MAX_WATCH_EVENTS);
@@ -276,15 +280,16 @@ struct Outputs {
     desired_gateways: watch::Sender<Arc<Vec<DesiredGateway>>>,
     external_principals: watch::Sender<Arc<DesiredCertificates>>,
     exclusions: watch::Sender<Exclusions>,
-    floor: watch::Sender<Floor>,
+    floor: watch::Sender<SecurityFloor>,
     /// The Secrets that gateways refer to, for the watch of Secrets.
     referenced_secrets: watch::Sender<Arc<BTreeSet<ObjectId>>>,
 }
 
 impl EventLoop {
+    /// Applies events and publishes the results, until the receiver of the updates is dropped.
     async fn run(mut self, updates: mpsc::Sender<RegistryUpdate>) {
         loop {
-            let event = tokio::select! {
+            let indexed_event = tokio::select! {
                 () = updates.closed() => return,
                 Ok(()) = self.certificate_outcomes.changed() => None,
                 Ok(()) = self.unwritten_statuses.changed() => None,
@@ -294,9 +299,9 @@ impl EventLoop {
                 },
             };
             let first_event_at = Instant::now();
-            match event {
-                Some((index, event)) => {
-                    self.apply_event(index, event);
+            match indexed_event {
+                Some((kind_index, event)) => {
+                    self.apply_event(kind_index, event);
                     self.receive_pending(first_event_at).await;
                 }
                 None => {
@@ -326,18 +331,18 @@ impl EventLoop {
     async fn receive_pending(&mut self, first_event_at: Instant) {
         let deadline = first_event_at + self.options.max_delay;
         loop {
-            let timeout = deadline.min(Instant::now() + self.options.quiet_period);
-            match timeout_at(timeout, self.events.recv()).await {
-                Ok(Some((index, event))) => self.apply_event(index, event),
+            let wait_until = deadline.min(Instant::now() + self.options.quiet_period);
+            match timeout_at(wait_until, self.events.recv()).await {
+                Ok(Some((kind_index, event))) => self.apply_event(kind_index, event),
                 Ok(None) | Err(_) => return,
             }
         }
     }
 
-    fn apply_event(&mut self, index: usize, event: WatchEvent) {
+    fn apply_event(&mut self, kind_index: usize, event: WatchEvent) {
         if let WatchEvent::Unavailable(cause) = &event {
             let now = Instant::now();
-            let kind = self.store.kind_name(index);
+            let kind = self.store.kind_name(kind_index);
             match self.last_failure.replace(now) {
                 // When the server fails, all watches fail repeatedly.
                 Some(previous) if now - previous < FAILURE_LOG_INTERVAL => {
@@ -352,9 +357,10 @@ impl EventLoop {
                 }
             }
         }
-        self.store.apply_event(index, event);
+        self.store.apply_event(kind_index, event);
     }
 
+    /// Publishes each output that has changed, except updates and statuses.
     fn publish_state(&mut self) {
         let progress = self.store.progress();
         let referenced_secrets = self.store.referenced_secrets();
@@ -404,7 +410,7 @@ impl EventLoop {
     }
 }
 
-/// Returns all watched kinds; events refer to them by index.
+/// Returns all watched kinds; events refer to them by index. `gateways` adds the kinds that only gateways need.
 fn watched_kinds(gateways: bool) -> Vec<WatchedKind> {
     let always_watched = [WatchedKind::Pods, WatchedKind::Services, WatchedKind::Namespaces];
     let custom_resources =

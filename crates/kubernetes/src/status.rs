@@ -1,4 +1,4 @@
-//! Statuses of objects, and events about them, which the leading control plane writes.
+//! Writes the statuses of objects and events about them, in the leading control plane.
 
 mod desired_status;
 pub(crate) mod event;
@@ -162,8 +162,8 @@ impl StatusWriter {
     /// Writes the status and the events of an object, unless they are current.
     async fn write_desired(&mut self, desired: &DesiredStatus) {
         let now = Instant::now();
-        let previous = self.written_statuses.get(&desired.target);
-        if previous.is_some_and(|written_status| written_status.is_current(desired, now)) {
+        let last_written = self.written_statuses.get(&desired.target);
+        if last_written.is_some_and(|written_status| written_status.is_current(desired, now)) {
             return;
         }
         let previous = self.written_statuses.remove(&desired.target);
@@ -172,7 +172,7 @@ impl StatusWriter {
             .unwrap_or_default();
         let timestamp = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
         let outcome = match desired.changed_status(&timestamp) {
-            Some(status) => self.write(desired, status).await,
+            Some(status) => self.write_status(desired, status).await,
             None => Ok(()),
         };
         let is_accepted = outcome.is_ok();
@@ -190,10 +190,10 @@ impl StatusWriter {
 
     /// Writes a status. Lists in a status have several writers but are replaced as a whole, so the write is
     /// conditional on the version that was read.
-    async fn write(&self, desired: &DesiredStatus, status: Value) -> Result<(), ApiError> {
+    async fn write_status(&self, desired: &DesiredStatus, status: Value) -> Result<(), ApiError> {
         let (target, resource) = (&desired.target, &*desired.resource);
-        let namespace = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
-        let namespace = namespace.map(NamespaceName::new).transpose()?;
+        let namespace_text = Some(target.namespace.as_str()).filter(|text| !text.is_empty());
+        let namespace = namespace_text.map(NamespaceName::new).transpose()?;
         let name = ObjectName::new(&target.name)?;
         let api = ObjectApi::for_dynamic_kind(self.client.clone(), namespace.as_ref(), resource)?;
         let patch = json!({

@@ -1,4 +1,5 @@
-//! Minimal Kubernetes API server for tests: it stores objects by path and serves lists and watches.
+//! Implements a minimal Kubernetes API server for tests, which stores objects by path and serves lists and
+//! watches.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Admission webhook that injects sidecars: its HTTPS listener and its certificates.
+//! Serves the admission webhook that injects sidecars, and renews its certificates.
 //!
 //! Every control plane serves the webhook. One dedicated certificate authority signs their certificates; the
 //! first control plane creates it in a Secret. Each control plane keeps its CA certificates in the webhook
@@ -100,6 +100,8 @@ fn bind_listener(address: SocketAddr) -> Result<TcpListener, WebhookError> {
     listener.map_err(|source| WebhookError::Listen { address, source })
 }
 
+/// Serves the webhook on a bound listener and renews its certificates. `shutdown_delay` after a shutdown
+/// request, accepts no more connections and completes the reviews in progress.
 async fn serve_with(
     client: Client,
     listener: TcpListener,
@@ -112,24 +114,24 @@ async fn serve_with(
     let (config_sender, mut tls_configs) = watch::channel::<Option<Arc<ServerConfig>>>(None);
     let renewal =
         keys::renew_certificates(client.clone(), namespace, config_sender, client_authorities);
-    let (end_sender, end_receiver) = watch::channel(false);
-    let (shutdown, end_signal) =
-        (StopSignal::new(shutdown_receiver), StopSignal::new(end_receiver));
+    let (accept_end_sender, accept_end_receiver) = watch::channel(false);
+    let (shutdown, accept_end) =
+        (StopSignal::new(shutdown_receiver), StopSignal::new(accept_end_receiver));
     let mut shutdown_request = shutdown.clone();
-    let delayed_end = async {
+    let delayed_accept_end = async {
         shutdown_request.wait_requested().await;
         sleep(shutdown_delay).await;
-        end_sender.send_replace(true);
+        accept_end_sender.send_replace(true);
         std::future::pending::<()>().await;
     };
-    let mut end_request = end_signal.clone();
+    let mut accept_end_request = accept_end.clone();
     let server = async {
-        let has_certificate = async { tls_configs.wait_for(Option::is_some).await.is_ok() };
+        let wait_for_certificate = async { tls_configs.wait_for(Option::is_some).await.is_ok() };
         tokio::select! {
-            has_certificate = has_certificate => if !has_certificate {
+            has_certificate = wait_for_certificate => if !has_certificate {
                 return Err(WebhookError::Keys);
             },
-            () = end_request.wait_requested() => return Ok(()),
+            () = accept_end_request.wait_requested() => return Ok(()),
         }
         listen::serve_connections(
             listener,
@@ -137,15 +139,15 @@ async fn serve_with(
             tls_configs,
             settings,
             shutdown,
-            end_signal.clone(),
+            accept_end.clone(),
         )
         .await;
         Ok(())
     };
     tokio::select! {
-        outcome = end_signal.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
+        outcome = accept_end.clone().run_bounded(REVIEWS_TIMEOUT, server) => outcome.unwrap_or(Ok(())),
         infallible = renewal => match infallible {},
-        () = delayed_end => Ok(()),
+        () = delayed_accept_end => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Names shared by the components in a cluster: labels, annotations, containers, ports, paths.
+//! Defines the names that the components in a cluster share: labels, annotations, containers, ports, paths.
 
 use leno_registry::closest_word;
 

@@ -1,5 +1,5 @@
-//! The listener of every server. It pauses while the system lacks file descriptors or memory, and closes
-//! without losing queued connections.
+//! Accepts the connections of every server. A listener pauses while the system lacks file descriptors or
+//! memory, and closes without losing the connections in the kernel's queue.
 
 use std::future::Future;
 use std::io;
@@ -82,7 +82,7 @@ impl Accept for UnixListener {
 pub enum AcceptEvent<S, P> {
     /// A connection, and its peer.
     Accepted(S, P),
-    /// A pause started, because the system has no room for a connection. The next call waits until it ends.
+    /// A pause started, because the system has no room for a connection. The next call waits until the pause ends.
     Paused,
     /// The listener was closed by [`Listener::close`], and no connection is left in its queue.
     Closed,
@@ -124,8 +124,8 @@ impl<L: Accept> Listener<L> {
         }
     }
 
-    /// Accepts the next connection, or reports a pause, so that the caller can count it, or the end of a
-    /// listener that was closed. Cancel-safe.
+    /// Accepts the next connection. Returns [`AcceptEvent::Paused`] when a pause starts, so that the caller can
+    /// count it, and [`AcceptEvent::Closed`] when a closed listener has no more connections. Cancel-safe.
     pub async fn next(&mut self) -> AcceptEvent<L::Stream, L::Peer> {
         let Some(closes_at) = self.closes_at else {
             return AcceptEvent::from(self.accept_or_pause().await);
@@ -158,7 +158,7 @@ impl<L: Accept> Listener<L> {
         let mut stopped = pin!(stopped);
         loop {
             let event = tokio::select! {
-                // The stop is polled first: there may always be a connection.
+                // `stopped` is polled first: under load there is always a next connection.
                 biased;
                 () = stopped.as_mut(), if self.closes_at.is_none() => {
                     self.close();
@@ -174,6 +174,7 @@ impl<L: Accept> Listener<L> {
         }
     }
 
+    /// Waits for the end of the current pause, then accepts a connection. Returns `None` when a new pause starts.
     async fn accept_or_pause(&mut self) -> Option<(L::Stream, L::Peer)> {
         if let Some(until) = self.pauses.paused_until {
             sleep_until(until).await;
@@ -218,7 +219,7 @@ impl<S, P> From<Option<(S, P)>> for AcceptEvent<S, P> {
 struct Pauses {
     /// The end of the current pause.
     paused_until: Option<Instant>,
-    /// The length of the last pause; zero after an accepted connection.
+    /// The length of the previous pause; zero after an accepted connection.
     last_pause: Duration,
     /// The number of consecutive failures of single connections.
     consecutive_skips: u32,
@@ -295,7 +296,8 @@ const RETURN: u16 = 0x06;
 const TCP_FLAGS_OFFSET: u32 = 13;
 /// The SYN flag.
 const TCP_SYN: u32 = 0x02;
-/// The length of the first pause; each further pause is twice as long. Every closed connection frees a descriptor.
+/// The length of the first pause; each further pause is twice as long. The first pause is short, because every
+/// closed connection frees a file descriptor.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// The maximum pause: eight attempts a second take no noticeable CPU time.
 const MAX_PAUSE: Duration = Duration::from_millis(125);

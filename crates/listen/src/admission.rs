@@ -1,5 +1,5 @@
-//! Admission of connections: each connection's task reports the phases of the connection, and is woken when
-//! the connection is evicted or gets a turn.
+//! Admits connections: each connection's task reports when it waits for its peer and when the peer has sent
+//! something, and is woken when the connection is evicted or gets a turn (see the crate documentation).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,40 +12,40 @@ use std::task::{Context, Poll, Waker};
 use tokio::task::yield_now;
 
 use crate::source::ConnectionSource;
-use crate::table::{HalfOpenId, HalfOpenLimits, HalfOpenState, HalfOpenTable, PeerPhase};
+use crate::table::{PeerPhase, PendingId, PendingLimits, PendingState, PendingTable};
 
-/// The half-open connections of one listener, or of all listeners of one thread.
+/// The pending connections of one listener, or of all listeners of one thread.
 #[derive(Debug)]
 pub struct ConnectionAdmission(Mutex<AdmissionState>);
 
 #[derive(Debug)]
 struct AdmissionState {
-    table: HalfOpenTable,
+    table: PendingTable,
     /// The wakers of tasks that wait for their peer or for a turn.
-    wakers: BTreeMap<HalfOpenId, Waker>,
+    wakers: BTreeMap<PendingId, Waker>,
     /// The number of connections evicted since the start.
     evicted_count: u64,
 }
 
 impl ConnectionAdmission {
-    /// Creates an admission without connections, with these limits.
+    /// Creates an empty table of pending connections with these limits.
     #[must_use]
-    pub fn new(limits: HalfOpenLimits) -> Arc<Self> {
+    pub fn new(limits: PendingLimits) -> Arc<Self> {
         let state = AdmissionState {
-            table: HalfOpenTable::new(limits),
+            table: PendingTable::new(limits),
             wakers: BTreeMap::new(),
             evicted_count: 0,
         };
         Arc::new(Self(Mutex::new(state)))
     }
 
-    /// Admits a connection of this source. It is always admitted; another connection may be evicted for it.
-    pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> HalfOpen {
+    /// Admits a connection of this source. A new connection is always admitted; an older one may be evicted for it.
+    pub fn admit(self: &Arc<Self>, source: impl Into<ConnectionSource>) -> PendingConnection {
         let mut state = self.lock();
         let (id, evicted_id) = state.table.admit(source.into());
         state.evict_connection(evicted_id);
         drop(state);
-        HalfOpen { admission: Arc::clone(self), id }
+        PendingConnection { admission: Arc::clone(self), id }
     }
 
     /// Returns the number of connections evicted since the start.
@@ -54,9 +54,9 @@ impl ConnectionAdmission {
         self.lock().evicted_count
     }
 
-    /// Returns the number of half-open connections.
+    /// Returns the number of pending connections.
     #[must_use]
-    pub fn half_open_count(&self) -> usize {
+    pub fn pending_count(&self) -> usize {
         self.lock().table.len()
     }
 
@@ -67,42 +67,42 @@ impl ConnectionAdmission {
 }
 
 impl AdmissionState {
-    fn evict_connection(&mut self, evicted_id: Option<HalfOpenId>) {
+    fn evict_connection(&mut self, evicted_id: Option<PendingId>) {
         if let Some(id) = evicted_id {
             self.evicted_count += 1;
             self.wake_connection(id);
         }
     }
 
-    fn wake_connection(&mut self, id: HalfOpenId) {
+    fn wake_connection(&mut self, id: PendingId) {
         if let Some(waker) = self.wakers.remove(&id) {
             waker.wake();
         }
     }
 
-    fn store_waker(&mut self, id: HalfOpenId, cx: &Context<'_>) {
+    fn store_waker(&mut self, id: PendingId, cx: &Context<'_>) {
         match self.wakers.get_mut(&id) {
             Some(waker) => waker.clone_from(cx.waker()),
             None => drop(self.wakers.insert(id, cx.waker().clone())),
         }
     }
 
-    fn is_evicted(&self, id: HalfOpenId) -> bool {
-        self.table.connection_state(id) == Some(HalfOpenState::Evicted)
+    fn is_evicted(&self, id: PendingId) -> bool {
+        self.table.connection_state(id) == Some(PendingState::Evicted)
     }
 }
 
-/// A half-open connection, until this value is dropped or [`HalfOpen::mark_complete`] is called.
+/// A pending connection, until this value is dropped or [`PendingConnection::mark_complete`] is called.
 #[derive(Debug)]
-pub struct HalfOpen {
+pub struct PendingConnection {
     admission: Arc<ConnectionAdmission>,
-    id: HalfOpenId,
+    id: PendingId,
 }
 
-impl HalfOpen {
-    /// Waits for the peer: polls `peer` until it completes. The connection may be evicted from the first time
-    /// that `peer` is not ready; the one that has waited longest since then is evicted first, regardless of the
-    /// bytes that it sends in between.
+impl PendingConnection {
+    /// Waits for the peer: polls `peer` until it completes. The connection may be evicted as soon as `peer` is
+    /// pending for the first time. The waiting time counts from that moment, regardless of the bytes that
+    /// arrive in between, and the connection with the longest waiting time is evicted first.
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
@@ -111,15 +111,14 @@ impl HalfOpen {
         let output = poll_fn(|cx| match peer.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Ok(output)),
             Poll::Pending => self.poll_waiting(cx),
-        });
-        let output = output.await?;
+        })
+        .await?;
         self.change_phase(PeerPhase::Ended)?;
         Ok(output)
     }
 
-    /// Performs the work of a handshake in turns. A turn lasts while `work` computes, and ends when it waits
-    /// for the peer. Until the peer sends more, the connection may be evicted, like in
-    /// [`HalfOpen::await_peer`].
+    /// Performs the work of a handshake in turns. A turn lasts while `work` computes, and ends when `work` waits
+    /// for the peer. Until the peer sends more, the connection may be evicted as in [`PendingConnection::await_peer`].
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
@@ -146,8 +145,8 @@ impl HalfOpen {
         }
     }
 
-    /// Serves a connection of requests, on which the peer is awaited except while there is a
-    /// [`RequestInProgress`].
+    /// Serves a connection that carries requests. The connection counts as waiting for its peer, and may be
+    /// evicted, except while there is a [`RequestInProgress`].
     ///
     /// # Errors
     /// Returns [`Evicted`] if the connection has to make room for others.
@@ -161,9 +160,10 @@ impl HalfOpen {
         output.await
     }
 
-    /// Marks the arrival of a request. When the result is dropped, the connection waits for its peer again.
-    pub fn start_response(&self) -> RequestInProgress<'_> {
-        self.mark_busy();
+    /// Marks the arrival of a request: the connection is not evicted while the returned value exists. When that
+    /// value is dropped, the connection waits for its peer again.
+    pub fn start_request(&self) -> RequestInProgress<'_> {
+        self.mark_served();
         RequestInProgress(self)
     }
 
@@ -175,7 +175,7 @@ impl HalfOpen {
     fn poll_evicted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.admission.lock();
         match state.table.connection_state(self.id) {
-            Some(HalfOpenState::Evicted) => return Poll::Ready(()),
+            Some(PendingState::Evicted) => return Poll::Ready(()),
             Some(_) => state.store_waker(self.id, cx),
             None => {}
         }
@@ -189,13 +189,13 @@ impl HalfOpen {
         state.evict_connection(evicted_id);
     }
 
-    /// Marks the connection as busy after its peer has sent its part: it is not evicted until the next
-    /// [`HalfOpen::mark_waiting`].
-    pub fn mark_busy(&self) {
+    /// Marks the connection as served, because its peer has sent all awaited bytes: the connection is not evicted
+    /// until the next [`PendingConnection::mark_waiting`].
+    pub fn mark_served(&self) {
         self.change_phase(PeerPhase::Ended).ok();
     }
 
-    /// Marks the connection as no longer half-open.
+    /// Marks the connection as no longer pending.
     pub fn mark_complete(&self) {
         let mut state = self.admission.lock();
         state.wakers.remove(&self.id);
@@ -214,7 +214,7 @@ impl HalfOpen {
         let evicted_id = state.table.start_waiting(self.id);
         state.evict_connection(evicted_id);
         match state.table.connection_state(self.id) {
-            Some(HalfOpenState::Evicted) => return Poll::Ready(Err(Evicted)),
+            Some(PendingState::Evicted) => return Poll::Ready(Err(Evicted)),
             Some(_) => state.store_waker(self.id, cx),
             None => {}
         }
@@ -233,13 +233,14 @@ impl HalfOpen {
         let mut state = self.admission.lock();
         state.table.join_queue(self.id);
         match state.table.connection_state(self.id) {
-            Some(HalfOpenState::Evicted) => Poll::Ready(Err(Evicted)),
-            Some(HalfOpenState::Queued) => {
+            Some(PendingState::Evicted) => Poll::Ready(Err(Evicted)),
+            Some(PendingState::Queued) => {
                 state.store_waker(self.id, cx);
                 Poll::Pending
             }
-            Some(HalfOpenState::Served | HalfOpenState::Waiting | HalfOpenState::Running)
-            | None => Poll::Ready(Ok(())),
+            Some(PendingState::Served | PendingState::Waiting | PendingState::Running) | None => {
+                Poll::Ready(Ok(()))
+            }
         }
     }
 
@@ -255,7 +256,7 @@ impl HalfOpen {
     }
 }
 
-impl Drop for HalfOpen {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         self.mark_complete();
     }
@@ -263,10 +264,11 @@ impl Drop for HalfOpen {
 
 /// A request in progress: its connection is not evicted.
 #[derive(Debug)]
-pub struct RequestInProgress<'a>(&'a HalfOpen);
+pub struct RequestInProgress<'a>(&'a PendingConnection);
 
 impl RequestInProgress<'_> {
-    /// Protects the connection from eviction until it is closed: its response is endless.
+    /// Protects the connection from eviction until it is closed. For responses without an end, such as streams
+    /// of events.
     pub fn keep_until_closed(self) {
         std::mem::forget(self);
     }
@@ -278,14 +280,14 @@ impl Drop for RequestInProgress<'_> {
     }
 }
 
-/// The error of a connection that had to make room for others: it had waited longest for its peer.
+/// The error of an evicted connection. Other connections needed its place, and it had waited longest for its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted;
 
 impl fmt::Display for Evicted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "too many connections are half-open, and this one has waited longest for its peer",
+            "too many connections are pending, and this one has waited longest for its peer",
         )
     }
 }

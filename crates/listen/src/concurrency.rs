@@ -1,4 +1,4 @@
-//! A limit on requests in progress, in total and per source.
+//! Limits the requests in progress at a server, in total and per source.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub struct ConcurrencyLimit {
 #[derive(Debug, Default)]
 struct InProgress {
     total: usize,
-    /// The number of requests by source, for sources with at least one.
+    /// The number of requests in progress by source. Sources without a request have no entry.
     by_source: BTreeMap<ConnectionSource, usize>,
 }
 

@@ -1,4 +1,5 @@
-//! Incoming TLS handshakes: the whole ClientHello is read first; then the cryptographic work is done in turns.
+//! Performs incoming TLS handshakes: reads the whole ClientHello first, then does the cryptographic work in turns
+//! (see the crate documentation).
 
 use std::future::poll_fn;
 use std::io;
@@ -13,19 +14,20 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tokio_rustls::{Accept, LazyConfigAcceptor, StartHandshake};
 
-use crate::admission::HalfOpen;
+use crate::admission::PendingConnection;
 
 /// Reads a whole ClientHello, without cryptographic work.
 ///
 /// # Errors
-/// Returns an error if the bytes are no ClientHello, the client disconnected, or the connection was evicted (and is
-/// reset). A TLS error is the source of the returned error. The socket is returned as well, unless it is closed.
+/// Returns an error if the bytes are no ClientHello, the client disconnected, or the connection was evicted. An
+/// evicted connection is reset when the socket is dropped. A TLS error is the source of the returned error. The
+/// socket is returned as well, unless it is closed.
 pub async fn read_hello(
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     tcp: TcpStream,
 ) -> Result<StartHandshake<TcpStream>, (io::Error, Option<TcpStream>)> {
     let mut acceptor = LazyConfigAcceptor::new(Acceptor::default(), tcp);
-    match half_open.await_peer(&mut acceptor).await {
+    match pending_connection.await_peer(&mut acceptor).await {
         Ok(Ok(hello)) => Ok(hello),
         Ok(Err(error)) => Err((error, acceptor.take_io())),
         Err(evicted) => {
@@ -36,30 +38,30 @@ pub async fn read_hello(
     }
 }
 
-/// Completes a handshake after its ClientHello, in turns ([`HalfOpen::run_in_turns`]).
+/// Completes a handshake after its ClientHello, in turns ([`PendingConnection::run_in_turns`]).
 ///
 /// # Errors
-/// Returns an error if the handshake fails, or the connection was evicted (and is reset). A TLS error is the source
-/// of the error.
+/// Returns an error if the handshake fails, or the connection was evicted and thus reset. A TLS error is the
+/// source of the returned error.
 pub async fn complete_handshake(
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     hello: StartHandshake<TcpStream>,
     config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let (mut hello, mut accept) = (Some(hello), None::<Accept<TcpStream>>);
+    let (mut unanswered_hello, mut handshake) = (Some(hello), None::<Accept<TcpStream>>);
     let handshake_work = poll_fn(|cx| {
-        // The server's first flight is computed here, so this is part of the turn.
-        if let Some(hello) = hello.take() {
-            accept = Some(hello.into_stream(Arc::clone(&config)));
+        // `into_stream` computes the server's first flight, so it is part of the first turn.
+        if let Some(hello) = unanswered_hello.take() {
+            handshake = Some(hello.into_stream(Arc::clone(&config)));
         }
-        let accept = accept.as_mut().expect("it was made above, at the first poll");
-        Pin::new(accept).poll(cx)
+        let handshake = handshake.as_mut().expect("the first poll starts the handshake");
+        Pin::new(handshake).poll(cx)
     });
-    match half_open.run_in_turns(handshake_work).await {
+    match pending_connection.run_in_turns(handshake_work).await {
         Ok(result) => result,
         Err(evicted) => {
-            let tcp = hello.as_ref().map(|hello| &hello.io);
-            tcp.or_else(|| accept.as_ref()?.get_ref()).inspect(|tcp| reset_on_drop(tcp));
+            let tcp = unanswered_hello.as_ref().map(|hello| &hello.io);
+            tcp.or_else(|| handshake.as_ref()?.get_ref()).inspect(|tcp| reset_on_drop(tcp));
             Err(evicted.into())
         }
     }

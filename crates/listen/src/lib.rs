@@ -1,9 +1,14 @@
-//! Incoming connections: one accept loop for every server, and fair bounds for those that are half-open.
+//! Accepts incoming connections for every server, and bounds those that are pending.
 //!
-//! A connection is half-open until its peer has sent its part: a TLS handshake, the head of a request, or a
-//! first message. Half-open connections are cheap for a peer, so their number is bounded in total and per
-//! source, and the one that has waited longest for its peer is evicted for a new one ([`ConnectionAdmission`]).
-//! Handshakes are computed in turns, which sources take in rotation; no turn is held while the peer is awaited.
+//! In this crate, *pending* describes accepted connections, not connections in the kernel's SYN backlog: a
+//! connection is pending until its peer has sent the first thing that the server waits for, which is a TLS
+//! handshake, the head of a request, or a first message. Pending connections are cheap for a peer, so their
+//! number is bounded in total and per source. At a limit, the connection that has waited longest for its peer
+//! is evicted for a new one ([`ConnectionAdmission`]).
+//!
+//! The cryptographic work of a handshake is done in *turns*. A turn is the permission to compute a part of one
+//! handshake; the number of turns is limited, and sources get turns in rotation. While a connection waits for
+//! its peer, it has no turn.
 
 mod accept;
 mod admission;
@@ -15,10 +20,10 @@ mod stop;
 mod table;
 
 pub use accept::{Accept, AcceptEvent, BACKLOG, Listener, bind};
-pub use admission::{ConnectionAdmission, Evicted, HalfOpen, RequestInProgress};
+pub use admission::{ConnectionAdmission, Evicted, PendingConnection, RequestInProgress};
 pub use concurrency::{ConcurrencyLimit, ConcurrencyPermit};
 pub use handshake::{complete_handshake, read_hello, reset_on_drop};
 pub use socket_path::SocketPath;
 pub use source::ConnectionSource;
 pub use stop::StopSignal;
-pub use table::HalfOpenLimits;
+pub use table::PendingLimits;

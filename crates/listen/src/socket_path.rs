@@ -1,4 +1,5 @@
-//! Paths of Unix sockets: the kernel's address structure holds 107 bytes, and longer paths need a shorter alias.
+//! Shortens the paths of Unix sockets: the kernel's address structure holds 107 bytes, and a longer path is
+//! replaced by an alias through `/proc/self/fd`.
 
 use std::ffi::OsStr;
 use std::fs::File;

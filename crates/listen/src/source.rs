@@ -1,4 +1,5 @@
-//! The source of a connection: an IPv4 address or an IPv6 /64 network. Limits of this crate count per source.
+//! Defines the source of a connection: an IPv4 address or an IPv6 /64 network. All limits of this crate that are
+//! "per source" count by this value.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,4 +1,4 @@
-//! The graceful stop of a server: clients get time for a last request, and responses in progress complete.
+//! Stops a server gracefully: clients get time for a last request, and responses in progress complete.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::admission::{Evicted, HalfOpen};
+use crate::admission::{Evicted, PendingConnection};
 
 /// The stop signal of a server, for its accept loop and each of its connections.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl StopSignal {
         sleep(LAST_REQUEST_TIME).await;
     }
 
-    /// Serves a connection of requests like [`HalfOpen::serve_connection`]. When the time for a last request is
+    /// Serves a connection of requests like [`PendingConnection::serve_connection`]. When the time for a last request is
     /// over, the connection is no longer evicted, and `request_close` makes it close after the response in
     /// progress.
     ///
@@ -46,21 +46,21 @@ impl StopSignal {
     /// Returns [`Evicted`] if the connection has to make room for others.
     pub async fn serve_connection<C: Future>(
         mut self,
-        half_open: &HalfOpen,
+        pending_connection: &PendingConnection,
         mut connection: Pin<&mut C>,
         request_close: impl FnOnce(Pin<&mut C>),
     ) -> Result<C::Output, Evicted> {
         tokio::select! {
             biased;
-            output = half_open.serve_connection(connection.as_mut()) => return output,
+            output = pending_connection.serve_connection(connection.as_mut()) => return output,
             () = self.wait_for_last_request() => {}
         }
         request_close(connection.as_mut());
         Ok(connection.await)
     }
 
-    /// Runs `work` until it completes, but no longer than `max_time` after the stop; `None` if it did not
-    /// complete.
+    /// Runs `work` until it completes, but no longer than `max_time` after the stop. Returns `None` if `work`
+    /// did not complete.
     pub async fn run_bounded<T>(
         mut self,
         max_time: Duration,
@@ -92,21 +92,21 @@ mod tests {
     use super::*;
     use crate::admission::ConnectionAdmission;
     use crate::source::ConnectionSource;
-    use crate::table::HalfOpenLimits;
+    use crate::table::PendingLimits;
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_gets_the_time_for_a_last_request_and_then_for_its_response() {
         let (sender, stop) = watch::channel(false);
         let stop = StopSignal::new(stop);
-        let admission = ConnectionAdmission::new(HalfOpenLimits::new(1, 1));
-        let half_open = admission.admit(ConnectionSource::LOCAL);
+        let admission = ConnectionAdmission::new(PendingLimits::new(1, 1));
+        let pending_connection = admission.admit(ConnectionSource::LOCAL);
         let (start, closed_after) = (Instant::now(), Cell::new(None));
         let response = sleep(Duration::from_secs(60));
         sender.send_replace(true);
         assert!(stop.is_requested());
         let record_close =
             |_: Pin<&mut tokio::time::Sleep>| closed_after.set(Some(start.elapsed()));
-        stop.serve_connection(&half_open, pin!(response), record_close).await.unwrap();
+        stop.serve_connection(&pending_connection, pin!(response), record_close).await.unwrap();
         assert_eq!(closed_after.get(), Some(LAST_REQUEST_TIME));
         assert_eq!(start.elapsed(), Duration::from_secs(60));
     }

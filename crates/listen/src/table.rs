@@ -1,55 +1,57 @@
-//! The table of half-open connections: their states by source, evictions and turns, without I/O.
+//! Decides which pending connections are evicted and which get turns, by the source of each connection. This
+//! table is a state machine without I/O; `admission` wakes the tasks of the connections.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::source::ConnectionSource;
 
-/// Bounds on the half-open connections of a listener.
+/// Bounds on the pending connections of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HalfOpenLimits {
+pub struct PendingLimits {
     /// Maximum connections that wait for their peer.
     pub waiting: usize,
     /// Maximum connections of one source that wait for their peer.
     pub waiting_per_source: usize,
-    /// Maximum half-open connections in any state, including those that wait for a turn.
-    pub half_open: usize,
+    /// Maximum pending connections in any state, including those that wait for a turn.
+    pub pending: usize,
     /// Maximum concurrent turns.
     pub turns: usize,
 }
 
-impl HalfOpenLimits {
-    /// Returns limits of `waiting` connections that wait for their peer, half of them of one source, for a
-    /// listener with at most `connections`. Half-open connections are at most half of `connections`, and at
-    /// most four times `waiting`, because each one that waits for a turn holds a ClientHello.
+impl PendingLimits {
+    /// Returns limits for a listener with at most `connections` connections: at most `waiting` connections wait
+    /// for their peer, and at most half of these have one source. The number of pending connections is at most
+    /// half of `connections`. It is also at most four times `waiting`, because each connection that waits for a
+    /// turn holds a ClientHello in memory.
     #[must_use]
     pub fn new(waiting: usize, connections: usize) -> Self {
-        let max_half_open = (connections / 2).max(1);
-        let waiting = waiting.clamp(1, max_half_open);
-        let half_open = max_half_open.min(waiting.saturating_mul(QUEUE_FACTOR));
-        Self { waiting, waiting_per_source: waiting.div_ceil(2), half_open, turns: MAX_TURNS }
+        let max_pending = (connections / 2).max(1);
+        let waiting = waiting.clamp(1, max_pending);
+        let pending = max_pending.min(waiting.saturating_mul(QUEUE_FACTOR));
+        Self { waiting, waiting_per_source: waiting.div_ceil(2), pending, turns: MAX_TURNS }
     }
 }
 
-/// The number of a half-open connection; lower numbers are older.
-pub(crate) type HalfOpenId = u64;
+/// The number of a pending connection; lower numbers are older.
+pub(crate) type PendingId = u64;
 
-/// The half-open connections of a listener. No method waits. If a method returns a [`HalfOpenId`], the state of that
+/// The pending connections of a listener. No method waits. If a method returns a [`PendingId`], the state of that
 /// connection has changed, and the caller must wake its task.
 #[derive(Debug)]
-pub(crate) struct HalfOpenTable {
-    limits: HalfOpenLimits,
-    entries: BTreeMap<HalfOpenId, HalfOpenEntry>,
+pub(crate) struct PendingTable {
+    limits: PendingLimits,
+    entries: BTreeMap<PendingId, PendingEntry>,
     sources: BTreeMap<ConnectionSource, SourceEntry>,
     /// Sources by the number of connections that wait for their peer. Among sources with equal numbers, the source
     /// whose connection has waited longest is last.
     sources_by_waiting: BTreeSet<(usize, Reverse<u64>, ConnectionSource)>,
-    /// Sources by the number of their half-open connections.
-    sources_by_half_open: BTreeSet<(usize, ConnectionSource)>,
+    /// Sources by the number of their pending connections.
+    sources_by_pending: BTreeSet<(usize, ConnectionSource)>,
     /// Sources with connections that wait for a turn, in the order in which they get one.
     turn_order: VecDeque<ConnectionSource>,
-    /// The number of half-open connections, without evicted ones.
-    half_open_count: usize,
+    /// The number of pending connections, without evicted ones.
+    pending_count: usize,
     /// The number of connections that wait for their peer.
     waiting_count: usize,
     /// The number of connections with a turn.
@@ -58,19 +60,19 @@ pub(crate) struct HalfOpenTable {
     last_sequence_number: u64,
 }
 
-/// A half-open connection in the table.
+/// A pending connection in the table.
 #[derive(Debug)]
-struct HalfOpenEntry {
+struct PendingEntry {
     source: ConnectionSource,
-    state: HalfOpenState,
-    /// The sequence number at which the connection started to wait for its peer in this phase. It stays until
-    /// the phase ends, so that a peer that sends single bytes does not become younger.
+    state: PendingState,
+    /// The sequence number at which the connection started to wait for its peer in this phase. The number stays
+    /// the same until the phase ends, so that a peer cannot delay its eviction by sending single bytes.
     waiting_since: Option<u64>,
 }
 
-/// The state of a half-open connection.
+/// The state of a pending connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HalfOpenState {
+pub(crate) enum PendingState {
     /// This process is working on the connection, or does so when its task runs next.
     Served,
     /// The connection waits for bytes of its peer.
@@ -83,66 +85,64 @@ pub(crate) enum HalfOpenState {
     Evicted,
 }
 
-/// The half-open connections of one source.
+/// The pending connections of one source.
 #[derive(Debug, Default)]
 struct SourceEntry {
-    /// The number of half-open connections, without evicted ones.
-    half_open_count: usize,
+    /// The number of pending connections, without evicted ones.
+    pending_count: usize,
     /// The connections that wait for their peer, each with its `waiting_since`.
-    waiting: BTreeSet<(u64, HalfOpenId)>,
+    waiting: BTreeSet<(u64, PendingId)>,
     /// The connections that wait for a turn. The newest and the oldest connection get turns alternately, so that a
     /// new connection does not wait behind all others, and no connection waits forever.
-    queued_connections: VecDeque<HalfOpenId>,
+    queued_connections: VecDeque<PendingId>,
     /// True if the next turn is for the oldest queued connection.
     oldest_is_next: bool,
 }
 
-impl HalfOpenTable {
-    pub(crate) fn new(limits: HalfOpenLimits) -> Self {
+impl PendingTable {
+    pub(crate) fn new(limits: PendingLimits) -> Self {
         Self {
             limits,
             entries: BTreeMap::new(),
             sources: BTreeMap::new(),
             sources_by_waiting: BTreeSet::new(),
-            sources_by_half_open: BTreeSet::new(),
+            sources_by_pending: BTreeSet::new(),
             turn_order: VecDeque::new(),
-            half_open_count: 0,
+            pending_count: 0,
             waiting_count: 0,
             running_count: 0,
             last_sequence_number: 0,
         }
     }
 
-    /// Adds a connection. Returns its number, and the connection that is evicted for it, if the table is full.
-    pub(crate) fn admit(&mut self, source: ConnectionSource) -> (HalfOpenId, Option<HalfOpenId>) {
-        let evicted = match self.len() >= self.limits.half_open {
+    /// Adds a connection and returns its number. If the table is full, also returns the connection that is evicted.
+    pub(crate) fn admit(&mut self, source: ConnectionSource) -> (PendingId, Option<PendingId>) {
+        let evicted = match self.len() >= self.limits.pending {
             true => self.evict_from_largest_source(),
             false => None,
         };
         let id = self.next_sequence_number();
-        self.entries.insert(
-            id,
-            HalfOpenEntry { source, state: HalfOpenState::Served, waiting_since: None },
-        );
-        self.half_open_count += 1;
-        self.update_source(source, |source_entry| source_entry.half_open_count += 1);
+        self.entries
+            .insert(id, PendingEntry { source, state: PendingState::Served, waiting_since: None });
+        self.pending_count += 1;
+        self.update_source(source, |source_entry| source_entry.pending_count += 1);
         (id, evicted)
     }
 
     /// Returns the state of a connection; `None` after the connection was removed.
-    pub(crate) fn connection_state(&self, id: HalfOpenId) -> Option<HalfOpenState> {
+    pub(crate) fn connection_state(&self, id: PendingId) -> Option<PendingState> {
         self.entries.get(&id).map(|entry| entry.state)
     }
 
     /// Marks a connection as waiting for its peer. Returns the evicted connection if a limit is exceeded; it may
     /// be this one.
-    pub(crate) fn start_waiting(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
+    pub(crate) fn start_waiting(&mut self, id: PendingId) -> Option<PendingId> {
         let sequence_number = self.next_sequence_number();
         let entry =
-            self.entries.get_mut(&id).filter(|entry| entry.state == HalfOpenState::Served)?;
+            self.entries.get_mut(&id).filter(|entry| entry.state == PendingState::Served)?;
         let (source, waiting_since) =
             (entry.source, *entry.waiting_since.get_or_insert(sequence_number));
-        entry.state = HalfOpenState::Waiting;
+        entry.state = PendingState::Waiting;
         self.waiting_count += 1;
         self.update_source(source, |source_entry| {
             _ = source_entry.waiting.insert((waiting_since, id))
@@ -159,15 +159,15 @@ impl HalfOpenTable {
         self.evict_oldest_waiting(source_over_limit)
     }
 
-    /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. Returns the
-    /// connection that gets its turn, if any.
-    pub(crate) fn record_phase(&mut self, id: HalfOpenId, phase: PeerPhase) -> Option<HalfOpenId> {
-        if self.connection_state(id) == Some(HalfOpenState::Evicted) {
+    /// Marks a connection as served: the peer has sent a part, or all, of the awaited bytes. If the connection had
+    /// a turn, the turn ends; returns the connection that gets the next turn, if any.
+    pub(crate) fn record_phase(&mut self, id: PendingId, phase: PeerPhase) -> Option<PendingId> {
+        if self.connection_state(id) == Some(PendingState::Evicted) {
             return None;
         }
         let next_turn = self.remove_from_list(id);
         if let Some(entry) = self.entries.get_mut(&id) {
-            entry.state = HalfOpenState::Served;
+            entry.state = PendingState::Served;
             if phase == PeerPhase::Ended {
                 entry.waiting_since = None;
             }
@@ -176,18 +176,18 @@ impl HalfOpenTable {
     }
 
     /// Requests a turn for a connection, which may get it at once.
-    pub(crate) fn join_queue(&mut self, id: HalfOpenId) {
-        if self.connection_state(id) != Some(HalfOpenState::Served) {
+    pub(crate) fn join_queue(&mut self, id: PendingId) {
+        if self.connection_state(id) != Some(PendingState::Served) {
             return;
         }
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let source = entry.source;
         if self.running_count < self.limits.turns {
-            entry.state = HalfOpenState::Running;
+            entry.state = PendingState::Running;
             self.running_count += 1;
             return;
         }
-        entry.state = HalfOpenState::Queued;
+        entry.state = PendingState::Queued;
         if let Some(source_entry) = self.sources.get_mut(&source) {
             source_entry.queued_connections.push_back(id);
             if source_entry.queued_connections.len() == 1 {
@@ -196,36 +196,38 @@ impl HalfOpenTable {
         }
     }
 
-    /// Removes a connection that is no longer half-open. Returns the connection that gets its turn, if any.
-    pub(crate) fn remove(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
+    /// Removes a connection that is no longer pending. If it had a turn, returns the connection that gets the
+    /// next turn, if any.
+    pub(crate) fn remove(&mut self, id: PendingId) -> Option<PendingId> {
         let next_turn = self.remove_from_list(id);
         if let Some(entry) = self.entries.remove(&id)
-            && entry.state != HalfOpenState::Evicted
+            && entry.state != PendingState::Evicted
         {
-            self.half_open_count -= 1;
-            self.update_source(entry.source, |source_entry| source_entry.half_open_count -= 1);
+            self.pending_count -= 1;
+            self.update_source(entry.source, |source_entry| source_entry.pending_count -= 1);
         }
         next_turn
     }
 
-    /// Returns the number of half-open connections, without evicted ones.
+    /// Returns the number of pending connections, without evicted ones.
     pub(crate) fn len(&self) -> usize {
-        self.half_open_count
+        self.pending_count
     }
 
-    /// Removes a connection from the list of its state. Returns the connection that gets its turn, if any.
-    fn remove_from_list(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
+    /// Removes a connection from the list of its state. If it had a turn, returns the connection that gets the
+    /// next turn, if any.
+    fn remove_from_list(&mut self, id: PendingId) -> Option<PendingId> {
         let entry = self.entries.get(&id)?;
         let (source, waiting_since) = (entry.source, entry.waiting_since);
         match entry.state {
-            HalfOpenState::Served | HalfOpenState::Evicted => None,
-            HalfOpenState::Waiting => {
+            PendingState::Served | PendingState::Evicted => None,
+            PendingState::Waiting => {
                 self.waiting_count -= 1;
                 let key = (waiting_since.unwrap_or_default(), id);
                 self.update_source(source, |source_entry| _ = source_entry.waiting.remove(&key));
                 None
             }
-            HalfOpenState::Queued => {
+            PendingState::Queued => {
                 if let Some(source_entry) = self.sources.get_mut(&source) {
                     source_entry.queued_connections.retain(|queued_id| *queued_id != id);
                     if source_entry.queued_connections.is_empty() {
@@ -234,7 +236,7 @@ impl HalfOpenTable {
                 }
                 None
             }
-            HalfOpenState::Running => {
+            PendingState::Running => {
                 self.running_count -= 1;
                 self.grant_turn()
             }
@@ -242,7 +244,7 @@ impl HalfOpenTable {
     }
 
     /// Gives a turn to the newest or the oldest queued connection of the next source.
-    fn grant_turn(&mut self) -> Option<HalfOpenId> {
+    fn grant_turn(&mut self) -> Option<PendingId> {
         let source = self.turn_order.pop_front()?;
         let source_entry = self.sources.get_mut(&source)?;
         let takes_oldest = source_entry.oldest_is_next;
@@ -254,15 +256,15 @@ impl HalfOpenTable {
         if !source_entry.queued_connections.is_empty() {
             self.turn_order.push_back(source);
         }
-        self.entries.get_mut(&id)?.state = HalfOpenState::Running;
+        self.entries.get_mut(&id)?.state = PendingState::Running;
         self.running_count += 1;
         Some(id)
     }
 
-    /// Evicts a connection of the source with the most half-open connections: the oldest that waits for its
+    /// Evicts a connection of the source with the most pending connections: the oldest that waits for its
     /// peer, or else the oldest that waits for a turn.
-    fn evict_from_largest_source(&mut self) -> Option<HalfOpenId> {
-        let (_, source) = *self.sources_by_half_open.last()?;
+    fn evict_from_largest_source(&mut self) -> Option<PendingId> {
+        let (_, source) = *self.sources_by_pending.last()?;
         let oldest_queued = self
             .sources
             .get(&source)
@@ -271,20 +273,20 @@ impl HalfOpenTable {
     }
 
     /// Evicts the source's connection that has waited longest for its peer. Returns `None` if no connection waits.
-    fn evict_oldest_waiting(&mut self, source: ConnectionSource) -> Option<HalfOpenId> {
+    fn evict_oldest_waiting(&mut self, source: ConnectionSource) -> Option<PendingId> {
         let (_, oldest_id) = *self.sources.get(&source)?.waiting.first()?;
         self.evict(oldest_id)
     }
 
     /// Marks a connection as evicted. Returns its number, so that the caller wakes its task.
-    fn evict(&mut self, id: HalfOpenId) -> Option<HalfOpenId> {
+    fn evict(&mut self, id: PendingId) -> Option<PendingId> {
         // The evicted connection had no turn, so no other connection gets one.
         self.remove_from_list(id);
         let entry = self.entries.get_mut(&id)?;
-        entry.state = HalfOpenState::Evicted;
+        entry.state = PendingState::Evicted;
         let source = entry.source;
-        self.half_open_count -= 1;
-        self.update_source(source, |source_entry| source_entry.half_open_count -= 1);
+        self.pending_count -= 1;
+        self.update_source(source, |source_entry| source_entry.pending_count -= 1);
         Some(id)
     }
 
@@ -297,14 +299,14 @@ impl HalfOpenTable {
         if let Some(waiting_since) = oldest_wait(source_entry) {
             self.sources_by_waiting.remove(&(source_entry.waiting.len(), waiting_since, source));
         }
-        self.sources_by_half_open.remove(&(source_entry.half_open_count, source));
+        self.sources_by_pending.remove(&(source_entry.pending_count, source));
         change(source_entry);
         if let Some(waiting_since) = oldest_wait(source_entry) {
             self.sources_by_waiting.insert((source_entry.waiting.len(), waiting_since, source));
         }
-        match source_entry.half_open_count {
+        match source_entry.pending_count {
             0 => drop(self.sources.remove(&source)),
-            count => drop(self.sources_by_half_open.insert((count, source))),
+            count => drop(self.sources_by_pending.insert((count, source))),
         }
     }
 
@@ -324,11 +326,11 @@ pub(crate) enum PeerPhase {
     Ended,
 }
 
-/// The ratio of half-open connections to connections that may wait for their peer. After a server restarts, all its
-/// clients reconnect at once.
+/// The ratio of the limit on all pending connections to the limit on those that wait for their peer. It leaves
+/// room for connections that wait for a turn: after a server restarts, all its clients reconnect at once.
 const QUEUE_FACTOR: usize = 4;
-/// Maximum handshakes that a thread computes in a row. Each takes a fraction of a millisecond, and requests in
-/// progress wait meanwhile.
+/// Maximum handshakes that a thread computes in a row. Requests in progress wait meanwhile; each handshake takes a
+/// fraction of a millisecond.
 const MAX_TURNS: usize = 4;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Run-relative time, and timers with better than millisecond resolution.
+//! Measures time since the start of a run, and waits with a resolution finer than a millisecond.
 
 use std::io;
 use std::time::Duration;
@@ -34,8 +34,8 @@ impl Clock {
     }
 }
 
-/// A kernel timer. The runtime's own timers have millisecond ticks: with them, requests would be sent in
-/// bursts, and late by more than the response time of many servers.
+/// A kernel timer. The runtime's own timers have ticks of a millisecond. With them, requests would be sent in bursts,
+/// and with delays longer than the response time of many servers.
 #[derive(Debug)]
 pub(crate) struct Timer {
     /// A timerfd is readable like a pipe: empty until it fires, then the number of expirations. `None` in tests, which
@@ -64,7 +64,7 @@ impl Timer {
         {
             return;
         }
-        // Coarser, but the run continues.
+        // The runtime's timer is coarser, but the run continues.
         sleep(delay).await;
     }
 }

@@ -1,4 +1,5 @@
-//! Request deadlines that share one timer of the runtime, so that a request costs no timer update.
+//! Keeps the deadline of a request. Consecutive requests share one timer of the runtime, so that a request costs no
+//! timer update.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

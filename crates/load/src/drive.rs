@@ -1,4 +1,4 @@
-//! Execution of a load plan on one thread: every worker has at most one request in progress.
+//! Executes a load plan on one thread. Workers send the requests; each has at most one request in progress.
 
 use std::cell::RefCell;
 use std::io;
@@ -60,7 +60,7 @@ pub enum DriveError {
 /// The work of one thread: the plan of the run, and the thread's share in it.
 #[derive(Debug)]
 pub(crate) struct ThreadTask {
-    /// A validated plan.
+    /// The plan, already validated.
     pub(crate) plan: LoadPlan,
     pub(crate) share: ThreadShare,
     pub(crate) stop: StopHandle,
@@ -74,7 +74,7 @@ impl ThreadTask {
         environment: E,
     ) -> Result<LoadReport, DriveError> {
         let mut workers = Workers::new(&self.plan, self.share)?;
-        let thread_state = Rc::new(ThreadShared::new(&self.plan, self.share, environment)?);
+        let thread_state = Rc::new(ThreadState::new(&self.plan, self.share, environment)?);
         let local_set = LocalSet::new();
         local_set.run_until(self.run_workers(&thread_state, &mut workers)).await;
         drop(local_set);
@@ -82,10 +82,11 @@ impl ThreadTask {
         Ok(thread_state.into_report(&self.progress))
     }
 
-    /// Runs the workers until the last one has ended.
+    /// Runs the workers until all of them have ended. Meanwhile takes the snapshots at the start and at the end of the
+    /// measurement, reports the progress, and ends the schedule if the run is stopped.
     async fn run_workers<E: Environment>(
         &self,
-        thread_state: &Rc<ThreadShared<E>>,
+        thread_state: &Rc<ThreadState<E>>,
         workers: &mut Workers,
     ) {
         let mut worker_tasks = JoinSet::new();
@@ -98,7 +99,7 @@ impl ThreadTask {
         progress_tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             let (snapshot_count, end_time) =
-                (thread_state.snapshots.borrow().len(), thread_state.schedule.borrow().end());
+                (thread_state.snapshots.borrow().len(), thread_state.schedule.borrow().end_time());
             let next_snapshot = if snapshot_count == 0 { warm_up.min(end_time) } else { end_time };
             tokio::select! {
                 join_result = worker_tasks.join_next() => match join_result {
@@ -150,7 +151,7 @@ impl Workers {
 
     fn create_workers<E: Environment>(
         &self,
-        thread_state: &Rc<ThreadShared<E>>,
+        thread_state: &Rc<ThreadState<E>>,
         mut start_worker: impl FnMut(LoadWorker<E>),
     ) {
         let thread_context = &thread_state.thread_context;
@@ -181,15 +182,15 @@ impl Workers {
     }
 }
 
-/// The shared state of a thread's workers.
-struct ThreadShared<E> {
+/// The state that all workers of a thread share.
+struct ThreadState<E> {
     thread_context: ThreadContext<E>,
     schedule: RefCell<Schedule>,
     target_sampler: RefCell<TargetSampler>,
     /// The timer of the next request. Idle workers queue for its lock; the worker that holds the lock waits for the
     /// request.
     timer: Mutex<Timer>,
-    /// The pause of a worker after a failed connection attempt; absent in an open run, which the clock paces.
+    /// The pause of a worker after a failed connection attempt; `None` in an open loop, where due times limit the rate.
     connect_pause: Option<Duration>,
     statistics: RefCell<RunStatistics>,
     /// The counters at the start and at the end of the measurement; empty until the measurement starts.
@@ -199,13 +200,14 @@ struct ThreadShared<E> {
 /// A request assigned to a worker.
 #[derive(Clone, Copy)]
 struct AssignedRequest {
-    target: usize,
+    target_index: usize,
     due_time: Duration,
-    now: Duration,
+    /// The time of the assignment.
+    assigned_at: Duration,
     is_measured: bool,
 }
 
-impl<E: Environment> ThreadShared<E> {
+impl<E: Environment> ThreadState<E> {
     fn new(plan: &LoadPlan, share: ThreadShare, environment: E) -> Result<Self, DriveError> {
         let timer = environment.create_timer().map_err(DriveError::Timer)?;
         let names = plan.targets.iter().map(|target| target.name.as_str());
@@ -228,12 +230,13 @@ impl<E: Environment> ThreadShared<E> {
     async fn next_request(&self, now: Duration) -> Option<AssignedRequest> {
         match self.assign_due_request(now) {
             Ok(assigned_request) => assigned_request,
-            // No request is due: rejoin the queue.
-            Err(_) => self.wait_for_due().await,
+            // No request is due yet.
+            Err(_) => self.wait_for_request().await,
         }
     }
 
-    async fn wait_for_due(&self) -> Option<AssignedRequest> {
+    /// Waits in the queue of idle workers until a request is due, and assigns it to the caller.
+    async fn wait_for_request(&self) -> Option<AssignedRequest> {
         let mut timer = self.timer.lock().await;
         loop {
             let now = self.thread_context.clock.now();
@@ -254,9 +257,9 @@ impl<E: Environment> ThreadShared<E> {
             NextAction::Due(due_time) => {
                 let is_measured = schedule.is_measured(due_time);
                 Ok(Some(AssignedRequest {
-                    target: self.target_sampler.borrow_mut().next_target(),
+                    target_index: self.target_sampler.borrow_mut().next_target(),
                     due_time,
-                    now,
+                    assigned_at: now,
                     is_measured,
                 }))
             }
@@ -295,7 +298,7 @@ impl<E: Environment> ThreadShared<E> {
 
 /// A worker with at most one request in progress.
 struct LoadWorker<E: Environment> {
-    thread_state: Rc<ThreadShared<E>>,
+    thread_state: Rc<ThreadState<E>>,
     transport: LoadTransport<E::Stream>,
 }
 
@@ -313,9 +316,14 @@ impl<E: Environment> LoadWorker<E> {
         while let Some(assigned_request) = thread_state.next_request(now).await {
             let result = self.send_request(assigned_request).await;
             now = thread_context.clock.now();
-            let AssignedRequest { target, due_time, is_measured, .. } = assigned_request;
-            let measurement =
-                RequestMeasurement { target, due_time, completed_at: now, result, is_measured };
+            let AssignedRequest { target_index, due_time, is_measured, .. } = assigned_request;
+            let measurement = RequestMeasurement {
+                target_index,
+                due_time,
+                completed_at: now,
+                result,
+                is_measured,
+            };
             thread_state.statistics.borrow_mut().record_completed(&measurement);
             if thread_context.reuse == ConnectionReuse::Fresh {
                 self.wait_for_close().await;
@@ -334,18 +342,18 @@ impl<E: Environment> LoadWorker<E> {
         assigned_request: AssignedRequest,
     ) -> Result<ResponseStatus, ErrorKind> {
         let thread_context = &self.thread_state.thread_context;
+        let AssignedRequest { target_index, assigned_at, .. } = assigned_request;
         match &mut self.transport {
             LoadTransport::Http1(connections) => {
-                connections
-                    .send_request(thread_context, assigned_request.target, assigned_request.now)
-                    .await
+                connections.send_request(thread_context, target_index, assigned_at).await
             }
             LoadTransport::Http2(streams) => {
-                streams.send_request(thread_context, assigned_request.target).await
+                streams.send_request(thread_context, target_index).await
             }
         }
     }
 
+    /// Waits until the server has closed an HTTP/1.1 connection that is not reused.
     async fn wait_for_close(&mut self) {
         match &mut self.transport {
             LoadTransport::Http1(connections) => {

@@ -1,4 +1,4 @@
-//! The environment of a run: connections and precise timers, replaceable in tests.
+//! Provides connections and precise timers to a run; tests replace them.
 
 use std::cell::{Cell, RefCell};
 use std::io;

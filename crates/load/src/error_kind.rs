@@ -1,4 +1,4 @@
-//! Classification of failed requests; each kind has its own counter.
+//! Classifies requests that failed without a response; each kind has its own counter.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! HTTP/1.1 client: one request in progress per connection.
+//! Sends requests over HTTP/1.1, with one request in progress per connection.
 
 mod exchange;
 mod request;
@@ -62,18 +62,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
         }
     }
 
-    /// Sends a request on the idle connection, or on a new one, and reads its response. The current time is
-    /// `now`.
+    /// Sends the request of a target on the idle connection, or on a new one, and reads its response. The current time
+    /// is `now`.
     pub(crate) async fn send_request<E>(
         &mut self,
         thread_context: &ThreadContext<E>,
-        target: usize,
+        target_index: usize,
         now: Duration,
     ) -> Result<ResponseStatus, ErrorKind>
     where
         E: Environment<Stream = S>,
     {
-        let address_index = thread_context.address_index(target);
+        let address_index = thread_context.address_index(target_index);
         let (mut stream, now) =
             match self.idle_connections[address_index].take().and_then(take_if_idle) {
                 Some(stream) => (stream, now),
@@ -81,7 +81,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
             };
         self.deadline.set(thread_context.clock.to_instant(now + thread_context.timeout));
         let deadline = &mut self.deadline;
-        let request = &self.serialized_requests.0[target];
+        let request = &self.serialized_requests.0[target_index];
         let mut exchange = Http1Exchange::new(&mut stream, request, &mut self.response_reader);
         let response = poll_fn(|context| match exchange.poll(context, thread_context) {
             Poll::Pending => deadline.poll(context).map(|()| Err(ErrorKind::Timeout)),
@@ -122,8 +122,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http1Connections<S> {
     }
 }
 
-/// Returns an idle connection if it is still open and idle. Costs no system call unless there was an event on
-/// it.
+/// Returns the connection if it is still open and the server has sent nothing. Costs no system call unless the runtime
+/// has received an event for the connection.
 fn take_if_idle<S: AsyncRead + Unpin>(mut stream: S) -> Option<S> {
     let mut context = Context::from_waker(Waker::noop());
     let read_result = Pin::new(&mut stream).poll_read(&mut context, &mut ReadBuf::new(&mut [0]));

@@ -1,4 +1,4 @@
-//! HTTP/2 client with prior knowledge, and gRPC over it: several requests in progress per connection.
+//! Sends requests over HTTP/2 with prior knowledge, and gRPC calls, with several requests in progress per connection.
 
 mod call;
 mod metered;
@@ -56,7 +56,7 @@ impl SharedConnections {
         Self { request_senders, connection_tasks: RefCell::default() }
     }
 
-    /// Returns a connection that accepts requests.
+    /// Returns a connection that accepts requests: the shared one, or a new one.
     async fn checkout_connection<E: Environment>(
         &self,
         thread_context: &ThreadContext<E>,
@@ -119,13 +119,13 @@ impl Http2Streams {
     pub(crate) async fn send_request<E: Environment>(
         &mut self,
         thread_context: &ThreadContext<E>,
-        target: usize,
+        target_index: usize,
     ) -> Result<ResponseStatus, ErrorKind> {
-        let request = &self.prepared_requests.0[target];
+        let request = &self.prepared_requests.0[target_index];
         let checkout = timeout(
             thread_context.timeout,
             self.shared_connections
-                .checkout_connection(thread_context, thread_context.address_index(target)),
+                .checkout_connection(thread_context, thread_context.address_index(target_index)),
         );
         let sender = checkout.await.map_err(|_| ErrorKind::ConnectTimeout)??;
         self.deadline.set(

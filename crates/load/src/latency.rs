@@ -1,4 +1,4 @@
-//! Mergeable latency histograms.
+//! Records latencies in histograms that can be merged.
 
 use std::time::Duration;
 

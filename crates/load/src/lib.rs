@@ -1,9 +1,10 @@
-//! Leno's load generator: independent of the mesh, so that the generator cannot favor the mesh.
+//! Generates HTTP and gRPC load, and measures the responses. This crate does not depend on the mesh, so that it cannot
+//! favor the mesh.
 //!
-//! [`drive_load`] sends the requests of a [`LoadPlan`] with its [`LoadModel`] and returns a [`LoadReport`] with a
-//! status or an error kind for every request. In an open loop, latencies are measured from the time a request
-//! was due, so that a stall of the server counts for all delayed requests, not only for those already sent (no
-//! coordinated omission). [`drive_on_threads`] does the same on several cores.
+//! [`drive_load`] sends the requests of a [`LoadPlan`] with its [`LoadModel`], and returns a [`LoadReport`] that counts
+//! a status or an error kind for every request. In an open loop, latencies are measured from the time at which a
+//! request was due. A stall of the server therefore counts for all delayed requests, not only for those that were
+//! already sent (no coordinated omission). [`drive_on_threads`] does the same on several cores.
 
 mod clock;
 mod deadline;

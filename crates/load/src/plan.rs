@@ -1,11 +1,11 @@
-//! Plan of a run: targets, protocol, load model and duration.
+//! Defines the plan of a run, and validates it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use leno_wire::http1::Malformed;
 
-/// Plan of a run: targets, protocol, load model and duration.
+/// The plan of a run: its targets, protocol, load model and duration.
 #[derive(Debug, Clone)]
 pub struct LoadPlan {
     /// The targets; at least one.
@@ -16,7 +16,7 @@ pub struct LoadPlan {
     pub reuse: ConnectionReuse,
     /// The load model.
     pub load_model: LoadModel,
-    /// The time in which requests are started and measured, after the warm-up.
+    /// The time after the warm-up in which requests are started and measured.
     pub duration: Duration,
     /// The time in which requests are sent and not measured.
     pub warm_up: Duration,
@@ -139,8 +139,8 @@ pub enum ConnectionReuse {
 /// The load model: a closed loop, or an open loop at a constant rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadModel {
-    /// Closed loop: each connection sends its next request after the last response. It shows the maximum
-    /// throughput of a server; the latencies are those without queueing.
+    /// Closed loop: each connection sends its next request as soon as the response to the previous one arrives. The
+    /// throughput is the maximum of the server; the latencies do not include queueing.
     Closed {
         /// The number of connections.
         connections: usize,
@@ -166,7 +166,7 @@ impl LoadModel {
 }
 
 impl LoadPlan {
-    /// Validates everything but the requests.
+    /// Validates the plan, except for the requests, which are validated when they are serialized.
     pub(crate) fn check(&self) -> Result<(), InvalidPlan> {
         let connections = self.load_model.connection_count();
         if connections == 0 || connections > MAX_CONNECTIONS {

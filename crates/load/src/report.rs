@@ -1,4 +1,4 @@
-//! Results of a run: a status or an error kind for every request.
+//! Defines the report of a run, which counts a status or an error kind for every request.
 
 use std::time::Duration;
 
@@ -189,13 +189,14 @@ impl TargetReport {
     /// gRPC statuses such as `grpc-unavailable`. The sum equals all requests minus the successes.
     pub fn errors_by_kind(&self) -> impl Iterator<Item = (String, u64)> {
         let failures = self.error_counts().map(|(kind, count)| (kind.label().to_owned(), count));
-        let unsuccessful_statuses =
-            self.status_counts().filter(|(status, _)| !(200..300).contains(status));
-        let unsuccessful_statuses =
-            unsuccessful_statuses.map(|(status, count)| (format!("status-{status}"), count));
-        let grpc_errors =
-            (0..).zip(self.grpc_status_counts).filter(|(code, count)| *code > 0 && *count > 0);
-        let grpc_errors = grpc_errors.map(|(code, count)| (grpc_label(code).to_owned(), count));
+        let unsuccessful_statuses = self
+            .status_counts()
+            .filter(|(status, _)| !(200..300).contains(status))
+            .map(|(status, count)| (format!("status-{status}"), count));
+        let grpc_errors = (0..)
+            .zip(self.grpc_status_counts)
+            .filter(|(code, count)| *code > 0 && *count > 0)
+            .map(|(code, count)| (grpc_label(code).to_owned(), count));
         failures.chain(unsuccessful_statuses).chain(grpc_errors)
     }
 

@@ -1,4 +1,5 @@
-//! Due times of requests, and the measured ones among them: arithmetic on time since the start.
+//! Computes the due times of requests, and determines which requests are measured. All times are since the start of the
+//! run.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ pub(crate) struct Schedule {
 enum ArrivalModel {
     /// Closed loop: a request is due whenever a worker is free.
     Closed,
-    /// Due one after the other: every `stride`th of all requests, starting with `next_index`.
+    /// Open loop: requests are due at a constant rate. This thread sends every `stride`th request of the run, starting
+    /// with `next_index`.
     Open { rate: u32, next_index: u64, stride: u64 },
 }
 
@@ -55,8 +57,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the end of the schedule: no request is due at or after it.
-    pub(crate) fn end(&self) -> Duration {
+    /// Returns the time at which the schedule ends: no request is due at or after it.
+    pub(crate) fn end_time(&self) -> Duration {
         self.end_time
     }
 
@@ -81,8 +83,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the next request that was due before the end without a free worker. Called after the run until
-    /// there is none.
+    /// Returns the due time of the next request that no worker sent although it was due before the end; `None` if all
+    /// were sent. Called after the run, until it returns `None`.
     pub(crate) fn next_unsent(&mut self) -> Option<Duration> {
         let ArrivalModel::Open { rate, next_index, .. } = self.arrival_model else {
             return None;
@@ -116,8 +118,8 @@ impl Schedule {
     }
 }
 
-/// Returns the due time of a request. It is computed from the start each time, so that rounding errors do not
-/// accumulate.
+/// Returns the due time of the request with this index. It is computed from the start of the run, not from the previous
+/// request, so that rounding errors do not accumulate.
 fn due_time(rate: u32, index: u64) -> Duration {
     let rate = u64::from(rate);
     let nanoseconds = (index % rate) * NANOSECONDS_PER_SECOND / rate;
@@ -126,8 +128,8 @@ fn due_time(rate: u32, index: u64) -> Duration {
 
 const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// The time after the end in which requests that were due before it are still sent: on a busy machine workers wake
-/// late, and the delay is not an error of the server.
+/// The time after the end of the schedule in which requests that were due before the end are still sent. On a busy
+/// machine workers wake late, which is not an error of the server.
 const MAX_START_DELAY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(unsent, (0..3).map(ms).collect::<Vec<_>>());
         assert_eq!(schedule.next_action(ms(2)), NextAction::Over);
         schedule.end_at(ms(50));
-        assert_eq!(schedule.end(), ms(3));
+        assert_eq!(schedule.end_time(), ms(3));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Counters and results of a run, for the final report and live progress.
+//! Records the results of requests during a run, for the final report and live progress.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ impl ProgressCounters {
 /// The result of one request.
 #[derive(Debug)]
 pub(crate) struct RequestMeasurement {
-    pub(crate) target: usize,
+    pub(crate) target_index: usize,
     /// The time at which the request was due, since the start of the run.
     pub(crate) due_time: Duration,
     /// The time at which the request completed or failed, since the start of the run.
@@ -86,14 +86,14 @@ impl RunStatistics {
     }
 
     /// Records a request that was due and never sent.
-    pub(crate) fn record_unsent(&mut self, target: usize, due_time: Duration) {
+    pub(crate) fn record_unsent(&mut self, target_index: usize, due_time: Duration) {
         let Some(since_warm_up) = due_time.checked_sub(self.warm_up) else {
             return;
         };
         self.timeline.record(since_warm_up, None);
         let result = Err(ErrorKind::Unsent);
         self.record_measurement(&RequestMeasurement {
-            target,
+            target_index,
             due_time,
             completed_at: due_time,
             result,
@@ -131,7 +131,7 @@ impl RunStatistics {
         if !measurement.is_measured {
             return;
         }
-        let target = &mut self.targets[measurement.target];
+        let target = &mut self.targets[measurement.target_index];
         match measurement.result {
             Ok(response) => target.record_response(response, measured_latency(measurement)),
             Err(kind) => target.record_error(kind),

@@ -1,4 +1,4 @@
-//! A handle that ends a run early.
+//! Provides a handle that ends a run early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Weighted random selection of targets, determined by a seed.
+//! Selects targets at random by their weights; a seed determines the order.
 
 /// Selects targets by weight; the same seed gives the same order.
 #[derive(Debug)]

@@ -210,8 +210,8 @@ fn a_stall_delays_many_requests_in_an_open_run_and_few_in_a_closed_one() {
         });
         slow_count.get()
     };
-    // 1000 requests per second were due in the first half of the stall; on a busy machine more are slow, never
-    // fewer.
+    // All requests that were due in the first half of the stall are slow. On a busy machine, other requests may be slow
+    // as well.
     let open = slow_requests(LoadModel::Open { rate: 1000, connections: 1 });
     assert!(open >= 95, "{open}");
     let closed = slow_requests(LoadModel::Closed { connections: 1 });

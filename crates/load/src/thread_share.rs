@@ -1,4 +1,4 @@
-//! Division of connections, rate and request count among the threads of a run.
+//! Divides the connections, the rate and the request count of a run among its threads.
 
 /// One thread's share of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! A run on several independent threads: each has its own connections, schedule share and results, which are
-//! merged at the end.
+//! Executes a load plan on several independent threads. Each has its own connections, its share of the schedule and its
+//! results; the results are merged at the end.
 
 use std::thread;
 use std::time::Duration;

@@ -1,15 +1,15 @@
-//! Counts and latencies of a run over time, in a bounded number of intervals.
+//! Records counts and latencies of a run over time, in a limited number of intervals.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Results per interval of the measured time. When a run exceeds the table, neighbors are merged: the longer
-/// the run, the longer its intervals.
+/// Results per interval of the measured time. When the number of intervals would exceed its limit, each two neighbors
+/// are merged: the longer the run, the longer its intervals.
 #[derive(Debug, Clone)]
 pub struct Timeline {
     interval: Duration,
-    interval_cells: Vec<IntervalCells>,
+    interval_statistics: Vec<IntervalStatistics>,
 }
 
 /// Results of one interval.
@@ -28,7 +28,7 @@ pub struct IntervalResult {
 }
 
 #[derive(Debug, Clone)]
-struct IntervalCells {
+struct IntervalStatistics {
     requests: u64,
     errors: u64,
     latencies_us: Histogram<u32>,
@@ -36,7 +36,7 @@ struct IntervalCells {
 
 impl Default for Timeline {
     fn default() -> Self {
-        Self { interval: MIN_INTERVAL, interval_cells: Vec::new() }
+        Self { interval: MIN_INTERVAL, interval_statistics: Vec::new() }
     }
 }
 
@@ -49,32 +49,33 @@ impl Timeline {
 
     /// Returns the intervals in order, including those without requests.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalResult> {
-        (0..).zip(&self.interval_cells).map(|(index, cells)| {
+        (0..).zip(&self.interval_statistics).map(|(index, statistics)| {
             let quantile = |fraction| {
-                let bound =
-                    cells.latencies_us.value_at_quantile(fraction).min(cells.latencies_us.max());
-                (!cells.latencies_us.is_empty()).then(|| Duration::from_micros(bound))
+                let latencies_us = &statistics.latencies_us;
+                let microseconds = latencies_us.value_at_quantile(fraction).min(latencies_us.max());
+                (!latencies_us.is_empty()).then(|| Duration::from_micros(microseconds))
             };
             IntervalResult {
                 at: self.interval * index,
-                requests: cells.requests,
-                errors: cells.errors,
+                requests: statistics.requests,
+                errors: statistics.errors,
                 p50: quantile(0.5),
                 p99: quantile(0.99),
             }
         })
     }
 
-    /// Records a request that ended `at` this time after the warm-up; `latency` if it succeeded.
+    /// Records a request that ended at `since_warm_up`, the time since the end of the warm-up. `latency` is `None` for
+    /// an unsuccessful request.
     pub(crate) fn record(&mut self, since_warm_up: Duration, latency: Option<Duration>) {
-        let cells = self.cells_at(since_warm_up);
-        cells.requests += 1;
+        let statistics = self.statistics_at(since_warm_up);
+        statistics.requests += 1;
         match latency {
             Some(latency) => {
                 let microseconds = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
-                cells.latencies_us.saturating_record(microseconds);
+                statistics.latencies_us.saturating_record(microseconds);
             }
-            None => cells.errors += 1,
+            None => statistics.errors += 1,
         }
     }
 
@@ -87,26 +88,28 @@ impl Timeline {
         while other.interval < self.interval {
             other.merge_neighbors();
         }
-        let shared_count = self.interval_cells.len().min(other.interval_cells.len());
-        let additional_cells = other.interval_cells.split_off(shared_count);
-        for (own_cells, other_cells) in self.interval_cells.iter_mut().zip(&other.interval_cells) {
-            own_cells.merge(other_cells);
+        let shared_count = self.interval_statistics.len().min(other.interval_statistics.len());
+        let additional_statistics = other.interval_statistics.split_off(shared_count);
+        for (own_statistics, other_statistics) in
+            self.interval_statistics.iter_mut().zip(&other.interval_statistics)
+        {
+            own_statistics.merge(other_statistics);
         }
-        if self.interval_cells.len() == shared_count {
-            self.interval_cells.extend(additional_cells);
+        if self.interval_statistics.len() == shared_count {
+            self.interval_statistics.extend(additional_statistics);
         }
     }
 
-    fn cells_at(&mut self, since_warm_up: Duration) -> &mut IntervalCells {
+    fn statistics_at(&mut self, since_warm_up: Duration) -> &mut IntervalStatistics {
         let mut index = self.index(since_warm_up);
         while index >= MAX_INTERVALS {
             self.merge_neighbors();
             index = self.index(since_warm_up);
         }
-        if index >= self.interval_cells.len() {
-            self.interval_cells.resize_with(index + 1, IntervalCells::default);
+        if index >= self.interval_statistics.len() {
+            self.interval_statistics.resize_with(index + 1, IntervalStatistics::default);
         }
-        &mut self.interval_cells[index]
+        &mut self.interval_statistics[index]
     }
 
     fn index(&self, since_warm_up: Duration) -> usize {
@@ -116,25 +119,25 @@ impl Timeline {
     /// Doubles the interval and merges neighbors. This happens ten times in a run of a day.
     fn merge_neighbors(&mut self) {
         self.interval *= 2;
-        let mut old_cells = std::mem::take(&mut self.interval_cells).into_iter();
-        while let Some(mut first) = old_cells.next() {
-            if let Some(second) = old_cells.next() {
+        let mut old_statistics = std::mem::take(&mut self.interval_statistics).into_iter();
+        while let Some(mut first) = old_statistics.next() {
+            if let Some(second) = old_statistics.next() {
                 first.merge(&second);
             }
-            self.interval_cells.push(first);
+            self.interval_statistics.push(first);
         }
     }
 }
 
-impl Default for IntervalCells {
+impl Default for IntervalStatistics {
     fn default() -> Self {
-        let bounds = Histogram::new_with_bounds(1, MAX_LATENCY_US, 2);
-        let microseconds = bounds.expect("the bounds are constant and valid");
-        Self { requests: 0, errors: 0, latencies_us: microseconds }
+        let histogram = Histogram::new_with_bounds(1, MAX_LATENCY_US, 2);
+        let latencies_us = histogram.expect("the bounds are constant and valid");
+        Self { requests: 0, errors: 0, latencies_us }
     }
 }
 
-impl IntervalCells {
+impl IntervalStatistics {
     fn merge(&mut self, other: &Self) {
         self.requests += other.requests;
         self.errors += other.errors;
@@ -142,7 +145,7 @@ impl IntervalCells {
     }
 }
 
-/// The initial interval: short enough to show a stall, long enough for a few requests.
+/// The initial length of an interval: short enough to show a stall, long enough for a few requests.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The maximum number of intervals, enough for a plot: each has a histogram of about 13 KiB.

@@ -1,4 +1,4 @@
-//! The measured window of a run: differences of counters between its start and its end.
+//! Computes the results of the measured window of a run: the differences of counters between its start and its end.
 
 use std::time::Duration;
 

@@ -35,7 +35,8 @@ impl AccessPolicy {
     }
 }
 
-/// The rules that authorize inbound traffic, in addition to [`Access`](crate::Access).
+/// The access policies of a workload, as sent to its sidecar. They authorize inbound traffic in addition to the SMI
+/// rules in [`Access`](crate::Access).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct InboundPolicy {
     /// True with `defaultPolicy: dry-run`: denied traffic is allowed, counted and reported.
@@ -66,9 +67,10 @@ pub struct PolicyRule {
 }
 
 impl PolicyRule {
-    /// True if the rule matches by request; such a rule never matches opaque bytes.
+    /// True if the rule has conditions on requests or on claims of their tokens. A rule with these conditions never
+    /// matches opaque bytes, because they contain no visible request.
     #[must_use]
-    pub fn is_about_requests(&self) -> bool {
+    pub fn matches_by_request(&self) -> bool {
         !self.requests.is_empty() || !self.claims.is_empty()
     }
 

@@ -15,7 +15,8 @@ pub struct RuleActions {
     pub request_headers: HeaderEdits,
     /// Edits of response headers, applied before the client receives the response.
     pub response_headers: HeaderEdits,
-    /// The redirect that answers each request. A rule with a redirect has no backends and forwards no request.
+    /// The redirect that each request receives as its response. A rule with a redirect has no backends and forwards no
+    /// request.
     pub redirect: Option<Redirect>,
     /// The rewrite of host and path; neither is rewritten when absent.
     pub rewrite: Option<UrlRewrite>,
@@ -43,17 +44,18 @@ impl RuleActions {
 /// The conditions of retries, within the retry budget of the service.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RetryRule {
-    /// The response statuses that are retried while attempts are left; from 400 to 599, in order.
+    /// The response statuses that are retried while retries are left; from 400 to 599, in order.
     pub codes: Vec<u16>,
     /// The maximum number of retries after the first attempt, 0 to [`RetryRule::MAX_ATTEMPTS`]; 0 disables
-    /// retries.
+    /// retries. The Gateway API calls this number `attempts`, although it does not count the first attempt.
     pub attempts: u8,
     /// The delay before the first retry; it grows with each further retry.
     pub backoff: Duration,
 }
 
 impl RetryRule {
-    /// The maximum number of retries of a rule: each retry multiplies the load of an overloaded service.
+    /// The maximum of `attempts`, the number of retries. It is low because each retry adds the load of a whole request
+    /// to a service that may be overloaded.
     pub const MAX_ATTEMPTS: u8 = 10;
     /// The valid statuses of a rule.
     pub const CODES: std::ops::RangeInclusive<u16> = 400..=599;
@@ -105,8 +107,8 @@ impl HeaderEdits {
     }
 }
 
-/// Header edits and rewrites for one backend of a rule. Request edits apply after those of the rule, response
-/// edits before them.
+/// Header edits and rewrites for one backend of a rule. They are closer to the backend than the edits of the rule:
+/// request edits apply after the rule's request edits, and response edits before the rule's response edits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct BackendEdits {
     /// Edits of request headers.
@@ -135,7 +137,9 @@ pub struct Redirect {
     pub hostname: Option<Name>,
     /// The new path, if it changes.
     pub path: Option<PathEdit>,
-    /// Another port. When absent, the default port of `scheme`; without a scheme, the port of the service.
+    /// The new port. When absent, the default port of `scheme`. Without a port and a scheme, a gateway uses its own
+    /// port; a sidecar uses the port of the service if `hostname` is set, and otherwise the port that the client
+    /// requested.
     pub port: Option<u16>,
     /// The response status; one of [`Redirect::STATUSES`].
     pub status: u16,

@@ -36,6 +36,7 @@ impl AddressClass {
     }
 }
 
+/// Returns the class of an IPv4 address.
 fn class_of_ipv4(address: Ipv4Addr) -> AddressClass {
     let [first, second, third, _] = address.octets();
     // Linux connects 0.0.0.0 to the machine itself.
@@ -61,6 +62,7 @@ fn class_of_ipv4(address: Ipv4Addr) -> AddressClass {
     }
 }
 
+/// Returns the class of an IPv6 address, without regard to an embedded IPv4 address.
 fn class_of_ipv6(address: Ipv6Addr) -> AddressClass {
     let [first, second, third, ..] = address.segments();
     let is_special = address.is_unspecified()

@@ -15,7 +15,7 @@ use crate::service_policy::{ServicePolicy, ServicePolicyName, ServiceRule, attac
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CheckService {
     /// The address of the service.
-    pub at: CheckServiceAddress,
+    pub address: CheckServiceAddress,
     /// The timeout of a check request.
     pub timeout: Duration,
     /// The handling of a request for which no check response arrives.
@@ -106,7 +106,7 @@ impl BodyExcerpt {
 pub enum LongBodyAction {
     /// The request is rejected without a check.
     Reject,
-    /// The service decides by the beginning of the body, which is marked as partial.
+    /// The service receives the beginning of the body, which is marked as partial.
     SendPrefix,
 }
 

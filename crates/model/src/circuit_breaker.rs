@@ -52,21 +52,21 @@ pub struct TripConditions {
     /// The minimum number of requests in the window; with fewer the circuit does not open.
     pub min_requests: u32,
     /// Opens at this many failed requests in the window.
-    pub failure_threshold: FailureThreshold,
+    pub failure_threshold: RequestThreshold,
     /// Opens after this many consecutive failures; disabled when absent.
     pub consecutive_failures: Option<u32>,
     /// Opens at too many slow requests in the window; disabled when absent.
-    pub slow: Option<SlowRequests>,
+    pub slow_requests: Option<SlowRequests>,
     /// The time that the circuit stays open.
     pub open_duration: Duration,
     /// The number of requests that are allowed in the half-open state. The circuit closes when all of them succeed.
     pub half_open_requests: u32,
 }
 
-/// A threshold of requests, as a share or as a number. The threshold is reached when either limit is reached; an
-/// absent limit is never reached.
+/// A threshold of failed or slow requests, as a share of all requests or as a number. The threshold is reached when the
+/// share or the number is reached; an absent one is never reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct FailureThreshold {
+pub struct RequestThreshold {
     /// A share of the requests, in millionths, at least 1.
     pub share_ppm: Option<u32>,
     /// A number of requests, at least 1.
@@ -79,7 +79,7 @@ pub struct SlowRequests {
     /// The minimum duration of a slow request.
     pub min_duration: Duration,
     /// The number or share of slow requests that opens the circuit.
-    pub threshold: FailureThreshold,
+    pub threshold: RequestThreshold,
 }
 
 /// A response that the sidecar sends instead of an upstream response.

@@ -1,4 +1,4 @@
-//! Collectors: servers that receive spans, metrics and access log lines, and their protocols.
+//! Collectors: servers outside the mesh that receive spans, metrics and access log lines. Parses their URLs.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Conflict status of service policies: those that apply, and those that another one overrides.
+//! Determines the conflict status of service policies: whether a policy applies, is overridden by another policy, or
+//! has no effect.
 
 use crate::check_service::PortCheck;
 use crate::forwarding::{NoEffect, PolicyContext};
@@ -22,7 +23,7 @@ pub enum ConflictStatus {
 
 impl ConflictStatus {
     /// Returns the status of a policy at these ports, which exist. Ports that the policy is not attached to are
-    /// skipped.
+    /// skipped. If the status differs between ports, `Effective` takes precedence, then `NoEffect`, then `Overridden`.
     pub fn for_policy<'a, 'b>(
         policy: &ServicePolicy,
         ports: impl IntoIterator<Item = (&'b ServiceName, u16)>,
@@ -42,13 +43,12 @@ impl ConflictStatus {
                 }
                 continue;
             }
-            // True for an effective policy that prevents this policy from applying to the port.
+            // True for an effective policy that alone prevents this policy from applying to the port.
             let overrides = |effective_name: &&ServicePolicyName| {
-                let contenders = policies.iter().copied();
-                let contenders = contenders.filter(|candidate| {
+                let both_policies = policies.iter().copied().filter(|candidate| {
                     candidate.name == **effective_name || candidate.name == policy.name
                 });
-                !effective_policies(contenders, service, port).contains(&policy.name)
+                !effective_policies(both_policies, service, port).contains(&policy.name)
             };
             let winner =
                 effective_names.iter().find(overrides).or(effective_names.first()).cloned();

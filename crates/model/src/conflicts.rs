@@ -1,5 +1,5 @@
-//! Conflict resolution between routes, splits and retry policies of one service: the oldest object takes
-//! precedence, then the first by name.
+//! Resolves conflicts between routes, splits and retry policies of one service. Among objects of one kind, the oldest
+//! takes precedence, then the first by name. A `GRPCRoute` takes precedence over an `HTTPRoute`.
 
 use crate::name::{RouteName, ServiceName};
 use crate::retry_policy::RetryPolicy;
@@ -17,8 +17,9 @@ impl RouteParent {
 }
 
 impl HttpRoute {
-    /// True if this route replaces another one on a port that both are attached to. Routes in different namespaces
-    /// apply to different clients and do not replace each other.
+    /// True if this route replaces another one on a port that both are attached to: a `GRPCRoute` replaces an
+    /// `HTTPRoute`. Routes of the same kind are merged. Routes in different namespaces apply to different clients and
+    /// do not replace each other.
     #[must_use]
     pub fn precedes(&self, other: &Self) -> bool {
         self.kind > other.kind && self.name.namespace == other.name.namespace
@@ -34,8 +35,9 @@ impl GatewayTcpRoute {
 }
 
 impl TlsRoute {
-    /// Returns a conflicting route if this route receives no traffic at a port, because a route with precedence
-    /// has each of its host names: the one that has the first host name. `None` if a host name is left.
+    /// Returns a conflicting route if this route receives no traffic at a port, because routes with precedence have all
+    /// its host names: the conflicting route for the first host name. `None` if this route receives the traffic of at
+    /// least one host name.
     pub fn find_conflict<'a>(
         &self,
         other_routes: impl Iterator<Item = &'a Self> + Clone,
@@ -43,13 +45,13 @@ impl TlsRoute {
         let own_precedence = (self.created, &self.rule.route);
         let preceding_routes = other_routes
             .filter(|route| is_before((route.created, &route.rule.route), own_precedence));
-        let mut owners = self.rule.hostnames.iter().map(|hostname| {
+        let mut conflicting_routes = self.rule.hostnames.iter().map(|hostname| {
             let same_hostname =
                 preceding_routes.clone().filter(|route| route.rule.hostnames.contains(hostname));
             same_hostname.min_by_key(|route| (route.created, &route.rule.route))
         });
-        let first_owner = owners.next().flatten()?;
-        owners.all(|owner| owner.is_some()).then_some(first_owner)
+        let first_conflict = conflicting_routes.next().flatten()?;
+        conflicting_routes.all(|conflict| conflict.is_some()).then_some(first_conflict)
     }
 }
 
@@ -81,10 +83,11 @@ pub fn precedence_reason(first_created: i64, other_created: i64) -> &'static str
     if first_created < other_created { "is older" } else { "is first in alphabetical order" }
 }
 
-/// True if the first object takes precedence over the other: the older one, then the first by name. Objects in
-/// different namespaces apply to different clients, so neither takes precedence.
+/// True if the first route takes precedence over the other: the older one, then the first by name. Routes are given by
+/// creation time and name. Routes in different namespaces apply to different clients, so neither takes precedence.
 fn is_before(first: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
-    first.1.namespace == other.1.namespace && first < other
+    let ((_, first_name), (_, other_name)) = (first, other);
+    first_name.namespace == other_name.namespace && first < other
 }
 
 #[cfg(test)]

@@ -9,18 +9,18 @@ pub struct Cors {
     /// The allowed origins; never empty.
     pub origins: Vec<OriginPattern>,
     /// True if requests may carry cookies and credentials.
-    pub credentials: bool,
+    pub allows_credentials: bool,
     /// The allowed methods, in addition to those that the Fetch standard safelists.
     pub methods: AllowedWords,
     /// The lower-case names of allowed request headers, in addition to the safelisted headers.
     pub headers: AllowedWords,
     /// The lower-case names of exposed response headers, in addition to the safelisted headers.
-    pub exposed: AllowedWords,
+    pub exposed_headers: AllowedWords,
     /// The time that a browser may cache a preflight response, in seconds.
     pub max_age_seconds: u32,
 }
 
-/// The allowed method or header names.
+/// A list of method or header names, or all names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AllowedWords {
     /// All names are allowed.
@@ -108,15 +108,16 @@ impl OriginPattern {
         if self.is_any() {
             return true;
         }
-        let Some((scheme, host)) = self.0.split_once("://") else { return false };
+        let Some((scheme, host_pattern)) = self.0.split_once("://") else { return false };
         let Some(host_and_port) =
             origin.strip_prefix(scheme).and_then(|remainder| remainder.strip_prefix("://"))
         else {
             return false;
         };
-        match host.strip_prefix(ANY_ORIGIN) {
-            None => host_and_port == host,
-            // A pattern with a port requires the same port; a pattern without one requires none.
+        match host_pattern.strip_prefix(ANY_ORIGIN) {
+            None => host_and_port == host_pattern,
+            // A pattern with a port matches only origins with this port, a pattern without a port only origins without
+            // a port.
             Some(suffix) => {
                 let has_port = |text: &str| {
                     text.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']'))

@@ -1,4 +1,5 @@
-//! External principals: clients outside the mesh with a certificate that the mesh issued.
+//! External principals: clients outside the mesh with a certificate that the mesh issued. Checks the DNS names that
+//! their certificates may have.
 
 use std::fmt;
 use std::str::FromStr;

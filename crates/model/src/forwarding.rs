@@ -1,5 +1,5 @@
-//! The destinations of a service's traffic, and the reasons that policies have no effect: routes forward the traffic
-//! to other services, or requests are not visible. The reasons are reported in policy statuses and by linting.
+//! Computes the destinations of a service's traffic, and the reasons that policies have no effect: routes forward the
+//! traffic to other services, or requests are not visible. The reasons are reported in policy statuses and by linting.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -56,16 +56,18 @@ impl AttachedRoutes<'_> {
             reaches_own_endpoints: self.has_consumer_routes(service),
             ..Destinations::default()
         };
-        let mut add_route = |object: (RouteKind, &RouteName), backends: &[WeightedBackend]| {
+        let mut add_route = |(kind, name): (RouteKind, &RouteName),
+                             backends: &[WeightedBackend]| {
             for backend in backends.iter().filter(|backend| backend.weight > 0) {
                 let destination = (&backend.service, backend.port);
                 if destination == (service, port) {
                     destinations.reaches_own_endpoints = true;
-                } else if backend.service == *service || may_forward(object, &backend.service) {
+                } else if backend.service == *service || may_forward((kind, name), &backend.service)
+                {
                     destinations.other_ports.insert((backend.service.clone(), backend.port));
                 }
             }
-            let key = object.0.object_key(object.1.clone());
+            let key = kind.object_key(name.clone());
             if !destinations.routes.contains(&key) {
                 destinations.routes.push(key);
             }
@@ -133,10 +135,11 @@ impl AttachedRoutes<'_> {
 
     /// True if a namespace other than the service's has routes for its own clients (consumer routes).
     fn has_consumer_routes(&self, service: &ServiceName) -> bool {
-        let requests = self.request_routes.iter().map(|route| &route.name.namespace);
-        let tcp = self.tcp_routes.iter().map(|route| &route.rule.route.namespace);
-        let tls = self.tls_routes.iter().map(|route| &route.rule.route.namespace);
-        requests.chain(tcp).chain(tls).any(|namespace| *namespace != service.namespace)
+        let request_routes = self.request_routes.iter().map(|route| &route.name.namespace);
+        let tcp_routes = self.tcp_routes.iter().map(|route| &route.rule.route.namespace);
+        let tls_routes = self.tls_routes.iter().map(|route| &route.rule.route.namespace);
+        let mut namespaces = request_routes.chain(tcp_routes).chain(tls_routes);
+        namespaces.any(|namespace| *namespace != service.namespace)
     }
 }
 
@@ -165,6 +168,7 @@ impl GatewayTcpRoute {
     }
 }
 
+/// True if one of the backends is this service port, and the route has a parent other than the service itself.
 fn forwards_to<'a>(
     parents: &[RouteParent],
     backends: impl IntoIterator<Item = &'a WeightedBackend>,
@@ -202,7 +206,7 @@ impl TlsRoute {
 /// The reason that a policy has no effect on any traffic although it applies to its service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoEffect {
-    /// The service or port of the policy.
+    /// The service that the policy is attached to.
     pub service: ServiceName,
     /// The effective routes of the port.
     pub routes: Vec<ObjectKey>,
@@ -221,7 +225,8 @@ pub enum NoEffectCause {
     OwnPolicies(ServicePolicyName),
     /// The sidecars of the service's workloads enforce the policy, and no request reaches these workloads.
     OtherWorkloads,
-    /// The policy matches by request, and this port carries TCP, in which the sidecar of this side sees no requests.
+    /// The policy matches by request, and the port with this number carries TCP, in which the sidecar of this side sees
+    /// no requests.
     NoRequests(u16, PolicySide),
     /// The tag rules select from the endpoints of the service, and all requests go to other services.
     OtherEndpoints,
@@ -315,6 +320,14 @@ pub enum PolicySide {
 
 impl NoEffect {
     /// Returns the reason that a policy has no effect at a port that it applies to; `None` if it has an effect.
+    ///
+    /// A policy has an effect if its sidecar sees the traffic that it acts on, and if some traffic reaches the port's
+    /// endpoints. If routes forward all traffic to other services, the effect depends on the kind of the policy:
+    ///
+    /// * Circuit breakers, faults and hedging still apply, because the client's sidecar combines them with the policies
+    ///   of the backends.
+    /// * Rate limits and checks apply at the service's own workloads, which then receive no requests.
+    /// * Outlier detection and load balancing apply to a backend unless the backend has its own policy of the same kind.
     pub(crate) fn detect_at<'a>(
         policy: &ServicePolicy,
         service: &ServiceName,
@@ -336,23 +349,23 @@ impl NoEffect {
         let limit_policy = PortLimits::for_port(policies.iter().copied(), service, port)
             .map(|limits| limits.policy);
         let port_checks = PortCheck::for_port(policies.iter().copied(), service, port);
-        let is_inbound = is_effective(limit_policy.as_ref())
+        let limits_or_checks = is_effective(limit_policy.as_ref())
             || port_checks.iter().any(|check| is_policy(&check.policy));
-        let is_request_policy =
+        let applies_to_forwarded =
             is_effective(traffic_policy.breaker.as_ref().map(|breaker| &breaker.policy))
                 || is_effective(traffic_policy.faults.as_ref().map(|faults| &faults.policy))
                 || is_effective(traffic_policy.hedging.as_ref().map(|hedging| &hedging.policy));
         let no_effect = |cause| destinations.no_effect(service, cause);
-        if is_inbound && context.shares_workloads(service, port) {
+        if limits_or_checks && context.shares_workloads(service, port) {
             return None;
         }
         if destinations.other_ports.is_empty() {
             return Some(no_effect(NoEffectCause::NoTraffic));
         }
-        if is_request_policy {
+        if applies_to_forwarded {
             return None;
         }
-        if is_inbound {
+        if limits_or_checks {
             return Some(no_effect(NoEffectCause::OtherWorkloads));
         }
         let mut backend_policy_name = None;

@@ -28,8 +28,9 @@ impl Gateway {
     }
 }
 
-/// Returns the account of a gateway's proxies, in the gateway's namespace. Its name is [`GATEWAY_ACCOUNT_PREFIX`]
-/// and the name of the gateway, truncated to 63 bytes. `None` if that is not a valid name.
+/// Returns the account of a gateway's proxies, in the gateway's namespace. The account's name is
+/// [`GATEWAY_ACCOUNT_PREFIX`] followed by the name of the gateway, truncated to 63 bytes. `None` if the result is not a
+/// valid name.
 #[must_use]
 pub fn gateway_account(gateway: &GatewayName) -> Option<ServiceAccount> {
     let mut name = format!("{GATEWAY_ACCOUNT_PREFIX}{}", gateway.name);

@@ -17,7 +17,8 @@ pub struct HealthCheck {
     pub successes: u32,
 }
 
-/// A health check request.
+/// A health check request, which the sidecar sends on its own. The probes of outlier detection are different: they are
+/// requests of clients to an endpoint that was ejected.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum HealthProbe {
     /// A GET of this path; the statuses 200 to 399 are healthy, as for the kubelet.

@@ -1,4 +1,5 @@
-//! Request hedging: a second attempt in parallel when the first is slow to respond.
+//! Settings of request hedging: a second attempt at another endpoint, in parallel to a first attempt that is slow to
+//! respond.
 
 use std::time::Duration;
 
@@ -23,9 +24,9 @@ pub struct HedgeRule {
 }
 
 impl HedgeRule {
-    /// The minimum delay: a shorter delay would hedge requests with an ordinary latency.
+    /// The minimum of `after`. A shorter time would hedge requests with an ordinary latency.
     pub const MIN_AFTER: Duration = Duration::from_millis(1);
-    /// The maximum delay: most clients time out earlier.
+    /// The maximum of `after`. Most clients time out earlier.
     pub const MAX_AFTER: Duration = Duration::from_secs(60);
     /// The maximum number of methods in a rule.
     pub const MAX_METHODS: usize = 16;

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use crate::name::{InvalidName, Name};
 
-/// The root of trust that issued an identity, a DNS-like name such as `cluster.local`.
+/// The name of a trust domain (SPIFFE): all identities with this name are issued by the same root of trust. A DNS-like
+/// name such as `cluster.local`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TrustDomain(pub Name);
 

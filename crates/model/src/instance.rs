@@ -1,4 +1,5 @@
-//! Instances of workloads: they distinguish a pod or machine from its predecessor with the same workload name.
+//! Identifies the instance of a workload: the pod or registration, as distinct from its predecessor with the same
+//! workload name. Certificates contain the instance.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,8 +15,8 @@ pub struct Uid(Arc<str>);
 pub enum Instance {
     /// The pod with this UID.
     Pod(Uid),
-    /// The registration with this number. Each join with a join token gets a higher number than all earlier joins;
-    /// the number is 0 before the first counted join.
+    /// The registration of a machine with this number. Each join with a join token gets a higher number than all
+    /// earlier joins. The number is 0 for a machine that has not joined since joins are counted.
     Registration(u64),
 }
 

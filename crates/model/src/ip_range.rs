@@ -98,6 +98,7 @@ impl From<IpAddr> for IpRange {
     }
 }
 
+/// Returns an address as a number.
 fn address_to_bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()),
@@ -119,9 +120,11 @@ impl FromStr for IpRange {
         let invalid = || InvalidIpRange { text: text.chars().take(MAX_TEXT_CHARACTERS).collect() };
         let (address, prefix) = text.split_once('/').ok_or_else(invalid)?;
         let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
-        let prefix = Some(prefix).filter(|_| is_number).and_then(|prefix| prefix.parse().ok());
-        let (address, prefix) = address.parse().ok().zip(prefix).ok_or_else(invalid)?;
-        Self::new(address, prefix).map_err(|_| invalid())
+        let prefix_length =
+            Some(prefix).filter(|_| is_number).and_then(|prefix| prefix.parse().ok());
+        let (address, prefix_length) =
+            address.parse().ok().zip(prefix_length).ok_or_else(invalid)?;
+        Self::new(address, prefix_length).map_err(|_| invalid())
     }
 }
 

@@ -1,4 +1,5 @@
-//! JWT validation: accepted issuers, required tokens, and claims forwarded to the application.
+//! Settings of JSON web token (JWT) validation: accepted issuers, required tokens, and claims forwarded to the
+//! application.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -21,7 +21,6 @@ pub mod egress;
 pub mod endpoint;
 pub mod external_principal;
 pub mod fault;
-pub mod floor;
 pub mod forwarding;
 pub mod gateway;
 pub mod grant;
@@ -44,6 +43,7 @@ pub mod retry_policy;
 pub mod revocation;
 pub mod route;
 pub mod rule_kind;
+pub mod security_floor;
 pub mod server;
 pub mod service;
 pub mod service_policy;
@@ -75,7 +75,7 @@ pub use check_service::{
     DescriptorValue, FailureMode, GlobalLimit, LongBodyAction, PortCheck, RequestCheck,
 };
 pub use circuit_breaker::{
-    CircuitBreaker, CircuitLimits, FailureThreshold, FixedResponse, PortCircuitBreaker,
+    CircuitBreaker, CircuitLimits, FixedResponse, PortCircuitBreaker, RequestThreshold,
     SlowRequests, TripConditions,
 };
 pub use client_ranges::ClientRanges;
@@ -90,7 +90,6 @@ pub use external_principal::{
     AccessCert, ExternalPrincipalId, InvalidSubject, SubjectScope, check_subject, domain_prefix,
 };
 pub use fault::{FaultAbort, FaultDelay, FaultRule, PortFaults};
-pub use floor::{Floor, OverriddenSetting, repository_of};
 pub use forwarding::{
     AttachedRoutes, Destinations, NoEffect, NoEffectCause, PolicyContext, PolicySide, TagEffects,
     describe_tcp_only_services,
@@ -137,6 +136,7 @@ pub use route::{
     WeightedBackend, is_only_parent,
 };
 pub use rule_kind::RuleKind;
+pub use security_floor::{OverriddenSetting, SecurityFloor, repository_of};
 pub use server::{InvalidEndpoint, Server};
 pub use service::{IpFamilies, Protocol, Service, ServicePort, TargetPort, is_server_first};
 pub use service_policy::{

@@ -65,8 +65,9 @@ impl LogTemplate {
                 .strip_prefix('{')
                 .and_then(|field_and_remainder| field_and_remainder.split_once('}'));
             let (name, remainder) = field_and_remainder.ok_or(InvalidTemplate::UnbalancedBrace)?;
-            let field = LOG_FIELDS.iter().find(|field| **field == name);
-            let field = *field.ok_or_else(|| InvalidTemplate::UnknownField(name.to_owned()))?;
+            let listed_field = LOG_FIELDS.iter().find(|field| **field == name);
+            let field =
+                *listed_field.ok_or_else(|| InvalidTemplate::UnknownField(name.to_owned()))?;
             if !literal.is_empty() {
                 parts.push(LogPart::Text(std::mem::take(&mut literal)));
             }

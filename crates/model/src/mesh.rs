@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::floor::{Floor, OverriddenSetting};
 use crate::identity::{ServiceAccount, TrustDomain};
 use crate::name::Name;
 use crate::observability::Observability;
 use crate::revocation::RevokedWorkload;
+use crate::security_floor::{OverriddenSetting, SecurityFloor};
 use crate::workload::Workload;
 
 /// The settings of a `MeshConfig` document, of which a mesh has at most one.
@@ -39,7 +39,7 @@ pub struct MeshConfig {
     /// The mutual TLS mode of namespaces and workloads that set none.
     pub mtls: MtlsMode,
     /// The minimum security settings, which override weaker settings of namespaces and workloads.
-    pub floor: Box<Floor>,
+    pub floor: Box<SecurityFloor>,
 }
 
 /// The admission settings of a namespace or a workload. A workload inherits absent fields from its namespace, and a
@@ -88,7 +88,7 @@ impl MeshConfig {
 
     /// Returns the floor of a namespace; `None` for an exempt namespace.
     #[must_use]
-    pub fn floor_in(&self, namespace: &Name) -> Option<&Floor> {
+    pub fn floor_in(&self, namespace: &Name) -> Option<&SecurityFloor> {
         (!self.floor.except_namespaces.contains(namespace)).then_some(&*self.floor)
     }
 

@@ -22,7 +22,7 @@ pub struct Observability {
 pub struct Tracing {
     /// The share of sampled traces, among those that begin in the mesh.
     pub sampling: Sampling,
-    /// True if a failed request produces a span even if its trace is not sampled.
+    /// True if every failed request produces a span, even if its trace is not sampled.
     pub errors: bool,
     /// The propagation format of traces that begin in the mesh.
     pub propagation: PropagationFormat,
@@ -53,7 +53,7 @@ impl MetricsPush {
 pub struct AccessLog {
     /// The share of successful requests that are logged.
     pub sampling: Sampling,
-    /// True if all failed requests are logged.
+    /// True if all failed requests are logged, regardless of `sampling`.
     pub errors: bool,
     /// The format of a line.
     pub format: LogFormat,

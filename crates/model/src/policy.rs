@@ -1,5 +1,5 @@
-//! SMI access control: the objects as written in manifests, and the rules that the control plane compiles from them
-//! for a sidecar.
+//! Access control of SMI (Service Mesh Interface): the objects as written in manifests, and the rules that the control
+//! plane compiles from them for a sidecar.
 
 use crate::identity::ServiceAccount;
 use crate::name::{PolicyName, RouteGroupName, TcpRouteName};

@@ -97,14 +97,15 @@ pub enum RateLimitKey {
     None,
     /// One bucket for each calling account; all unauthenticated callers share one bucket.
     Client {
-        /// The number of most recently used buckets that are certainly retained; at least 1.
+        /// The minimum number of most recently used buckets that are retained; at least 1. Older buckets may be
+        /// dropped, and are full when they are used again.
         buckets: u32,
     },
     /// One bucket for each value of a header; all requests without the header share one bucket.
     Header {
         /// The header name, in lower case.
         name: String,
-        /// The number of most recently used buckets that are certainly retained; at least 1.
+        /// The minimum number of most recently used buckets that are retained, as for `Client`; at least 1.
         buckets: u32,
     },
 }

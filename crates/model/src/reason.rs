@@ -98,7 +98,7 @@ macro_rules! reasons {
                 match self { $(Self::$variant => concat!($($caption),+).trim_ascii(),)+ }
             }
 
-            /// Returns a hint for operators, in one sentence.
+            /// Returns a hint for operators: how to correct the cause of the failure.
             #[must_use]
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $hint,)+ }

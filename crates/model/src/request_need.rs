@@ -1,4 +1,4 @@
-//! The traffic that policies need to see: requests, or only connections. A port rejects opaque bytes if one of its
+//! Determines whether policies need to see requests, or only connections. A port rejects opaque bytes if one of its
 //! policies needs requests, because opaque bytes would bypass the policy.
 
 use crate::access_policy::{PolicyAction, PolicyRule};
@@ -107,7 +107,7 @@ impl CircuitBreaker {
     #[must_use]
     pub fn acts_on_connections(&self) -> bool {
         let has_effect =
-            |trip: &TripConditions| trip.failures.has_connections() || trip.slow.is_some();
+            |trip: &TripConditions| trip.failures.has_connections() || trip.slow_requests.is_some();
         self.limits.connections.is_some()
             || self.connect_timeout.is_some()
             || self.trip.as_ref().is_some_and(has_effect)
@@ -171,7 +171,7 @@ impl PolicyRule {
     /// request never allows opaque bytes.
     #[must_use]
     pub fn request_need(&self) -> RequestNeed {
-        match self.action == PolicyAction::Deny && self.is_about_requests() {
+        match self.action == PolicyAction::Deny && self.matches_by_request() {
             true => RequestNeed::IfSupported,
             false => RequestNeed::None,
         }
@@ -206,9 +206,9 @@ impl WorkloadConfig {
     /// Returns the needs of all service policies of a port, with the policies' names.
     fn request_needs(&self, port: u16) -> impl Iterator<Item = (RequestNeed, &ServicePolicyName)> {
         let checks = self.request_checks.get(&port).into_iter().flatten();
-        let checks = checks.map(|check| (check.check.request_need(), &check.policy));
+        let check_needs = checks.map(|check| (check.check.request_need(), &check.policy));
         let limits = self.limits.get(&port).into_iter().flatten();
-        let limits = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
-        checks.chain(limits)
+        let limit_needs = limits.map(|limit| (limit.limits.request_need(), &limit.policy));
+        check_needs.chain(limit_needs)
     }
 }

@@ -17,8 +17,8 @@ pub struct RevokedWorkload {
 }
 
 impl RevokedWorkload {
-    /// True if the revocation covers a certificate of this instance. It covers every certificate without an
-    /// instance, because these may belong to the revoked pod.
+    /// True if the revocation covers a certificate of this instance. A certificate without an instance (`None`) is
+    /// always covered, because it may belong to the revoked pod.
     fn covers_instance(&self, instance: Option<&Instance>) -> bool {
         match (&self.uid, instance) {
             (None, _) | (_, None) => true,

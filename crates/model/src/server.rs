@@ -81,19 +81,20 @@ impl Server {
         if authority.contains('@') {
             return Err(InvalidEndpoint::User);
         }
-        let (host, port) = match authority.strip_prefix('[') {
-            Some(remainder) => {
-                let (host, port) = remainder.split_once(']').ok_or(InvalidEndpoint::Host)?;
-                let host: std::net::Ipv6Addr = host.parse().map_err(|_| InvalidEndpoint::Host)?;
-                let port = match (port, port.strip_prefix(':')) {
+        let (host, port_text) = match authority.strip_prefix('[') {
+            Some(after_bracket) => {
+                let (host, suffix) = after_bracket.split_once(']').ok_or(InvalidEndpoint::Host)?;
+                let address: std::net::Ipv6Addr =
+                    host.parse().map_err(|_| InvalidEndpoint::Host)?;
+                let port_text = match (suffix, suffix.strip_prefix(':')) {
                     ("", _) => None,
-                    (_, Some(port)) => Some(port),
+                    (_, Some(port_text)) => Some(port_text),
                     (_, None) => return Err(InvalidEndpoint::Host),
                 };
-                (host.to_string(), port)
+                (address.to_string(), port_text)
             }
             None => match authority.split_once(':') {
-                Some((host, port)) => (host.to_owned(), Some(port)),
+                Some((host, port_text)) => (host.to_owned(), Some(port_text)),
                 None => (authority.to_owned(), None),
             },
         };
@@ -108,11 +109,11 @@ impl Server {
             let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
             port.parse().ok().filter(|port| is_number && *port != 0)
         };
-        let port = match port {
-            Some(port) => parse_port(port),
+        let port: Option<u16> = match port_text {
+            Some(port_text) => parse_port(port_text),
             None => default_port(scheme),
         };
-        let port: u16 = port.ok_or(InvalidEndpoint::Port)?;
+        let port = port.ok_or(InvalidEndpoint::Port)?;
         Ok((Self { scheme, host, port }, path))
     }
 

@@ -77,7 +77,8 @@ impl ServicePort {
 
 /// True for ports that are server-first by convention: the ports named `mysql`, `mongo`, `redis` or `smtp`,
 /// also with a suffix after a hyphen, and the ports 25, 587, 3306, 4444, 6379, 9300 and 11211. Protocol detection
-/// would delay each connection to them, because the client sends no bytes before the server.
+/// would delay each connection to a server-first port, because it waits for the client, which sends no bytes before the
+/// server.
 #[must_use]
 pub fn is_server_first(name: Option<&Name>, number: u16) -> bool {
     let name_prefix = name.and_then(|name| name.as_str().split('-').next());
@@ -120,9 +121,9 @@ impl TargetPort {
         self == other || own_number.is_some() && own_number == other.number_at(workload)
     }
 
-    /// True if the application of a workload may receive requests at this port: the workload declares an HTTP
-    /// protocol for it, or one of `http_targets` resolves to the same port. `http_targets` are the targets of service
-    /// ports that are not declared as TCP.
+    /// True if the application of a workload may receive requests at this target port: the workload declares an HTTP
+    /// protocol for the port, or one of `http_targets` resolves to the same port. `http_targets` are the targets of the
+    /// service ports that are not declared as TCP.
     pub fn sees_requests_at<'a>(
         &self,
         workload: &Workload,

@@ -1,5 +1,5 @@
-//! Service policies: traffic policies attached to services, and the selection of the policies that apply to a port.
-//! Also contains the outlier detection settings; the settings of other kinds have their own modules.
+//! Service policies: traffic policies attached to services. Selects the policies that apply to a port. Also contains
+//! the outlier detection settings; the settings of other kinds have their own modules.
 
 use std::fmt;
 use std::time::Duration;
@@ -188,7 +188,8 @@ pub enum ServiceRule {
     LoadBalancing(LoadBalancing),
     /// Request hedging.
     Hedging(HedgeRule),
-    /// A circuit breaker and rate limits; at least one of the two is set.
+    /// A circuit breaker for the clients' sidecars, and rate limits for the servers' sidecars; at least one of the two
+    /// is set.
     UpstreamTrafficSetting(Box<(CircuitBreaker, RateLimits)>),
     /// External authorization or JWT validation.
     RequestCheck(RequestCheck),
@@ -454,7 +455,7 @@ pub struct SermantRemoval {
 pub struct SermantCommon {
     /// The responses that count as failures; no response counts when empty.
     pub failures: FailureClasses,
-    /// The time without requests after which the state of an instance is removed (`expireTime`).
+    /// The time without requests after which the state of an instance is reset (`expireTime`).
     pub expire: Duration,
     /// The ejection time (`recoveryTime`).
     pub recovery: Duration,

@@ -1,4 +1,5 @@
-//! Session persistence: all requests of a session are forwarded to the endpoint that served the first request.
+//! Session persistence settings of route rules: all requests of a session are forwarded to the endpoint that served the
+//! session's first request, while this endpoint is healthy.
 
 use std::time::Duration;
 
@@ -13,9 +14,9 @@ pub struct SessionPersistence {
     /// The location of the value.
     pub kind: PersistenceType,
     /// The maximum time since the first response that set the value; unlimited when absent.
-    pub absolute: Option<Duration>,
+    pub absolute_timeout: Option<Duration>,
     /// The maximum time since the last response that set the value; unlimited when absent.
-    pub idle: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
     /// The path of the cookie; the path of the rule's match when absent.
     pub path: Option<String>,
 }
@@ -25,7 +26,7 @@ pub struct SessionPersistence {
 pub enum PersistenceType {
     /// A session cookie.
     Cookie,
-    /// A cookie that expires after [`SessionPersistence::absolute`], which is set.
+    /// A cookie that expires after [`SessionPersistence::absolute_timeout`], which is set.
     LastingCookie,
     /// A header of requests and responses.
     Header,
@@ -41,8 +42,8 @@ impl SessionPersistence {
     /// editable by rules, and neither `cookie` nor `set-cookie`.
     #[must_use]
     pub fn is_valid_name(name: &str, kind: PersistenceType) -> bool {
-        let is_valid_token = HeaderEdits::is_valid_name(&name.to_ascii_lowercase());
-        let is_valid_token = is_valid_token && name.len() <= Self::MAX_NAME_BYTES;
+        let is_valid_token = name.len() <= Self::MAX_NAME_BYTES
+            && HeaderEdits::is_valid_name(&name.to_ascii_lowercase());
         match kind {
             PersistenceType::Cookie | PersistenceType::LastingCookie => is_valid_token,
             PersistenceType::Header => {

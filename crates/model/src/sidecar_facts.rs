@@ -1,18 +1,19 @@
-//! Facts about sidecars that a control plane reports in the objects of its own cluster: rejected plaintext clients
-//! and disconnected workloads.
+//! Observations about sidecars that a control plane reports in the Kubernetes objects of its own cluster: rejected
+//! plaintext clients and disconnected workloads.
 
 use std::net::IpAddr;
 
 use crate::instance::Uid;
 use crate::name::WorkloadName;
 
-/// The facts that one control plane knows.
+/// The observations of one control plane, which are reported in Kubernetes events and annotations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SidecarFacts {
     /// Clients that the sidecars of this control plane rejected for lack of mutual TLS, ordered by workload; at
     /// most [`MAX_REJECTED_CLIENTS`].
     pub rejected_clients: Vec<RejectedClient>,
-    /// The connections of all sidecars; `None` while sidecars may still be reconnecting.
+    /// The connections of all sidecars; `None` while sidecars may still be reconnecting after a start of the control
+    /// plane.
     pub connections: Option<SidecarConnections>,
 }
 

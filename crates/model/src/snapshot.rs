@@ -141,9 +141,9 @@ pub struct ServiceConfig {
     pub client_authorization: ClientAuthorization,
     /// The ports, by number; empty if the client may not call the service.
     pub ports: BTreeMap<u16, PortConfig>,
-    /// True if requests without an endpoint wait, for a bounded time: a workload of the service changed a moment ago,
-    /// and its sidecar is expected to connect with the new port or account.
-    pub awaited: bool,
+    /// True if requests wait for an endpoint, for a bounded time, when the service has none: a workload of the service
+    /// changed a moment ago, and its sidecar is expected to connect with the new port or account.
+    pub waits_for_endpoint: bool,
 }
 
 /// The permission of a client to call a service.
@@ -162,9 +162,9 @@ pub struct PortConfig {
     pub name: Option<Name>,
     /// The protocol of the port.
     pub protocol: Protocol,
-    /// True if an `HTTPRoute` is attached. A request that no rule matches then receives a 404; otherwise it is
-    /// forwarded to the port's own endpoints.
-    pub routed: bool,
+    /// True if an `HTTPRoute` or `GRPCRoute` is attached. A request that no rule matches then receives a 404. Without
+    /// an attached route, the request is forwarded to the port's own endpoints.
+    pub has_attached_routes: bool,
     /// The rules of all attached routes, ordered by route name and then as in the document; the rules of traffic
     /// splits if no route is attached.
     pub rules: Vec<RouteRule>,

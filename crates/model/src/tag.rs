@@ -109,7 +109,7 @@ pub struct TagRules {
 /// The origin of a tag or lane rule: the object that contains the rule, and the rule's index.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleOrigin {
-    /// The kind of the object.
+    /// The dialect of the rule, which is the kind of the object.
     pub dialect: TagDialect,
     /// The name of the object.
     pub name: TagRouteName,
@@ -117,7 +117,7 @@ pub struct RuleOrigin {
     pub index: u32,
 }
 
-/// The kind of object that contains a tag rule.
+/// The dialect of a tag rule: the kind of object that contains the rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TagDialect {
     /// A `TagRoute`.
@@ -171,7 +171,7 @@ pub struct TagRule {
     pub request_match: TagMatch,
     /// The sets of instances that receive the requests.
     pub split: TagSplit,
-    /// The sets that receive the requests if the selected set of `split` is empty; unused without targets.
+    /// The sets that receive the requests if the selected set of `split` is empty; unused if it has no targets.
     pub fallback: TagSplit,
     /// The last fallbacks if the selected sets are empty: the first non-empty set of instances is used. Requests fail
     /// if all sets are empty.
@@ -397,7 +397,7 @@ pub struct LaneRule {
     pub marks: Vec<LaneMark>,
 }
 
-/// The headers that a lane adds to a percentage of requests.
+/// A mark of a lane: the headers that it adds to a percentage of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaneMark {
     /// The percentage of requests that receive the headers.

@@ -1,4 +1,5 @@
-//! Taps: filters of live requests that an operator watches with `leno tap`. Sidecars report the requests that match.
+//! Taps: filters of live requests. An operator creates a tap with `leno tap`, and sidecars report the matching
+//! requests.
 
 use std::fmt;
 

@@ -43,8 +43,8 @@ pub struct Workload {
     /// True if the workload is terminating and still serves. It is an endpoint of a service if no workload of the
     /// service is ready.
     pub terminating: bool,
-    /// True if the workload has a sidecar. A workload without a sidecar is not a member of the mesh; gateways and
-    /// sidecars call it in plaintext.
+    /// True if the workload has a sidecar. A workload without a sidecar is not a member of the mesh. The gateways and
+    /// sidecars of the mesh call such a workload in plaintext.
     pub sidecar: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct RunOptions {
 pub enum RunUser {
     /// The user of this name.
     Named(String),
-    /// The user with this UID, and the GID; the user's own group when absent.
+    /// The user with this UID. The second number is the GID; the user's own group when absent.
     Numbered(u32, Option<u32>),
 }
 

@@ -1,12 +1,12 @@
-//! One HTTP exchange (a request and its response) of a client, while its connection is polled concurrently.
+//! Runs one HTTP exchange (a request and its response) of a client, and polls the exchange's connection meanwhile.
 
 use std::pin::pin;
 
-/// Runs an exchange over a `hyper` connection, which is driven until the exchange completes. `convert_error`
-/// converts an error of the connection.
+/// Runs an exchange over a `hyper` connection, and polls the connection until the exchange completes.
 ///
 /// # Errors
-/// Returns the error of the exchange, or the error of the connection, converted by `convert_error`.
+/// Returns the error of the exchange. If the connection fails first, returns its error, converted by
+/// `convert_error`.
 pub async fn drive_exchange<T, E>(
     connection: impl Future<Output = hyper::Result<()>>,
     exchange: impl Future<Output = Result<T, E>>,
@@ -17,7 +17,7 @@ pub async fn drive_exchange<T, E>(
         biased;
         result = &mut exchange => result,
         connection_result = &mut connection => match connection_result {
-            // The response may have arrived but not been read yet.
+            // The connection has closed, but the exchange may not have read a response that arrived before.
             Ok(()) => exchange.await,
             Err(error) => Err(convert_error(error)),
         },

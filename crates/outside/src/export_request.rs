@@ -1,4 +1,4 @@
-//! One export request to a collector: over HTTP/1.1, or as a unary gRPC call.
+//! Sends one export request to an OpenTelemetry or Zipkin collector, over HTTP/1.1 or as a unary gRPC call.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{message, otlp, retry_info};
 /// An export request.
 #[derive(Debug)]
 pub struct ExportRequest {
-    /// The content type of the body over HTTP; gRPC requests have their own.
+    /// The content type of the body over HTTP/1.1; gRPC requests always have `application/grpc`.
     pub content_type: &'static str,
     /// The encoded body.
     pub bytes: Vec<u8>,
@@ -64,7 +64,7 @@ pub enum ExportError {
     #[error("the collector responded with status {0}: {1}")]
     Status(u16, String, Option<Duration>),
     /// The collector responded with this gRPC status, and optionally a retry delay.
-    #[error("the collector responded with status {0} of gRPC: {1}")]
+    #[error("the collector responded with gRPC status {0}: {1}")]
     Grpc(String, String, Option<Duration>),
 }
 
@@ -77,7 +77,7 @@ impl ExportError {
         }
     }
 
-    /// Returns true if the error concerns this request only: the next one may succeed.
+    /// Returns true if the error concerns only this request: a request with other items may succeed.
     pub(crate) fn concerns_only_request(&self) -> bool {
         match self {
             Self::Status(status, ..) => matches!(status, 400 | 413 | 422),
@@ -90,7 +90,7 @@ impl ExportError {
         }
     }
 
-    /// Returns true if a retry may succeed.
+    /// Returns true if a retry of the same request may succeed.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable(..) | Self::TimedOut | Self::ConnectionLost(_) => true,
@@ -118,15 +118,15 @@ pub(crate) async fn send_export(
     let unreachable = |error| ExportError::Unreachable(collector.server.authority(), error);
     let Collector { server, protocol, .. } = collector;
     let tcp = connect_server(server, connector).await.map_err(unreachable)?;
-    let protocol: &[u8] = match protocol {
+    let alpn_protocol: &[u8] = match protocol {
         CollectorProtocol::OtlpGrpc => b"h2",
         CollectorProtocol::OtlpHttp | CollectorProtocol::Zipkin => b"http/1.1",
     };
     match server.scheme {
         Scheme::Http => send_over(collector, tcp, export_request).await,
         Scheme::Https => {
-            let session = sessions.open_session(server, protocol, tcp).await?;
-            send_over(collector, session, export_request).await
+            let tls_stream = sessions.open_session(server, alpn_protocol, tcp).await?;
+            send_over(collector, tls_stream, export_request).await
         }
     }
 }
@@ -162,21 +162,23 @@ where
 {
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(protocol_error)?;
-    let body = Full::new(Bytes::copy_from_slice(&export_request.bytes));
+    let request_body = Full::new(Bytes::copy_from_slice(&export_request.bytes));
     let request = Request::post(&collector.path)
         .header(HOST, collector.server.authority())
         .header(CONTENT_TYPE, export_request.content_type)
-        .body(body)
+        .body(request_body)
         .map_err(protocol_error)?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(classify_http1_error)?;
         let status = response.status();
         let retry_delay = response.headers().get(RETRY_AFTER).and_then(parse_retry_after);
-        let body = Limited::new(response.into_body(), message::MAX_RESPONSE_BYTES).collect().await;
-        let body = body.map_err(protocol_error)?.to_bytes();
+        let limited_body = Limited::new(response.into_body(), message::MAX_RESPONSE_BYTES);
+        let content = limited_body.collect().await.map_err(protocol_error)?.to_bytes();
         match status.is_success() {
-            true => Ok(body),
-            false => Err(ExportError::Status(status.as_u16(), sanitize_text(&body), retry_delay)),
+            true => Ok(content),
+            false => {
+                Err(ExportError::Status(status.as_u16(), sanitize_text(&content), retry_delay))
+            }
         }
     };
     drive_exchange(connection, exchange, classify_http1_error).await
@@ -200,9 +202,9 @@ where
         .map_err(protocol_error)?;
     let exchange = async {
         let mut client = client.ready().await.map_err(classify_http2_error)?;
-        let (response, mut stream) =
+        let (response, mut request_stream) =
             client.send_request(request, false).map_err(classify_http2_error)?;
-        stream
+        request_stream
             .send_data(message::add_frame(message_content), true)
             .map_err(classify_http2_error)?;
         let (response_head, mut body) = response.await.map_err(classify_http2_error)?.into_parts();
@@ -245,8 +247,8 @@ where
     tokio::select! {
         biased;
         result = &mut exchange => result,
-        // The response may have arrived but not been read yet. If it has not, the stream returns the error of
-        // the connection.
+        // The connection has ended, but the exchange may not have read a response that arrived before. Without
+        // such a response, the exchange returns the error of the connection.
         _ = &mut connection => exchange.await,
     }
 }

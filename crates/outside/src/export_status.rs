@@ -1,5 +1,5 @@
-//! Export results of one signal: items are counted as exported or rejected, and a failure is logged once per
-//! outage.
+//! Records the export results of one signal (traces, metrics or logs): counts items as exported or rejected, and
+//! logs a failure once per outage.
 
 use leno_model::Collector;
 
@@ -16,9 +16,10 @@ pub trait ExportCounts {
 /// The export results of one signal.
 #[derive(Debug)]
 pub struct ExportStatus<C> {
+    /// The exported items in log messages, such as `spans`.
     signal: &'static str,
     counts: C,
-    /// False after an export that failed or was rejected in part, until the next complete one.
+    /// False after an export that failed or was rejected in part, until an export is accepted completely.
     is_healthy: bool,
     /// The current collector; `None` before the first export, and while exporting is disabled.
     collector: Option<Collector>,

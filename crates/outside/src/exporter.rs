@@ -1,4 +1,4 @@
-//! The exporter of a process: sends requests to collectors, with retries and timeouts.
+//! Sends the export requests of a process to collectors, with retries and timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::export_request::{self, ExportError, ExportRequest, RejectedItems};
 use crate::export_status::{ExportCounts, ExportStatus};
 use crate::servers::{Connector, TlsSessions};
 
-/// Sends export requests to collectors, with retries.
+/// The exporter of a process: sends export requests to collectors, with retries.
 #[derive(Debug)]
 pub struct Exporter<C> {
     connector: C,

@@ -1,4 +1,5 @@
-//! Length-prefixed gRPC messages: the encoding of a request message, and the parsing of a unary response.
+//! Encodes and parses length-prefixed gRPC messages: one request message, and the single message of a unary
+//! response.
 
 use bytes::{BufMut, Bytes, BytesMut};
 

@@ -1,4 +1,5 @@
-//! OTLP 1: messages shared by the requests of all signals, `opentelemetry/proto/common/v1` and `resource/v1`.
+//! Defines the OTLP 1 messages that the requests of all signals share: `opentelemetry/proto/common/v1` and
+//! `resource/v1`. Also parses the responses of collectors.
 
 pub(crate) mod points;
 
@@ -27,9 +28,8 @@ impl OtlpResource {
             ("service.name", &identity.service),
             ("service.namespace", &identity.namespace),
             ("service.instance.id", &identity.instance),
-        ];
-        let attributes =
-            attributes.map(|(key, text)| key_value(key, AttributeValue::Text(text.clone())));
+        ]
+        .map(|(key, text)| key_value(key, AttributeValue::Text(text.clone())));
         Self { attributes: attributes.into() }
     }
 }
@@ -63,8 +63,8 @@ pub fn unix_nanoseconds(time: SystemTime) -> u64 {
 /// The maximum overhead of an element in a repeated field, in bytes: a tag and a length.
 pub const ELEMENT_BYTES: usize = 8;
 
-/// The target size of export requests in bytes. Proxies accept 1 MiB by default, more than this size and the
-/// longest element together.
+/// The size at which an export request is complete, in bytes; its last element may exceed the size. HTTP proxies
+/// accept 1 MiB by default, more than this size and the longest element together.
 pub const MAX_REQUEST_BYTES: usize = 512 << 10;
 
 /// The entity that produces telemetry.
@@ -86,7 +86,7 @@ pub struct InstrumentationScope {
     pub version: String,
 }
 
-/// An attribute.
+/// An attribute: a key and its value.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
     /// The name of the attribute.
@@ -97,7 +97,7 @@ pub struct KeyValue {
     pub value: Option<AnyValue>,
 }
 
-/// A value of one of several types.
+/// The value of an attribute, of one of several types.
 #[derive(Clone, PartialEq, Message)]
 pub struct AnyValue {
     /// The value; `None` if it is empty.

@@ -1,4 +1,4 @@
-//! Periodic export of all metrics to the configured collector.
+//! Exports all metrics periodically to the configured collector.
 //!
 //! Values are cumulative since the start of the process, so a lost export only delays them.
 
@@ -76,7 +76,7 @@ pub async fn push_metrics(
             };
             tokio::select! {
                 biased;
-                // Abort an export in progress: the last one has newer values.
+                // Abort an export in progress: the final export below has newer values.
                 () = &mut stopped => break,
                 changed = settings.changed() => match changed {
                     Ok(()) => continue 'settings,
@@ -108,7 +108,7 @@ pub async fn push_metrics(
                     .send_all(&push_settings.collector, requests.into_requests(), export_status)
                     .await
             };
-            // There is no retry after the last export.
+            // The result is ignored: there is no later export that could depend on it.
             timeout(FINAL_EXPORT_TIMEOUT, final_export).await.ok();
         }
         return;
@@ -123,6 +123,6 @@ fn interval_fraction(interval: Duration, seed: u64) -> Duration {
 
 /// The maximum retry delay, whatever the collector requests.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(3600);
-/// The timeout of the last export, which delays the end of the process. Sidecars send their last report to the
+/// The timeout of the final export, which delays the end of the process. Sidecars send their final report to the
 /// control plane concurrently.
 const FINAL_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);

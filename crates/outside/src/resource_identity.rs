@@ -1,4 +1,4 @@
-//! The identity of a telemetry source, and attribute values.
+//! Defines the identity by which a process reports telemetry to collectors, and the values of attributes.
 
 /// The entity that produces telemetry, as identified to collectors.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The retry delay of a failed gRPC call: `google.rpc.RetryInfo`, in the `google.rpc.Status` of the trailer
+//! Parses the retry delay of a failed gRPC call: `google.rpc.RetryInfo`, in the `google.rpc.Status` of the trailer
 //! `grpc-status-details-bin`.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) fn parse_delay(value: &[u8]) -> Option<Duration> {
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
-/// Binary values may have padding or not (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
+/// The Base64 encoding of binary header values, with or without padding (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`).
 const BINARY_HEADER: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),

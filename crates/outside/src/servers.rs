@@ -1,4 +1,4 @@
-//! Connections and TLS sessions to servers outside the mesh, including collectors.
+//! Opens connections and TLS sessions to servers outside the mesh, such as collectors and JWKS endpoints.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -50,11 +50,13 @@ impl TlsSessions {
         tcp: TcpStream,
     ) -> Result<TlsStream<TcpStream>, TlsSessionError> {
         let roots = self.load_roots().await?;
-        let config = roots.client_config(protocol);
-        let config = config.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
-        let server_name = ServerName::try_from(server.host.clone());
-        let server_name = server_name.map_err(|error| TlsSessionError::Tls(error.to_string()))?;
-        let handshake_result = TlsConnector::from(Arc::new(config)).connect(server_name, tcp).await;
+        let client_config = roots
+            .client_config(protocol)
+            .map_err(|error| TlsSessionError::Tls(error.to_string()))?;
+        let server_name = ServerName::try_from(server.host.clone())
+            .map_err(|error| TlsSessionError::Tls(error.to_string()))?;
+        let handshake_result =
+            TlsConnector::from(Arc::new(client_config)).connect(server_name, tcp).await;
         handshake_result.map_err(|error| {
             self.lock_roots().take();
             TlsSessionError::Tls(error.to_string())
@@ -69,8 +71,9 @@ impl TlsSessions {
         let load_result =
             tokio::task::spawn_blocking(move || ExternalServerRoots::read(roots_file.as_deref()))
                 .await;
-        let roots = load_result.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
-        let roots = roots.map_err(|error| TlsSessionError::Roots(error.to_string()))?;
+        let roots = load_result
+            .map_err(|error| TlsSessionError::Roots(error.to_string()))?
+            .map_err(|error| TlsSessionError::Roots(error.to_string()))?;
         *self.lock_roots() = Some(roots.clone());
         Ok(roots)
     }
@@ -101,12 +104,12 @@ pub async fn connect_server(server: &Server, connector: &impl Connector) -> io::
     connect_permitted(server, connector, |_| true).await
 }
 
-/// Connects to a permitted address. `permits` checks each resolved address, and the connection uses the same
-/// one, so that a changed DNS record cannot bypass the check.
+/// Connects to the first permitted address that accepts the connection. `permits` checks each resolved address.
+/// The connection uses the checked address without another DNS query, so a changed record cannot bypass the check.
 ///
 /// # Errors
-/// Returns the errors of [`connect_server`]; of the kind [`io::ErrorKind::PermissionDenied`] if no address is
-/// permitted.
+/// Returns the errors of [`connect_server`], and an error of the kind [`io::ErrorKind::PermissionDenied`] if no
+/// address is permitted.
 pub async fn connect_permitted(
     server: &Server,
     connector: &impl Connector,

@@ -1,4 +1,4 @@
-//! The access log: the control thread writes the entries of the data threads to standard output, or sends them
+//! Writes the access log: the control thread writes the entries of the data threads to standard output, or sends them
 //! to a collector.
 
 use std::rc::Rc;

@@ -1,5 +1,5 @@
 //! The read-only admin endpoint, served on loopback by the control thread: metrics, readiness and the current
-//! configuration. The control plane queries the same pages over its stream.
+//! configuration, each at its own path. The control plane queries the same paths over its stream.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use leno_discovery::{Query, QueryResponse};
 use leno_identity::{AcceptedHosts, CrossSiteRequest, check_origin, request_host, single_value};
-use leno_listen::{ConnectionAdmission, HalfOpenLimits};
+use leno_listen::{ConnectionAdmission, PendingLimits};
 use leno_telemetry::{AliasNames, Count, ExpositionFormat, LogLimit, MetricsShard, Telemetry};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -27,8 +27,8 @@ use crate::config_store::ConfigStore;
 use crate::connections::Connections;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
+use crate::management_server::{self, ManagementListener};
 use crate::open_listeners::OpenListeners;
-use crate::pages::{self, PageListener};
 
 mod connectivity;
 mod page;
@@ -76,30 +76,31 @@ impl Default for ScrapeState {
 /// Serves requests until the proxy stops, then completes the responses in progress.
 pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
     let connection_permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    // All clients are on this machine and count as one source. A connection with a request counts as half-open
-    // until its end, and must not evict others.
-    let limits = HalfOpenLimits {
-        half_open: MAX_CONNECTIONS,
-        ..HalfOpenLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS)
+    // The admission counts a connection until it is closed, also during its request, which must not make it evict
+    // others: so the limit is that of all connections. All clients are on this machine and count as one source,
+    // which may therefore use the limits of all sources.
+    let limits = PendingLimits {
+        pending: MAX_CONNECTIONS,
+        ..PendingLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS)
     };
     let admission =
-        ConnectionAdmission::new(HalfOpenLimits { waiting_per_source: limits.waiting, ..limits });
-    let mut page_listener = PageListener::new("admin", listener, admin.phase.clone());
+        ConnectionAdmission::new(PendingLimits { waiting_per_source: limits.waiting, ..limits });
+    let mut admin_listener = ManagementListener::new("admin", listener, admin.phase.clone());
     loop {
         let Ok(permit) = connection_permits.clone().acquire_owned().await else {
             return;
         };
-        let Some((tcp, peer)) = page_listener.accept().await else {
+        let Some((tcp, peer)) = admin_listener.accept().await else {
             break;
         };
-        let (admin, half_open) = (admin.clone(), admission.admit(peer));
+        let (admin, pending_connection) = (admin.clone(), admission.admit(peer));
         let phase = admin.phase.clone();
         tokio::task::spawn_local(async move {
             let service = service_fn(|request| {
-                let (admin, half_open) = (admin.clone(), &half_open);
+                let (admin, pending_connection) = (admin.clone(), &pending_connection);
                 async move {
-                    let _response_guard = half_open.start_response();
-                    // Pages of other sites can read nothing here, not even the workload name.
+                    let _request_in_progress = pending_connection.start_request();
+                    // A rejected page of another site gets no header with the workload name either.
                     let is_page = request.uri().path() == "/";
                     let response = match reject_cross_site(&request, AcceptedHosts::Local, is_page)
                     {
@@ -109,39 +110,41 @@ pub(crate) async fn serve(listener: TcpListener, admin: Rc<Admin>) {
                     Ok::<_, Infallible>(response)
                 }
             });
-            let serving = hyper::server::conn::http1::Builder::new()
+            let connection = hyper::server::conn::http1::Builder::new()
                 .timer(hyper_util::rt::TokioTimer::new())
                 // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                 .half_close(true)
                 .header_read_timeout(HEAD_TIMEOUT)
                 .serve_connection(TokioIo::new(tcp), service);
-            if let Ok(Err(error)) = pages::serve_page(&half_open, serving, phase).await {
+            let served =
+                management_server::serve_connection(&pending_connection, connection, phase).await;
+            if let Ok(Err(error)) = served {
                 tracing::debug!(%error, "admin connection failed");
             }
             drop(permit);
         });
     }
-    pages::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
+    management_server::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
 }
 
-/// Answers queries of the control plane with admin pages, one at a time: the control plane sends the next query
-/// after the response or the deadline of the previous one.
+/// Answers queries of the control plane like requests of admin clients, one at a time: the control plane sends the
+/// next query after the response or the deadline of the previous one.
 pub(crate) async fn serve_queries(mut queries: mpsc::Receiver<Query>, admin: Rc<Admin>) {
     while let Some(Query { path, deadline, reply: mut response_sender, .. }) = queries.recv().await
     {
-        let page = async {
+        let respond = async {
             let Ok(request) = Request::get(&path).body(()) else {
                 return QueryResponse { status: 400, body: b"invalid HTTP path\n".to_vec() };
             };
-            let (head, body) = page_at(&admin, &request).await.into_parts();
+            let (head, body) = respond_at_path(&admin, &request).await.into_parts();
             let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
             QueryResponse { status: head.status.as_u16(), body: body.into() }
         };
         tokio::select! {
-            page = timeout(deadline, page) => {
-                if let Ok(page) = page {
-                    // The stream may have ended.
-                    response_sender.send(page).ok();
+            result = timeout(deadline, respond) => {
+                if let Ok(response) = result {
+                    // The stream to the control plane may have ended.
+                    response_sender.send(response).ok();
                 }
             }
             () = response_sender.closed() => {}
@@ -160,7 +163,8 @@ fn add_workload_header(
     response
 }
 
-/// Returns the page of a request, or the rejection of a method that is not read-only.
+/// Responds to a request of an admin client: with the document at its path, or with the rejection of a method that
+/// is not read-only.
 async fn handle_request(admin: &Rc<Admin>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return text_response(
@@ -168,11 +172,11 @@ async fn handle_request(admin: &Rc<Admin>, request: &Request<Incoming>) -> Respo
             "this page is read-only: use GET\n".into(),
         );
     }
-    page_at(admin, request).await
+    respond_at_path(admin, request).await
 }
 
-/// Returns the page at the path of a request from an admin client or the control plane.
-async fn page_at<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<Bytes>> {
+/// Returns the document at the path of a request from an admin client or the control plane.
+async fn respond_at_path<B>(admin: &Rc<Admin>, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => metrics_response(admin, request).await,
         "/ready" => readiness_response(admin),
@@ -220,7 +224,7 @@ pub(crate) fn reject_cross_site(
     Some(text_response(status, format!("{rejection}\n")))
 }
 
-/// Returns all metrics in the requested format.
+/// Returns the metrics of the sidecar and of the application, in the requested format and with the requested names.
 pub(crate) async fn metrics_response<B>(
     admin: &Admin,
     request: &Request<B>,
@@ -237,8 +241,8 @@ pub(crate) async fn metrics_response<B>(
         text.push_str(&application_metrics(admin).await);
         return build_response(StatusCode::OK, ExpositionFormat::Prometheus.content_type(), text);
     }
-    let accept = request.headers().get(hyper::header::ACCEPT);
-    let accept = accept.and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accept_header = request.headers().get(hyper::header::ACCEPT);
+    let accept = accept_header.and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = match admin.config.application_metrics {
         // OpenMetrics permits no text after its end marker.
         Some(_) => ExpositionFormat::Prometheus,
@@ -252,15 +256,15 @@ pub(crate) async fn metrics_response<B>(
 /// Returns the application's own metrics; empty if they are not configured or cannot be read.
 async fn application_metrics(admin: &Admin) -> String {
     let Some(application_metrics) = &admin.config.application_metrics else { return String::new() };
-    let page = match admin.scrape_state.permits.try_acquire() {
+    let scraped_metrics = match admin.scrape_state.permits.try_acquire() {
         Ok(_permit) => application_metrics.scrape(&admin.config).await,
         Err(_) => Err(ScrapeError::Busy),
     };
-    let was_healthy = admin.scrape_state.is_healthy.replace(page.is_ok());
-    match page {
-        Ok(page) => {
+    let was_healthy = admin.scrape_state.is_healthy.replace(scraped_metrics.is_ok());
+    match scraped_metrics {
+        Ok(metrics_text) => {
             admin.metrics.add(Count::ApplicationScraped, 1);
-            page
+            metrics_text
         }
         Err(error) => {
             admin.metrics.add(Count::ApplicationScrapeFailed, 1);
@@ -308,7 +312,7 @@ fn build_response(
 
 /// The response header with the name of this proxy's workload.
 pub(crate) const WORKLOAD_FIELD: &str = "leno-workload";
-/// The body for `/` and unknown paths: the list of pages.
+/// The body for `/` and unknown paths: the list of paths.
 const INDEX: &str = "leno proxy: /metrics /ready /config /connections /requests /ejected /circuits /connectivity?service=NS/NAME\n";
 /// The maximum number of queued queries of the control plane. Each stream has at most one; queries of ended
 /// streams are dropped.
@@ -318,5 +322,5 @@ const MAX_SCRAPES: usize = 4;
 /// The maximum number of concurrent admin connections; further connections wait. At most half of them may be
 /// without a request.
 const MAX_CONNECTIONS: usize = 64;
-/// The time from the first byte of a request head to its last.
+/// The maximum time in which the head of a request must arrive.
 const HEAD_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

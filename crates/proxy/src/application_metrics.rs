@@ -1,5 +1,5 @@
-//! Scraping of the application's own metrics: they are read with each request for the sidecar's metrics,
-//! validated, and appended to the response.
+//! Scrapes the application's own metrics. They are read with each request for the sidecar's metrics, validated, and
+//! appended to the response.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -49,14 +49,14 @@ impl ApplicationMetrics {
     /// # Errors
     /// [`ScrapeError`] if the metrics are not read within [`SCRAPE_TIMEOUT`] or are not valid.
     pub(crate) async fn scrape(&self, config: &Config) -> Result<String, ScrapeError> {
-        let address = SocketAddr::new(config.probed_at(), self.port);
+        let address = SocketAddr::new(config.probe_address(), self.port);
         let fetch = self.fetch_metrics(address, config);
-        let page = timeout(SCRAPE_TIMEOUT, fetch).await.unwrap_or(Err(ScrapeError::Timeout))?;
-        let page = std::str::from_utf8(&page).map_err(|_| ScrapeError::InvalidUtf8)?;
-        Ok(leno_telemetry::adopt_page(page)?)
+        let body = timeout(SCRAPE_TIMEOUT, fetch).await.unwrap_or(Err(ScrapeError::Timeout))?;
+        let text = std::str::from_utf8(&body).map_err(|_| ScrapeError::InvalidUtf8)?;
+        Ok(leno_telemetry::sanitize_exposition(text)?)
     }
 
-    /// Fetches the page over HTTP/1.1, without validating it.
+    /// Fetches the metrics over HTTP/1.1, without validating them.
     async fn fetch_metrics(
         &self,
         address: SocketAddr,
@@ -77,7 +77,7 @@ impl ApplicationMetrics {
             if response.status() != hyper::StatusCode::OK {
                 return Err(ScrapeError::Status(response.status().as_u16()));
             }
-            let body = Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
+            let body = Limited::new(response.into_body(), MAX_METRICS_BYTES).collect().await;
             Ok(body.map_err(|error| ScrapeError::Unreadable(error.to_string()))?.to_bytes())
         };
         drive_exchange(connection, exchange, unreadable_response).await
@@ -96,7 +96,7 @@ pub(crate) enum ScrapeError {
     /// Too many scrapes are in progress.
     #[error("too many concurrent scrapes")]
     Busy,
-    /// The response is not HTTP, or is larger than [`MAX_PAGE_BYTES`].
+    /// The response is not HTTP, or is larger than [`MAX_METRICS_BYTES`].
     #[error("the response cannot be read: {0}")]
     Unreadable(String),
     /// The response has a status other than 200.
@@ -117,7 +117,7 @@ fn unreadable_response(error: impl std::fmt::Display) -> ScrapeError {
 /// The time limit of a scrape: less than Prometheus's default scrape timeout of 10 s.
 const SCRAPE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum size of the application's metrics in bytes.
-const MAX_PAGE_BYTES: usize = 8 << 20;
+const MAX_METRICS_BYTES: usize = 8 << 20;
 /// The maximum length of the path in bytes.
 const MAX_PATH_BYTES: usize = 1024;
 

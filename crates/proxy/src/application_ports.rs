@@ -1,4 +1,4 @@
-//! The states of the application's ports. Connections to a port wait while the application starts, and fail
+//! Tracks the states of the application's ports. Connections to a port wait while the application starts, and fail
 //! while it is down or another process holds the port.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A pool of byte buffers for each thread. Idle connections hold no buffer, and the pool keeps a few buffers
+//! Pools byte buffers, for each thread. Idle connections hold no buffer, and the pool keeps a few buffers
 //! allocated, so that a request usually allocates none.
 
 use std::cell::RefCell;
@@ -71,16 +71,16 @@ pub(crate) fn ensure_capacity(buffer: &mut BytesMut, size: BufferSize) {
 /// content keeps its allocation; a buffer with little remaining capacity is freed.
 pub(crate) fn return_buffer(buffer: &mut BytesMut, size: BufferSize) {
     if buffer.is_empty() && buffer.capacity() > 0 {
-        let mut buffer = std::mem::take(buffer);
-        let is_reusable = |size: &BufferSize| size.is_reusable(&mut buffer);
-        let size = match size.candidate_sizes().iter().copied().find(is_reusable) {
-            Some(size) => size,
+        let mut returned_buffer = std::mem::take(buffer);
+        let is_reusable = |candidate: &BufferSize| candidate.is_reusable(&mut returned_buffer);
+        let queue_size = match size.candidate_sizes().iter().copied().find(is_reusable) {
+            Some(candidate) => candidate,
             // Slices of the buffer are still in use, or its capacity is smaller.
-            None if buffer.capacity() >= size.initial_capacity() / 4 => size,
+            None if returned_buffer.capacity() >= size.initial_capacity() / 4 => size,
             None => return,
         };
         UNUSED_BUFFERS.with_borrow_mut(|unused_buffers| {
-            unused_buffers.queue_for(size).put_back(buffer, size)
+            unused_buffers.queue_for(queue_size).put_back(returned_buffer, queue_size)
         });
     }
 }

@@ -1,5 +1,5 @@
-//! Clients of check services, which are external authorization and rate limit services. Each check of a request
-//! is one gRPC call; the calls are limited in number, size and time.
+//! Calls check services, which are external authorization and rate limit services. Each check of a request is one gRPC
+//! call; the calls are limited in number, size and time.
 
 mod inside;
 mod outside;
@@ -124,7 +124,7 @@ pub(crate) async fn send_check<T>(
     message: Vec<u8>,
     parse_response: impl FnOnce(Bytes) -> Result<T, CheckError>,
 ) -> Result<T, CheckError> {
-    let state = worker.check_services.service_state(&check_service.at);
+    let state = worker.check_services.service_state(&check_service.address);
     let call = CheckCall {
         method,
         message: message::add_frame(&message),

@@ -1,5 +1,5 @@
-//! Conditions that break traffic at this proxy. All threads report them; the control thread sends them to the
-//! control plane, and the admin endpoint shows them.
+//! Collects the conditions that break traffic at this proxy, such as open circuits and closed listeners. All threads
+//! report them; the control thread sends them to the control plane, and the admin endpoint shows them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -108,7 +108,7 @@ impl Conditions {
     }
 
     /// Records a rejected connection from a client without mutual TLS at an application port.
-    pub(crate) fn note_rejected_client(&self, port: u16, client: IpAddr) {
+    pub(crate) fn record_rejected_client(&self, port: u16, client: IpAddr) {
         if lock(&self.rejected_clients).record(port, client, Instant::now()) {
             self.changed.notify_one();
         }
@@ -152,16 +152,17 @@ impl Conditions {
     }
 
     /// Returns the circuits that are not closed, one for each policy and port. Each is the newest circuit of
-    /// any thread, with the number of threads that opened one.
+    /// any thread, after the number of threads that opened one.
     pub(crate) fn open_circuits(&self) -> Vec<(usize, OpenCircuit)> {
         let mut circuits: BTreeMap<(ServicePortId, ServicePolicyName), (usize, OpenCircuit)> =
             BTreeMap::new();
         for circuit in lock(&self.circuits).values() {
             let key = (circuit.subject.clone(), circuit.policy.clone());
-            let entry = circuits.entry(key).or_insert_with(|| (0, circuit.clone()));
-            entry.0 += 1;
-            if circuit.since > entry.1.since {
-                entry.1 = circuit.clone();
+            let (thread_count, newest_circuit) =
+                circuits.entry(key).or_insert_with(|| (0, circuit.clone()));
+            *thread_count += 1;
+            if circuit.since > newest_circuit.since {
+                *newest_circuit = circuit.clone();
             }
         }
         circuits.into_values().collect()

@@ -1,5 +1,5 @@
-//! Start options of a proxy: addresses, limits and timeouts. The command line creates them; they do not change
-//! while the proxy runs.
+//! Defines the start options of a proxy: addresses, limits and timeouts. The command line creates them; they do not
+//! change while the proxy runs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -167,7 +167,7 @@ impl Interception {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsProxy {
     /// The listener addresses, for UDP and TCP.
-    pub at: Vec<SocketAddr>,
+    pub listen_addresses: Vec<SocketAddr>,
     /// The domain of service names.
     pub domain: ClusterDomain,
     /// The file with the upstream resolvers for names that the mesh does not know.
@@ -188,11 +188,11 @@ impl DnsProxy {
         let domain = domain.unwrap_or_else(read_domain);
         let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, DNS_PROXY_PORT));
         let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, DNS_PROXY_PORT));
-        let at = match versions {
+        let listen_addresses = match versions {
             IpVersions::V4 => vec![v4],
             IpVersions::Both => vec![v4, v6],
         };
-        Self { at, domain, resolvers }
+        Self { listen_addresses, domain, resolvers }
     }
 }
 
@@ -297,9 +297,9 @@ impl Default for Limits {
 }
 
 impl Config {
-    /// Returns the address at which the application is probed: the one that the kubelet would use, or loopback
-    /// if nothing is redirected.
-    pub(crate) fn probed_at(&self) -> IpAddr {
+    /// Returns the IP address at which the sidecar probes and scrapes the application: the pod's address, which the
+    /// kubelet would use, or loopback if nothing is redirected.
+    pub(crate) fn probe_address(&self) -> IpAddr {
         match &self.interception {
             Interception::Redirect { address, .. } => *address,
             Interception::Listeners { .. } | Interception::Gateway { .. } => {

@@ -1,5 +1,5 @@
-//! Configuration store: one atomic pointer to the current snapshot, which the control thread replaces and all
-//! threads read, and a queue of requests for resources that the snapshot does not contain.
+//! Stores the configuration of a proxy: an atomic pointer to the current snapshot, which the control thread replaces
+//! and all threads read, and a queue of requests for resources that the snapshot does not contain.
 
 mod resource_usage;
 
@@ -123,7 +123,7 @@ impl ConfigStore {
         Self::with_application(ApplicationPorts::default(), virtual_addresses, now)
     }
 
-    /// Creates an empty store. Resources that requests miss are sent to the returned queue.
+    /// Creates an empty store. Requests for resources that the snapshot does not contain arrive at the returned queue.
     pub(crate) fn with_application(
         application_ports: ApplicationPorts,
         virtual_addresses: VirtualAddresses,
@@ -168,7 +168,7 @@ impl ConfigStore {
         &self.virtual_addresses
     }
 
-    /// Subscribes to swaps of the snapshot or the certificate.
+    /// Subscribes to replacements of the snapshot or the credential.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
@@ -186,8 +186,8 @@ impl ConfigStore {
         let now = self.elapsed_seconds();
         let known_service = |name: &ServiceName| {
             let previous_entry = previous.as_ref().and_then(|config| config.services.get(name));
-            let usage = previous_entry.map(|known| known.usage.clone());
-            let usage = usage.unwrap_or_else(|| ResourceUsage::new(now));
+            let previous_usage = previous_entry.map(|known| known.usage.clone());
+            let usage = previous_usage.unwrap_or_else(|| ResourceUsage::new(now));
             (name.clone(), KnownService { service: compiled.service(name).cloned(), usage })
         };
         let services =
@@ -257,12 +257,12 @@ impl ConfigStore {
 
     /// Resolves when a peer's account or workload is revoked.
     pub(crate) async fn wait_until_revoked(&self, peer: &VerifiedPeer) {
-        let covers = |revoked: &Revocations| {
+        let covers_peer = |revoked: &Revocations| {
             revoked.accounts.contains(&peer.id.account) || covers_workload(revoked, peer)
         };
-        let mut revoked = self.revocations.subscribe();
+        let mut revocations = self.revocations.subscribe();
         // The configuration store outlives its subscribers.
-        drop(revoked.wait_for(covers).await);
+        drop(revocations.wait_for(covers_peer).await);
     }
 
     /// Resolves when clients without an identity and with this origin are no longer allowed at the port.

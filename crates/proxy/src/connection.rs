@@ -1,5 +1,8 @@
 //! Serves accepted connections: the entry point of the data path. A connection is classified by its listener
 //! kind, its peer and its protocol, and is then served until it closes.
+//!
+//! A connection from outside the workload is pending until its handshake or the head of its first request is
+//! complete (unlike in TCP, where the term means an incomplete three-way handshake).
 
 mod protocol;
 
@@ -11,7 +14,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-use leno_listen::HalfOpen;
+use leno_listen::PendingConnection;
 use leno_model::{AddressEntry, EndpointId, Protocol, Reason};
 use leno_telemetry::{ConnectionSide, Count};
 use leno_traffic::{ConnectionOrigin, SessionTransport};
@@ -78,14 +81,15 @@ pub(crate) async fn serve_connection(
     }
 }
 
-/// Serves a connection from another sidecar: mutual TLS, then a link or plain HTTP/1.1 inside it.
+/// Serves a connection to a port of the application: a link or HTTP inside mutual TLS, or plaintext if the
+/// configuration permits it for this client.
 async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, peer: SocketAddr) {
     let Some(config) = worker.config_store.current_config() else {
         return;
     };
     let declared = config.plaintext_protocol(port, peer.ip());
     let access = &config.compiled.access;
-    let clients = if access.skips_client_certificate(port, peer.ip()) {
+    let accepted_clients = if access.skips_client_certificate(port, peer.ip()) {
         AcceptedClients::Anyone
     } else if access.accepts_external_principals(port, peer.ip()) {
         AcceptedClients::ExternalPrincipals
@@ -93,14 +97,14 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, p
         AcceptedClients::Members
     };
     drop(config);
-    let half_open = worker.half_open.admit(peer.ip());
+    let pending_connection = worker.admission.admit(peer.ip());
     if let Some(declared) = declared {
         let detection = plaintext::is_mutual_tls(worker, declared, &tcp_stream);
-        match handshake::await_first_bytes(worker, &half_open, detection).await {
+        match handshake::await_first_bytes(worker, &pending_connection, detection).await {
             Some(true) => {}
             Some(false) => {
                 let io = Io::new(ByteStream::Plain(tcp_stream));
-                return serve_plaintext(worker, half_open, port, declared, io, peer).await;
+                return serve_plaintext(worker, pending_connection, port, declared, io, peer).await;
             }
             None => return leno_listen::reset_on_drop(&tcp_stream),
         }
@@ -109,30 +113,36 @@ async fn accept_inbound(worker: &Rc<Worker>, port: u16, tcp_stream: TcpStream, p
         return;
     };
     let handshake_steps = async {
-        let client_hello =
-            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp_stream))
-                .await;
-        let client_hello = client_hello
+        let first_bytes = handshake::await_first_bytes(
+            worker,
+            &pending_connection,
+            tls::expect_handshake(&tcp_stream),
+        )
+        .await;
+        let client_hello = first_bytes
             .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp_stream, Reason::HandshakeFailed)));
         client_hello
             .inspect_err(|reason| record_rejected_plaintext(worker, *reason, port, peer))?;
-        tls::accept_tls(worker, &half_open, &credential, clients, tcp_stream).await
+        tls::accept_tls(worker, &pending_connection, &credential, accepted_clients, tcp_stream)
+            .await
     };
-    let Some(accepted) = handshake::finish_handshake(worker, peer, handshake_steps).await else {
+    let Some(accepted_connection) =
+        handshake::finish_handshake(worker, peer, handshake_steps).await
+    else {
         return;
     };
-    drop(half_open);
-    Box::pin(serve_inside_tls(worker, port, accepted, peer)).await;
+    drop(pending_connection);
+    Box::pin(serve_inside_tls(worker, port, accepted_connection, peer)).await;
 }
 
 /// Serves a connection inside TLS for as long as its client is allowed.
 async fn serve_inside_tls(
     worker: &Rc<Worker>,
     port: u16,
-    accepted: AcceptedConnection,
+    accepted_connection: AcceptedConnection,
     peer: SocketAddr,
 ) {
-    let member = accepted.client.member().cloned();
+    let member = accepted_connection.client.member().cloned();
     if member.as_ref().is_some_and(|member| worker.config_store.revokes_workload(member)) {
         let reason = Reason::RevokedPeer.label();
         if let Some(line) = worker.permit_log_line(peer) {
@@ -142,15 +152,15 @@ async fn serve_inside_tls(
         worker.metrics.count_rejected(reason);
         return;
     }
-    let (identity, external_principal, expires) = accepted.client.into_parts();
+    let (identity, external_principal, expires) = accepted_connection.client.into_parts();
     let identity = identity.map(Rc::new);
-    let tls_state = accepted.tls.get_ref().1;
+    let tls_state = accepted_connection.tls.get_ref().1;
     let alpn = tls_state.alpn_protocol().map(<[u8]>::to_vec);
     let transport = SessionTransport::Tls {
         server_name: tls_state.server_name().map(Into::into),
         external_principal,
     };
-    let io = Io::new(ByteStream::Server(Box::new(accepted.tls)));
+    let io = Io::new(ByteStream::Server(Box::new(accepted_connection.tls)));
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, identity, peer);
     (session.expires, session.transport) = (expires, transport);
     let origin = session.origin();
@@ -179,21 +189,27 @@ async fn serve_inside_tls(
 /// Reports a client that is rejected because it has no mutual TLS.
 fn record_rejected_plaintext(worker: &Worker, reason: Reason, port: u16, peer: SocketAddr) {
     if reason == Reason::PlaintextRejected {
-        worker.config_store.conditions.note_rejected_client(port, peer.ip());
+        worker.config_store.conditions.record_rejected_client(port, peer.ip());
     }
 }
 
 /// Serves a client without mutual TLS for as long as such clients are allowed.
 async fn serve_plaintext(
     worker: &Rc<Worker>,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     port: u16,
     declared: Protocol,
     io: Io,
     peer: SocketAddr,
 ) {
-    let mut serving =
-        Box::pin(serve_plaintext_protocol(worker, half_open, port, declared, io.clone(), peer));
+    let mut serving = Box::pin(serve_plaintext_protocol(
+        worker,
+        pending_connection,
+        port,
+        declared,
+        io.clone(),
+        peer,
+    ));
     let origin = ConnectionOrigin { address: peer.ip(), transport: SessionTransport::Plaintext };
     let revocation = Box::pin(worker.config_store.wait_until_plaintext_denied(port, origin));
     if serve_until(serving.as_mut(), revocation, &io).await == ConnectionResult::Aborted {
@@ -232,11 +248,11 @@ pub(crate) enum ConnectionResult {
     Aborted,
 }
 
-/// Serves a client without mutual TLS, in the application's protocol. An HTTP client is half-open until it
+/// Serves a client without mutual TLS, in the application's protocol. An HTTP client is pending until it
 /// has sent the head of a request, or the HTTP/2 preface.
 async fn serve_plaintext_protocol(
     worker: &Rc<Worker>,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     port: u16,
     declared: Protocol,
     io: Io,
@@ -244,15 +260,22 @@ async fn serve_plaintext_protocol(
 ) {
     worker.metrics.add(Count::DownstreamPlaintext, 1);
     let mut early_bytes = BytesMut::new();
-    let max_wait = worker.config.limits.idle_connection;
+    let idle_timeout = worker.config.limits.idle_connection;
     let mut session = Session::new(worker.clone(), ListenerKind::Inbound { port }, None, peer);
     let needs_requests = || tcp::needs_requests(&session, port);
-    let protocol =
-        detect_client_protocol(worker, declared, max_wait, &io, &mut early_bytes, needs_requests);
-    let Some(protocol) = handshake::await_first_bytes(worker, &half_open, protocol).await else {
+    let detection = detect_client_protocol(
+        worker,
+        declared,
+        idle_timeout,
+        &io,
+        &mut early_bytes,
+        needs_requests,
+    );
+    let Some(detected) = handshake::await_first_bytes(worker, &pending_connection, detection).await
+    else {
         return io.reset_on_drop();
     };
-    let Some(protocol) = protocol else {
+    let Some(protocol) = detected else {
         return;
     };
     session.detected_http2 = is_detected_http2(declared, protocol);
@@ -260,29 +283,31 @@ async fn serve_plaintext_protocol(
     match protocol {
         ConnectionProtocol::Http1 => {
             let listing = list_connection("http");
-            Box::pin(serve_half_open_http1(session, half_open, listing, &io, early_bytes)).await;
+            Box::pin(serve_pending_http1(session, pending_connection, listing, &io, early_bytes))
+                .await;
         }
         ConnectionProtocol::Http2 => {
             let _listing = list_connection("http2");
-            Box::pin(serve_half_open_http2(session, half_open, &io, early_bytes)).await;
+            Box::pin(serve_pending_http2(session, pending_connection, &io, early_bytes)).await;
         }
         ConnectionProtocol::Opaque => {
-            drop(half_open);
+            drop(pending_connection);
             let _listing = list_connection("tcp");
             Box::pin(tcp::forward_plaintext(&session, port, io, early_bytes)).await;
         }
     }
 }
 
-/// Serves plaintext HTTP/1.1. The connection is half-open until the head of its first request is complete.
-pub(crate) async fn serve_half_open_http1(
+/// Serves plaintext HTTP/1.1. The connection is pending until the head of its first request is complete.
+pub(crate) async fn serve_pending_http1(
     session: Session,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     listing: ConnectionListing,
     io: &Io,
     early_bytes: BytesMut,
 ) {
-    let received_bytes = Box::pin(read_first_head(&session, half_open, io, early_bytes)).await;
+    let received_bytes =
+        Box::pin(read_first_head(&session, pending_connection, io, early_bytes)).await;
     if let Some(early_bytes) = received_bytes {
         serve_http1(session, listing, io, early_bytes).await;
     }
@@ -291,7 +316,7 @@ pub(crate) async fn serve_half_open_http1(
 /// Reads the head of the first request and returns all bytes read; `None` if the connection closes instead.
 async fn read_first_head(
     session: &Session,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     io: &Io,
     early_bytes: BytesMut,
 ) -> Option<BytesMut> {
@@ -301,9 +326,9 @@ async fn read_first_head(
     let mut head = worker.request_heads.take_object();
     let read_request =
         wait_within(worker.config.limits.head_timeout, reader.buffer_request(&mut head));
-    let outcome = handshake::await_first_bytes(worker, &half_open, read_request).await;
-    drop(half_open);
-    match outcome {
+    let read_result = handshake::await_first_bytes(worker, &pending_connection, read_request).await;
+    drop(pending_connection);
+    match read_result {
         Some(Some(())) => return Some(reader.buffer),
         // Empty lines do not begin a request: the connection is idle.
         Some(None) if matches!(&reader.buffer[..], b"" | b"\r") => return Some(reader.buffer),
@@ -313,20 +338,21 @@ async fn read_first_head(
     None
 }
 
-/// Serves plaintext HTTP/2. The connection is half-open until its preface is complete. Afterwards it is idle
+/// Serves plaintext HTTP/2. The connection is pending until its preface is complete. Afterwards it is idle
 /// while it has no request, and an idle connection may be evicted.
-pub(crate) async fn serve_half_open_http2(
+pub(crate) async fn serve_pending_http2(
     session: Session,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     io: &Io,
     mut early_bytes: BytesMut,
 ) {
     let worker = &session.worker;
     let read_preface_bytes =
         timeout(worker.config.limits.handshake_timeout, read_preface(io, &mut early_bytes));
-    let outcome = handshake::await_first_bytes(worker, &half_open, read_preface_bytes).await;
-    drop(half_open);
-    match outcome {
+    let preface_result =
+        handshake::await_first_bytes(worker, &pending_connection, read_preface_bytes).await;
+    drop(pending_connection);
+    match preface_result {
         // The HTTP/2 handshake reports the error to a client that is late or sends other bytes.
         Some(Ok(()) | Err(_)) => {
             Box::pin(http2::server::serve_connection(Rc::new(session), io, early_bytes)).await;
@@ -382,7 +408,7 @@ async fn serve_tls_protocol(
 }
 
 /// Drives a link that another sidecar opened. Each stream has its own task. No new streams are accepted
-/// once the certificate of the peer has expired.
+/// once the certificate of the peer has expired or the proxy drains.
 async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, io: Io) {
     let worker = session.worker.clone();
     let _open_counter = OpenCounter::for_link(&worker.metrics, ConnectionSide::Downstream);
@@ -401,24 +427,25 @@ async fn serve_inbound_link(session: Rc<Session>, port: u16, expires: Instant, i
     };
     let idle_timeout = worker.config.limits.idle_connection;
     let mut driver = pin!(link.clone().drive(io, idle_timeout, on_open));
-    let outcome = tokio::select! {
-        outcome = &mut driver => Some(outcome),
+    let early_end = tokio::select! {
+        link_end = &mut driver => Some(link_end),
         _ = phase.wait_for(|phase| *phase == Phase::Draining) => None,
         () = sleep_until(expires.into()) => None,
     };
-    let outcome = match outcome {
-        Some(outcome) => outcome,
+    let link_end = match early_end {
+        Some(link_end) => link_end,
         None => {
             link.retire();
             driver.await
         }
     };
-    if let Err(error) = outcome {
+    if let Err(error) = link_end {
         worker.log_protocol_violation(peer, error);
     }
 }
 
-/// Serves the application as its HTTP proxy; a tunnel then becomes a connection to the service that it names.
+/// Serves the application as its HTTP proxy. After a CONNECT request, the connection is served as a connection
+/// to the service or external address that the request names.
 async fn serve_proxy_client(session: Session, io: Io) {
     let (authority, early_bytes) = match serve_requests(&session, &io, BytesMut::new()).await {
         ServeResult::Tunnel { authority, early_bytes } => (authority, early_bytes),
@@ -523,18 +550,18 @@ async fn serve_service_connection(
         | ListenerKind::Address(_)
         | ListenerKind::Gateway { .. } => return,
     };
-    let max_wait = worker.config.limits.idle_connection;
+    let idle_timeout = worker.config.limits.idle_connection;
     let protocol = loop {
         let needs_requests = || tcp::injects_faults(worker, &service, port);
-        let protocol = detect_client_protocol(
+        let detection = detect_client_protocol(
             worker,
             declared,
-            max_wait,
+            idle_timeout,
             &io,
             &mut early_bytes,
             needs_requests,
         );
-        let Some(protocol) = protocol.await else { return };
+        let Some(protocol) = detection.await else { return };
         // The configuration at the time of the first bytes decides: it may be newer than the connection.
         match current_protocol(worker, &listener_kind) {
             Some(current) if current != declared => declared = current,

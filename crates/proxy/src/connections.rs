@@ -1,4 +1,4 @@
-//! The list of open connections that the admin endpoint shows, and the counters of open connections and links.
+//! Lists the open connections for the admin endpoint, and counts open connections and links.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -1,5 +1,6 @@
-//! Addresses of control planes: fixed addresses, and names that are resolved for each connection. The last
-//! address at which a control plane was reached by name is stored, for times when DNS is not available.
+//! Parses and resolves the addresses of control planes: fixed addresses, and names that are resolved for each
+//! connection. The last address at which a control plane was reached by name is stored, for times when DNS is not
+//! available.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

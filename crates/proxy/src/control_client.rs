@@ -1,5 +1,4 @@
-//! Client of the control plane: joins the mesh, connects to one control plane after another, and applies and
-//! stores the configuration that it sends.
+//! Joins the mesh, follows one control plane after another, and applies and stores the configuration that it sends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -57,7 +56,8 @@ pub(crate) struct ControlClient {
     pub(crate) subscribed_addresses: RefCell<Subscriptions<IpAddr>>,
     /// The subscribed DNS names.
     pub(crate) subscribed_names: RefCell<Subscriptions<ServiceName>>,
-    /// The tables in which entries were evicted since the last sweep.
+    /// The tables in which entries were evicted since the last sweep, the periodic removal of unused subscriptions by
+    /// [`run_subscriptions`](crate::control_loop::run_subscriptions).
     recently_evicted: RefCell<BTreeSet<SubscriptionTable>>,
     /// True while the stream to a control plane is open.
     pub(crate) is_connected: Cell<bool>,
@@ -150,8 +150,8 @@ impl ControlClient {
         let is_reported = |name: &str| {
             !["listener-", "inbound-", "own-", "gateway-"].iter().any(|kind| name.starts_with(kind))
         };
-        let addresses = open_listeners.iter().filter(|(name, _)| is_reported(name));
-        let addresses = addresses.map(|(name, address)| (name.clone(), *address));
+        let reported_listeners = open_listeners.iter().filter(|(name, _)| is_reported(name));
+        let addresses = reported_listeners.map(|(name, address)| (name.clone(), *address));
         let health = self.config.health.map(|address| ("health".to_owned(), address));
         self.reported_addresses.replace(addresses.chain(health).collect());
     }
@@ -187,6 +187,7 @@ impl ControlClient {
         match lines {
             0 => self.config_store.conditions.clear(kind, subject),
             _ => {
+                // `leno status` puts "its sidecar drops log" before this reason.
                 let reason = format!("lines that its output did not accept: {lines}");
                 self.config_store.conditions.set_condition(kind, subject, reason);
             }
@@ -246,11 +247,11 @@ pub(crate) async fn follow_control(
                     .report_cause(StartError::Rejected(error.into()));
             }
             failed_attempts = if was_stable { 0 } else { failed_attempts.saturating_add(1) };
-            let lost_connection =
-                if was_stable { LostConnection::Stream } else { LostConnection::Attempt };
+            let failed_connection =
+                if was_stable { FailedConnection::Stream } else { FailedConnection::Attempt };
             let random = control_client.seed.rotate_left(failed_attempts);
             tokio::time::sleep(retry_delay(
-                lost_connection,
+                failed_connection,
                 failed_attempts,
                 control_planes.len(),
                 random,
@@ -488,17 +489,17 @@ fn session_number(now: SystemTime) -> u64 {
 /// failed. Proxies that lost their streams at the same time spread their attempts over [`RECONNECT_SPREAD`];
 /// they serve their current configuration meanwhile.
 fn retry_delay(
-    lost_connection: LostConnection,
+    failed_connection: FailedConnection,
     failed_attempts: u32,
     control_plane_count: usize,
     random: u64,
 ) -> Duration {
-    match lost_connection {
-        LostConnection::Stream => {
+    match failed_connection {
+        FailedConnection::Stream => {
             let delay_ns = (u128::from(random) * RECONNECT_SPREAD.as_nanos()) >> 64;
             Duration::from_nanos(u64::try_from(delay_ns).unwrap_or(u64::MAX))
         }
-        LostConnection::Attempt => {
+        FailedConnection::Attempt => {
             let control_plane_count = u32::try_from(control_plane_count.max(1)).unwrap_or(u32::MAX);
             let completed_rounds = failed_attempts.saturating_sub(1) / control_plane_count;
             backoff::backoff_delay(completed_rounds + 1, random).min(MAX_RECONNECT_DELAY)
@@ -508,7 +509,7 @@ fn retry_delay(
 
 /// The kind of connection that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LostConnection {
+enum FailedConnection {
     /// An established stream.
     Stream,
     /// A connection attempt.
@@ -544,10 +545,11 @@ pub(crate) enum ControlError {
 
 /// The age after which a stream counts as stable: its failure resets the backoff.
 const STABLE_AGE: Duration = Duration::from_secs(30);
-/// The time over which proxies reconnect that lost stable streams, perhaps all at once. Traffic continues
-/// meanwhile; a control plane completes 1600 handshakes in about this time.
+/// The time over which proxies spread their reconnects after they lost stable streams, perhaps all at once. Traffic
+/// continues meanwhile; a control plane completes 1600 handshakes in about this time.
 const RECONNECT_SPREAD: Duration = Duration::from_secs(1);
-/// The maximum pause between attempts: outages end within seconds of the return of the control plane.
+/// The maximum pause between attempts, so that proxies reconnect within seconds once a control plane is available
+/// again.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -557,7 +559,7 @@ mod tests {
     #[test]
     fn all_control_planes_are_tried_before_backoff_increases() {
         let max_delay = |failed_attempts, control_planes| {
-            retry_delay(LostConnection::Attempt, failed_attempts, control_planes, u64::MAX)
+            retry_delay(FailedConnection::Attempt, failed_attempts, control_planes, u64::MAX)
         };
         assert!(
             [1, 2, 3]
@@ -571,7 +573,7 @@ mod tests {
     #[test]
     fn reconnects_after_lost_stable_streams_are_spread_over_time() {
         let delays = [0, u64::MAX / 2, u64::MAX]
-            .map(|random| retry_delay(LostConnection::Stream, 0, 3, random));
+            .map(|random| retry_delay(FailedConnection::Stream, 0, 3, random));
         assert_eq!(delays[0], Duration::ZERO);
         assert!(delays[1] > RECONNECT_SPREAD * 2 / 5 && delays[1] < RECONNECT_SPREAD * 3 / 5);
         assert!(delays[2] > RECONNECT_SPREAD * 9 / 10 && delays[2] <= RECONNECT_SPREAD);

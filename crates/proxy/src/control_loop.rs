@@ -60,14 +60,15 @@ fn subscribe_batch(
     control_client: &ControlClient,
     request_batch: &mut Vec<ResourceRequest>,
 ) -> SubscriptionChanges {
-    let is_crowded = control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
-    let mut evicted_addresses = if is_crowded {
+    let are_addresses_crowded =
+        control_client.subscribed_addresses.borrow().len() > MAX_ADDRESSES / 4 * 3;
+    let mut evicted_addresses = if are_addresses_crowded {
         remove_idle_addresses(control_client, CROWDED_IDLE_TIMEOUT)
     } else {
         Vec::new()
     };
-    let is_crowded = control_client.subscribed_names.borrow().len() > MAX_NAMES / 4 * 3;
-    let mut evicted_names = if is_crowded {
+    let are_names_crowded = control_client.subscribed_names.borrow().len() > MAX_NAMES / 4 * 3;
+    let mut evicted_names = if are_names_crowded {
         remove_idle_names(control_client, CROWDED_IDLE_TIMEOUT)
     } else {
         Vec::new()
@@ -92,31 +93,31 @@ fn subscribe_batch(
             | ResourceRequest::Name(_) => {}
         }
     }
-    // The entries of the batch are pending and newer than all others, so they are not evicted.
+    // The new entries of the batch have no response yet, and entries without a response are evicted last.
     let mut evicted_services = evict_unknown_services(control_client, &mut subscribed_services);
-    let priority_of = control_client.config_store.service_eviction_priority();
+    let service_priority = control_client.config_store.service_eviction_priority();
     evicted_services.extend(evict_excess(
         control_client,
         &mut subscribed_services,
         MAX_SUBSCRIPTIONS,
         SubscriptionTable::Services,
-        priority_of,
+        service_priority,
     ));
-    let priority_of = control_client.config_store.address_eviction_priority();
+    let address_priority = control_client.config_store.address_eviction_priority();
     evicted_addresses.extend(evict_excess(
         control_client,
         &mut subscribed_addresses,
         MAX_ADDRESSES,
         SubscriptionTable::Addresses,
-        priority_of,
+        address_priority,
     ));
-    let priority_of = control_client.config_store.name_eviction_priority();
+    let name_priority = control_client.config_store.name_eviction_priority();
     evicted_names.extend(evict_excess(
         control_client,
         &mut subscribed_names,
         MAX_NAMES,
         SubscriptionTable::Names,
-        priority_of,
+        name_priority,
     ));
     [
         (!evicted_services.is_empty()).then_some(ProxyRequest::Unsubscribe(evicted_services)),
@@ -129,8 +130,8 @@ fn subscribe_batch(
     ]
 }
 
-/// Evicts names of services that do not exist beyond [`MAX_UNKNOWN_SERVICES`], so that an application that
-/// invents names leaves the table to existing services.
+/// Evicts names of services that do not exist if there are more than [`MAX_UNKNOWN_SERVICES`], so that an application
+/// that invents names does not fill the table for existing services.
 fn evict_unknown_services(
     control_client: &ControlClient,
     subscribed_services: &mut Subscriptions<ServiceName>,
@@ -311,8 +312,8 @@ fn closed_listener(listen_error: &ListenError) -> (String, String) {
 const CROWDED_IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause between two reports of conditions: circuits may open and close many times in a second.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-/// The maximum number of subscribed names of services that do not exist, so that a service is found as soon as
-/// it is created: as many as an application with a long list of wrong names uses.
+/// The maximum number of subscribed names of services that do not exist: as many as an application with a long list of
+/// wrong names uses. They stay subscribed so that a service is found as soon as it is created.
 const MAX_UNKNOWN_SERVICES: usize = 1024;
 /// The number of unknown names that remain after an eviction, so that not every new name causes an eviction.
 const RETAINED_UNKNOWN_SERVICES: usize = MAX_UNKNOWN_SERVICES / 4 * 3;

@@ -1,4 +1,4 @@
-//! Failed connections to control planes. Repeated failures are logged once, and a proxy without configuration
+//! Tracks failed connections to control planes. Repeated failures are logged once, and a proxy without configuration
 //! ends if no control plane can accept it.
 
 use std::cell::{Cell, RefCell};
@@ -51,8 +51,8 @@ impl ControlOutage {
         serving: Serving,
     ) -> bool {
         let (summary, reason) = (error.failure_summary(), error.failure_detail());
-        let failure =
-            ControlFailure { log_line: format!("{summary}: {reason}"), is_final: error.is_final() };
+        let log_line = format!("{summary}: {reason}");
+        let failure = ControlFailure { log_line: log_line.clone(), is_final: error.is_final() };
         let serving_text = match serving {
             Serving::Configuration => "serving the last configuration",
             Serving::NoConfiguration => "no configuration to serve yet",
@@ -61,7 +61,7 @@ impl ControlOutage {
         if serving == Serving::NoConfiguration && self.have_all_failed_finally() {
             return true;
         }
-        match previous.is_some_and(|previous| previous.log_line == format!("{summary}: {reason}")) {
+        match previous.is_some_and(|previous| previous.log_line == log_line) {
             true => tracing::debug!(%control, %reason, "{summary}; {serving_text}"),
             false => tracing::warn!(%control, %reason, "{summary}; {serving_text}"),
         }

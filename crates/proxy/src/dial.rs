@@ -1,5 +1,5 @@
-//! Opening of TCP connections with the proxy's socket options, and with a firewall mark if the kernel would
-//! otherwise redirect them to the sidecar.
+//! Opens TCP connections with the proxy's socket options, and with a firewall mark if the kernel would otherwise
+//! redirect them to the sidecar.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! DNS server in the network namespace of a workload without Kubernetes (`leno up --netns`). It resolves
-//! services to their virtual addresses, and no other names.
+//! Serves DNS in the network namespace of a workload without Kubernetes (`leno up --netns`): resolves services to their
+//! virtual addresses, and no other names.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,5 +1,5 @@
-//! DNS proxy for the application: names of the mesh are resolved locally, other queries are forwarded to the
-//! configured resolvers.
+//! Serves DNS queries of the application: names of the mesh are resolved locally, other queries are forwarded to the
+//! configured resolvers, the name servers of a `resolv.conf`.
 
 mod query_budget;
 mod question;
@@ -43,7 +43,7 @@ pub(crate) enum DnsTransport {
 
 /// The responses to one packet, computed without sockets.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct DnsReplies {
+pub struct DnsResponses {
     /// The service in the address query of the packet; `None` for any other packet.
     pub service: Option<ServiceName>,
     /// The response over UDP; `None` if the packet queries no service.
@@ -55,21 +55,21 @@ pub struct DnsReplies {
 }
 
 /// Returns the responses to a packet over both transports, as if each service had this record.
-pub(crate) fn build_replies(
+pub(crate) fn build_responses(
     packet: &[u8],
     domain: &ClusterDomain,
     record: &DnsRecord,
-) -> DnsReplies {
+) -> DnsResponses {
     let failure = server_failure(packet);
     match parse_query(packet, domain) {
-        ParsedQuery::Service(service_query) => DnsReplies {
+        ParsedQuery::Service(service_query) => DnsResponses {
             udp: service_query.build_response(record, DnsTransport::Udp),
             tcp: service_query.build_response(record, DnsTransport::Tcp),
             service: Some(service_query.service),
             failure,
         },
         ParsedQuery::OutsideMesh | ParsedQuery::Invalid => {
-            DnsReplies { failure, ..DnsReplies::default() }
+            DnsResponses { failure, ..DnsResponses::default() }
         }
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn serve(tasks: &LocalSet, control_client: &Rc<ControlClient>, dns_pr
     let handler = DnsQueryHandler::new(control_client.clone(), dns_proxy.domain.clone(), resolvers);
     let handler = Rc::new(handler);
     let connection_permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
-    for address in &dns_proxy.at {
+    for address in &dns_proxy.listen_addresses {
         tasks.spawn_local(handler.clone().serve_udp(*address));
         tasks.spawn_local(handler.clone().serve_tcp(*address, connection_permits.clone()));
     }
@@ -113,7 +113,7 @@ struct DnsQueryHandler {
     /// The budget of control plane queries for new names.
     query_budget: RefCell<QueryBudget>,
     /// Permits for the DNS queries that wait for the control plane or a resolver.
-    pending_queries: Arc<Semaphore>,
+    pending_query_permits: Arc<Semaphore>,
 }
 
 /// The next step of a DNS query.
@@ -133,7 +133,7 @@ impl DnsQueryHandler {
             resolvers,
             control_silent_until: Cell::new(None),
             query_budget: RefCell::new(QueryBudget::new(Instant::now())),
-            pending_queries: Arc::new(Semaphore::new(MAX_PENDING_QUERIES)),
+            pending_query_permits: Arc::new(Semaphore::new(MAX_PENDING_QUERIES)),
         }
     }
 
@@ -252,7 +252,7 @@ impl DnsQueryHandler {
                 }
             }
         };
-        match self.pending_queries.clone().try_acquire_owned() {
+        match self.pending_query_permits.clone().try_acquire_owned() {
             Ok(permit) => QueryStep::Forward(service_query, permit),
             Err(_) => QueryStep::Respond(self.server_failure(query)),
         }

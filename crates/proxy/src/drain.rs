@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     Leaving,
     /// The proxy accepts no new connections; requests in progress finish.
     Draining,
-    /// The data threads have ended. The admin and health pages complete their responses.
+    /// The data threads have ended. The admin endpoint and the health server complete their responses.
     Stopped,
 }
 

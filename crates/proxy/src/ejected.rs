@@ -1,5 +1,4 @@
-//! The registry of endpoints that outlier detection has ejected, over all data threads. The admin endpoint
-//! shows it.
+//! Registers the endpoints that outlier detection has ejected, over all data threads, for the admin endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Requests that wait for an endpoint: a request that found no endpoint is routed again if a newer
-//! configuration contains an endpoint, for example after a workload has restarted.
+//! Makes requests wait for an endpoint: a request that found no endpoint is routed again if a newer configuration
+//! contains an endpoint, for example after a workload has restarted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,7 +77,7 @@ impl ConfigStore {
     fn endpoint_expectation(&self, service: &ServiceName, version: u64) -> EndpointExpectation {
         let Some(config) = self.current_config() else { return EndpointExpectation::None };
         let compiled_service = config.compiled.service(service);
-        let awaited_service = compiled_service.filter(|service| service.config.awaited);
+        let awaited_service = compiled_service.filter(|service| service.config.waits_for_endpoint);
         let is_empty = |service: &Arc<CompiledService>| {
             service.ports.values().all(|port| port.endpoints.is_empty())
         };

@@ -1,4 +1,4 @@
-//! Failures of requests and connections on the data path, and the reasons for errors of their streams.
+//! Describes failures of requests and connections on the data path, and maps errors of their streams to reasons.
 
 use std::sync::Arc;
 
@@ -45,8 +45,8 @@ impl Failure {
     /// Creates the failure for an injected fault.
     pub(crate) fn from_fault(policy: PolicyDecision, injected: InjectedResponse) -> Self {
         let InjectedResponse { response, grpc } = injected;
-        let http_status = response.status.map(GrpcStatus::from_http_status);
-        let grpc = grpc.map(GrpcStatus::from_code).or(http_status);
+        let status_from_http = response.status.map(GrpcStatus::from_http_status);
+        let grpc = grpc.map(GrpcStatus::from_code).or(status_from_http);
         let (policy, response) = (Some(policy), Some(response));
         Self { policy, response, grpc, ..Self::from(Reason::FaultInjected) }
     }

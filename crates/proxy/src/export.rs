@@ -1,4 +1,4 @@
-//! Export of spans, metrics and access log entries to collectors. It runs on the control thread.
+//! Exports spans, metrics and access log entries to collectors, on the control thread.
 //!
 //! Queues ([`crate::request_trace::MAX_QUEUED_SPANS`], [`crate::request_trace::MAX_QUEUED_LOG_LINES`]), batch
 //! sizes, and the duration and number of attempts are bounded. Entries beyond the bounds are dropped and
@@ -61,7 +61,7 @@ impl TelemetryExporter {
         batch: &[Arc<TraceEntry>],
         export_status: &mut ExportStatus<ExportCounter>,
     ) {
-        let export_requests = records::encode_requests(&self.source(), batch, format);
+        let export_requests = records::encode_requests(&self.resource_identity(), batch, format);
         self.client.send_all(collector, export_requests, export_status).await;
     }
 
@@ -97,8 +97,8 @@ impl TelemetryExporter {
         )
     }
 
-    /// Returns the resource identity in all exported telemetry.
-    fn source(&self) -> ResourceIdentity {
+    /// Returns the identity of this sidecar as the source (the OpenTelemetry resource) of all exported telemetry.
+    fn resource_identity(&self) -> ResourceIdentity {
         source::resource_identity(
             &self.config.workload,
             self.config_store.current_config().as_deref(),
@@ -123,7 +123,8 @@ impl ExportCounts for ExportCounter {
     }
 }
 
-/// Pushes metrics periodically until `end` resolves after the data threads have ended, and then once more.
+/// Pushes metrics periodically until `end_signal` resolves, which is after the data threads have ended, and then once
+/// more.
 pub(crate) async fn push_metrics(
     exporter: Rc<TelemetryExporter>,
     started: SystemTime,
@@ -151,11 +152,11 @@ struct MetricsView<'a>(&'a TelemetryExporter);
 
 impl MetricSource for MetricsView<'_> {
     fn identity(&self) -> ResourceIdentity {
-        self.0.source()
+        self.0.resource_identity()
     }
 
     async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
-        self.0.metrics.telemetry().read(&mut requests);
+        self.0.metrics.telemetry().visit_metrics(&mut requests);
         Some(requests)
     }
 

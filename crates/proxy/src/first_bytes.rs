@@ -1,5 +1,5 @@
-//! Reading of the first bytes of a connection: detection of the protocol, and the server name of TLS clients.
-//! All functions append to `early_bytes`, which may already contain bytes of the connection.
+//! Reads the first bytes of a connection, to detect its protocol or the server name of a TLS client. All functions
+//! append to `early_bytes`, which may already contain bytes of the connection.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};

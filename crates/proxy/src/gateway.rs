@@ -1,17 +1,17 @@
-//! Connections of external clients to the ports of a gateway: HTTP, HTTPS, TLS passthrough and TCP.
+//! Serves connections of external clients to the ports of a gateway: HTTP, HTTPS, TLS passthrough and TCP.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use leno_listen::HalfOpen;
+use leno_listen::PendingConnection;
 use leno_model::{Protocol, Reason, Scheme};
 use leno_traffic::CompiledGatewayPort;
 use tokio::net::TcpStream;
 
 use crate::connection::{
-    ConnectionProtocol, detect_protocol, list_session, serve_half_open_http1, serve_half_open_http2,
+    ConnectionProtocol, detect_protocol, list_session, serve_pending_http1, serve_pending_http2,
 };
 use crate::handshake;
 use crate::http::server::{reject_unreadable, serve_requests};
@@ -36,21 +36,28 @@ pub(crate) async fn serve_connection(
         return worker.metrics.count_rejected(Reason::NoRoute.label());
     };
     let gateway_connection = GatewayConnection { port, scheme: Scheme::Http, server_name: None };
-    let half_open = worker.half_open.admit(peer.ip());
+    let pending_connection = worker.admission.admit(peer.ip());
     match &*gateway_port {
         CompiledGatewayPort::Http(_) => {
             let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
-            Box::pin(serve_http(session, half_open, Io::new(ByteStream::Plain(tcp)))).await;
+            Box::pin(serve_http(session, pending_connection, Io::new(ByteStream::Plain(tcp))))
+                .await;
         }
         CompiledGatewayPort::Https(_) => {
-            Box::pin(serve_https(worker, half_open, gateway_connection, tcp, peer)).await;
+            Box::pin(serve_https(worker, pending_connection, gateway_connection, tcp, peer)).await;
         }
         CompiledGatewayPort::Passthrough(_) | CompiledGatewayPort::Tcp(_) => {
             let session = Session::for_gateway(worker.clone(), gateway_connection, peer);
             let _list_entry = list_session(&session, "tcp", describe_port(port));
             let io = Io::new(ByteStream::Plain(tcp));
-            Box::pin(tcp::forward_through_gateway(&session, half_open, port, &gateway_port, io))
-                .await;
+            Box::pin(tcp::forward_through_gateway(
+                &session,
+                pending_connection,
+                port,
+                &gateway_port,
+                io,
+            ))
+            .await;
         }
     }
 }
@@ -62,7 +69,7 @@ pub(crate) fn port_config(worker: &Worker, port: u16) -> Option<Arc<CompiledGate
 }
 
 /// Serves HTTP/1.1, or HTTP/2 with prior knowledge, on a connection without TLS.
-async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
+async fn serve_http(session: Session, pending_connection: PendingConnection, io: Io) {
     let mut early_bytes = BytesMut::new();
     // External clients send first, so a protocol in which clients send requests is assumed.
     let detection = detect_protocol(
@@ -72,7 +79,8 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         &io,
         &mut early_bytes,
     );
-    let Some(protocol) = handshake::await_first_bytes(&session.worker, &half_open, detection).await
+    let Some(protocol) =
+        handshake::await_first_bytes(&session.worker, &pending_connection, detection).await
     else {
         return io.reset_on_drop();
     };
@@ -80,15 +88,22 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
         None => {}
         Some(ConnectionProtocol::Http1) => {
             let list_entry = list_session(&session, "http", describe_session_port(&session));
-            Box::pin(serve_half_open_http1(session, half_open, list_entry, &io, early_bytes)).await;
+            Box::pin(serve_pending_http1(
+                session,
+                pending_connection,
+                list_entry,
+                &io,
+                early_bytes,
+            ))
+            .await;
         }
         Some(ConnectionProtocol::Http2) => {
             let _list_entry = list_session(&session, "http2", describe_session_port(&session));
-            Box::pin(serve_half_open_http2(session, half_open, &io, early_bytes)).await;
+            Box::pin(serve_pending_http2(session, pending_connection, &io, early_bytes)).await;
         }
         // Neither HTTP/1.1 nor HTTP/2, for example TLS.
         Some(ConnectionProtocol::Opaque) => {
-            drop(half_open);
+            drop(pending_connection);
             reject_unreadable(&session, &io, Reason::BadRequest).await;
         }
     }
@@ -98,7 +113,7 @@ async fn serve_http(session: Session, half_open: HalfOpen, io: Io) {
 /// port has no usable certificate.
 async fn serve_https(
     worker: &Rc<Worker>,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     gateway_connection: GatewayConnection,
     tcp: TcpStream,
     peer: SocketAddr,
@@ -111,16 +126,17 @@ async fn serve_https(
         return worker.metrics.count_rejected(Reason::HandshakeFailed.label());
     };
     let handshake_future = async {
-        let client_hello =
-            handshake::await_first_bytes(worker, &half_open, tls::expect_handshake(&tcp)).await;
-        client_hello
+        let first_bytes =
+            handshake::await_first_bytes(worker, &pending_connection, tls::expect_handshake(&tcp))
+                .await;
+        first_bytes
             .unwrap_or_else(|| Err(tls::reject_with_reset(&tcp, Reason::HandshakeFailed)))?;
-        tls::accept_external_client(worker, &half_open, tls_config, tcp).await
+        tls::accept_external_client(worker, &pending_connection, tls_config, tcp).await
     };
     let Some(tls) = handshake::finish_handshake(worker, peer, handshake_future).await else {
         return;
     };
-    drop(half_open);
+    drop(pending_connection);
     let (_, tls_session) = tls.get_ref();
     let server_name = tls_session.server_name().map(str::to_owned);
     let is_http2 = tls_session.alpn_protocol() == Some(ALPN_HTTP2);

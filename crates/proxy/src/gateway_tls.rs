@@ -1,4 +1,4 @@
-//! TLS configurations of a gateway for external clients, one per port that terminates TLS.
+//! Builds the TLS configurations of a gateway for external clients, one per port that terminates TLS.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) fn build_configs(
             .is_none_or(|previous_gateway| !Arc::ptr_eq(previous_gateway, compiled_gateway))
     {
         for invalid_rule in &compiled_gateway.invalid_patterns {
-            tracing::warn!(gateway = %gateway.name, reason = %invalid_rule, "gateway rule ignored");
+            tracing::warn!(gateway = %gateway.name, reason = %invalid_rule, "a gateway rule is invalid and is ignored");
         }
     }
     let ports = gateway.ports.iter().filter_map(|port| match &port.serves {
@@ -81,7 +81,7 @@ fn build_config(
             Some(config)
         }
         Err(error) => {
-            tracing::error!(gateway = %gateway.name, port, %error, "gateway port not open");
+            tracing::error!(gateway = %gateway.name, port, %error, "cannot open a port of the gateway");
             None
         }
     }

@@ -1,10 +1,10 @@
-//! Handshakes with clients: applies the timeout and the limit of half-open connections, and counts the results.
+//! Runs handshakes with clients: applies the timeout and the limit of pending connections, and counts the results.
 
 use std::io;
 use std::net::SocketAddr;
 
 use leno_identity::handshake_failure_reason;
-use leno_listen::{Evicted, HalfOpen};
+use leno_listen::{Evicted, PendingConnection};
 use leno_model::{FailureSide, Reason};
 use leno_telemetry::Count;
 use tokio::time::timeout;
@@ -34,21 +34,21 @@ pub(crate) async fn finish_handshake<T>(
 }
 
 /// Awaits `first_bytes`, which reads the first bytes of a client. Returns `None`, and counts the eviction, if
-/// the half-open connection was evicted for newer ones.
+/// the pending connection was evicted for newer ones.
 pub(crate) async fn await_first_bytes<F: Future>(
     worker: &Worker,
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     first_bytes: F,
 ) -> Option<F::Output> {
-    let result = half_open.await_peer(first_bytes).await;
-    result.inspect_err(|_| worker.metrics.add(Count::HalfOpenConnectionsEvicted, 1)).ok()
+    let result = pending_connection.await_peer(first_bytes).await;
+    result.inspect_err(|_| worker.metrics.add(Count::PendingConnectionsEvicted, 1)).ok()
 }
 
-/// Returns the reason for a failed handshake. Counts the eviction if the half-open connection was evicted for
+/// Returns the reason for a failed handshake. Counts the eviction if the pending connection was evicted for
 /// newer ones.
 pub(crate) fn failure_reason(worker: &Worker, error: &io::Error) -> Reason {
     if error.get_ref().is_some_and(|inner| inner.is::<Evicted>()) {
-        worker.metrics.add(Count::HalfOpenConnectionsEvicted, 1);
+        worker.metrics.add(Count::PendingConnectionsEvicted, 1);
     }
     handshake_failure_reason(error, FailureSide::Downstream)
 }

@@ -13,57 +13,58 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leno_identity::AcceptedHosts;
-use leno_listen::{ConnectionAdmission, HalfOpenLimits};
+use leno_listen::{ConnectionAdmission, PendingLimits};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::admin::{self, Admin, text_response};
 use crate::config::Config;
-use crate::pages::{self, PageListener};
+use crate::management_server::{self, ManagementListener};
 use crate::probes::ProbeFailure;
 
-/// The health server. It is open to all clients, unlike the admin endpoint, and reveals only health; metrics
-/// are limited to the clients of `--metrics-from`.
-pub(crate) struct Health {
+/// The health server. Unlike the admin endpoint it is open to all clients, so it reveals only whether the proxy and
+/// the application are healthy. Metrics are limited to the clients of `--metrics-from`.
+pub(crate) struct HealthServer {
     config: Arc<Config>,
     admin: Rc<Admin>,
     probe_permits: Semaphore,
 }
 
-impl Health {
+impl HealthServer {
     pub(crate) fn new(config: Arc<Config>, admin: Rc<Admin>) -> Self {
         Self { config, admin, probe_permits: Semaphore::new(MAX_PROBES) }
     }
 
     /// Serves requests until the proxy stops, then completes the responses in progress.
     pub(crate) async fn serve(self, listener: TcpListener) {
-        let (health, connection_permits) =
-            (Rc::new(self), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
-        // A connection with a request counts as half-open until its end, and must not evict others.
-        let limits = HalfOpenLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS);
+        let server = Rc::new(self);
+        let connection_permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        // The admission counts a connection until it is closed, also during its request. Its default limit, half of
+        // the connections, would make requests in progress evict the connections that wait for their request.
+        let limits = PendingLimits::new(MAX_CONNECTIONS / 2, MAX_CONNECTIONS);
         let admission =
-            ConnectionAdmission::new(HalfOpenLimits { half_open: MAX_CONNECTIONS, ..limits });
-        let phase = health.admin.phase.clone();
-        let mut page_listener = PageListener::new("health", listener, phase.clone());
+            ConnectionAdmission::new(PendingLimits { pending: MAX_CONNECTIONS, ..limits });
+        let phase = server.admin.phase.clone();
+        let mut health_listener = ManagementListener::new("health", listener, phase.clone());
         loop {
             let Ok(permit) = connection_permits.clone().acquire_owned().await else {
                 return;
             };
-            let Some((tcp, client)) = page_listener.accept().await else {
+            let Some((tcp, client)) = health_listener.accept().await else {
                 break;
             };
             let phase = phase.clone();
-            let (health, half_open) = (health.clone(), admission.admit(client));
+            let (server, pending_connection) = (server.clone(), admission.admit(client));
             tokio::task::spawn_local(async move {
                 let service = service_fn(|request| {
-                    let (health, half_open) = (health.clone(), &half_open);
+                    let (server, pending_connection) = (server.clone(), &pending_connection);
                     async move {
-                        let _response_guard = half_open.start_response();
-                        Ok::<_, Infallible>(health.handle_request(&request, client.ip()).await)
+                        let _request_in_progress = pending_connection.start_request();
+                        Ok::<_, Infallible>(server.handle_request(&request, client.ip()).await)
                     }
                 });
-                let serving = hyper::server::conn::http1::Builder::new()
+                let connection = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     // A client that half-closes after its request still expects the response (RFC 9112 §9.6).
                     .half_close(true)
@@ -72,19 +73,19 @@ impl Health {
                     .header_read_timeout(HEAD_TIMEOUT)
                     .serve_connection(TokioIo::new(tcp), service);
                 // A client that does not read its response must not occupy a connection forever.
-                let result =
-                    timeout(MAX_CONNECTION_LIFETIME, pages::serve_page(&half_open, serving, phase))
-                        .await;
+                let serving =
+                    management_server::serve_connection(&pending_connection, connection, phase);
+                let result = timeout(MAX_CONNECTION_LIFETIME, serving).await;
                 if !matches!(result, Ok(Ok(Ok(())))) {
                     tracing::debug!("a health check connection ended with an error");
                 }
                 drop(permit);
             });
         }
-        pages::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
+        management_server::wait_for_connections(&connection_permits, MAX_CONNECTIONS).await;
     }
 
-    /// Returns the response to a request: a page, the result of a probe, or a rejection.
+    /// Returns the response to a request: the proxy's health or metrics, the result of a probe, or a rejection.
     async fn handle_request(
         &self,
         request: &Request<Incoming>,
@@ -98,7 +99,8 @@ impl Health {
             "/metrics" => return self.metrics_response(request, client).await,
             _ => {}
         }
-        // Probes may use any host name, but pages of websites in a browser cause no work here.
+        // A probe may have any host name. A request that a page of another site caused in a browser must not make
+        // the sidecar probe the application.
         if let Some(response) = admin::reject_cross_site(request, AcceptedHosts::Any, false) {
             return response;
         }
@@ -109,7 +111,8 @@ impl Health {
                 None => text_response(StatusCode::NOT_FOUND, INDEX.into()),
             },
         };
-        // A request with the host name of a web site gets the status alone, without the reason (DNS rebinding).
+        // By DNS rebinding, a web site could read this response under its own host name. A request with such a name
+        // gets only the status, without the reason.
         match admin::reject_cross_site(request, AcceptedHosts::Cluster, false) {
             Some(_) => text_response(response.status(), format!("{}\n", response.status())),
             None => response,
@@ -140,9 +143,9 @@ impl Health {
         };
         let result = match timeout(PROBE_PERMIT_WAIT, self.probe_permits.acquire()).await {
             Ok(Ok(_permit)) => {
-                probe.run_probe(self.config.probed_at(), &self.config.interception).await
+                probe.run_probe(self.config.probe_address(), &self.config.interception).await
             }
-            // A kubelet sends fewer probes at the same time.
+            // A pod has fewer probes than `MAX_PROBES`, so other clients hold the permits.
             _ => Err(ProbeFailure::Busy),
         };
         match result {
@@ -156,18 +159,19 @@ impl Health {
 }
 
 /// The response to a client that may not read metrics.
-const METRICS_DENIED: &str = "metrics are not available to this address: see --metrics-from (in Kubernetes the \
-                          annotation leno.dev/metrics: enabled, and leno install --metrics-from)\n";
-/// The body for unknown paths: the list of pages.
+const METRICS_DENIED: &str = "metrics are not available to this address; permit it with --metrics-from (in Kubernetes, with the \
+                          annotation leno.dev/metrics: enabled, or with leno install --metrics-from)\n";
+/// The body for unknown paths and methods: the list of paths.
 const INDEX: &str = "leno proxy: /livez /readyz /metrics /probe/CONTAINER/KIND\n";
 /// The maximum number of concurrent connections; further connections wait. At most half of them may be without
 /// a request, and at most a quarter may be connections of a single source without a request.
 const MAX_CONNECTIONS: usize = 64;
-/// The maximum number of concurrent probes: more than a pod has.
+/// The maximum number of concurrent probes: more than the containers of a pod have.
 const MAX_PROBES: usize = 32;
 /// The maximum time for which a probe waits for a permit.
 const PROBE_PERMIT_WAIT: Duration = Duration::from_secs(1);
 /// The maximum time to wait for a request head, and to receive it.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum lifetime of a connection: Prometheus and the kubelet then open another connection.
+/// The maximum lifetime of a connection. After it the connection is closed, whether or not the client has read its
+/// response; Prometheus and the kubelet open a new connection for their next request.
 const MAX_CONNECTION_LIFETIME: Duration = Duration::from_secs(120);

@@ -1,5 +1,5 @@
-//! The request pipeline (routing, policies, attempts, responses), and HTTP/1.1 on sockets and on links.
-//! Requests over HTTP/2 pass the same pipeline.
+//! Implements the request pipeline (routing, policies, attempts, responses), and HTTP/1.1 on sockets and on
+//! links. Requests over HTTP/2 pass the same pipeline.
 
 pub(crate) mod body;
 pub(crate) mod buffered_body;

@@ -1,5 +1,5 @@
-//! HTTP/2 client and server: heads are converted to HTTP/1.1 and back, so that both versions share one request
-//! pipeline.
+//! Implements the HTTP/2 client and server on the `h2` codec. Heads are converted to HTTP/1.1 and back, so that
+//! both versions share one request pipeline.
 
 pub(crate) mod cancel;
 pub(crate) mod client;
@@ -13,8 +13,8 @@ mod transport;
 
 /// The receive window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
-/// The receive window of a connection, in bytes: large enough that streams without a reader do not block the
-/// others.
+/// The receive window of a connection, in bytes: large enough that streams with unread data do not block
+/// the other streams.
 const CONNECTION_WINDOW_BYTES: u32 = 256 * STREAM_WINDOW_BYTES;
 /// The cost that the codec charges for an almost empty frame that has not been read.
 const SMALL_FRAME_COST: usize = 256;

@@ -1,5 +1,5 @@
-//! Registry of the idle connections of external clients. When a thread is at its connection limit, the
-//! connection that has been idle longest is closed for a new one.
+//! Registers the idle connections of external clients. When a thread is at its connection limit, the connection that
+//! has been idle longest is closed for a new one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

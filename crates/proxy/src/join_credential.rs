@@ -1,4 +1,4 @@
-//! Credentials for joining the mesh: the token of a proxy without a certificate, and the trust roots of the
+//! Reads the credential with which a proxy without a certificate joins the mesh: its token, and the trust roots of the
 //! control planes that may receive the token.
 
 use std::io::{self, Read as _};
@@ -26,7 +26,7 @@ impl JoinCredential {
     /// [`JoinCredentialError`], if there is no usable token.
     pub(crate) fn read(config: &Config) -> Result<Self, JoinCredentialError> {
         if let Some(account_token) = &config.account_token {
-            return from_account_token(account_token, config.trust_domain.clone());
+            return read_account_token(account_token, config.trust_domain.clone());
         }
         let file = config.token_file.as_ref().ok_or(JoinCredentialError::Missing)?;
         let JoinBundle { token, trust_domain, roots, .. } = JoinBundle::load(file)?;
@@ -36,14 +36,14 @@ impl JoinCredential {
     /// Removes a one-time token after its use.
     pub(crate) fn remove_token(self) {
         if let Some(file) = self.one_time_file {
-            // A used token that remains would only confuse operators.
+            // The control plane accepts a token once, so a failure to remove it has no consequence.
             drop(std::fs::remove_file(file));
         }
     }
 }
 
 /// Reads the token of a service account, which the platform renews.
-fn from_account_token(
+fn read_account_token(
     account_token: &AccountToken,
     trust_domain: TrustDomain,
 ) -> Result<JoinCredential, JoinCredentialError> {
@@ -63,11 +63,11 @@ fn from_account_token(
 
 /// Reads a text file of at most [`MAX_FILE_BYTES`].
 fn read_file(file: &Path) -> Result<String, JoinCredentialError> {
-    let text = open_regular(file, FileOrigin::User).and_then(|opened| {
+    let read_result = open_regular(file, FileOrigin::User).and_then(|opened| {
         let mut text = String::new();
         opened.take(MAX_FILE_BYTES).read_to_string(&mut text).map(|_| text)
     });
-    text.map_err(|cause| JoinCredentialError::File { file: file.to_owned(), cause })
+    read_result.map_err(|cause| JoinCredentialError::File { file: file.to_owned(), cause })
 }
 
 /// The maximum size of a file: room for hundreds of roots.

@@ -40,11 +40,11 @@ mod link;
 mod listen;
 mod listeners;
 mod live_requests;
+mod management_server;
 mod max_wait;
 mod observability;
 mod open_listeners;
 mod outside;
-mod pages;
 mod plaintext;
 mod probes;
 mod record;
@@ -100,9 +100,10 @@ use crate::control_outage::FatalFailure;
 use crate::drain::Phase;
 use crate::ejected::EjectedEndpoints;
 use crate::export::TelemetryExporter;
-use crate::health::Health;
+use crate::health::HealthServer;
 use crate::listen::ListenerCommand;
 use crate::listeners::Listeners;
+use crate::management_server::run_until_deadline;
 pub use crate::open_listeners::ListenerStates;
 use crate::open_listeners::OpenListeners;
 use crate::request_trace::{TraceEntry, TraceQueues, TraceReceivers};
@@ -296,12 +297,12 @@ impl Proxy {
         let tasks = LocalSet::new();
         let admin = Rc::new(admin);
         tasks.spawn_local(admin::serve_queries(query_receiver, admin.clone()));
-        let pages = serve_pages(&tasks, self.admin_listener, self.health_listener, admin);
+        let servers = start_management(&tasks, self.admin_listener, self.health_listener, admin);
         let TraceReceivers { log, spans, taps } = trace_receivers;
         let (end_metrics, exporters) = start_telemetry(&tasks, exporter, log, spans);
         let control_client = Rc::new(control_client);
         let snapshot_task = tasks.spawn_local(run_snapshot_store(control_client.clone()));
-        tasks.spawn_local(watch_log(control_client.clone()));
+        tasks.spawn_local(poll_dropped_lines(control_client.clone()));
         let (listeners, dir) = (self.open_listeners, self.state_dir.clone());
         let control = control_client.clone();
         let requests = start_control(&tasks, control, resource_requests, workers, listeners, dir);
@@ -312,7 +313,7 @@ impl Proxy {
         control_client.snapshot_store.finish();
         match tasks.run_until(tokio::time::timeout(MAX_SNAPSHOT_WRITE, snapshot_task)).await {
             Ok(_) => self.state_dir.release(),
-            Err(_) => tracing::warn!("{SLOW_DISK}"),
+            Err(_) => tracing::warn!("{SLOW_DISK_WARNING}"),
         }
         tasks.run_until(withdraw_listeners(&control_client, &requests)).await;
         phase.send_replace(Phase::Draining);
@@ -321,7 +322,8 @@ impl Proxy {
         drop(end_metrics);
         phase.send_replace(Phase::Stopped);
         let final_exports = tokio::time::timeout(MAX_FINAL_EXPORT, wait_for_tasks(exporters));
-        drop(tasks.run_until(async { tokio::join!(final_exports, wait_for_tasks(pages)) }).await);
+        let servers_end = wait_for_tasks(servers);
+        drop(tasks.run_until(async { tokio::join!(final_exports, servers_end) }).await);
         failure.map_or(Ok(()), Err)
     }
 }
@@ -391,21 +393,22 @@ fn start_telemetry(
     (end_metrics, exporters)
 }
 
-/// Starts the admin endpoint and the health server, if one is configured, and returns their tasks. They end
-/// shortly after [`Phase::Stopped`].
-fn serve_pages(
+/// Starts the management servers, which are the admin endpoint and, if it is configured, the health server. Returns
+/// their tasks, which end shortly after [`Phase::Stopped`].
+fn start_management(
     tasks: &LocalSet,
     admin_listener: TcpListener,
     health_listener: Option<TcpListener>,
     admin: Rc<Admin>,
 ) -> Vec<tokio::task::JoinHandle<()>> {
     let health_task = health_listener.map(|listener| {
-        let health = Health::new(admin.config.clone(), admin.clone());
-        tasks.spawn_local(pages::run_bounded(admin.phase.clone(), health.serve(listener)))
+        let health_server = HealthServer::new(admin.config.clone(), admin.clone());
+        let phase = admin.phase.clone();
+        tasks.spawn_local(run_until_deadline(phase, health_server.serve(listener)))
     });
     let phase = admin.phase.clone();
     let admin_task =
-        tasks.spawn_local(pages::run_bounded(phase, admin::serve(admin_listener, admin)));
+        tasks.spawn_local(run_until_deadline(phase, admin::serve(admin_listener, admin)));
     health_task.into_iter().chain([admin_task]).collect()
 }
 
@@ -418,10 +421,10 @@ async fn wait_for_tasks(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<
 
 /// Waits for the data threads to end.
 async fn join_threads(threads: Vec<JoinHandle<()>>) {
-    let joined = tokio::task::spawn_blocking(move || {
+    let panicked_count = tokio::task::spawn_blocking(move || {
         threads.into_iter().map(JoinHandle::join).filter(Result::is_err).count()
     });
-    if joined.await.is_ok_and(|failed| failed > 0) {
+    if panicked_count.await.is_ok_and(|count| count > 0) {
         tracing::error!("a data thread panicked");
     }
 }
@@ -468,12 +471,14 @@ fn start_control(
 }
 
 /// Polls the counters of dropped log lines until the proxy ends, and reports drops as a condition.
-async fn watch_log(control_client: Rc<ControlClient>) {
+async fn poll_dropped_lines(control_client: Rc<ControlClient>) {
     let mut dropped_lines = DroppedLines::default();
     loop {
         tokio::time::sleep(DROPPED_LINES_POLL_INTERVAL).await;
-        let total = lines_dropped() + control_client.telemetry.count(Count::AccessLogLinesDropped);
-        control_client.report_dropped_lines(dropped_lines.read(total, Instant::now()));
+        let total_count =
+            lines_dropped() + control_client.telemetry.count(Count::AccessLogLinesDropped);
+        control_client
+            .report_dropped_lines(dropped_lines.record_count(total_count, Instant::now()));
     }
 }
 
@@ -483,15 +488,15 @@ async fn run_snapshot_store(control_client: Rc<ControlClient>) {
     control_client.snapshot_store.run(control_client.state_dir.clone(), report_problem).await;
 }
 
-/// Withdraws all listeners from the control plane, so that no new request is sent here; requests in progress
-/// are still served. Later hellos withdraw them as well.
+/// Withdraws all listeners from the control plane, so that other proxies send no new requests to this one; requests in
+/// progress are still served. Hellos of later streams contain no listeners either.
 async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sender<ProxyRequest>) {
     control_client.is_withdrawn.set(true);
     control_client.inbound_listeners.borrow_mut().clear();
     let send_report = async {
         let report = control_client.status_report();
         requests.send(ProxyRequest::Listeners(Vec::new(), report)).await.ok()?;
-        // All slots are free again once every request has been taken for sending.
+        // The queue is empty, and so all its slots are free, once every request was taken to be sent.
         requests.reserve_many(MAX_QUEUED_REQUESTS).await.ok().map(drop)?;
         tokio::task::yield_now().await;
         Some(())
@@ -504,15 +509,15 @@ async fn withdraw_listeners(control_client: &ControlClient, requests: &mpsc::Sen
 /// The command queue of each data thread, and the threads.
 type DataThreads = (Vec<mpsc::Sender<ListenerCommand>>, Vec<JoinHandle<()>>);
 
-/// Starts `count` data threads; `build_parts` builds the parts of the worker with the given number.
+/// Starts `count` data threads. `build_parts` builds the parts of a worker from its index.
 fn spawn_threads(
     count: usize,
     build_parts: impl Fn(usize) -> WorkerParts,
 ) -> Result<DataThreads, StartError> {
     let (mut workers, mut threads) = (Vec::new(), Vec::new());
     for core in 0..count {
-        let (commands, command_receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
-        workers.push(commands);
+        let (command_sender, command_receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        workers.push(command_sender);
         threads.push(
             start_worker(core, build_parts(core), command_receiver).map_err(StartError::Thread)?,
         );
@@ -541,7 +546,7 @@ fn random_seed(core: usize) -> u64 {
 }
 
 /// The warning if the last snapshot is not written within [`MAX_SNAPSHOT_WRITE`].
-const SLOW_DISK: &str =
+const SLOW_DISK_WARNING: &str =
     "slow disk: the next process can use the state directory only after this one has exited";
 
 /// The name of the admin endpoint among the listeners in the state directory.

@@ -57,7 +57,7 @@ struct LinkState {
     congested_streams: Vec<StreamId>,
     /// True if the connection is gone.
     is_broken: bool,
-    /// True if the peer accepts no new streams, or this side will open none.
+    /// True if the peer accepts no new streams, or this sidecar will open none.
     is_retired: bool,
     /// True if both ends know the last stream.
     is_last_stream_known: bool,
@@ -102,7 +102,7 @@ impl LinkHandle {
         }))
     }
 
-    /// Opens a stream with the head that `write_head` writes; `end`: the head ends it.
+    /// Opens a stream with the head that `write_head` writes. `end`: no body follows the head.
     pub(crate) fn open_stream(
         &self,
         kind: StreamKind,
@@ -242,7 +242,7 @@ impl LinkHandle {
             }
             LinkEvent::Reset { stream, code, reason } => {
                 state.record_reason(stream, &reason);
-                state.lose_stream(stream, StreamError::from(code));
+                state.fail_stream(stream, StreamError::from(code));
             }
             LinkEvent::Credit { stream } => state.resume_writer(stream),
             LinkEvent::GoAway { last_stream, .. } => state.handle_go_away(last_stream),
@@ -311,7 +311,7 @@ impl LinkState {
         }
     }
 
-    fn lose_stream(&mut self, id: StreamId, error: StreamError) {
+    fn fail_stream(&mut self, id: StreamId, error: StreamError) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.end_early(error);
         }

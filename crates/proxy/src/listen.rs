@@ -135,13 +135,13 @@ async fn accept_connections(
             return tracing::error!(listener = ?classifier, %error, "cannot use a listener");
         }
     };
-    let mut closed = None;
+    let mut closed_sender = None;
     loop {
         let accept_event = tokio::select! {
             biased;
-            closed_sender = &mut close_request, if closed.is_none() => {
+            sender = &mut close_request, if closed_sender.is_none() => {
                 listener.close();
-                closed = Some(closed_sender);
+                closed_sender = Some(sender);
                 continue;
             }
             accept_event = listener.next() => accept_event,
@@ -181,9 +181,9 @@ async fn accept_connections(
             drop(connection_guard);
         });
     }
-    // The socket is closed before the close is reported.
+    // The drop of the sender reports the close, so the socket is closed before.
     drop(listener);
-    drop(closed);
+    drop(closed_sender);
 }
 
 /// The numbers of open listeners and open connections of a thread.

@@ -1,5 +1,5 @@
-//! The listeners of a proxy. The control thread opens and closes them according to the configuration; all data
-//! threads accept connections from each listener.
+//! Opens and closes the listeners of a proxy according to the configuration, on the control thread. All data threads
+//! accept connections from each listener.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -59,21 +59,22 @@ impl Listeners {
             })
             .map(|(name, _)| name.clone())
             .collect();
-        let (closed, mut close_receiver) = mpsc::channel(1);
+        let (closed_sender, mut closed_receiver) = mpsc::channel(1);
         let has_stale = !stale_names.is_empty();
         for name in stale_names {
             if let Some(listener) = self.open_listeners.remove(&name) {
                 let close = || ListenerCommand::Close {
                     classifier: listener.classifier.clone(),
-                    closed: closed.clone(),
+                    closed: closed_sender.clone(),
                 };
                 self.send_to_all(close).await;
             }
         }
-        drop(closed);
+        drop(closed_sender);
         if has_stale {
-            // New listeners may need the same address. A draining thread does not respond.
-            drop(timeout(CLOSE_TIMEOUT, close_receiver.recv()).await);
+            // New listeners may need the address of a closed one, so all threads close it first. A draining thread does
+            // not respond.
+            drop(timeout(CLOSE_TIMEOUT, closed_receiver.recv()).await);
         }
         let mut listen_errors = Vec::new();
         for (name, (classifier, address)) in configured_listeners {
@@ -136,10 +137,10 @@ impl Listeners {
 
     /// Returns the listeners for the sidecar's own requests to its application, by application port.
     pub(crate) fn application_listeners(&self) -> BTreeMap<u16, SocketAddr> {
-        let application_listeners =
+        let own_listeners =
             self.open_listeners.iter().filter(|(name, _)| name.starts_with(OWN_LISTENER_PREFIX));
         let application_listeners =
-            application_listeners.filter_map(|(_, listener)| match listener.classifier {
+            own_listeners.filter_map(|(_, listener)| match listener.classifier {
                 ConnectionClassifier::Fixed(ListenerKind::Inbound { port }) => {
                     Some((port, listener.address))
                 }

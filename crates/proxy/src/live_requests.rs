@@ -1,5 +1,5 @@
-//! Taps (`leno tap`): data threads select the matching requests, and the control thread sends them to the
-//! control plane.
+//! Sends live requests to `leno tap`. A tap selects requests of one service: data threads queue the matching requests,
+//! and the control thread sends them to the control plane in batches.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -143,12 +143,12 @@ pub(crate) async fn send_entries(
     while let Some(first_request) = matched_requests.recv().await {
         let deadline = Instant::now() + BATCH_DELAY;
         let mut batches = vec![TapBatch::from_request(first_request)];
-        let mut count = 1;
-        while count < MAX_BATCH_RECORDS {
+        let mut request_count = 1;
+        while request_count < MAX_BATCH_RECORDS {
             let Ok(Some(next_request)) = timeout_at(deadline, matched_requests.recv()).await else {
                 break;
             };
-            count += 1;
+            request_count += 1;
             match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.tap, &next_request.tap)) {
                 Some(batch) => batch.add_entry(&next_request.trace_entry),
                 None => batches.push(TapBatch::from_request(next_request)),
@@ -188,13 +188,13 @@ impl TapBatch {
 
     /// Sends the batch to the control plane, or counts its requests as dropped if the queue is too full.
     fn send(self, requests: &mpsc::Sender<ProxyRequest>) {
-        let count = self.records.len() as u64;
+        let record_count = self.records.len() as u64;
         let dropped = self.tap.dropped_count.swap(0, Ordering::Relaxed);
         let request = ProxyRequest::Tapped { tap: self.tap.id(), records: self.records, dropped };
         // Half of the queue is reserved for the sidecar's own requests.
         let has_room = requests.capacity() > requests.max_capacity() / 2;
         if !has_room || requests.try_send(request).is_err() {
-            self.tap.dropped_count.fetch_add(count + dropped, Ordering::Relaxed);
+            self.tap.dropped_count.fetch_add(record_count + dropped, Ordering::Relaxed);
         }
     }
 }

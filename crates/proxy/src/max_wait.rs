@@ -26,10 +26,10 @@ pub(crate) async fn wait_within<F: Future>(max_wait: Duration, future: F) -> Opt
     poll_within(max_wait, |cx| future.as_mut().poll(cx)).await
 }
 
-/// Resolves when neither byte counter has changed for `max_wait`. The counters are sampled once per `max_wait`,
-/// so the future may resolve up to `max_wait` late.
+/// Resolves when neither byte counter has changed for `idle_timeout`. The counters are sampled once per `idle_timeout`,
+/// so the future may resolve up to `idle_timeout` late.
 pub(crate) async fn wait_for_silence(
-    max_wait: Duration,
+    idle_timeout: Duration,
     sent_bytes: &Cell<u64>,
     received_bytes: &Cell<u64>,
 ) {
@@ -39,6 +39,6 @@ pub(crate) async fn wait_for_silence(
         if std::mem::replace(&mut previous_counts, current_counts) == current_counts {
             return;
         }
-        tokio::time::sleep(max_wait).await;
+        tokio::time::sleep(idle_timeout).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Observability configuration of a proxy: tracing, access log, metrics push and taps. The control thread
+//! Holds the observability configuration of a proxy: tracing, access log, metrics push and taps. The control thread
 //! replaces it; data threads cache it by version.
 
 use std::sync::Arc;

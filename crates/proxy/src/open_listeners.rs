@@ -1,4 +1,4 @@
-//! Publication of the listener states, for the program that started the proxy and for the readiness check.
+//! Publishes the states of the listeners, for the program that started the proxy and for the readiness check.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

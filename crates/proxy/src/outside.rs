@@ -1,5 +1,5 @@
-//! Forwarding of the application's connections to destinations outside the mesh, if egress is allowed. If the
-//! egress default is deny, egress rules decide by address, server name or request.
+//! Forwards the application's connections to destinations outside the mesh, if egress is allowed. If the egress default
+//! is deny, egress rules decide by address, server name or request.
 
 use std::net::SocketAddr;
 
@@ -133,9 +133,9 @@ async fn detect_destination(
     match protocol {
         DetectedProtocol::Http1 if by_request => Ok(DestinationIdentifier::Requests),
         DetectedProtocol::Tls if by_server_name => {
-            let server_name = timeout(max_wait, read_server_name(io, early_bytes)).await;
+            let read_result = timeout(max_wait, read_server_name(io, early_bytes)).await;
             let server_name =
-                server_name.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
+                read_result.map_err(|_| Reason::HeadTimeout)?.ok_or(Reason::EgressDenied)?;
             Ok(DestinationIdentifier::ServerName(server_name))
         }
         DetectedProtocol::Http1
@@ -160,16 +160,19 @@ async fn forward_bytes(
     record.count_opened();
     let tcp = connection?;
     let _open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
-    let max_wait = worker.config.limits.idle_connection;
-    let halves =
-        |io: &Io| (MessageReader::new(io.clone()), MessageWriter::new(io.clone(), max_wait));
-    let server = Io::new(ByteStream::Plain(tcp));
-    let mut client = halves(io);
-    client.0.buffer = early_bytes;
+    let idle_timeout = worker.config.limits.idle_connection;
+    let server_io = Io::new(ByteStream::Plain(tcp));
+    let server = (
+        MessageReader::new(server_io.clone()),
+        MessageWriter::new(server_io.clone(), idle_timeout),
+    );
+    let mut client_reader = MessageReader::new(io.clone());
+    client_reader.buffer = early_bytes;
+    let client = (client_reader, MessageWriter::new(io.clone(), idle_timeout));
     tokio::select! {
-        result = copy_bytes(client, halves(&server), max_wait, record, None) => result,
+        result = copy_bytes(client, server, idle_timeout, record, None) => result,
         () = wait_until_denied(&worker.config_store, address, destination) => {
-            server.reset_on_drop();
+            server_io.reset_on_drop();
             Err(Reason::EgressDenied)
         }
     }

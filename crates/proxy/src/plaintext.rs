@@ -1,4 +1,4 @@
-//! Detection of mutual TLS of mesh members at ports that also accept clients without mutual TLS.
+//! Detects whether a client begins mutual TLS of the mesh, at ports that also accept clients without mutual TLS.
 
 use std::io;
 
@@ -27,14 +27,14 @@ pub(crate) async fn is_mutual_tls(worker: &Worker, declared: Protocol, tcp: &Tcp
     match timeout(max_wait, tcp.peek(&mut first_byte)).await {
         Ok(Ok(1)) if first_byte == [TLS_HANDSHAKE] => {}
         Ok(Ok(_)) | Err(_) => return false,
-        // The TLS reader reports the error.
+        // The handshake meets the same error, and reports it.
         Ok(Err(_)) => return true,
     }
     !may_be_opaque || timeout(limits.handshake_timeout, offers_link(tcp)).await.unwrap_or(true)
 }
 
-/// True if the ClientHello offers the link protocol. Also true if the ClientHello remains incomplete: the TLS
-/// reader then reports the error.
+/// True if the ClientHello offers the link protocol. Also true if the connection fails before the ClientHello is
+/// complete: the handshake then reports the error.
 async fn offers_link(tcp: &TcpStream) -> bool {
     let mut client_hello = vec![0; MAX_CLIENT_HELLO_BYTES];
     let mut peeked_len = 0;

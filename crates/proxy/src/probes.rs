@@ -1,4 +1,5 @@
-//! Probes of the application on behalf of the kubelet: the sidecar would reject the kubelet's own probes.
+//! Probes the application on behalf of the kubelet, which has no certificate of the mesh: the sidecar would reject its
+//! own probes.
 
 use std::collections::BTreeMap;
 use std::fmt;

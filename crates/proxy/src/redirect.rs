@@ -1,4 +1,4 @@
-//! Classification of accepted connections. Redirected connections are classified by their original destination.
+//! Classifies accepted connections. Redirected connections are classified by their original destination.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! A bounded table of the clients without mutual TLS that were recently rejected, by application port. The
-//! clients are reported as conditions.
+//! Records the clients without mutual TLS that were recently rejected, by application port and in bounded number, and
+//! reports them as conditions.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Renewal of the workload certificate: at half of its lifetime, and when the CA changes, the proxy requests a
-//! certificate for a new key. Open connections continue.
+//! Renews the workload certificate: at half of its lifetime, and when the CA changes, the proxy requests a certificate
+//! for a new key. Open connections continue.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub(crate) async fn run_renewal(
                 tokio::time::sleep(MAX_RETRY_PAUSE).await;
                 continue;
             }
-            tracing::warn!(%reason, "certificate not renewed; retrying");
+            tracing::warn!(%reason, "the certificate was not renewed; retrying");
             let remaining =
                 credential.not_after().duration_since(SystemTime::now()).unwrap_or_default();
             tokio::time::sleep((remaining / 20).clamp(MIN_RETRY_PAUSE, MAX_RETRY_PAUSE)).await;
@@ -150,12 +150,12 @@ async fn wait_until_due(
         tokio::time::sleep(spread.mul_f64(control_client.seed as f64 / u64::MAX as f64)).await;
         return true;
     }
-    let remaining = credential.renew_at(control_client.seed).duration_since(SystemTime::now());
-    let remaining = remaining.unwrap_or_default();
+    let due_time = credential.renew_at(control_client.seed);
+    let until_due = due_time.duration_since(SystemTime::now()).unwrap_or_default();
     // The clock may jump, or the machine may sleep: the clock is checked periodically.
     tokio::select! {
-        () = tokio::time::sleep(remaining.min(CLOCK_CHECK_INTERVAL)) => {
-            remaining <= CLOCK_CHECK_INTERVAL
+        () = tokio::time::sleep(until_due.min(CLOCK_CHECK_INTERVAL)) => {
+            until_due <= CLOCK_CHECK_INTERVAL
         }
         // The sender lives as long as this task.
         _ = changes.changed() => false,
@@ -176,9 +176,9 @@ async fn renew_certificate(
         response_receiver.await.ok()
     };
     let response = tokio::time::timeout(max_wait, exchange).await;
-    let issued_certificate = response.ok().flatten().ok_or(RenewalError::NoResponse)?;
+    let decision = response.ok().flatten().ok_or(RenewalError::NoResponse)?;
     let issued_certificate =
-        issued_certificate.map_err(|rejection| RenewalError::Rejected(rejection.reason))?;
+        decision.map_err(|rejection| RenewalError::Rejected(rejection.reason))?;
     accept_issued(control_client, key, issued_certificate)?;
     Ok(())
 }

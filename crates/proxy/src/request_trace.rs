@@ -1,5 +1,5 @@
-//! Data of one request for the access log, tracing and taps: collected by the data thread, exported by the
-//! control thread.
+//! Collects the data of one request for the access log, tracing and taps on its data thread, and queues it for the
+//! control thread, which exports it.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -215,7 +215,7 @@ impl<'a> RequestTrace<'a> {
             hedge: request_end.hedge,
             method: truncate(request.map(Request::method)),
             path: truncate(request_target.as_ref().map(|request_target| request_target.path)),
-            // User information is removed before the cut, which could remove the `@` after a password.
+            // Removed before the text is truncated: truncation could remove the `@` that marks the end of a password.
             authority: truncate(
                 request_target
                     .as_ref()

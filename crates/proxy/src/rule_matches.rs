@@ -1,4 +1,4 @@
-//! Functions that count rule matches in the metrics of the data thread that applied the rule.
+//! Counts rule matches in the metrics of the data thread that applied the rule.
 
 use leno_model::{PolicyName, RouteKind, RouteName, RuleKind, RuleOrigin, ServicePolicyName};
 use leno_telemetry::{MetricsShard, RuleLabels, RuleNumber};
@@ -7,7 +7,7 @@ use leno_traffic::{CompiledRouteRule, MatchSlot, PolicyDecision};
 /// Counts a match of a route rule.
 pub(crate) fn count_route(metrics: &MetricsShard, rule: &CompiledRouteRule) {
     count_match(metrics, &rule.match_slot, || {
-        route_labels(rule.kind.as_str(), &rule.route, rule.number)
+        route_labels(rule.kind.as_str(), &rule.route, rule.index_in_route)
     });
 }
 

@@ -1,4 +1,5 @@
-//! Session of a connection: its listener kind and its peer.
+//! Describes one connection, or one stream of a link, as a session: how it arrived, its peer, and the decisions and
+//! metric series that are cached for its requests.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use crate::record::{ExchangeSeries, MetricsSubject};
 use crate::upstream::Application;
 use crate::worker::Worker;
 
-/// The listener kind of a connection.
+/// How a connection arrived: from whom, and for which destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ListenerKind {
     /// From another sidecar, to a port of the application.
@@ -70,7 +71,8 @@ pub(crate) struct Session {
     pub(crate) is_dedicated: bool,
     /// True if the connection was read as HTTP but its port now carries TCP: no further request is accepted.
     pub(crate) is_outdated: Cell<bool>,
-    /// Upstream connections that serve only this client, because their servers authenticate the connection.
+    /// Upstream connections that serve only this client, because their servers authenticate the connection. Not related
+    /// to [`ListenerKind::Pinned`].
     pub(crate) pinned: PinnedConnections,
     /// The metric series of the session's exchanges; at most [`MAX_CACHED_SERIES`].
     cached_series: RefCell<Vec<Rc<ExchangeSeries>>>,
@@ -146,7 +148,7 @@ impl Session {
     }
 
     /// Returns the idle timeout before the next request; it ends no later than the peer's certificate expires.
-    pub(crate) fn max_wait(&self) -> Duration {
+    pub(crate) fn idle_timeout(&self) -> Duration {
         let limits = &self.worker.config.limits;
         let idle_timeout = if self.gateway_connection.is_some() {
             limits.idle_external_client
@@ -203,7 +205,8 @@ impl Session {
         started: Instant,
     ) -> Result<ConnectionPermit, Denial> {
         let access = &config.compiled.access;
-        // Correct peers stop before the expiry.
+        // A peer sends no request after its certificate has expired. The grace period is for requests that it sent
+        // before.
         if self.expires.is_some_and(|expires| expires + EXPIRY_GRACE <= started) {
             return Err(Denial::without_policy(Reason::ExpiredPeer));
         }
@@ -236,7 +239,7 @@ impl Session {
         let line = self.worker.log_limits.permit_line(source, Instant::now());
         if let Some(suppressed) = line.map(|line| line.suppressed) {
             tracing::info!(peer = %self.peer, identity, reason = reason.label(), policy, suppressed,
-                "dry run: allowed; default policy deny would reject it");
+                "dry run: the traffic is allowed, but default policy deny would reject it");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Detection of the protocol of clients that may send no first bytes, at ports without a declared protocol.
+//! Detects the protocol of clients that may send no first bytes, at ports without a declared protocol.
 //!
 //! Usually such a client waits for a server that sends first, so its connection is opaque. At ports with
 //! policies that depend on requests, opaque bytes are rejected: there a silent client is a health check, or a

@@ -1,5 +1,5 @@
-//! Storage of the latest applied snapshot in the state directory, for the next start of the proxy. Another
-//! thread writes it, so that the control thread does not wait for the disk.
+//! Stores the latest applied snapshot in the state directory, for the next start of the proxy. Another thread writes
+//! it, so that the control thread does not wait for the disk.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;

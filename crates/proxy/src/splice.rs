@@ -1,5 +1,5 @@
-//! Copying of opaque bytes between two connections: of a client and of a server or application. Each direction
-//! ends on its own (half-close).
+//! Copies opaque bytes between two connections: that of a client, and that of a server or the application. Each
+//! direction ends on its own (half-close). The bytes pass through the buffers of this process: this is not splice(2).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -8,19 +8,21 @@ use leno_model::Reason;
 use leno_wire::http1::BodyLength;
 
 use crate::error::{downstream_reason, upstream_reason};
-use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
+use crate::http::body::{
+    BodyRecorder, BodySink, BodySource, ForwardError, PauseLimit, forward_body,
+};
 use crate::http::message::{MessageReader, MessageWriter};
 use crate::io::Io;
 use crate::max_wait::wait_for_silence;
 use crate::record::ExchangeRecord;
 use crate::tcp::RequestDetector;
 
-/// Copies bytes between a client and a server until both have half-closed, or until both directions are idle
-/// for `max_wait`. `detector`: checks whether the client's first bytes are a request.
+/// Copies bytes between a client and a server until both have half-closed, or until no byte was copied in either
+/// direction for `idle_timeout`. `detector` checks whether the client's first bytes are an HTTP request.
 pub(crate) async fn copy_bytes(
     client: (MessageReader, MessageWriter),
     server: (MessageReader, MessageWriter),
-    max_wait: Duration,
+    idle_timeout: Duration,
     record: &ExchangeRecord<'_>,
     detector: Option<&RequestDetector<'_>>,
 ) -> Result<(), Reason> {
@@ -28,8 +30,8 @@ pub(crate) async fn copy_bytes(
         (client, server);
     let (client_io, server_io) = (client_writer.io.clone(), server_writer.io.clone());
     let (bytes_in, bytes_out) = (&record.bytes_in, &record.bytes_out);
-    let recorder = |bytes| BodyRecorder::for_response(bytes, None);
-    let send = async {
+    let recorder = |byte_count| BodyRecorder::unfiltered(byte_count, None);
+    let to_server = async {
         let mut source = BodySource::from_http1(&mut client_reader, BodyLength::UntilClose);
         let mut sink = BodySink::Http1 { writer: &mut server_writer, is_chunked: false };
         if let Some(detector) = detector {
@@ -38,18 +40,18 @@ pub(crate) async fn copy_bytes(
         forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &recorder(bytes_in)).await?;
         end_direction(&server_io).await
     };
-    let receive = async {
+    let to_client = async {
         let mut source = BodySource::from_http1(&mut server_reader, BodyLength::UntilClose);
         let mut sink = BodySink::Http1 { writer: &mut client_writer, is_chunked: false };
         forward_body(&mut source, &mut sink, PauseLimit::Unlimited, &recorder(bytes_out)).await?;
         end_direction(&client_io).await
     };
-    let send = async { send.await.map_err(|error| request_failure_reason(&error)) };
-    let receive = async { receive.await.map_err(|error| response_failure_reason(&error)) };
+    let to_server = async { to_server.await.map_err(|error| request_failure_reason(&error)) };
+    let to_client = async { to_client.await.map_err(|error| response_failure_reason(&error)) };
     let result = tokio::select! {
         biased;
-        result = async { tokio::try_join!(send, receive) } => result.map(|((), ())| ()),
-        () = wait_for_silence(max_wait, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
+        result = async { tokio::try_join!(to_server, to_client) } => result.map(|((), ())| ()),
+        () = wait_for_silence(idle_timeout, bytes_in, bytes_out) => Err(Reason::IdleTimeout),
     };
     if result.is_err() {
         // Resets both connections, so that neither peer mistakes the failure for an orderly end.
@@ -60,24 +62,24 @@ pub(crate) async fn copy_bytes(
 }
 
 /// Half-closes a connection: no more bytes are sent on it.
-async fn end_direction(io: &Io) -> Result<(), PumpError> {
-    poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
+async fn end_direction(io: &Io) -> Result<(), ForwardError> {
+    poll_fn(|cx| io.poll_shutdown(cx)).await.map_err(|_| ForwardError::Sink)
 }
 
 /// Returns the reason for a failure while bytes of the client are forwarded.
-fn request_failure_reason(error: &PumpError) -> Reason {
+fn request_failure_reason(error: &ForwardError) -> Reason {
     match error {
-        PumpError::Source(cause) => downstream_reason(cause),
-        PumpError::Sink => Reason::UpstreamReset,
-        PumpError::SinkStalled => Reason::IdleTimeout,
+        ForwardError::Source(cause) => downstream_reason(cause),
+        ForwardError::Sink => Reason::UpstreamReset,
+        ForwardError::SinkStalled => Reason::IdleTimeout,
     }
 }
 
 /// Returns the reason for a failure while bytes of the server are forwarded.
-fn response_failure_reason(error: &PumpError) -> Reason {
+fn response_failure_reason(error: &ForwardError) -> Reason {
     match error {
-        PumpError::Source(cause) => upstream_reason(cause),
-        PumpError::Sink => Reason::DownstreamClosed,
-        PumpError::SinkStalled => Reason::IdleTimeout,
+        ForwardError::Source(cause) => upstream_reason(cause),
+        ForwardError::Sink => Reason::DownstreamClosed,
+        ForwardError::SinkStalled => Reason::IdleTimeout,
     }
 }

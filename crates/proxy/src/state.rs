@@ -1,4 +1,5 @@
-//! State directory: key and certificate, the last applied snapshot and the listener addresses, for restarts.
+//! Stores the state of a proxy for restarts in the state directory: key and certificate, the last applied snapshot,
+//! virtual addresses, and the addresses of listeners and control planes.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -12,7 +13,7 @@ use std::time::SystemTime;
 use leno_discovery::Subscriber;
 use leno_identity::{
     Credential, FileOrigin, check_private_directory, create_private_directory, open_lock,
-    read_regular, remove_drafts, replace_private,
+    read_regular, remove_temporary_files, replace_private,
 };
 use leno_model::WorkloadName;
 use tokio::sync::Notify;
@@ -68,7 +69,7 @@ impl StateDir {
                 }
             },
         };
-        if let Err(error) = remove_drafts(path) {
+        if let Err(error) = remove_temporary_files(path) {
             tracing::warn!(%error, "cannot remove temporary files of the previous run from the state \
                 directory");
         }
@@ -126,9 +127,10 @@ impl StateDir {
             return;
         }
         self.unwritten_files().record_written(LOCK_FILE);
-        let files = lock_mutex(&self.written_files).clone();
-        let files = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
-        for (name, bytes) in files.chain(config.map(|bytes| (CONFIG_FILE, bytes))) {
+        let written_files = lock_mutex(&self.written_files).clone();
+        let small_files =
+            written_files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice()));
+        for (name, bytes) in small_files.chain(config.map(|bytes| (CONFIG_FILE, bytes))) {
             if is_absent(&self.path.join(name)) {
                 self.write_file(name, bytes);
             }

@@ -1,4 +1,5 @@
-//! Subscriptions of a proxy to resources of the control plane, and the order in which a full table evicts them.
+//! Tracks the subscriptions of a proxy to resources of the control plane, and the order in which a full table evicts
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +20,11 @@ pub(crate) enum EvictionPriority {
     Absent(u64),
     /// The entry was last used at this time, in seconds since the start of the proxy.
     Used(u64),
-    /// The control plane has not answered yet: a request may wait for it.
+    /// The control plane has not sent the entry yet: a request may wait for it.
     Pending,
 }
 
-/// A bounded table of the control thread.
+/// A bounded table of the control thread. Metrics and conditions report its evictions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SubscriptionTable {
     /// Services that do not exist.
@@ -97,7 +98,7 @@ impl<K: Ord + Clone> Subscriptions<K> {
         is_new
     }
 
-    /// Removes a key; returns false if the key was absent.
+    /// Removes a key; returns false if the key is not present.
     pub(crate) fn remove(&mut self, key: &K) -> bool {
         self.insertion_numbers.remove(key).is_some()
     }

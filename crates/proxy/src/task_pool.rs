@@ -1,5 +1,5 @@
-//! Pool of tasks that serve the HTTP streams of links. Spawning and freeing a task for each stream would cost
-//! more than parsing its request.
+//! Pools the tasks that serve the HTTP streams of links. Spawning and freeing a task for each stream would cost more
+//! than parsing its request.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

@@ -1,19 +1,19 @@
-//! Forwarding of opaque TCP connections: from the application to a service, from an external client through a
+//! Forwards opaque TCP connections: from the application to a service, from an external client through a
 //! gateway, and from a peer to the application. The stages are the same as for a request, without those that
 //! need HTTP.
 
+mod bidirectional;
 mod inbound;
-mod pump;
 mod request_detection;
 mod server_first;
 
-use pump::{PumpDirection, forward_counted, forward_streams};
+use bidirectional::{ClientSide, forward_bidirectional, forward_with_counters};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
 use bytes::BytesMut;
-use leno_listen::HalfOpen;
+use leno_listen::PendingConnection;
 use leno_model::{
     ClientAuthorization, EndpointId, PortFaults, Reason, RetryCondition, ServiceName,
     WeightedBackend,
@@ -96,7 +96,7 @@ async fn wait_for_endpoint(
 /// Forwards the connection of an external client to the destination of a gateway port without HTTP.
 pub(crate) async fn forward_through_gateway(
     session: &Session,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     port: u16,
     gateway_port: &CompiledGatewayPort,
     io: Io,
@@ -104,9 +104,15 @@ pub(crate) async fn forward_through_gateway(
     let mut record = ExchangeRecord::open(session, "tcp");
     record.subject.port = port;
     let mut early_bytes = BytesMut::new();
-    let upstream =
-        open_gateway_upstream(session, half_open, gateway_port, &io, &mut early_bytes, &mut record)
-            .await;
+    let upstream = open_gateway_upstream(
+        session,
+        pending_connection,
+        gateway_port,
+        &io,
+        &mut early_bytes,
+        &mut record,
+    )
+    .await;
     record.count_opened();
     forward_connection(session, upstream, &io, early_bytes, record).await;
 }
@@ -119,11 +125,11 @@ async fn forward_connection(
     early_bytes: BytesMut,
     mut record: ExchangeRecord<'_>,
 ) {
-    let max_wait = session.worker.config.limits.idle_connection;
+    let idle_timeout = session.worker.config.limits.idle_connection;
     let client = |early_bytes| {
         let mut reader = MessageReader::new(io.clone());
         reader.buffer = early_bytes;
-        (reader, MessageWriter::new(io.clone(), max_wait))
+        (reader, MessageWriter::new(io.clone(), idle_timeout))
     };
     let outcome = match upstream {
         Ok((upstream_stream, _guards))
@@ -138,20 +144,20 @@ async fn forward_connection(
             .await
         }
         Ok((UpstreamStream::Link(stream), _guards)) => {
-            let outcome = forward_streams(
+            let outcome = forward_bidirectional(
                 &mut client(early_bytes),
                 &stream,
-                PumpDirection::Link,
-                max_wait,
+                ClientSide::Connection,
+                idle_timeout,
                 &mut record,
             )
             .await;
             outcome.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
         }
         Ok((UpstreamStream::Plain(connection), _guards)) => {
-            let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
-            let server = (connection.reader, server);
-            Box::pin(copy_bytes(client(early_bytes), server, max_wait, &record, None)).await
+            let server_writer = MessageWriter::new(connection.writer.io.clone(), idle_timeout);
+            let server = (connection.reader, server_writer);
+            Box::pin(copy_bytes(client(early_bytes), server, idle_timeout, &record, None)).await
         }
         Err(error) => Err(error.counted_reason()),
     };
@@ -252,8 +258,11 @@ async fn open_upstream(
     }
     let called_port = compiled_service.ports.get(&port).ok_or(Reason::UnknownService)?;
     let chosen_port = match called_port.tls_routes.is_trivial() {
-        true => port_by_weight(worker, &config, called_port, record)?,
-        false => port_by_server_name(worker, &config, called_port, io, early_bytes, record).await?,
+        true => choose_port_by_weight(worker, &config, called_port, record)?,
+        false => {
+            choose_port_by_server_name(worker, &config, called_port, io, early_bytes, record)
+                .await?
+        }
     };
     open_at_any_endpoint(worker, &config, chosen_port, sniff_protocol(early_bytes), record).await
 }
@@ -261,7 +270,7 @@ async fn open_upstream(
 /// Opens the upstream of a connection to a gateway port without HTTP.
 async fn open_gateway_upstream(
     session: &Session,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     gateway_port: &CompiledGatewayPort,
     io: &Io,
     early_bytes: &mut BytesMut,
@@ -279,10 +288,12 @@ async fn open_gateway_upstream(
                 }
             };
             let read_name = timeout(limits.handshake_timeout, read_name);
-            let name = handshake::await_first_bytes(worker, &half_open, read_name).await;
-            let name = name.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
+            let read_result =
+                handshake::await_first_bytes(worker, &pending_connection, read_name).await;
+            let server_name =
+                read_result.ok_or(Reason::HandshakeFailed)?.map_err(|_| Reason::HeadTimeout)??;
             let (route, backend) =
-                match routes.choose_backend(name.as_deref(), worker.random_number()) {
+                match routes.choose_backend(server_name.as_deref(), worker.random_number()) {
                     TlsChoice::To { rule, backend } => (&rule.route, Some(backend)),
                     TlsChoice::InvalidBackend { rule } => (&rule.route, None),
                     TlsChoice::Direct | TlsChoice::NoRoute => return Err(Reason::NoRoute.into()),
@@ -300,20 +311,14 @@ async fn open_gateway_upstream(
             return Err(Reason::NoRoute.into());
         }
     };
-    drop(half_open);
+    drop(pending_connection);
     let backend = backend.ok_or(Reason::InvalidBackend)?;
     let (config, compiled_service) = gateway_request::backend_service(session, backend).await?;
     let port = compiled_service.ports.get(&backend.port).ok_or(Reason::InvalidBackend)?;
     record.subject.service = Some(backend.service.clone());
     record.subject.port = backend.port;
-    open_at_any_endpoint(
-        worker,
-        &config,
-        ChosenPort::from_called(port),
-        sniff_protocol(early_bytes),
-        record,
-    )
-    .await
+    let chosen_port = ChosenPort::from_called(port);
+    open_at_any_endpoint(worker, &config, chosen_port, sniff_protocol(early_bytes), record).await
 }
 
 /// The destination port of a connection, and the policies that apply to it.
@@ -363,14 +368,14 @@ async fn open_at_any_endpoint(
     let hash_selection = route::request_hash(config, port, policies, None);
     let mut tried_endpoint = None;
     loop {
-        let upstream = pick_endpoint(
+        let pick_result = pick_endpoint(
             worker,
             &priorities,
             cluster.as_deref(),
             hash_selection.as_ref(),
             tried_endpoint.as_ref(),
         );
-        let upstream = upstream.map_err(|reason| {
+        let upstream = pick_result.map_err(|reason| {
             TcpOpenError::from(reason).with_outdated(worker, config, &priorities)
         })?;
         tried_endpoint = Some(upstream.endpoint.id.clone());
@@ -395,8 +400,8 @@ async fn open_at_any_endpoint(
             idempotent: false,
             body_replayable: true,
             response_started: false,
-            number: u8::try_from(record.retries).unwrap_or(u8::MAX),
-            alternatives: priorities.len().saturating_sub(1),
+            earlier_attempts: u8::try_from(record.retries).unwrap_or(u8::MAX),
+            other_endpoints: priorities.len().saturating_sub(1),
             waited: record.started.elapsed(),
         };
         match result {
@@ -435,7 +440,7 @@ async fn open_pinned(
 
 /// Routes a TLS session by its server name. TLS routes do not apply to other protocols, which go to the
 /// service's own endpoints.
-async fn port_by_server_name<'a>(
+async fn choose_port_by_server_name<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
     port: &'a CompiledPort,
@@ -444,19 +449,19 @@ async fn port_by_server_name<'a>(
     record: &mut ExchangeRecord<'_>,
 ) -> Result<ChosenPort<'a>, Reason> {
     let limits = &worker.config.limits;
-    // Silence indicates a protocol in which the server sends first.
+    // A client that sends nothing within the timeout waits for bytes of the server, so it does not use TLS.
     match timeout(limits.detect_timeout, sniff_connection(io, early_bytes)).await {
         Ok(DetectedProtocol::Tls) => {}
-        Ok(_) | Err(_) => return port_by_weight(worker, config, port, record),
+        Ok(_) | Err(_) => return choose_port_by_weight(worker, config, port, record),
     }
-    let name = timeout(limits.head_timeout, read_server_name(io, early_bytes)).await;
-    let name = name.map_err(|_| Reason::HeadTimeout)?;
-    match port.tls_routes.choose_backend(name.as_deref(), worker.random_number()) {
+    let read_result = timeout(limits.head_timeout, read_server_name(io, early_bytes)).await;
+    let server_name = read_result.map_err(|_| Reason::HeadTimeout)?;
+    match port.tls_routes.choose_backend(server_name.as_deref(), worker.random_number()) {
         TlsChoice::Direct => Ok(ChosenPort::from_called(port)),
         TlsChoice::To { rule, backend } => {
             rule_matches::count_connection_rule(&worker.metrics, TLS_ROUTE, &rule.route);
             record.subject.route = Some(rule.route.clone());
-            backend_port(config, port, backend, record)
+            choose_backend_port(config, port, backend, record)
         }
         TlsChoice::NoRoute => Err(Reason::NoRoute),
         TlsChoice::InvalidBackend { rule } => {
@@ -468,7 +473,7 @@ async fn port_by_server_name<'a>(
 }
 
 /// Routes a connection without visible requests: to the service's own endpoints, or to a backend by weight.
-fn port_by_weight<'a>(
+fn choose_port_by_weight<'a>(
     worker: &Worker,
     config: &'a ConfigSnapshot,
     port: &'a CompiledPort,
@@ -480,11 +485,11 @@ fn port_by_weight<'a>(
     rule_matches::count_route_kind(&worker.metrics, rule.kind, &rule.route);
     record.subject.route = Some(rule.route.clone());
     let backend = select_tcp_backend(rule, worker.random_number()).ok_or(Reason::InvalidBackend)?;
-    backend_port(config, port, backend, record)
+    choose_backend_port(config, port, backend, record)
 }
 
-/// Returns the port of a rule's backend.
-fn backend_port<'a>(
+/// Chooses the port of a rule's backend, and records its service as the subject of the connection.
+fn choose_backend_port<'a>(
     config: &'a ConfigSnapshot,
     called_port: &'a CompiledPort,
     backend: &WeightedBackend,
@@ -565,16 +570,16 @@ pub(crate) async fn open_http2_tunnel(
     let (tunnel_end, client_end) = tokio::io::duplex(TUNNEL_BUFFER_BYTES);
     let (tunnel_end, client_end) =
         (Io::new(ByteStream::Memory(tunnel_end)), Io::new(ByteStream::Memory(client_end)));
-    let max_wait = worker.config.limits.idle_connection;
+    let idle_timeout = worker.config.limits.idle_connection;
     tokio::task::spawn_local(async move {
         let mut client =
-            (MessageReader::new(tunnel_end.clone()), MessageWriter::new(tunnel_end, max_wait));
+            (MessageReader::new(tunnel_end.clone()), MessageWriter::new(tunnel_end, idle_timeout));
         let (sent_bytes, received_bytes) = (Cell::new(0), Cell::new(0));
-        let outcome = forward_counted(
+        let outcome = forward_with_counters(
             &mut client,
             &stream,
-            PumpDirection::Link,
-            max_wait,
+            ClientSide::Connection,
+            idle_timeout,
             &sent_bytes,
             &received_bytes,
         )

@@ -1,5 +1,5 @@
-//! TLS with clients and endpoints. The configurations of each thread are built once per certificate and
-//! expected peer, and cached.
+//! Accepts TLS sessions of clients, and caches the TLS configurations of each thread for clients and endpoints: they
+//! are built once per certificate and expected peer.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use leno_identity::{
     external_principal, external_principal_server_config, is_member_chain,
     permissive_server_config, server_config, session_peer,
 };
-use leno_listen::{HalfOpen, complete_handshake, read_hello, reset_on_drop};
+use leno_listen::{PendingConnection, complete_handshake, read_hello, reset_on_drop};
 use leno_model::{Name, Reason, SpiffeId};
 use rustls::{ClientConfig, ServerConfig};
 use socket2::SockRef;
@@ -121,14 +121,14 @@ impl TlsConfigs {
             return Ok(config.clone());
         }
         let alpn = [ALPN_EXCLUSIVE, ALPN_LINK, ALPN_HTTP2, ALPN_HTTP1];
-        let config = match accepted_clients {
+        let build_result = match accepted_clients {
             AcceptedClients::Members => server_config(credential, &alpn),
             AcceptedClients::ExternalPrincipals => {
                 external_principal_server_config(credential, &alpn)
             }
             AcceptedClients::Anyone => permissive_server_config(credential, &alpn),
         };
-        let config = config.map_err(|_| Reason::HandshakeFailed)?;
+        let config = build_result.map_err(|_| Reason::HandshakeFailed)?;
         *cached_config = Some(config.clone());
         Ok(config)
     }
@@ -217,13 +217,13 @@ pub(crate) async fn expect_handshake(tcp: &TcpStream) -> Result<(), Reason> {
 /// orderly close.
 pub(crate) async fn accept_tls(
     worker: &Worker,
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     credential: &Arc<Credential>,
     accepted_clients: AcceptedClients,
     tcp: TcpStream,
 ) -> Result<AcceptedConnection, Reason> {
     let config = worker.tls.server_config(credential, accepted_clients)?;
-    let hello = match read_hello(half_open, tcp).await {
+    let hello = match read_hello(pending_connection, tcp).await {
         Ok(hello) => hello,
         Err((error, tcp)) => {
             tcp.as_ref().inspect(|tcp| reset_on_drop(tcp));
@@ -232,8 +232,8 @@ pub(crate) async fn accept_tls(
     };
     // Set before the handshake, since a failed one does not return the socket.
     reset_on_drop(&hello.io);
-    let tls = complete_handshake(half_open, hello, config).await;
-    let tls = tls.map_err(|error| handshake::failure_reason(worker, &error))?;
+    let handshake_result = complete_handshake(pending_connection, hello, config).await;
+    let tls = handshake_result.map_err(|error| handshake::failure_reason(worker, &error))?;
     match identify_client(&tls, credential.roots(), accepted_clients, SystemTime::now()) {
         Ok(client) => {
             // An error means that the socket is already closed, which its first read reports.
@@ -283,7 +283,7 @@ fn identify_client(
 /// Terminates TLS of an external client. On failure the connection is closed.
 pub(crate) async fn accept_external_client(
     worker: &Worker,
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     config: Arc<ServerConfig>,
     tcp: TcpStream,
 ) -> Result<TlsStream<TcpStream>, Reason> {
@@ -291,8 +291,9 @@ pub(crate) async fn accept_external_client(
         tracing::debug!(%error, "TLS session with an external client failed");
         handshake::failure_reason(worker, error)
     };
-    let hello = read_hello(half_open, tcp).await.map_err(|(error, _)| log_failure(&error))?;
-    complete_handshake(half_open, hello, config).await.map_err(|error| log_failure(&error))
+    let hello =
+        read_hello(pending_connection, tcp).await.map_err(|(error, _)| log_failure(&error))?;
+    complete_handshake(pending_connection, hello, config).await.map_err(|error| log_failure(&error))
 }
 
 /// Makes the connection reset when it is dropped, and returns `reason`.

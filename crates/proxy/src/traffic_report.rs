@@ -1,5 +1,5 @@
-//! Traffic reports to the control plane. A report contains the changes of the sidecar's counts since the last
-//! report, for a bounded number of series and rules.
+//! Creates traffic reports for the control plane. A report contains the changes of the sidecar's counts since the
+//! previous report, for a bounded number of series and rules.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use leno_discovery::{Direction, RuleMatches, TrafficReport, TrafficSeries};
 use leno_model::{Name, Reason, RuleKind, ServiceAccount};
 use leno_telemetry::{ChangeTracker, RuleChange, SeriesChange, Telemetry, read_stat_usage};
 
-/// Creates traffic reports, and stores the state of the last report. If a report is lost with its stream, its
+/// Creates traffic reports, and stores the state of the previous report. If a report is lost with its stream, its
 /// counts are not sent again; the sidecar's own metrics remain complete.
 pub(crate) struct TrafficReporter {
     change_tracker: ChangeTracker,
-    /// The time of the last report.
+    /// The time of the previous report, or of the last interval without traffic.
     reported_at: Instant,
     /// The CPU time of this process at the last report.
     reported_cpu_time: Duration,
@@ -44,7 +44,8 @@ impl TrafficReporter {
         let usage = read_stat_usage(std::process::id()).ok();
         let cpu_time = usage.map_or(self.reported_cpu_time, |usage| usage.cpu);
         if changes.series.is_empty() {
-            // Rates cover only intervals with traffic.
+            // The control plane divides counts by the span of their report, which begins after an interval without
+            // traffic.
             (self.reported_at, self.reported_cpu_time) = (now, cpu_time);
             return None;
         }
@@ -77,7 +78,7 @@ fn traffic_series(change: &SeriesChange) -> TrafficSeries {
         opened: match (labels.protocol, change.streams_opened | change.streams_ended) {
             ("tcp" | "outside", _) => Some(change.opened),
             (_, 0) => None,
-            (_, _) => Some(change.counted_once()),
+            (_, _) => Some(change.distinct_request_count()),
         },
         classes: change.classes,
         failed: change.failed,

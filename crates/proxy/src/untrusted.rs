@@ -1,4 +1,4 @@
-//! Parsers and converters of untrusted bytes as pure functions: the entry points of fuzz targets and corpus
+//! Exposes parsers and converters of untrusted bytes as pure functions: the entry points of fuzz targets and corpus
 //! tests.
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use leno_wire::http1::{RequestHead, ResponseHead};
 use crate::dns_proxy::{self, ClusterDomain};
 use crate::http2::{connect, head};
 
-pub use crate::dns_proxy::DnsReplies;
+pub use crate::dns_proxy::DnsResponses;
 
 /// Converts an HTTP/2 request head to HTTP/1.1. Also returns true if the request asks for an upgrade.
 ///
@@ -48,12 +48,12 @@ pub fn to_http2_response(bytes: &[u8], head: &ResponseHead) -> Option<Response<(
 
 /// Returns the responses of the sidecar's DNS server to one packet, as if each service had this record.
 #[must_use]
-pub fn dns_replies(packet: &[u8], domain: &ClusterDomain, record: &DnsRecord) -> DnsReplies {
-    dns_proxy::build_replies(packet, domain, record)
+pub fn dns_responses(packet: &[u8], domain: &ClusterDomain, record: &DnsRecord) -> DnsResponses {
+    dns_proxy::build_responses(packet, domain, record)
 }
 
-/// True if the sidecar accepts a resolver's `reply` as the response to `query`.
+/// True if the sidecar accepts a resolver's `response` to `query`.
 #[must_use]
-pub fn is_dns_reply(query: &[u8], reply: &[u8]) -> bool {
-    dns_proxy::is_response_to(query, reply)
+pub fn is_dns_response(query: &[u8], response: &[u8]) -> bool {
+    dns_proxy::is_response_to(query, response)
 }

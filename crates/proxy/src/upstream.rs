@@ -1,5 +1,5 @@
-//! Upstreams, as one data thread sees them: service endpoints, reached over links or pooled connections, and
-//! the local application. Requests check out connections here, after an endpoint has been picked.
+//! Holds the upstreams of one data thread: service endpoints, reached over links or pooled connections, and the
+//! local application. Requests check out connections here, after an endpoint has been picked.
 
 pub(crate) use attempt_target::AttemptTarget;
 use std::cell::{Cell, RefCell};
@@ -43,10 +43,10 @@ pub(crate) struct Upstream {
     picked_at: Cell<Option<Instant>>,
     /// The number of consecutive failures, which determines the backoff.
     consecutive_failures: Cell<u32>,
-    /// The end of the backoff; `None` without a recent failure.
+    /// The end of the backoff, which may have passed; `None` if the last attempt did not fail.
     avoided_until: Cell<Option<Instant>>,
-    /// True in a backoff after a connection attempt or a ping timed out: requests avoid the endpoint until a
-    /// probe connects.
+    /// True after a connection attempt or a ping timed out. Requests avoid the endpoint until a connection
+    /// attempt that no request waits for succeeds; see [`Self::probe_unresponsive`].
     is_unresponsive: Cell<bool>,
     /// The longest connect timeout of any policy. Shared connection attempts take at least this long.
     pub(crate) connect_timeout: Cell<Option<Duration>>,
@@ -205,17 +205,21 @@ impl Upstream {
     pub(crate) fn load(&self, weight: Option<Weight>, latency_time: Option<Instant>) -> Load {
         let in_flight = self.in_flight.get();
         match latency_time {
-            None => Load { in_progress: in_flight, step: None, weight },
+            None => Load { in_progress: in_flight, latency_step: None, weight },
             Some(now) => {
-                let (latency, now) = (self.latency.get(), self.age_at(now));
-                let failures = u32::from(latency.failure_count(now));
-                Load { in_progress: in_flight + failures, step: latency.latency_step(now), weight }
+                let (latency, age) = (self.latency.get(), self.age_at(now));
+                let failures = u32::from(latency.failure_count(age));
+                Load {
+                    in_progress: in_flight + failures,
+                    latency_step: latency.latency_step(age),
+                    weight,
+                }
             }
         }
     }
 
-    /// Records the time at which this endpoint was picked from several; `None`, for an only endpoint, disables
-    /// the latency measurement.
+    /// Records the time at which this endpoint was picked from several endpoints. `None`, for the only endpoint
+    /// of a port, disables the latency measurement.
     pub(crate) fn record_pick(&self, time: Option<Instant>) {
         self.picked_at.set(time);
     }
@@ -225,12 +229,13 @@ impl Upstream {
         self.latency.set(EndpointLatency::default());
     }
 
+    /// Returns the time since this state was created, which is the clock of the latency statistics.
     fn age_at(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.created_at)
     }
 
-    /// True if the endpoint is not in backoff. After the backoff one request tests if the endpoint is reachable
-    /// again; the others use other endpoints meanwhile.
+    /// True if the endpoint is not in backoff. After the backoff, one request tests if the endpoint is
+    /// reachable again. Until this attempt ends, further requests use other endpoints.
     pub(crate) fn is_usable(&self, now: Instant) -> bool {
         self.avoided_until.get().is_none_or(|until| {
             until <= now && !self.is_unresponsive.get() && self.connect_attempt.borrow().is_none()
@@ -276,7 +281,8 @@ impl Upstream {
         self.http2_pool.clear();
     }
 
-    /// Returns the time limit of a shared connection attempt; each request has its own limit.
+    /// Returns the time limit of a connection attempt that requests share. Each request has a limit of its own,
+    /// which may be shorter.
     fn shared_connect_timeout(&self, worker: &Worker) -> Duration {
         let default_limit = worker.config.limits.connect_timeout;
         self.connect_timeout.get().map_or(default_limit, |longest| longest.max(default_limit))
@@ -314,7 +320,7 @@ impl Upstream {
 }
 
 impl Drop for Upstream {
-    /// A link that was opened for requests of a retired endpoint ends with the last of them.
+    /// A link that was opened for requests of a retired endpoint ends with the last of these requests.
     fn drop(&mut self) {
         self.retire();
     }
@@ -353,13 +359,12 @@ impl Application {
         if self.protocol == ApplicationProtocol::Http2 {
             self.check_port(worker).await?;
             let max_wait = worker.config.limits.connect_timeout;
-            let result = self.http2_pool.acquire_within(self.address, worker, max_wait).await;
-            // A wait for room at the only application is not retried.
-            let result = result.map_err(|reason| match reason {
+            let checkout = self.http2_pool.acquire_within(self.address, worker, max_wait).await;
+            // `UpstreamRefused` would be retried at another endpoint, but there is only one application.
+            return checkout.map(Checkout::Http2).map_err(|reason| match reason {
                 Reason::UpstreamRefused => Reason::ConnectTimeout,
                 reason => reason,
             });
-            return result.map(Checkout::Http2);
         }
         if let Some(connection) = self.http1_pool.take_recent() {
             worker.metrics.add(Count::CheckoutReused, 1);
@@ -369,7 +374,7 @@ impl Application {
         Ok(Checkout::Http1(Box::new(self.connect_exclusive(worker).await?)))
     }
 
-    /// Returns a connection that no other client uses; not available with HTTP/2.
+    /// Returns a connection that no other client uses; with HTTP/2, a stream on a shared connection.
     async fn acquire_exclusive(&self, worker: &Rc<Worker>) -> Result<Checkout, Reason> {
         if self.protocol == ApplicationProtocol::Http2 {
             return self.acquire(worker).await;
@@ -380,14 +385,14 @@ impl Application {
 
     /// Waits for an application that is starting, and rejects a port that another process holds.
     async fn check_port(&self, worker: &Worker) -> Result<(), Reason> {
-        let application = &worker.config_store.application_ports;
-        if self.is_external || !application.may_be_closed() {
+        let application_ports = &worker.config_store.application_ports;
+        if self.is_external || !application_ports.may_be_closed() {
             return Ok(());
         }
-        Box::pin(application.wait_for_port(self.address.port(), MAX_START_WAIT)).await
+        Box::pin(application_ports.wait_for_port(self.address.port(), MAX_START_WAIT)).await
     }
 
-    /// Returns an exclusive connection, never shared with other requests.
+    /// Opens an HTTP/1.1 connection that is not shared with other requests.
     pub(crate) async fn connect_exclusive(
         &self,
         worker: &Rc<Worker>,
@@ -425,7 +430,7 @@ enum AttemptStage {
     Sending,
     /// The whole request was sent.
     Waiting,
-    /// The response has started, or there will be none.
+    /// The response has started, or the attempt failed.
     Done,
 }
 
@@ -441,7 +446,8 @@ impl TimedAttempt {
         self.stage.set(AttemptStage::Waiting);
     }
 
-    /// Records that the body was sent; until then the time depended on the client.
+    /// Records that the body was sent, and restarts the measurement: until now, the time depended on the
+    /// client.
     pub(crate) fn mark_sent(&self) {
         self.mark_connected();
         self.mark_waiting();
@@ -468,8 +474,8 @@ impl TimedAttempt {
         }
     }
 
-    /// Records a failure. With outlier detection the policy evaluates failures, and a single one does not move
-    /// load away.
+    /// Records a failure, which moves load to other endpoints. With outlier detection, the policy decides about
+    /// failures, so only the elapsed time is recorded.
     fn count_failure(&self) {
         match self.in_flight.0.detector_slot.get() {
             outlier_monitor::NO_SLOT => self.update_latency(EndpointLatency::record_failure),

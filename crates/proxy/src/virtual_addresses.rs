@@ -1,5 +1,5 @@
-//! Virtual addresses of services. The DNS server assigns and returns them; outbound listeners map them back to
-//! the services.
+//! Assigns virtual addresses to services. The DNS server returns them to the application; outbound listeners map them
+//! back to the services.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,7 +15,9 @@ pub(crate) struct VirtualAddresses(Mutex<AddressTable>);
 /// The assigned addresses by service, and the services by address.
 #[derive(Debug, Default)]
 struct AddressTable {
+    /// The address of each service.
     services: BTreeMap<ServiceName, Ipv4Addr>,
+    /// The service of each address, in order of their last use.
     addresses: RecentTable<Ipv4Addr, ServiceName, MAX_VIRTUAL_ADDRESSES>,
     /// Evicted entries: the application may have cached their addresses, so they are not reassigned to other
     /// services yet.
@@ -48,15 +50,15 @@ impl VirtualAddresses {
     /// earlier releases skip them.
     pub(crate) fn to_text(&self) -> String {
         let table = self.lock();
-        let evicted = table.evicted.least_recent();
-        let evicted = evicted.filter_map(|service| Some((service, table.evicted.get(service)?)));
-        let evicted =
-            evicted.map(|(service, address)| format!("{EVICTED_PREFIX}{address} {service}\n"));
-        let addresses = table.addresses.least_recent();
-        let addresses =
-            addresses.filter_map(|address| Some((address, table.addresses.get(address)?)));
-        let addresses = addresses.map(|(address, service)| format!("{address} {service}\n"));
-        evicted.chain(addresses).collect()
+        let evicted_lines = table.evicted.least_recent().filter_map(|service| {
+            let address = table.evicted.get(service)?;
+            Some(format!("{EVICTED_PREFIX}{address} {service}\n"))
+        });
+        let assigned_lines = table.addresses.least_recent().filter_map(|address| {
+            let service = table.addresses.get(address)?;
+            Some(format!("{address} {service}\n"))
+        });
+        evicted_lines.chain(assigned_lines).collect()
     }
 
     /// Returns the virtual address of a service, and assigns one if necessary. A full table evicts the least
@@ -96,9 +98,11 @@ impl VirtualAddresses {
 impl AddressTable {
     /// Assigns an address to a service. A full table evicts the least recently used service.
     fn assign(&mut self, service: ServiceName, address: Ipv4Addr) {
-        if let Some((address, service)) = self.addresses.insert(address, service.clone()) {
-            self.services.remove(&service);
-            self.evicted.insert(service, address);
+        if let Some((evicted_address, evicted_service)) =
+            self.addresses.insert(address, service.clone())
+        {
+            self.services.remove(&evicted_service);
+            self.evicted.insert(evicted_service, evicted_address);
         }
         self.services.insert(service, address);
     }
@@ -113,11 +117,12 @@ impl AddressTable {
         if let Some(address) = self.evicted.remove(service) {
             return Some(address);
         }
-        let evicted: HashSet<Ipv4Addr> = self.evicted.iter().map(|(_, address)| *address).collect();
+        let evicted_addresses: HashSet<Ipv4Addr> =
+            self.evicted.iter().map(|(_, address)| *address).collect();
         let start = hash_service(service);
-        (0..HOST_COUNT)
-            .map(|step| nth_address(start.wrapping_add(step) % HOST_COUNT))
-            .find(|address| !self.addresses.contains_key(address) && !evicted.contains(address))
+        (0..HOST_COUNT).map(|step| nth_address(start.wrapping_add(step) % HOST_COUNT)).find(
+            |address| !self.addresses.contains_key(address) && !evicted_addresses.contains(address),
+        )
     }
 }
 

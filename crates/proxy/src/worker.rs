@@ -1,4 +1,5 @@
-//! One data thread: a single-threaded runtime with its connections, upstreams and metrics.
+//! Holds the state of one data thread: its connections, upstreams, cached configurations and metrics. Each data thread
+//! has its own single-threaded runtime.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use leno_identity::JwtKeys;
-use leno_listen::{ConnectionAdmission, HalfOpenLimits};
+use leno_listen::{ConnectionAdmission, PendingLimits};
 use leno_model::{Endpoint, EndpointId, ServiceName};
 use leno_telemetry::{Gauge, LogLimits, MetricsShard, PermittedLine};
 use leno_traffic::traffic_policy::PortTrafficPolicy;
@@ -47,7 +48,7 @@ pub(crate) struct Worker {
     observability_version: Cell<u64>,
     pub(crate) tls: TlsConfigs,
     /// Limits the connections of this thread whose handshake or first request is not complete.
-    pub(crate) half_open: Arc<ConnectionAdmission>,
+    pub(crate) admission: Arc<ConnectionAdmission>,
     /// Permits for connections to the application, since one link may carry many streams that need a connection
     /// each.
     pub(crate) application_permits: Arc<Semaphore>,
@@ -82,7 +83,7 @@ pub(crate) struct Worker {
     /// The number of mirrored requests in progress.
     pub(crate) mirrors_in_flight: Rc<Cell<usize>>,
     /// The configuration version for which removed endpoints were last retired.
-    pruned_version: Cell<u64>,
+    retired_version: Cell<u64>,
     exchanges_in_progress: Cell<usize>,
     /// Notified when no exchange is in progress.
     exchanges_ended: Notify,
@@ -124,7 +125,7 @@ impl Worker {
             seed,
         } = parts;
         Rc::new(Self {
-            half_open: ConnectionAdmission::new(HalfOpenLimits::new(
+            admission: ConnectionAdmission::new(PendingLimits::new(
                 config.limits.max_handshakes,
                 config.limits.max_connections,
             )),
@@ -153,7 +154,7 @@ impl Worker {
             retry_budgets: RefCell::default(),
             idle_clients: IdleClients::default(),
             mirrors_in_flight: Rc::default(),
-            pruned_version: Cell::new(0),
+            retired_version: Cell::new(0),
             exchanges_in_progress: Cell::new(0),
             exchanges_ended: Notify::new(),
             random_state: Cell::new(seed | 1),
@@ -204,14 +205,14 @@ impl Worker {
         if let Some(cached) = cache.iter().find(|cached| Arc::ptr_eq(&cached.jwks, jwks)) {
             return cached.keys.clone();
         }
-        let keys = JwtKeys::parse(jwks).map(Rc::new);
-        if let Err(error) = &keys {
+        let parse_result = JwtKeys::parse(jwks).map(Rc::new);
+        if let Err(error) = &parse_result {
             tracing::warn!(%error, "invalid keys of an issuer; its tokens are rejected");
         }
         if cache.len() >= MAX_JWT_KEYS {
             cache.clear();
         }
-        let keys = keys.ok();
+        let keys = parse_result.ok();
         cache.push(ParsedKeys { jwks: jwks.clone(), keys: keys.clone() });
         keys
     }
@@ -233,7 +234,8 @@ impl Worker {
             return upstream.clone();
         }
         let upstream = Rc::new(Upstream::new(endpoint.clone()));
-        // A request that holds an older configuration gets a separate upstream, which closes after it.
+        // If the existing upstream is that of the current configuration, this request holds an older one: it gets a
+        // separate upstream, which closes after the request.
         if existing.is_some_and(|existing| self.config_store.is_current(&existing.endpoint)) {
             return upstream;
         }
@@ -302,13 +304,13 @@ impl Worker {
         protocol: ApplicationProtocol,
     ) -> Rc<Application> {
         let mut applications = self.applications.borrow_mut();
-        let application = applications.entry((address, protocol));
+        let entry = applications.entry((address, protocol));
         let create = || {
             let application = Application::new(address, protocol);
             application.apply_port_states(&self.config_store.application_ports.states());
             Rc::new(application)
         };
-        application.or_insert_with(create).clone()
+        entry.or_insert_with(create).clone()
     }
 
     /// Applies each change of the application's port states to its connection pools; never returns.
@@ -328,7 +330,7 @@ impl Worker {
     /// Retires the endpoints that the configuration no longer contains, once per version: their requests
     /// finish, then their connections close.
     pub(crate) fn retire_removed_endpoints(&self, config: &ConfigSnapshot) {
-        if self.pruned_version.replace(config.version) == config.version {
+        if self.retired_version.replace(config.version) == config.version {
             return;
         }
         self.drop_obsolete_policies(config);
@@ -439,7 +441,7 @@ impl Drop for ExchangeGuard {
     }
 }
 
-/// The maximum number of cached key sets: more than the policies of a workload use.
+/// The maximum number of cached JWKS documents: more than the policies of a workload use.
 const MAX_JWT_KEYS: usize = 32;
 
 /// True if a policy of the port has slow start.

@@ -1,4 +1,5 @@
-//! Parser of YAML and JSON texts: documents become trees of nodes with line and column, within bounds.
+//! Parses YAML and JSON texts: each document becomes a tree of nodes with line and column. Bounds on size, nesting and
+//! aliases limit the memory.
 
 mod json;
 mod list;
@@ -29,34 +30,34 @@ pub(crate) fn parse_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxErr
 /// # Errors
 /// See [`parse_documents`].
 pub(crate) fn parse_unexpanded_documents(text: &str) -> Result<Vec<DocumentNode>, SyntaxError> {
-    let text = &*remove_byte_order_marks(text);
+    let cleaned_text = &*remove_byte_order_marks(text);
     // The parser looks ahead to the end of a flow list or map, because it may be a key.
-    let bracket_count = text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
+    let bracket_count = cleaned_text.bytes().filter(|byte| b",[]{}".contains(byte)).count();
     if bracket_count > MAX_BRACKETS {
         let problem = format!("has more than {MAX_BRACKETS} commas and brackets");
         return Err(SyntaxError::new(TextPosition::START, problem, "split the file"));
     }
-    let json_error = match parse_as_json(text) {
+    let json_error = match parse_as_json(cleaned_text) {
         Some(Ok(documents)) => return Ok(documents),
         Some(Err(json::JsonError::Bound(error))) => return Err(error),
         Some(Err(json::JsonError::Syntax(error))) => Some(error),
         None => None,
     };
-    let mut text = match &json_error {
-        Some(_) => replace_surrogates(text),
-        None => Cow::Borrowed(text),
+    let mut yaml_text = match &json_error {
+        Some(_) => replace_surrogates(cleaned_text),
+        None => Cow::Borrowed(cleaned_text),
     };
     let mut remaining_bytes = MAX_REREAD_BYTES;
     loop {
         let mut builder = TreeBuilder::default();
-        let Some(error) = parse_into(&mut builder, &text)? else {
+        let Some(error) = parse_into(&mut builder, &yaml_text)? else {
             return Ok(builder.documents);
         };
-        // The text is parsed again; the part before the tab is unchanged.
-        let corrected_text = replace_tabs(&text, &error);
-        match (corrected_text, remaining_bytes.checked_sub(text.len())) {
+        // A text with tabs after a colon is parsed again from the start, with spaces in their place.
+        let corrected_text = replace_tabs(&yaml_text, &error);
+        match (corrected_text, remaining_bytes.checked_sub(yaml_text.len())) {
             (Some(corrected_text), Some(bytes_after_reread)) => {
-                (text, remaining_bytes) = (corrected_text.into(), bytes_after_reread);
+                (yaml_text, remaining_bytes) = (corrected_text.into(), bytes_after_reread);
             }
             _ => return Err(furthest_error(json_error, SyntaxError::from_scan_error(&error))),
         }
@@ -155,7 +156,8 @@ fn replace_surrogates(text: &str) -> Cow<'_, str> {
     replaced_text.into()
 }
 
-/// Parses a YAML text into the builder, up to the first syntax error of the parser, which is returned.
+/// Parses a YAML text into the builder, up to the first syntax error of the parser. Returns that error; `None` if there is
+/// none.
 ///
 /// # Errors
 /// [`SyntaxError`] if the text exceeds a bound.
@@ -170,17 +172,17 @@ fn parse_into(builder: &mut TreeBuilder, text: &str) -> Result<Option<ScanError>
     Ok(None)
 }
 
-/// Replaces the tabs after a colon by spaces; `None` if the error has another reason. YAML 1.2 (6.2, 8.2.2) allows tabs
-/// there, but the parser does not.
+/// Replaces the tabs after the colon at which the parser failed by spaces; `None` if the error has another reason. YAML 1.2
+/// (6.2, 8.2.2) allows tabs there, but the parser does not.
 fn replace_tabs(text: &str, error: &ScanError) -> Option<String> {
     if !error.info().starts_with(TAB_AFTER_COLON) {
         return None;
     }
     let (byte_index, _) = text.char_indices().nth(error.marker().index())?;
     let (before, after) = text.split_at_checked(byte_index)?;
-    let key = before.trim_end_matches(['\t', ' ']);
-    let blank_count = before.len().checked_sub(key.len())?;
-    before.ends_with('\t').then(|| [key, &" ".repeat(blank_count), after].concat())
+    let before_blanks = before.trim_end_matches(['\t', ' ']);
+    let blank_count = before.len().checked_sub(before_blanks.len())?;
+    before.ends_with('\t').then(|| [before_blanks, &" ".repeat(blank_count), after].concat())
 }
 
 /// A value and its position.
@@ -223,7 +225,8 @@ pub(crate) enum NodeValue {
     List(Vec<DocumentNode>),
     /// Keys and values in order. Keys may occur more than once.
     Map(Vec<(DocumentNode, DocumentNode)>),
-    /// The key `<<` of a merge until its map ends; distinct from every text and tag.
+    /// The merge key `<<` in a map that is not closed yet; when the map is closed, [`merge`] replaces it by the merged
+    /// entries.
     MergeKey,
     /// A value with an unsupported tag.
     Tagged(String),
@@ -276,14 +279,18 @@ struct TreeBuilder {
     open_collections: Vec<OpenCollection>,
     /// The nodes with an anchor in the current document, by the parser's anchor number.
     anchors: HashMap<usize, DocumentNode>,
+    /// The number of nodes added in this text.
     node_count: usize,
+    /// The approximate size of the copies that anchors and aliases caused in this text.
     copied_bytes: usize,
 }
 
 /// A list or map that is not closed yet.
 struct OpenCollection {
     position: TextPosition,
+    /// The parser's anchor number; 0 without an anchor.
     anchor: usize,
+    /// The tag, unless it is that of an ordinary list or map.
     tag: Option<String>,
     content: CollectionContent,
 }
@@ -291,7 +298,7 @@ struct OpenCollection {
 /// The content of an open list or map.
 enum CollectionContent {
     List(Vec<DocumentNode>),
-    /// The entries, and the key of the next value.
+    /// The entries, and the key of the next value; `None` if the next node is a key.
     Map(Vec<(DocumentNode, DocumentNode)>, Option<DocumentNode>),
 }
 
@@ -315,7 +322,7 @@ impl TreeBuilder {
                     };
                 self.add_to_parent(DocumentNode { position, value }, anchor)
             }
-            Event::SequenceStart(anchor, tag) => self.begin_node(
+            Event::SequenceStart(anchor, tag) => self.begin_collection(
                 position,
                 anchor,
                 tag.as_deref(),
@@ -323,14 +330,15 @@ impl TreeBuilder {
             ),
             Event::MappingStart(anchor, tag) => {
                 let content = CollectionContent::Map(Vec::new(), None);
-                self.begin_node(position, anchor, tag.as_deref(), content)
+                self.begin_collection(position, anchor, tag.as_deref(), content)
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end_node(),
+            Event::SequenceEnd | Event::MappingEnd => self.end_collection(),
             Event::Alias(anchor) => self.copy_alias(position, anchor),
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
         }
     }
 
+    /// True if the next node is the key of a map entry.
     fn expects_key(&self) -> bool {
         matches!(
             self.open_collections.last(),
@@ -338,7 +346,8 @@ impl TreeBuilder {
         )
     }
 
-    fn begin_node(
+    /// Opens a list or map.
+    fn begin_collection(
         &mut self,
         position: TextPosition,
         anchor: usize,
@@ -356,7 +365,9 @@ impl TreeBuilder {
         Ok(())
     }
 
-    fn end_node(&mut self) -> Result<(), SyntaxError> {
+    /// Closes the innermost list or map, and adds it to its parent. The content of a collection with an unsupported tag is
+    /// dropped.
+    fn end_collection(&mut self) -> Result<(), SyntaxError> {
         let Some(collection) = self.open_collections.pop() else {
             return Ok(());
         };
@@ -369,9 +380,12 @@ impl TreeBuilder {
         self.add_to_parent(node, collection.anchor)
     }
 
+    /// Adds a copy of the node with this anchor.
     fn copy_alias(&mut self, position: TextPosition, anchor: usize) -> Result<(), SyntaxError> {
         let Some(node) = self.anchors.get(&anchor) else {
-            let problem = "refers to an anchor of another document or one around itself".to_owned();
+            let problem =
+                "refers to an anchor of another document, or of a value that contains the alias"
+                    .to_owned();
             return Err(SyntaxError::new(position, problem, "write the value out"));
         };
         self.copied_bytes = self.copied_bytes.saturating_add(copy_size(node));
@@ -387,7 +401,7 @@ impl TreeBuilder {
         self.add_to_parent(DocumentNode { position, value }, 0)
     }
 
-    /// Adds a finished node to its parent.
+    /// Adds a complete node to the innermost open list or map, or as a document if none is open.
     fn add_to_parent(&mut self, node: DocumentNode, anchor: usize) -> Result<(), SyntaxError> {
         self.node_count += 1;
         if self.node_count > MAX_NODES {
@@ -438,7 +452,7 @@ fn copy_size(node: &DocumentNode) -> usize {
     }
 }
 
-/// Interprets a plain scalar by the core schema of YAML 1.2.
+/// Interprets a scalar by the core schema of YAML 1.2: by its tag, if it has one; as text, if it is quoted or a block.
 fn parse_scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> NodeValue {
     if let Some(tag) = tag {
         return parse_tagged_scalar(text, tag).unwrap_or_else(|| NodeValue::Tagged(tag_name(tag)));
@@ -472,7 +486,7 @@ fn parse_tagged_scalar(text: &str, tag: &Tag) -> Option<NodeValue> {
     }
 }
 
-/// Returns the usual form of a tag.
+/// Returns a tag as written in YAML, such as `!!int` for `tag:yaml.org,2002:int`.
 fn tag_name(tag: &Tag) -> String {
     match tag.is_yaml_core_schema() {
         true => format!("!!{}", tag.suffix),
@@ -480,6 +494,7 @@ fn tag_name(tag: &Tag) -> String {
     }
 }
 
+/// True for the integers and floating-point numbers of the core schema, including `.inf` and `.nan`.
 fn is_number(text: &str) -> bool {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     if let Some(digits) = text.strip_prefix("0x") {

@@ -1,4 +1,5 @@
-//! Typed access to the fields of a document: each read checks the value and records a diagnostic with its position.
+//! Reads typed values from the fields of a document. A read that finds an invalid value records a diagnostic with the
+//! position of the field.
 
 mod map_fields;
 
@@ -25,7 +26,9 @@ pub(crate) struct Field<'a> {
 
 /// The fields of a map by key.
 pub(crate) struct MapFields<'a> {
+    /// The map itself.
     map: Field<'a>,
+    /// The keys and values, without duplicates.
     entries: Vec<(&'a str, Field<'a>)>,
 }
 
@@ -100,7 +103,7 @@ impl<'a> Field<'a> {
         self.add_problem(FieldDiagnostic { replacement: Some(replacement), ..diagnostic });
     }
 
-    /// Records an unknown word and proposes a similar known one.
+    /// Records a problem with a text, and proposes the similar known `word` in its place.
     pub(crate) fn propose_word(&self, problem: impl Into<String>, word: &str) {
         let hint = format!("did you mean `{word}`?");
         self.reject_with_replacement(problem, hint, Replacement::Text(word.to_owned()));
@@ -471,10 +474,11 @@ impl<'a> Field<'a> {
     fn reject_scalar(&self, known_keys: &[&'static str], examples: &[MapEntries]) {
         let (problem, quoted) = (self.not_a_map_problem(), self.quoted_value());
         let hint = format!("write a map; its fields are {}", join_with_and(known_keys));
-        let is_plain = match &self.node.value {
+        // A truncated or escaped text cannot be repeated in a proposal.
+        let is_quotable = match &self.node.value {
             NodeValue::Text(text) => {
-                let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
-                quoted == format!("{text:?}") && text.chars().all(is_plain)
+                let is_unescaped = |c: char| !c.is_control() && !matches!(c, '"' | '\\');
+                quoted == format!("{text:?}") && text.chars().all(is_unescaped)
             }
             NodeValue::Number(_) | NodeValue::Boolean(_) => true,
             NodeValue::Null
@@ -483,7 +487,7 @@ impl<'a> Field<'a> {
             | NodeValue::MergeKey
             | NodeValue::Tagged(_) => false,
         };
-        if !is_plain {
+        if !is_quotable {
             return self.reject(problem, hint);
         }
         let single_entry_maps = known_keys.iter().map(|key| vec![(*key, None)]);
@@ -501,16 +505,18 @@ impl<'a> Field<'a> {
         Some(MapFields { entries, map: self.clone() })
     }
 
+    /// Returns the path of this map's entry with the key.
     fn child_path(&self, key: &str) -> String {
         append_key(&self.path, key)
     }
 }
 
-/// Returns the path of the entry `key` of the map at `path`.
+/// Returns the path of the entry `key` of the map at `path`: `spec.rules`, or `metadata.labels["a.b/c"]` if the key has
+/// other characters than letters, digits, `_` and `-`.
 pub(crate) fn append_key(path: &str, key: &str) -> String {
     let key = truncate_text(key);
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    match (path.is_empty(), key.chars().all(is_plain)) {
+    let is_unquoted = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+    match (path.is_empty(), key.chars().all(is_unquoted)) {
         (true, _) => key,
         (false, true) => format!("{path}.{key}"),
         (false, false) => format!("{path}[{key:?}]"),
@@ -541,5 +547,5 @@ fn truncate_text(text: &str) -> String {
 
 /// Maximum number of characters of a value quoted in a message.
 const MAX_QUOTED_CHARACTERS: usize = 80;
-/// Maximum number of problems reported per document; further ones are reported once these are corrected.
+/// Maximum number of problems reported per document; further problems are reported once the reported ones are corrected.
 const MAX_PROBLEMS: usize = 20;

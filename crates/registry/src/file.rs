@@ -1,4 +1,4 @@
-//! The file source: it reads YAML and JSON files repeatedly, and reports the changes of the objects in them.
+//! Reads objects from YAML and JSON files repeatedly, and reports the changes since the previous report.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use crate::document::{DocumentNode, TextPosition, parse_documents};
 use crate::kinds::{self, DeclaredIdentity};
 use crate::lint::lint_objects;
 use crate::outline::field_position;
-use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
+use crate::rejections::{DocumentLocation, RejectedDocument, Warning};
 use crate::scan::{
     self, ContentMode, DirectoryIdentity, FileContent, MAX_FILE_BYTES, Scan, scan_paths,
 };
@@ -31,8 +31,8 @@ pub struct FileSource {
     files: BTreeMap<PathBuf, Vec<ValidDocument>>,
     /// Files that may be partially written.
     uncertain_files: BTreeMap<PathBuf, UncertainFile>,
-    /// The identities of directories that have had entries.
-    directories: BTreeMap<PathBuf, DirectoryIdentity>,
+    /// The identities of the listed directories; for one that was replaced by an empty directory, the former identity.
+    directory_identities: BTreeMap<PathBuf, DirectoryIdentity>,
     /// The time of the next reading while a path is missing. Files are read again at this time because a mount causes
     /// no event.
     missing_retry_at: Option<Instant>,
@@ -58,8 +58,8 @@ pub struct RegistryUpdate {
 }
 
 impl RegistryUpdate {
-    /// Returns the rejections that may hide the mesh's `MeshConfig` on a first reading: there is no previous
-    /// state then, and the default policy is `allow`.
+    /// Returns the rejections of documents that may be the mesh's `MeshConfig`. The first reading has no previous
+    /// `MeshConfig` to retain, so without these documents the mesh would use the default policy, `allow`.
     pub fn possible_mesh_config_rejections(&self) -> impl Iterator<Item = &RejectedDocument> {
         let has_mesh_config = self
             .changes
@@ -141,7 +141,7 @@ impl FileSource {
             paths,
             files: BTreeMap::new(),
             uncertain_files: BTreeMap::new(),
-            directories: BTreeMap::new(),
+            directory_identities: BTreeMap::new(),
             missing_retry_at: None,
             reported_objects: BTreeMap::new(),
         }
@@ -229,13 +229,13 @@ impl FileSource {
         documents.iter().find(|document| document.key == *key)
     }
 
-    /// Applies a scan. With `grace_start`, the time of the reading, files that look partially written keep their
-    /// objects for a grace period.
+    /// Applies a scan and returns the changes since the last report. `grace_start` is the time of the reading if files that
+    /// look partially written keep their objects for a grace period, and `None` if there is no grace period.
     fn apply_scan(&mut self, mut scan: Scan, grace_start: Option<Instant>) -> RegistryUpdate {
         self.retain_replaced_directories(&mut scan);
-        for link in std::mem::take(&mut scan.dangling_links) {
-            if self.has_files_below(&link) {
-                scan.reject_dangling_link(&link);
+        for symlink in std::mem::take(&mut scan.dangling_symlinks) {
+            if self.has_files_below(&symlink) {
+                scan.reject_dangling_symlink(&symlink);
             }
         }
         let (mut rejected, name_warnings) = (scan.rejected, scan.warnings);
@@ -291,14 +291,8 @@ impl FileSource {
         self.reported_objects = current_objects;
         rejected.sort();
         let (object_count, locations) = (self.reported_objects.len(), self.object_locations());
-        RegistryUpdate {
-            changes,
-            rejected,
-            warnings,
-            object_count,
-            locations,
-            first_event_at: None,
-        }
+        let first_event_at = None;
+        RegistryUpdate { changes, rejected, warnings, object_count, locations, first_event_at }
     }
 
     /// Retains the objects of a directory that was replaced by an empty one: an unmounted share, or a checkout in
@@ -306,11 +300,11 @@ impl FileSource {
     fn retain_replaced_directories(&mut self, scan: &mut Scan) {
         let mut replaced_directories = Vec::new();
         for (path, listed) in &scan.directories {
-            let previous_identity = self.directories.get(path);
+            let previous_identity = self.directory_identities.get(path);
             if listed.is_empty && previous_identity != Some(&listed.identity) {
                 replaced_directories.push(path.clone());
             } else {
-                self.directories.insert(path.clone(), listed.identity);
+                self.directory_identities.insert(path.clone(), listed.identity);
             }
         }
         for path in replaced_directories {
@@ -322,7 +316,7 @@ impl FileSource {
             }
         }
         let (listed_directories, unknown_paths) = (&scan.directories, &scan.unknown_paths);
-        self.directories.retain(|path, _| {
+        self.directory_identities.retain(|path, _| {
             listed_directories.contains_key(path)
                 || unknown_paths.iter().any(|unknown| path.starts_with(unknown))
         });
@@ -332,7 +326,8 @@ impl FileSource {
         self.files.keys().any(|file| file.starts_with(directory))
     }
 
-    /// Selects one definition of each object and rejects the others.
+    /// Selects one definition of each object and rejects the others: the definition in the file of the last report takes
+    /// precedence, then the first by path. Returns the selected objects with their files, and their warnings.
     fn resolve_duplicates(
         &self,
         rejected: &mut Vec<RejectedDocument>,
@@ -361,10 +356,11 @@ impl FileSource {
             }
         }
         for (path, document) in duplicates {
-            if let Some((file, first_document)) = selected_documents.get(&document.key) {
-                let first_location = format!("{}:{}", file.display(), first_document.position.line);
+            if let Some((selected_path, selected)) = selected_documents.get(&document.key) {
+                let selected_location =
+                    format!("{}:{}", selected_path.display(), selected.position.line);
                 let file = path.display().to_string();
-                rejected.push(duplicate_rejection(&file, document, &first_location));
+                rejected.push(duplicate_rejection(&file, document, &selected_location));
             }
         }
         let warnings = selected_documents.values().flat_map(|(_, document)| &document.warnings);
@@ -393,6 +389,7 @@ struct FileReading {
 }
 
 impl FileReading {
+    /// Reads `text`. Objects of rejected documents are retained; if the text cannot be parsed, all previous objects.
     fn from_text(file: &str, text: &str, previous_documents: &[ValidDocument]) -> Self {
         let nodes = match parse_documents(text) {
             Ok(nodes) => nodes,
@@ -417,7 +414,7 @@ impl FileReading {
         let mut first_lines: BTreeMap<ObjectKey, u32> = BTreeMap::new();
         let mut rejected_identities: Vec<DeclaredIdentity> = Vec::new();
         for node in &nodes {
-            let document_reading = kinds::read(Some(file), node);
+            let document_reading = kinds::read_document(Some(file), node);
             match document_reading.outcome {
                 Ok(accepted) => {
                     let document = ValidDocument {

@@ -1,5 +1,5 @@
-//! Verification of hints that propose a replacement: the replacement is applied to a copy of the document, which is
-//! read again.
+//! Verifies hints that propose a replacement: applies the replacement to a copy of the document, and reads the copy. A
+//! hint must not propose a value that would be rejected too.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,8 @@ pub(crate) enum Replacement {
     Number(String),
     /// Another key for the same value.
     Key(String),
-    /// A map in place of the scalar, which messages quote as `quoted`. The first accepted candidate is proposed.
+    /// A map in place of a scalar. The first candidate that the reader accepts is proposed; `quoted` is the scalar as shown
+    /// in the proposal.
     Map { quoted: String, candidates: Vec<MapEntries> },
 }
 

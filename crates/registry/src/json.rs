@@ -1,11 +1,12 @@
-//! Reader of API server objects (JSON): they become the same trees as YAML and pass the same readers.
+//! Reads objects that a Kubernetes API server returns as JSON: they become the same trees as YAML documents, and the same
+//! modules of `kinds` read them.
 
 use leno_model::Object;
 use serde_json::Value as Json;
 
 use crate::document::{DocumentNode, NodeValue, TextPosition};
 use crate::kinds::{self, gateway_route::GatewayRoute};
-use crate::rejected::{RejectedDocument, Warning};
+use crate::rejections::{RejectedDocument, Warning};
 
 /// Reads one complete object: `apiVersion`, `kind`, `metadata` and `spec`. Locations contain the object and the
 /// field, but no file and line.
@@ -13,7 +14,7 @@ use crate::rejected::{RejectedDocument, Warning};
 /// # Errors
 /// All problems of the object; at least one rejection.
 pub fn read_json(object: &Json) -> Result<(Object, Vec<Warning>), Vec<RejectedDocument>> {
-    let accepted = kinds::read(None, &to_node(object)).outcome?;
+    let accepted = kinds::read_document(None, &to_node(object)).outcome?;
     Ok((accepted.object, accepted.warnings))
 }
 
@@ -46,6 +47,7 @@ fn to_node(json: &Json) -> DocumentNode {
     unpositioned_node(value)
 }
 
+/// Creates a node with the default position, for objects that are in no file.
 fn unpositioned_node(value: NodeValue) -> DocumentNode {
     DocumentNode { position: TextPosition::default(), value }
 }

@@ -1,4 +1,4 @@
-//! The supported kinds of documents: one reader per kind, and the fields that all kinds share.
+//! Reads documents of all supported kinds: kind and metadata here, and the `spec` in the module of the kind.
 
 mod access_cert;
 mod access_policy;
@@ -54,27 +54,27 @@ use self::gateway_route::GatewayRoute;
 use self::other_kinds::reject_other_kinds;
 use crate::document::{DocumentNode, LIST_FIELDS, NodeValue, TextPosition};
 use crate::field::{DiagnosticCollector, Field, FieldDiagnostic, MapFields};
-use crate::foreign::{kind_for_synonym, replacement_hint};
 use crate::hint;
-use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
+use crate::rejections::{DocumentLocation, RejectedDocument, Warning};
 use crate::suggest::{closest_word, join_with_or};
+use crate::unsupported_kinds::{kind_for_synonym, replacement_hint};
 
 /// Reads one document, from a file or an API server.
-pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
+pub(crate) fn read_document(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
     let diagnostics = DiagnosticCollector::for_file(file);
     let object = read_object(&Field::root(node, &diagnostics), &diagnostics);
     let is_rejected = diagnostics.is_rejected();
     let (problems, warnings) = diagnostics.into_parts();
     let problems = hint::apply_hints(node, problems, |node| find_problems(file, node));
     let identity = DeclaredIdentity::from_node(node);
-    let location = |diagnostic: &FieldDiagnostic| identity.diagnostic_location(file, diagnostic);
+    let to_location = |diagnostic: &FieldDiagnostic| identity.diagnostic_location(file, diagnostic);
     let outcome = match object {
         Some(object) if !is_rejected => Ok(AcceptedDocument {
             object,
             warnings: warnings
                 .into_iter()
                 .map(|diagnostic| Warning {
-                    location: location(&diagnostic),
+                    location: to_location(&diagnostic),
                     problem: diagnostic.problem,
                     hint: diagnostic.hint,
                 })
@@ -83,7 +83,7 @@ pub(crate) fn read(file: Option<&str>, node: &DocumentNode) -> DocumentReading {
         _ => Err(problems
             .into_iter()
             .map(|diagnostic| RejectedDocument {
-                location: location(&diagnostic),
+                location: to_location(&diagnostic),
                 problem: diagnostic.problem,
                 hint: diagnostic.hint,
             })
@@ -99,7 +99,7 @@ pub(crate) fn find_problems(file: Option<&str>, node: &DocumentNode) -> Vec<Fiel
     diagnostics.into_parts().0
 }
 
-/// Reads a complete Gateway API route for a gateway.
+/// Reads a Gateway API route that is attached to a gateway, from a whole document.
 pub(crate) fn read_gateway_route(
     node: &DocumentNode,
 ) -> Result<GatewayRoute, Vec<RejectedDocument>> {
@@ -177,22 +177,21 @@ impl DeclaredIdentity {
     /// True if the rejected document may define this object. The last valid version of such an object stays active.
     pub(crate) fn may_define(&self, key: &ObjectKey) -> bool {
         let location = DocumentLocation::for_object(key, "");
-        let actual = location.kind.as_deref().unwrap_or_default();
+        let actual_kind = location.kind.as_deref().unwrap_or_default();
         let kind_matches = match self.kind.as_deref() {
             // The document may be a list that contains the object.
             None => return true,
             Some(declared) if declared.ends_with(LIST_KIND) => return true,
-            Some(declared) => {
-                DocumentKind::closest_to(declared).is_some_and(|kind| kind.kind_name() == actual)
-            }
+            Some(declared) => DocumentKind::closest_to(declared)
+                .is_some_and(|kind| kind.kind_name() == actual_kind),
         };
-        let matches = |declared: &Option<String>, actual: Option<&str>| match (declared, actual) {
+        let may_equal = |declared: &Option<String>, actual: Option<&str>| match (declared, actual) {
             (Some(declared), Some(actual)) => declared == actual,
             _ => true,
         };
         kind_matches
-            && matches(&self.namespace, location.namespace.as_deref())
-            && matches(&self.name, location.name.as_deref())
+            && may_equal(&self.namespace, location.namespace.as_deref())
+            && may_equal(&self.name, location.name.as_deref())
     }
 
     /// Returns the location of a diagnostic.
@@ -409,14 +408,14 @@ impl DocumentKind {
         Self::ALL.iter().copied().find(|kind| kind.kind_name() == name)
     }
 
-    /// Returns the kind, or the closest one if misspelled.
+    /// Returns the kind with this name, or the kind that a misspelling or another mesh's term probably means.
     fn closest_to(name: &str) -> Option<Self> {
         if UNRELATED_KINDS.contains(&name) {
             return None;
         }
         let closest = Self::from_name(name).or_else(|| Self::from_name(kind_for_synonym(name)?));
         let closest = closest.or_else(|| Self::from_name(closest_word(name, &Self::kind_names())?));
-        // A lenient guess, because the mesh's authorization depends on it.
+        // Without its MeshConfig, the mesh would use the default authorization, so a vague resemblance suffices.
         let is_mesh_prefixed = name.to_lowercase().starts_with("mesh");
         closest.or_else(|| is_mesh_prefixed.then_some(Self::MeshConfig))
     }
@@ -461,9 +460,9 @@ fn read_object(root: &Field<'_>, diagnostics: &DiagnosticCollector) -> Option<Ob
         }
         DocumentKind::TcpRoute => smi::read_tcp_route(metadata, spec).map(Object::TcpRoute),
         DocumentKind::GrpcRoute => grpc_route::read(metadata, spec).map(Object::GrpcRoute),
-        DocumentKind::ServicePolicy(kind) => {
+        DocumentKind::ServicePolicy(policy_kind) => {
             let version = fields.find("apiVersion").and_then(Field::read_text).unwrap_or_default();
-            service_policy::read(kind, version, metadata, spec).map(Object::ServicePolicy)
+            service_policy::read(policy_kind, version, metadata, spec).map(Object::ServicePolicy)
         }
         DocumentKind::TagRoute => tag_route::read(metadata, spec).map(Object::TagRoute),
         DocumentKind::SermantRouteRule => {
@@ -507,7 +506,7 @@ fn reject_list(fields: &MapFields<'_>) {
     }
 }
 
-/// Reads `kind` and `apiVersion`. An unsupported kind or version is the only diagnostic of its document.
+/// Reads `kind` and `apiVersion`. If one is unsupported, no other field is read, so this is the only diagnostic.
 fn read_kind(fields: &MapFields<'_>) -> Option<DocumentKind> {
     let kind_field = fields.require("kind");
     let version_field = fields.require("apiVersion");

@@ -8,16 +8,16 @@
 mod document;
 mod field;
 mod file;
-mod foreign;
 mod hint;
 mod json;
 mod kinds;
 mod lint;
 mod outline;
 mod pattern;
-mod rejected;
+mod rejections;
 mod scan;
 mod suggest;
+mod unsupported_kinds;
 mod watch;
 
 pub use field::UNKNOWN_FIELD;
@@ -29,6 +29,6 @@ pub use kinds::service::{app_protocol, port_name_protocol};
 pub use kinds::{ServedKind, served_kinds};
 pub use lint::lint_objects;
 pub use outline::outline_document;
-pub use rejected::{DocumentLocation, RejectedDocument, Warning, count_rejected_documents};
+pub use rejections::{DocumentLocation, RejectedDocument, Warning, count_rejected_documents};
 pub use suggest::closest_word;
 pub use watch::{WatchError, watch_source};

@@ -1,13 +1,13 @@
-//! Warnings about all objects as a whole: references to missing objects, and rules without effect. `leno check` prints
-//! them, and the control plane reports them.
+//! Warns about problems between objects that are valid by themselves: references to missing objects, and rules without
+//! effect. `leno check` prints the warnings, and the control plane reports them.
 
 mod access;
 mod anchoring;
-mod boundary;
-mod exact;
+mod exact_path;
 mod external_authorization;
 mod gateway_tcp_route;
-mod repeated;
+mod ingress_egress;
+mod repeated_matches;
 mod retry;
 mod service_policy;
 mod suggestion;
@@ -26,7 +26,7 @@ use leno_model::{
 };
 
 use self::suggestion::{existing_names, suggest_name};
-use crate::rejected::{DocumentLocation, Warning};
+use crate::rejections::{DocumentLocation, Warning};
 use crate::suggest::{closest_word, join_with_or};
 
 /// Returns warnings about these objects as a whole. They do not reject an object, because a missing object may be in
@@ -54,21 +54,21 @@ pub fn lint_objects(objects: &[Object]) -> Vec<Warning> {
             Object::TrafficTarget(target) => index.lint_target(target, &mut collector),
             Object::ServicePolicy(policy) => {
                 index.lint_service_policy(policy, &mut collector);
-                repeated::lint_policy(policy, &mut collector);
+                repeated_matches::lint_policy(policy, &mut collector);
                 anchoring::lint_policy(policy, &mut collector);
-                exact::lint_policy(policy, &mut collector);
+                exact_path::lint_policy(policy, &mut collector);
             }
             Object::TagRoute(route) => index.lint_tag_route(route, &mut collector),
             Object::SermantRouteRule(rule) => index.lint_sermant(rule, &mut collector),
             Object::Lane(lane) => {
                 index.lint_lane(lane, &mut collector);
-                repeated::lint_lane(lane, &mut collector);
+                repeated_matches::lint_lane(lane, &mut collector);
             }
             Object::MeshConfig(config) => index.lint_mesh_config(config, &mut collector),
             Object::AccessPolicy(policy) => {
                 index.lint_access_policy(policy, &mut collector);
                 anchoring::lint_access(policy, &mut collector);
-                exact::lint_access(policy, &mut collector);
+                exact_path::lint_access(policy, &mut collector);
             }
             Object::TrafficSplit(split) => index.lint_split(split, &mut collector),
             Object::GatewayTcpRoute(route) => index.lint_gateway_tcp_route(route, &mut collector),
@@ -96,7 +96,7 @@ struct ObjectIndex<'a> {
     routes: Vec<&'a HttpRoute>,
     tls_routes: Vec<&'a TlsRoute>,
     /// The matches of all routes in `routes`.
-    route_matches: repeated::RepeatedMatches<'a>,
+    route_matches: repeated_matches::RepeatedMatches<'a>,
     /// The Gateway API routes: key, namespace and parents.
     attached_routes: Vec<(ObjectKey, &'a Name, &'a [RouteParent])>,
     traffic_splits: Vec<&'a TrafficSplit>,
@@ -136,6 +136,7 @@ struct ServiceReference<'a> {
 }
 
 impl WarningCollector<'_> {
+    /// Adds a warning about a field of the object.
     fn add_warning(&mut self, field: String, problem: String, hint: impl Into<String>) {
         self.warnings.push(Warning {
             location: DocumentLocation::for_object(&self.key, field),
@@ -215,6 +216,7 @@ impl<'a> ObjectIndex<'a> {
         index
     }
 
+    /// Warns about outbound listeners for missing services, settings below the floor, and missing authorization.
     fn lint_workload(&self, workload: &Workload, collector: &mut WarningCollector<'_>) {
         for (index, listener) in workload.outbound_listeners.iter().enumerate() {
             let reference = ServiceReference {
@@ -271,6 +273,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about missing parents, backends, mirror services and grants of an `HTTPRoute` or `GRPCRoute`.
     fn lint_route(&self, route: &HttpRoute, collector: &mut WarningCollector<'_>) {
         self.lint_parents(&route.parents, collector);
         for (index, rule) in route.rules.iter().enumerate() {
@@ -282,6 +285,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about missing parents and backends of a `TLSRoute`.
     fn lint_tls_route(&self, route: &TlsRoute, collector: &mut WarningCollector<'_>) {
         self.lint_parents(&route.parents, collector);
         self.lint_backends(0, &route.rule.backends, collector);
@@ -319,6 +323,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about parent services and parent ports that do not exist.
     fn lint_parents(&self, parents: &[RouteParent], collector: &mut WarningCollector<'_>) {
         for (index, parent) in parents.iter().enumerate() {
             let reference = ServiceReference {
@@ -368,6 +373,7 @@ impl<'a> ObjectIndex<'a> {
         }
     }
 
+    /// Warns about backend services and backend ports that do not exist.
     fn lint_backends(
         &self,
         rule_index: usize,
@@ -433,9 +439,9 @@ impl<'a> ObjectIndex<'a> {
         };
         let Some(port) = reference.port else { return };
         if !service.ports.iter().any(|service_port| service_port.port == port) {
-            let port_texts: Vec<String> =
+            let port_numbers: Vec<String> =
                 service.ports.iter().map(|service_port| service_port.port.to_string()).collect();
-            let port_texts: Vec<&str> = port_texts.iter().map(String::as_str).collect();
+            let port_texts: Vec<&str> = port_numbers.iter().map(String::as_str).collect();
             collector.add_warning(
                 format!("{field}.port"),
                 format!("the Service {name} has no port {port}"),
@@ -467,10 +473,10 @@ impl<'a> ObjectIndex<'a> {
                 TargetRule::Tcp { .. } => {}
             }
         }
-        let accounts = target.sources.iter().enumerate();
-        let accounts = accounts.map(|(index, account)| (format!("spec.sources[{index}]"), account));
+        let sources = target.sources.iter().enumerate();
+        let sources = sources.map(|(index, account)| (format!("spec.sources[{index}]"), account));
         let destination = ("spec.destination".to_owned(), &target.destination);
-        for (field, account) in accounts.chain([destination]) {
+        for (field, account) in sources.chain([destination]) {
             if !self.accounts.contains(account) {
                 collector.add_warning(
                     field,
@@ -479,7 +485,7 @@ impl<'a> ObjectIndex<'a> {
                         &account.namespace,
                         &account.name,
                         existing_names!(self.accounts.iter()),
-                        "add a Workload with it",
+                        "add a Workload with this account",
                     ),
                 );
             }
@@ -528,15 +534,15 @@ impl<'a> ObjectIndex<'a> {
     fn lint_listeners(&self, warnings: &mut Vec<Warning>) {
         let mut listen_addresses: BTreeMap<SocketAddr, &Workload> = BTreeMap::new();
         for workload in &self.workloads {
-            let ports = workload.ports.iter().enumerate().map(|(index, port)| {
+            let port_addresses = workload.ports.iter().enumerate().map(|(index, port)| {
                 let listen_address = SocketAddr::new(workload.address, port.port);
                 (format!("spec.ports[{index}]"), listen_address)
             });
             let outbound_listeners = workload.outbound_listeners.iter().enumerate();
-            let outbound_listeners = outbound_listeners.map(|(index, listener)| {
+            let outbound_addresses = outbound_listeners.map(|(index, listener)| {
                 (format!("spec.outbound[{index}].listen"), listener.listen)
             });
-            for (field, listen_address) in ports.chain(outbound_listeners) {
+            for (field, listen_address) in port_addresses.chain(outbound_addresses) {
                 match listen_addresses.get(&listen_address) {
                     Some(other_workload) if other_workload.name != workload.name => {
                         let mut collector = WarningCollector {
@@ -561,7 +567,7 @@ impl<'a> ObjectIndex<'a> {
     }
 }
 
-/// True if the service selects the workload.
+/// True if the service selects the workload. An empty selector selects no workload.
 fn selects_workload(service: &Service, workload: &Workload) -> bool {
     let has_label = |(key, value): (&String, &String)| workload.labels.get(key) == Some(value);
     let namespace: &Name = &workload.name.namespace;

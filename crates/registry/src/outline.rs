@@ -1,5 +1,5 @@
-//! Outlines of documents of any kind: the scalar values with their paths, and the positions of paths. `leno migrate`
-//! reads documents of other systems as outlines; warnings of the linter are located by path.
+//! Lists the scalar values of a document of any kind with their paths, and finds the positions of paths. `leno migrate`
+//! reads documents of other systems in this form, and the file source locates warnings by their paths.
 
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_unexpanded_documents};
 
@@ -13,7 +13,7 @@ pub fn outline_document(text: &str) -> Option<Vec<(String, String)>> {
     (!values.is_empty()).then_some(values)
 }
 
-/// Collects the scalar values of a node with their paths. The parser has bounded size and depth.
+/// Collects the scalar values of a node with their paths. The recursion is bounded, because the parser bounds the depth.
 fn collect_scalars(node: &DocumentNode, path: String, values: &mut Vec<(String, String)>) {
     match &node.value {
         NodeValue::Null => {}

@@ -1,4 +1,4 @@
-//! Validation of regular expressions that sidecars compile.
+//! Checks regular expressions before sidecars compile them.
 
 use regex::RegexBuilder;
 

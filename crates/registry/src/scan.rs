@@ -1,5 +1,5 @@
-//! Discovery of the YAML and JSON files at the configured paths, and bounded reads of these files. The file source and
-//! its watcher use it.
+//! Finds the YAML and JSON files at the configured paths, and reads them within bounds. The file source uses it to read
+//! objects, and the watcher to find the directories to watch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
-use crate::rejected::{DocumentLocation, RejectedDocument, Warning};
+use crate::rejections::{DocumentLocation, RejectedDocument, Warning};
 
 /// Finds the files at these paths, and reads them if `content_mode` is [`ContentMode::Read`].
 pub(crate) fn scan_paths(paths: &[PathBuf], content_mode: ContentMode) -> Scan {
@@ -27,7 +27,7 @@ pub(crate) fn scan_paths(paths: &[PathBuf], content_mode: ContentMode) -> Scan {
     scan
 }
 
-/// Indicates whether file contents are read.
+/// Selects between a scan that reads file contents and a scan that only lists the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentMode {
     Read,
@@ -42,14 +42,14 @@ pub(crate) struct Scan {
     /// The listed directories.
     pub(crate) directories: BTreeMap<PathBuf, ListedDirectory>,
     /// The symbolic links in the listed directories, including dangling ones.
-    pub(crate) links: BTreeSet<PathBuf>,
-    /// Dangling links without the name of a YAML file; they may have linked to directories.
-    pub(crate) dangling_links: Vec<PathBuf>,
+    pub(crate) symlinks: BTreeSet<PathBuf>,
+    /// Dangling symbolic links without a supported extension. Their former targets may have been directories.
+    pub(crate) dangling_symlinks: Vec<PathBuf>,
     /// True if an unknown path may reappear without an event, as a mount does.
     pub(crate) needs_retry: bool,
-    /// Paths with unknown content; their previous objects are retained.
+    /// The paths whose content cannot be determined now; the objects read from them before are retained.
     pub(crate) unknown_paths: Vec<PathBuf>,
-    /// The paths that do not exist or cannot be listed.
+    /// The rejections of paths that do not exist, cannot be listed, are no regular files, or exceed a limit.
     pub(crate) rejected: Vec<RejectedDocument>,
     /// Warnings about files skipped because of their names.
     pub(crate) warnings: Vec<Warning>,
@@ -162,9 +162,9 @@ impl Scan {
         let is_empty = entries.is_empty();
         self.directories.insert(directory.to_owned(), ListedDirectory { identity, is_empty });
         for path in entries {
-            let is_link = is_link(&path);
-            if is_link {
-                self.links.insert(path.clone());
+            let is_symlink = is_symlink_path(&path);
+            if is_symlink {
+                self.symlinks.insert(path.clone());
             }
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => self.add_directory(&path, depth + 1),
@@ -172,14 +172,14 @@ impl Scan {
                     self.add_file(&path)
                 }
                 Ok(metadata) if metadata.is_file() => self.warn_about_name(&path),
-                // The event of its replacement by a file triggers another reading.
+                // The replacement of the pipe, socket or device by a file causes an event, which triggers another reading.
                 Ok(_) if has_supported_extension(&path) => {
                     self.unknown_paths.push(path.clone());
                     self.reject_path(&path, "is not a regular file", SPECIAL_FILE_HINT);
                 }
                 Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => match is_link {
-                    true => self.add_dangling_link(&path),
+                Err(error) if error.kind() == ErrorKind::NotFound => match is_symlink {
+                    true => self.add_dangling_symlink(&path),
                     false => self.add_vanished_path(&path),
                 },
                 // The entry may be a directory.
@@ -205,17 +205,18 @@ impl Scan {
         }
     }
 
-    /// Adds a link to a missing target. The file does not count as deleted, because the link still exists.
-    fn add_dangling_link(&mut self, path: &Path) {
+    /// Adds a symbolic link to a missing target. Its file does not count as deleted, because the link still exists.
+    fn add_dangling_symlink(&mut self, path: &Path) {
         match has_supported_extension(path) {
-            true => self.reject_dangling_link(path),
-            // The caller rejects the link if it previously led to a directory with known files.
-            false => self.dangling_links.push(path.to_owned()),
+            true => self.reject_dangling_symlink(path),
+            // The caller rejects the symbolic link if its target was a directory with known files before.
+            false => self.dangling_symlinks.push(path.to_owned()),
         }
     }
 
-    pub(crate) fn reject_dangling_link(&mut self, path: &Path) {
-        self.reject_missing(path, "is a link to a missing target", DANGLING_HINT);
+    /// Rejects a symbolic link to a missing target, and retains the objects read through the link before.
+    pub(crate) fn reject_dangling_symlink(&mut self, path: &Path) {
+        self.reject_missing(path, "is a link to a missing target", DANGLING_SYMLINK_HINT);
     }
 
     /// Adds an entry that disappeared after it was listed. Its deletion event triggers another reading.
@@ -304,7 +305,8 @@ fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-fn is_link(path: &Path) -> bool {
+/// True if the path is that of a symbolic link itself.
+fn is_symlink_path(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink())
 }
 
@@ -325,8 +327,8 @@ const UNREADABLE_HINT: &str = "make it readable; until then its last content sta
 /// The hint for a path that does not exist.
 const MISSING_HINT: &str =
     "create or mount it, or name another path; its last content stays in force";
-/// The hint for a link to a missing target.
-const DANGLING_HINT: &str =
+/// The hint for a symbolic link to a missing target.
+const DANGLING_SYMLINK_HINT: &str =
     "create the target or delete the link; until then its last content stays in force";
 /// The hint for a pipe, socket or device.
 const SPECIAL_FILE_HINT: &str =

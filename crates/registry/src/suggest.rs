@@ -1,19 +1,21 @@
-//! Suggestions of known words in place of misspelled ones, and lists of words in messages.
+//! Finds the known word that a misspelled word probably means, and joins words to lists for messages.
 
-/// Returns the known word that is closest to `word`, within one to three edits, or begins with it.
+/// Returns the known word that begins with `word` or, if there is none, the known word within the fewest edits; at most
+/// one to three edits are accepted, depending on the length of the known word. Ignores case.
 #[must_use]
 pub fn closest_word<'a>(word: &str, known_words: &[&'a str]) -> Option<&'a str> {
     if word.is_empty() || word.len() > MAX_WORD_BYTES {
         return None;
     }
-    let word = word.to_lowercase();
-    let characters: Vec<char> = word.chars().collect();
+    let word_lower = word.to_lowercase();
+    let characters: Vec<char> = word_lower.chars().collect();
     known_words
         .iter()
         .map(|candidate| {
             let candidate_lower = candidate.to_lowercase();
-            if characters.len() >= MIN_PREFIX_CHARACTERS && candidate_lower.starts_with(&word) {
-                // A truncated word is a better guess than a typo.
+            if characters.len() >= MIN_PREFIX_CHARACTERS && candidate_lower.starts_with(&word_lower)
+            {
+                // A word was more probably abbreviated than misspelled.
                 return (0, *candidate);
             }
             let candidate_characters: Vec<char> = candidate_lower.chars().collect();

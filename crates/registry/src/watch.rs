@@ -1,4 +1,4 @@
-//! The task that watches the files of a source, reads them again after changes, and sends the updates.
+//! Watches the files of a source: reads them again after file system events, and sends the updates to the control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ use crate::scan::{ContentMode, DirectoryIdentity, has_supported_extension, scan_
 /// the receiver of the updates is dropped. If the system cannot watch, files are read every 500 ms instead.
 ///
 /// # Errors
-/// [`WatchError`] if the reader failed; the state of the mesh is unchanged.
+/// [`WatchError`] if the task that reads the files panicked; the objects that were sent remain valid.
 pub async fn watch_source(
     source: FileSource,
     updates: Sender<RegistryUpdate>,
@@ -90,7 +90,7 @@ async fn wait_until_quiet(file_events: &Notify, deadline: Option<Instant>) -> Op
         None => file_events.notified().await,
     }
     let first_event_at = Instant::now();
-    let latest_deadline = first_event_at + MAX_QUIET_TIME;
+    let latest_deadline = first_event_at + MAX_READ_DELAY;
     loop {
         let quiet_deadline = latest_deadline.min(Instant::now() + QUIET_TIME);
         if timeout_at(quiet_deadline, file_events.notified()).await.is_err() {
@@ -180,7 +180,8 @@ impl DirectoryWatches {
         }
     }
 
-    /// Updates the watches; returns true if directories are new or were replaced.
+    /// Watches the directories in which a change can affect `paths`, and no others. Returns true if one of the directories
+    /// is new or was replaced.
     fn update_watches(&mut self, paths: &[PathBuf]) -> bool {
         let (relevant_paths, directories) = RelevantPaths::from_paths(paths);
         *self.relevant_paths.lock().unwrap_or_else(PoisonError::into_inner) = relevant_paths;
@@ -224,10 +225,11 @@ impl RelevantPaths {
             resolved.follow_path(path);
         }
         let scan = scan_paths(paths, ContentMode::Skip);
-        for link in &scan.links {
-            resolved.follow_path(link);
+        for symlink in &scan.symlinks {
+            resolved.follow_path(symlink);
         }
-        // One path per directory: the system reports events under the one added last.
+        // Only the canonical path of each directory: if a directory is watched under several paths, the system reports its
+        // events under the path that was added last.
         let directories = scan.directories.keys().filter_map(|path| fs::canonicalize(path).ok());
         let relevant_paths = Self { directories: directories.collect(), paths: resolved.entries };
         let mut watched_directories = resolved.directories;
@@ -235,6 +237,7 @@ impl RelevantPaths {
         (relevant_paths, watched_directories)
     }
 
+    /// True if the event may have changed the objects of the source.
     fn is_relevant(&self, event: &notify::Event) -> bool {
         match event.kind {
             // Read events are ignored, because our own readings cause them.
@@ -258,7 +261,7 @@ impl RelevantPaths {
     }
 }
 
-/// The resolution of paths from the root, through every link.
+/// The result of resolving paths from the root directory, through every symbolic link.
 #[derive(Debug, Default)]
 struct ResolvedPath {
     /// The paths of all entries that were visited, including the first missing entry.
@@ -268,14 +271,15 @@ struct ResolvedPath {
 }
 
 impl ResolvedPath {
+    /// Resolves a path and adds its entries, including the entries of symbolic links' targets.
     fn follow_path(&mut self, path: &Path) {
         let Ok(path) = std::path::absolute(path) else {
             return;
         };
         let mut directory = PathBuf::from("/");
-        let mut remaining: Vec<OsString> = reversed_components(&path);
-        let mut link_count = 0;
-        while let Some(name) = remaining.pop() {
+        let mut remaining_names: Vec<OsString> = reversed_components(&path);
+        let mut symlink_count = 0;
+        while let Some(name) = remaining_names.pop() {
             if name == ".." {
                 directory.pop();
                 continue;
@@ -292,14 +296,14 @@ impl ResolvedPath {
                 // The watch of `directory` reports the creation of the missing entry.
                 Err(_) => return,
             };
-            link_count += 1;
-            let (Ok(target), true) = (target, link_count <= MAX_LINKS) else {
+            symlink_count += 1;
+            let (Ok(target), true) = (target, symlink_count <= MAX_SYMLINKS) else {
                 return;
             };
             if target.is_absolute() {
                 directory = PathBuf::from("/");
             }
-            remaining.extend(reversed_components(&target));
+            remaining_names.extend(reversed_components(&target));
         }
     }
 }
@@ -323,14 +327,14 @@ fn is_missing_directory(error: &notify::Error) -> bool {
 /// The quiet period after the last event before files are read. Editors rarely take longer between a write and the
 /// rename that follows it.
 const QUIET_TIME: Duration = Duration::from_millis(50);
-/// Maximum time from the first event to the reading, for a process that writes continuously.
-const MAX_QUIET_TIME: Duration = Duration::from_millis(250);
+/// Maximum time from the first event to the reading, even if events follow each other without a quiet period.
+const MAX_READ_DELAY: Duration = Duration::from_millis(250);
 /// The polling interval for files that cannot be watched.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval between checks of the identities of watched directories.
 const IDENTITY_CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of links on a path, as in the kernel.
-const MAX_LINKS: usize = 40;
+/// Maximum number of symbolic links on a path, as in the Linux kernel.
+const MAX_SYMLINKS: usize = 40;
 
 #[cfg(test)]
 mod tests {

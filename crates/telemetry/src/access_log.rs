@@ -1,4 +1,4 @@
-//! Lines of the access log: one line for each request or byte stream, as JSON or by a template.
+//! Writes lines of the access log, one for each request or byte stream, as JSON or by a template.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -97,7 +97,7 @@ impl<'a> AccessLogEntry<'a> {
     /// Returns the names and values of the present fields, in order.
     pub fn present_fields(&self) -> impl Iterator<Item = (&'static str, LogValue<'a>)> {
         self.all_fields().into_iter().filter_map(|(name, value)| {
-            let value = match value {
+            let log_value = match value {
                 FieldValue::Text("") | FieldValue::Duration(None) | FieldValue::Address(None) => {
                     return None;
                 }
@@ -108,7 +108,7 @@ impl<'a> AccessLogEntry<'a> {
                 }
                 FieldValue::Address(Some(address)) => LogValue::Address(address),
             };
-            Some((name, value))
+            Some((name, log_value))
         })
     }
 

@@ -5,20 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A counter that one thread writes and other threads may read. An addition is a load and a store without a
 /// locked instruction: with a single writer no update is lost.
 #[derive(Debug, Default)]
-pub(crate) struct Cell(AtomicU64);
+pub(crate) struct SingleWriterCell(AtomicU64);
 
-impl Cell {
-    /// Adds `amount`, wrapping on overflow. Only the thread that owns the shard may call this.
+impl SingleWriterCell {
+    /// Adds `amount`, wrapping on overflow. Only one thread may write the cell with this and [`Self::subtract`]: the one
+    /// that owns its [`MetricsShard`](crate::MetricsShard).
     pub(crate) fn add(&self, amount: u64) {
         self.0.store(self.read().wrapping_add(amount), Ordering::Relaxed);
     }
 
-    /// Subtracts `amount`, wrapping on underflow. Only the thread that owns the shard may call this.
+    /// Subtracts `amount`, wrapping on underflow. For the thread that may call this see [`Self::add`].
     pub(crate) fn subtract(&self, amount: u64) {
         self.0.store(self.read().wrapping_sub(amount), Ordering::Relaxed);
     }
 
-    /// Sets the value. Any thread may call this; the last of several writers wins.
+    /// Sets the value. For cells that are only set, never added to: any thread may call this, and the last write wins.
     pub(crate) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
@@ -30,6 +31,6 @@ impl Cell {
 }
 
 /// Returns an array of cells with the value 0.
-pub(crate) fn cell_array<const N: usize>() -> [Cell; N] {
-    std::array::from_fn(|_| Cell::default())
+pub(crate) fn cell_array<const N: usize>() -> [SingleWriterCell; N] {
+    std::array::from_fn(|_| SingleWriterCell::default())
 }

@@ -1,5 +1,5 @@
-//! Changes of all request series and rule matches since the last reading, for traffic reports to the control
-//! plane.
+//! Computes the changes of all request series and rule matches since the previous reading, for traffic reports to
+//! the control plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::series::{RequestLabels, SeriesTotals};
 use crate::status::CLASS_COUNT;
 use crate::telemetry::Telemetry;
 
-/// Computes the changes of all series and rules since the last reading. It stores the values of the last
-/// reading, about 512 bytes for each series.
+/// Computes the changes of all series and rules since the previous reading, whose values it stores: about 512 bytes
+/// for each series.
 #[derive(Debug)]
 pub struct ChangeTracker {
     telemetry: Arc<Telemetry>,
-    last_values: BTreeMap<RequestLabels, LastValues>,
-    last_rule_matches: BTreeMap<RuleLabels, u64>,
+    previous_values: BTreeMap<RequestLabels, SeriesValues>,
+    previous_rule_matches: BTreeMap<RuleLabels, u64>,
 }
 
 /// The changes of one reading.
@@ -69,20 +69,20 @@ impl ChangeTracker {
     /// Creates a tracker whose first reading covers all counts since the start of the process.
     #[must_use]
     pub fn from_telemetry(telemetry: Arc<Telemetry>) -> Self {
-        Self { telemetry, last_values: BTreeMap::new(), last_rule_matches: BTreeMap::new() }
+        Self { telemetry, previous_values: BTreeMap::new(), previous_rule_matches: BTreeMap::new() }
     }
 
-    /// Takes the changes since the last reading. Returns at most `max_series` series: the busiest series, and
+    /// Takes the changes since the previous reading. Returns at most `max_series` series: the busiest series, and
     /// one for each direction that merges the others. Returns at most `max_rules` rules, the busiest first;
     /// further rules are part of the next reading. Rules are returned only together with series.
     pub fn take_changes(&mut self, max_series: usize, max_rules: usize) -> TelemetryChanges {
         let mut series = Vec::new();
         for (labels, cells) in self.telemetry.series_cells() {
             let current =
-                LastValues::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
-            let previous = self.last_values.get(&labels);
+                SeriesValues::from_totals(&SeriesTotals::sum_shards(labels.clone(), &cells));
+            let previous = self.previous_values.get(&labels);
             if let Some(change) = current.changes_since(previous, &labels) {
-                self.last_values.insert(labels, current);
+                self.previous_values.insert(labels, current);
                 series.push(change);
             }
         }
@@ -91,10 +91,11 @@ impl ChangeTracker {
         TelemetryChanges { series, overflowed, rules }
     }
 
-    /// Takes the matches of at most `max_rules` rules since their last reading, the busiest first.
+    /// Takes the matches of at most `max_rules` rules, the busiest, each since the reading that last contained it.
+    /// Returns them ordered by labels.
     fn take_rules(&mut self, max_rules: usize) -> Vec<RuleChange> {
         let rule_change = |(labels, current): (RuleLabels, u64)| {
-            let previous = self.last_rule_matches.get(&labels).copied().unwrap_or_default();
+            let previous = self.previous_rule_matches.get(&labels).copied().unwrap_or_default();
             let matches = current.saturating_sub(previous);
             (matches > 0).then_some(RuleChange { labels, matches })
         };
@@ -103,7 +104,7 @@ impl ChangeTracker {
         rules.sort_by_key(|change| std::cmp::Reverse(change.matches));
         rules.truncate(max_rules);
         for RuleChange { labels, matches } in &rules {
-            *self.last_rule_matches.entry(labels.clone()).or_default() += matches;
+            *self.previous_rule_matches.entry(labels.clone()).or_default() += matches;
         }
         rules.sort_by(|first, second| first.labels.cmp(&second.labels));
         rules
@@ -135,10 +136,10 @@ fn merge_smallest(series: &mut Vec<SeriesChange>, max_series: usize) -> usize {
 }
 
 impl SeriesChange {
-    /// Returns the number of requests. A request with a stream counts when the stream opens, other requests
-    /// count when they complete.
+    /// Returns the number of requests, each counted once: a request with a stream when the stream opens, another
+    /// request when it completes.
     #[must_use]
-    pub fn counted_once(&self) -> u64 {
+    pub fn distinct_request_count(&self) -> u64 {
         self.request_count().saturating_add(self.streams_opened).saturating_sub(self.streams_ended)
     }
 
@@ -167,9 +168,9 @@ impl SeriesChange {
     }
 }
 
-/// The values of a series at the last reading.
+/// The values of a series at one reading.
 #[derive(Debug, Default)]
-struct LastValues {
+struct SeriesValues {
     opened: u64,
     streams_opened: u64,
     streams_ended: u64,
@@ -179,7 +180,7 @@ struct LastValues {
     buckets: Vec<(u8, u64)>,
 }
 
-impl LastValues {
+impl SeriesValues {
     fn from_totals(totals: &SeriesTotals) -> Self {
         Self {
             opened: totals.opened,
@@ -333,11 +334,11 @@ mod tests {
         (0..3).for_each(|_| shard.count_stream_opened(series));
         count_request(&shard, &events, 200, None);
         let first = changes.take_changes(9, 9).series;
-        assert_eq!((first[0].counted_once(), first[0].request_count()), (4, 1));
+        assert_eq!((first[0].distinct_request_count(), first[0].request_count()), (4, 1));
         shard.count_stream_ended(series);
         count_request(&shard, &events, 200, None);
         let second = changes.take_changes(9, 9).series;
-        assert_eq!((second[0].counted_once(), second[0].request_count()), (0, 1));
+        assert_eq!((second[0].distinct_request_count(), second[0].request_count()), (0, 1));
     }
 
     #[test]

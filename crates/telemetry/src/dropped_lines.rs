@@ -1,9 +1,9 @@
-//! The condition that log lines were dropped. The condition begins with the first dropped line and ends a
-//! minute after the last dropped line.
+//! Computes the condition that log lines were dropped, which operators see in `leno status`. The condition begins
+//! with the first dropped line and ends a minute after the last dropped line.
 
 use std::time::{Duration, Instant};
 
-/// The number of recently dropped lines of a process, computed from readings of its counter.
+/// Computes the number of recently dropped lines of a process from readings of its counter.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct DroppedLines {
     /// The value of the counter at the last reading.
@@ -17,7 +17,7 @@ pub struct DroppedLines {
 impl DroppedLines {
     /// Records a reading of the counter, and returns the number of lines that were dropped since the condition
     /// began. Returns 0 if there is no condition.
-    pub fn read(&mut self, dropped_count: u64, now: Instant) -> u64 {
+    pub fn record_count(&mut self, dropped_count: u64, now: Instant) -> u64 {
         if self
             .last_drop_time
             .is_some_and(|last| now.saturating_duration_since(last) >= CONDITION_DURATION)
@@ -60,7 +60,7 @@ mod tests {
             (200, 7, 0),
             (202, 8, 1),
         ] {
-            let count = lines.read(dropped_count, start + Duration::from_secs(seconds));
+            let count = lines.record_count(dropped_count, start + Duration::from_secs(seconds));
             assert_eq!(count, expected, "after {seconds} s");
         }
     }

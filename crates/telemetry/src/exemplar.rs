@@ -1,4 +1,4 @@
-//! Exemplars: one traced request for each histogram bucket.
+//! Stores exemplars: one traced request for each histogram bucket.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -52,15 +52,15 @@ impl ExemplarCell {
     pub(crate) fn read(&self) -> Option<Exemplar> {
         let version_before = self.version.load(Ordering::Acquire);
         let [high, low] = [0, 1].map(|half: usize| self.trace[half].load(Ordering::Relaxed));
-        let span = self.span.load(Ordering::Relaxed);
+        let span_bits = self.span.load(Ordering::Relaxed);
         let duration = Duration::from_micros(self.duration_us.load(Ordering::Relaxed));
-        let ended = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
+        let ended_since_epoch = Duration::from_micros(self.ended_us.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let version_after = self.version.load(Ordering::Relaxed);
         let trace = std::num::NonZeroU128::new(u128::from(high) << 64 | u128::from(low))?;
-        let span = SpanId(std::num::NonZeroU64::new(span)?);
+        let span = SpanId(std::num::NonZeroU64::new(span_bits)?);
         let is_consistent = version_before == version_after && version_before.is_multiple_of(2);
-        let ended = UNIX_EPOCH + ended;
+        let ended = UNIX_EPOCH + ended_since_epoch;
         is_consistent.then_some(Exemplar { trace: TraceId(trace), span, duration, ended })
     }
 }

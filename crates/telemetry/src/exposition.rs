@@ -1,4 +1,4 @@
-//! Writing of all metrics of a sidecar in the Prometheus text format 0.0.4 or in OpenMetrics.
+//! Writes all metrics of a sidecar in the Prometheus text format 0.0.4 or in OpenMetrics.
 
 pub(crate) mod alias;
 mod application;
@@ -15,13 +15,13 @@ use crate::telemetry::Telemetry;
 use crate::usage::{ProcessUsage, read_usage};
 
 pub use alias::AliasNames;
-pub use application::{InvalidExposition, adopt_page};
+pub use application::{InvalidExposition, sanitize_exposition};
 pub use format::ExpositionFormat;
 
 impl Telemetry {
     /// Appends all metrics, and the resource usage of this process if the system reports it.
     pub fn expose(&self, format: ExpositionFormat, output: &mut String) {
-        write_page(self, read_usage(std::process::id()).ok().as_ref(), format, output);
+        write_exposition(self, read_usage(std::process::id()).ok().as_ref(), format, output);
     }
 
     /// Appends all metrics, and the aliases that dashboards of another product query, in the text format 0.0.4.
@@ -33,15 +33,15 @@ impl Telemetry {
 }
 
 /// Appends all metrics, with this resource usage of the process.
-fn write_page(
+fn write_exposition(
     telemetry: &Telemetry,
     usage: Option<&ProcessUsage>,
     format: ExpositionFormat,
     output: &mut String,
 ) {
-    let mut page = ExpositionWriter::new(format, output);
-    telemetry.read_with(usage, &mut page);
-    page.finish();
+    let mut writer = ExpositionWriter::new(format, output);
+    telemetry.visit_metrics_with_usage(usage, &mut writer);
+    writer.finish();
 }
 
 /// A writer of metrics in one of the formats.
@@ -65,7 +65,7 @@ impl<'a> ExpositionWriter<'a> {
         self.name = Cow::Owned(name);
     }
 
-    /// Appends the end of the page, if the format has one.
+    /// Appends the end line of the exposition, if the format has one.
     pub fn finish(self) {
         self.output.push_str(self.format.end_line());
     }
@@ -99,13 +99,14 @@ impl MetricVisitor for ExpositionWriter<'_> {
         let mut cumulative_count = 0;
         for (limit, count, exemplar) in durations.buckets() {
             cumulative_count += count;
-            let limit = limit.map_or("+Inf".to_owned(), |limit| limit.as_secs_f64().to_string());
-            let exemplar =
+            let limit_label =
+                limit.map_or("+Inf".to_owned(), |limit| limit.as_secs_f64().to_string());
+            let suffix =
                 exemplar.map(|exemplar| exemplar_suffix(exemplar, *format)).unwrap_or_default();
-            let bucket = format_args!(
-                "{name}_bucket{{{bucket_labels}le=\"{limit}\"}} {cumulative_count}{exemplar}"
+            let line = format_args!(
+                "{name}_bucket{{{bucket_labels}le=\"{limit_label}\"}} {cumulative_count}{suffix}"
             );
-            write_line(output, bucket);
+            write_line(output, line);
         }
         write_line(
             output,
@@ -123,9 +124,9 @@ fn exemplar_suffix(
     if format == ExpositionFormat::Prometheus {
         return String::new();
     }
-    let ended = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (duration, ended) = (duration.as_secs_f64(), ended.as_secs_f64());
-    format!(" # {{trace_id=\"{trace}\"}} {duration} {ended:.3}")
+    let since_epoch = ended.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, timestamp) = (duration.as_secs_f64(), since_epoch.as_secs_f64());
+    format!(" # {{trace_id=\"{trace}\"}} {seconds} {timestamp:.3}")
 }
 
 /// Appends a line with its line break.

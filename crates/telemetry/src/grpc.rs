@@ -1,4 +1,4 @@
-//! The status of a gRPC call: one of the seventeen statuses that gRPC defines. Other values count as unknown.
+//! Defines the status of a gRPC call: one of the seventeen statuses of gRPC. Other values count as unknown.
 
 macro_rules! statuses {
     ($($(#[doc = $caption:literal])+ $variant:ident $label:literal;)+) => {

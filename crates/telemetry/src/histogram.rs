@@ -1,11 +1,11 @@
-//! Duration histograms with logarithmic buckets, eight per power of two.
+//! Counts durations in histograms with logarithmic buckets, eight per power of two.
 
 mod sparse;
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::cell::{Cell, cell_array};
+use crate::cell::{SingleWriterCell, cell_array};
 
 pub use sparse::{SparseHistogram, bucket_duration};
 
@@ -109,16 +109,16 @@ impl fmt::Debug for Histogram {
     }
 }
 
-/// A histogram with a single writer and concurrent readers.
+/// A histogram that one thread writes and other threads may read concurrently.
 #[derive(Debug)]
 pub(crate) struct HistogramCells {
-    counts: [Cell; BUCKETS],
-    sum_us: Cell,
+    counts: [SingleWriterCell; BUCKETS],
+    sum_us: SingleWriterCell,
 }
 
 impl HistogramCells {
     pub(crate) fn new() -> Self {
-        Self { counts: cell_array(), sum_us: Cell::default() }
+        Self { counts: cell_array(), sum_us: SingleWriterCell::default() }
     }
 
     pub(crate) fn record(&self, duration: Duration) {

@@ -1,5 +1,5 @@
-//! Telemetry of a process: metrics and their exposition, the access log, trace contexts, and the queue and
-//! limits of log lines.
+//! The telemetry of a process: metrics and their exposition, lines of the access log, trace contexts, the queue and
+//! the limits of log lines, and escapes for terminals.
 //!
 //! Each thread counts in its own [`MetricsShard`], with plain loads and stores. [`Telemetry`] computes the sums
 //! on demand.
@@ -33,7 +33,7 @@ pub use changes::{ChangeTracker, RuleChange, SeriesChange, TelemetryChanges};
 pub use dropped_lines::DroppedLines;
 pub use exemplar::Exemplar;
 pub use exposition::{
-    AliasNames, ExpositionFormat, ExpositionWriter, InvalidExposition, adopt_page,
+    AliasNames, ExpositionFormat, ExpositionWriter, InvalidExposition, sanitize_exposition,
 };
 pub use grpc::GrpcStatus;
 pub use histogram::{Histogram, SparseHistogram, bucket_duration};

@@ -1,5 +1,5 @@
-//! A queue of log lines for a pipe, a terminal or a file. A dedicated thread writes the lines, so that callers
-//! do not wait: if the output blocks, further lines are dropped and counted.
+//! Queues log lines for a pipe, a terminal or a file. A dedicated thread writes the lines, so that callers do not
+//! wait: if the output blocks, further lines are dropped and counted.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// A bounded queue of lines for an output that may block.
 ///
 /// Callers never wait for the output. Lines that do not fit are dropped and counted. When the output accepts
-/// lines again, a note with the number of dropped lines is written.
+/// lines again, a notice with the number of dropped lines is written.
 #[derive(Debug, Clone)]
 pub struct LineQueue(Arc<QueueShared>);
 
@@ -36,7 +36,7 @@ struct QueueState {
     is_writing: bool,
     /// True if the reader has closed the output: lines are then discarded.
     is_closed: bool,
-    /// The number of lines that were dropped since the last note.
+    /// The number of lines that were dropped since the last notice.
     unreported_count: u64,
     /// The time of the last completed write.
     last_write: Instant,
@@ -69,8 +69,8 @@ impl LineQueue {
             dropped_counter,
         });
         let thread = std::thread::Builder::new().name(name.to_owned());
-        let writer_state = Arc::clone(&shared);
-        thread.stack_size(STACK_BYTES).spawn(move || run_writer(&writer_state, output))?;
+        let writer_shared = Arc::clone(&shared);
+        thread.stack_size(STACK_BYTES).spawn(move || run_writer(&writer_shared, output))?;
         Ok(Self(shared))
     }
 
@@ -115,7 +115,7 @@ impl LineQueue {
         state.is_writing && state.last_write.elapsed() >= max_wait
     }
 
-    /// True if all lines are written, or can no longer be written.
+    /// True if all lines are written, or can no longer be written because the output is closed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
@@ -188,7 +188,7 @@ fn run_writer(shared: &QueueShared, mut output: impl Write) {
             shared.dropped_counter.fetch_add(lost_count, Ordering::Relaxed);
             state.unreported_count = state.unreported_count.saturating_add(lost_count);
         }
-        // The note precedes the next lines that can be written.
+        // The notice precedes the lines that are queued next. It waits while writes still fail.
         let dropped = if lost_count > 0 { 0 } else { std::mem::take(&mut state.unreported_count) };
         if dropped > 0 && !state.is_closed {
             let notice = format!("({dropped} lines were dropped: the output was blocked)\n");
@@ -211,13 +211,13 @@ fn write_lines(
     is_line_truncated: &mut bool,
 ) -> (io::Result<()>, u64) {
     let line_end: &[u8] = if *is_line_truncated { b"\n" } else { b"" };
-    let (mut result, count) = write_bytes(shared, output, line_end);
-    *is_line_truncated &= count == 0;
+    let (mut result, line_end_count) = write_bytes(shared, output, line_end);
+    *is_line_truncated &= line_end_count == 0;
     let mut unwritten = lines;
     if result.is_ok() {
-        let count;
-        (result, count) = write_bytes(shared, output, lines);
-        let (written_lines, unwritten_lines) = lines.split_at(count.min(lines.len()));
+        let written_count;
+        (result, written_count) = write_bytes(shared, output, lines);
+        let (written_lines, unwritten_lines) = lines.split_at(written_count.min(lines.len()));
         unwritten = unwritten_lines;
         *is_line_truncated =
             result.is_err() && written_lines.last().is_some_and(|last| *last != b'\n');
@@ -243,9 +243,9 @@ fn write_bytes(
                 shared.lock().last_write = Instant::now();
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Another process has made the file description non-blocking, and the reader is busy.
+            // Another process has made the file description non-blocking, and the output accepts no bytes now.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                drop(shared.changed.wait_timeout(shared.lock(), BUSY_PAUSE));
+                drop(shared.changed.wait_timeout(shared.lock(), BLOCKED_PAUSE));
             }
             Err(error) => return (Err(error), written_count),
         }
@@ -259,11 +259,11 @@ fn is_closed(result: &io::Result<()>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The number of lines dropped by all queues of this process.
+/// The number of lines that all queues of this process have dropped.
 static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// The delay before another write to a busy output.
-const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// The delay before another write to a non-blocking output that accepted no bytes.
+const BLOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// The maximum number of queued bytes: a few thousand lines. The thread may hold the same number of bytes.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
 /// The buffer capacity in bytes that the thread retains while the queue is empty.

@@ -1,4 +1,4 @@
-//! Rate limits of log lines that peers can cause: a burst for each peer, then one line per interval.
+//! Limits the rate of log lines that peers can cause: a burst for each peer, then one line per interval.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

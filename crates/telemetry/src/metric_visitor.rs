@@ -1,5 +1,5 @@
-//! Reading of all metrics of a sidecar in the order of the exposition. Writers of each format implement
-//! [`MetricVisitor`].
+//! Reads all metrics of a sidecar in the order of the exposition, and passes them to a [`MetricVisitor`]. Each
+//! exposition and export format implements that trait.
 
 use std::fmt;
 use std::time::Duration;
@@ -76,8 +76,9 @@ impl<'a> DurationBuckets<'a> {
         &self,
     ) -> impl Iterator<Item = (Option<Duration>, u64, Option<&'a Exemplar>)> + 'a {
         let unlimited = std::iter::once((None, self.histogram.count()));
-        let limited = self.histogram.cumulative_counts(self.upper_limits);
-        let limited = limited.map(|(limit, cumulative_count)| (Some(limit), cumulative_count));
+        let cumulative_counts = self.histogram.cumulative_counts(self.upper_limits);
+        let limited =
+            cumulative_counts.map(|(limit, cumulative_count)| (Some(limit), cumulative_count));
         let exemplars = self.exemplars.iter().map(Option::as_ref).chain(std::iter::repeat(None));
         let mut previous_count = 0;
         limited.chain(unlimited).zip(exemplars).map(move |((limit, cumulative_count), exemplar)| {
@@ -90,13 +91,17 @@ impl<'a> DurationBuckets<'a> {
 
 impl Telemetry {
     /// Reads all metrics, and the resource usage of this process if the system reports it.
-    pub fn read(&self, visitor: &mut impl MetricVisitor) {
-        self.read_with(read_usage(std::process::id()).ok().as_ref(), visitor);
+    pub fn visit_metrics(&self, visitor: &mut impl MetricVisitor) {
+        self.visit_metrics_with_usage(read_usage(std::process::id()).ok().as_ref(), visitor);
     }
 
     /// Reads all metrics, with this resource usage of the process.
-    pub(crate) fn read_with(&self, usage: Option<&ProcessUsage>, visitor: &mut impl MetricVisitor) {
-        self.read_series(visitor);
+    pub(crate) fn visit_metrics_with_usage(
+        &self,
+        usage: Option<&ProcessUsage>,
+        visitor: &mut impl MetricVisitor,
+    ) {
+        self.visit_series(visitor);
         visitor.begin_metric(&RULE_MATCHES);
         for (rule, matches) in self.matched_rules() {
             let values = [rule.kind, &rule.namespace, &rule.name, &rule.rule];
@@ -138,9 +143,9 @@ impl Telemetry {
         }
     }
 
-    /// Reads the request metrics. Formats require all series of a metric together, so each metric visits all
-    /// series.
-    fn read_series(&self, visitor: &mut impl MetricVisitor) {
+    /// Reads the request metrics. The formats require all values of a metric in one block, so the series are visited
+    /// once for each metric.
+    fn visit_series(&self, visitor: &mut impl MetricVisitor) {
         let totals: Vec<SeriesTotals> = self
             .series_cells()
             .into_iter()
@@ -150,8 +155,9 @@ impl Telemetry {
         for series in &totals {
             for (OutcomeKey { class, reason, grpc }, count) in &series.requests {
                 let outcome_labels = [("code", class.label()), ("reason", reason)];
-                let grpc = grpc.map(|status| ("grpc_status", status.label()));
-                let additional_labels: Vec<_> = outcome_labels.into_iter().chain(grpc).collect();
+                let grpc_label = grpc.map(|status| ("grpc_status", status.label()));
+                let additional_labels: Vec<_> =
+                    outcome_labels.into_iter().chain(grpc_label).collect();
                 with_labels(&series.labels, &additional_labels, |labels| {
                     visitor.record_number(labels, MetricValue::Whole(*count));
                 });
@@ -159,17 +165,17 @@ impl Telemetry {
         }
         visitor.begin_metric(&REQUEST_DURATION);
         for SeriesTotals { labels, durations, exemplars, .. } in &totals {
-            let durations =
+            let buckets =
                 DurationBuckets { histogram: durations, upper_limits: &BUCKET_LIMITS, exemplars };
-            with_labels(labels, &[], |labels| visitor.record_durations(labels, &durations));
+            with_labels(labels, &[], |labels| visitor.record_durations(labels, &buckets));
         }
-        for (metric, bytes) in [
+        for (metric, read_bytes) in [
             (&REQUEST_BYTES, (|series| series.bytes_in) as fn(&SeriesTotals) -> u64),
             (&RESPONSE_BYTES, |series| series.bytes_out),
         ] {
             visitor.begin_metric(metric);
             for series in &totals {
-                let bytes = MetricValue::Whole(bytes(series));
+                let bytes = MetricValue::Whole(read_bytes(series));
                 with_labels(&series.labels, &[], |labels| visitor.record_number(labels, bytes));
             }
         }
@@ -178,13 +184,13 @@ impl Telemetry {
             let opened = MetricValue::Whole(series.opened);
             with_labels(&series.labels, &[], |labels| visitor.record_number(labels, opened));
         }
-        for (metric, number) in [
+        for (metric, read_number) in [
             (&STREAMS_OPENED, (|series| series.streams_opened) as fn(&SeriesTotals) -> u64),
             (&STREAMS, |series| series.streams_opened.saturating_sub(series.streams_ended)),
         ] {
             visitor.begin_metric(metric);
             for series in totals.iter().filter(|series| series.streams_opened > 0) {
-                let number = MetricValue::Whole(number(series));
+                let number = MetricValue::Whole(read_number(series));
                 with_labels(&series.labels, &[], |labels| visitor.record_number(labels, number));
             }
         }

@@ -1,11 +1,11 @@
-//! The table of all metrics of sidecars, with kind, labels and description. The module [`control`] contains the
-//! metrics of the control plane.
+//! Lists all metrics of sidecars, with kind, labels and description. The module [`control`] lists the metrics of the
+//! control plane; `page` generates `docs/metrics.md` from both.
 
 pub mod control;
 
 mod page;
 
-pub use self::page::render_page;
+pub use self::page::render_document;
 
 /// A metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +46,9 @@ impl MetricKind {
     }
 }
 
-/// Returns every metric of a sidecar, in the order of the exposition and of the documents.
-pub fn all_metrics() -> impl Iterator<Item = &'static MetricFamily> {
+/// Returns the metrics of sidecars, in the order of the exposition and of `docs/metrics.md`. Those of the control
+/// plane are [`control::METRICS`].
+pub fn sidecar_metrics() -> impl Iterator<Item = &'static MetricFamily> {
     [
         &REQUESTS,
         &REQUEST_DURATION,
@@ -65,6 +66,8 @@ pub fn all_metrics() -> impl Iterator<Item = &'static MetricFamily> {
     .chain([&BUILD, &LOG_LINES_DROPPED, &PROCESS_CPU, &PROCESS_MEMORY])
 }
 
+/// Defines an enum of metric values, and the metrics they belong to. One entry is a metric with its label names and help
+/// text, followed by its values: an enum variant each, with the values of the labels.
 macro_rules! closed_list {
     (
         $(#[doc = $about:literal])+
@@ -106,7 +109,7 @@ macro_rules! closed_list {
 }
 
 closed_list! {
-    /// The counters of a shard that are not part of a request series.
+    /// The counters of a shard, other than those of requests.
     Count, Counter;
     "leno_connections_opened_total" ["side"]
     "Connections accepted (downstream) and established (upstream)." {
@@ -126,10 +129,10 @@ closed_list! {
         /// A handshake with an endpoint failed.
         UpstreamHandshakeFailed ["upstream", "failed"];
     }
-    "leno_half_open_connections_evicted_total" []
-    "Half-open connections evicted for newer ones before their client finished its handshake or sent a request." {
-        /// A half-open connection was closed to make room.
-        HalfOpenConnectionsEvicted [];
+    "leno_pending_connections_evicted_total" []
+    "Pending connections evicted for newer ones before their client finished its handshake or sent a request." {
+        /// A pending connection was closed to make room.
+        PendingConnectionsEvicted [];
     }
     "leno_accept_pauses_total" []
     "Pauses of listeners because the system had no file descriptor or memory for a connection." {
@@ -233,7 +236,7 @@ closed_list! {
     "Faults injected by policies, by type." {
         /// A request was delayed.
         FaultDelays ["delay"];
-        /// A request was answered by a fault.
+        /// A request was aborted, with the response of the fault.
         FaultAborts ["abort"];
     }
     "leno_external_checks_total" ["check_service", "result"]
@@ -342,7 +345,7 @@ closed_list! {
 }
 
 closed_list! {
-    /// The gauges of a shard.
+    /// The gauges of a shard, which a thread increments and decrements.
     Gauge, Gauge;
     "leno_connections" ["side"]
     "Open connections, from clients (downstream) and to endpoints (upstream)." {
@@ -371,7 +374,7 @@ closed_list! {
 }
 
 closed_list! {
-    /// The gauges of the whole process.
+    /// The gauges of the whole process, which any thread sets.
     Level, Gauge;
     "leno_certificate_expiry_timestamp_seconds" []
     "Expiry of the workload's certificate, in seconds since 1970." {
@@ -542,7 +545,7 @@ mod tests {
     #[test]
     fn names_are_unique_and_follow_the_conventions() {
         let mut names = HashSet::new();
-        for metric in all_metrics().chain(control::METRICS) {
+        for metric in sidecar_metrics().chain(control::METRICS) {
             assert!(names.insert(metric.name), "{}", metric.name);
             let is_counter = metric.kind == MetricKind::Counter;
             assert_eq!(metric.name.ends_with("_total"), is_counter, "{}", metric.name);
@@ -565,7 +568,7 @@ mod tests {
         let levels = Level::ALL.iter().map(|level| (level.metric(), level.label_values()));
         let mut label_sets = HashSet::new();
         for (name, values) in counts.chain(gauges).chain(levels) {
-            let metric = all_metrics().find(|metric| metric.name == name).unwrap();
+            let metric = sidecar_metrics().find(|metric| metric.name == name).unwrap();
             assert_eq!(metric.labels.len(), values.len(), "{name}");
             assert!(label_sets.insert((name, values)), "{name} {values:?}");
         }

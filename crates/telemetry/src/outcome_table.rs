@@ -1,12 +1,12 @@
-//! A bounded table of counts by outcome, for failures of requests and for rejected connections.
+//! Counts failures of requests and rejected connections by outcome, in a table of bounded size.
 
 use std::sync::OnceLock;
 
-use crate::cell::{Cell, cell_array};
+use crate::cell::{SingleWriterCell, cell_array};
 use crate::grpc::GrpcStatus;
 use crate::status::{CLASS_COUNT, StatusClass};
 
-/// The outcome of a request.
+/// The outcome of a request or connection, by which it is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OutcomeKey {
     pub(crate) class: StatusClass,
@@ -34,7 +34,7 @@ pub(crate) struct OutcomeTable {
     /// since most series never fail.
     rows: OnceLock<Box<[OnceLock<OutcomeRow>]>>,
     /// The counts of outcomes without a row, by class: all rows were already assigned.
-    overflow: [Cell; CLASS_COUNT],
+    overflow: [SingleWriterCell; CLASS_COUNT],
 }
 
 impl OutcomeTable {
@@ -42,11 +42,12 @@ impl OutcomeTable {
         Self { rows: OnceLock::new(), overflow: cell_array() }
     }
 
-    /// Counts an outcome; only the thread that owns the shard may call this.
+    /// Counts an outcome. Only one thread may call this: the one that owns the shard with this table.
     pub(crate) fn add(&self, outcome: OutcomeKey) {
         let new_rows = || (0..MAX_ROWS).map(|_| OnceLock::new()).collect();
         for slot in self.rows.get_or_init(new_rows) {
-            let row = slot.get_or_init(|| OutcomeRow { outcome, count: Cell::default() });
+            let row =
+                slot.get_or_init(|| OutcomeRow { outcome, count: SingleWriterCell::default() });
             if row.outcome == outcome {
                 row.count.add(1);
                 return;
@@ -72,7 +73,7 @@ impl OutcomeTable {
 #[derive(Debug)]
 struct OutcomeRow {
     outcome: OutcomeKey,
-    count: Cell,
+    count: SingleWriterCell,
 }
 
 /// The maximum number of rows: more than the number of reasons. Further outcomes have the reason `other` in the

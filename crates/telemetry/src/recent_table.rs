@@ -1,4 +1,4 @@
-//! A bounded table that evicts the least recently used entry.
+//! A bounded map that evicts the least recently used entry (an LRU cache).
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -40,8 +40,7 @@ impl<K: Ord + Clone, V, const MAX: usize> RecentTable<K, V, MAX> {
         let use_number = self.use_count;
         self.keys_by_last_use.insert(use_number, key.clone());
         let keys_by_last_use = &mut self.keys_by_last_use;
-        let entry = self.entries.entry(key);
-        let entry = entry.and_modify(|entry| {
+        let entry = self.entries.entry(key).and_modify(|entry| {
             keys_by_last_use.remove(&entry.last_use);
             entry.last_use = use_number;
         });

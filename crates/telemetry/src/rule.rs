@@ -1,9 +1,9 @@
-//! Numbers of rules, and match counts by rule number.
+//! Numbers the rules that match, and counts the matches of each shard by rule number.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use crate::cell::{Cell, cell_array};
+use crate::cell::{SingleWriterCell, cell_array};
 
 /// The labels that identify a rule. All values come from the mesh configuration, never from clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -76,7 +76,7 @@ impl RuleNumbers {
 /// The match counts of one shard. A row is allocated when one of its rules first matches.
 #[derive(Debug)]
 pub(crate) struct RuleCells {
-    rows: [OnceLock<Box<[Cell; ROW_CELLS]>>; ROW_COUNT],
+    rows: [OnceLock<Box<[SingleWriterCell; ROW_CELLS]>>; ROW_COUNT],
 }
 
 impl RuleCells {
@@ -84,7 +84,7 @@ impl RuleCells {
         Self { rows: std::array::from_fn(|_| OnceLock::new()) }
     }
 
-    /// Counts a match; only the thread that owns the shard may call this.
+    /// Counts a match. Only one thread may call this: the one that owns the shard with these cells.
     pub(crate) fn add(&self, number: RuleNumber) {
         let index = (number.0 as usize).wrapping_sub(1);
         if let Some(row) = self.rows.get(index / ROW_CELLS) {

@@ -1,10 +1,11 @@
-//! Request series: the labels, per-thread counts and totals of requests that have the same labels.
+//! Counts requests by series: the requests that have the same labels. Each thread has its own counts of a series;
+//! the totals are summed on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::cell::{Cell, cell_array};
+use crate::cell::{SingleWriterCell, cell_array};
 use crate::exemplar::{Exemplar, ExemplarCell};
 use crate::grpc::{GrpcStatus, STATUS_COUNT};
 use crate::histogram::{Histogram, HistogramCells};
@@ -54,7 +55,7 @@ pub struct SeriesId {
     pub(crate) index: u32,
 }
 
-/// The outcome of a request or byte stream.
+/// A completed request or byte stream: its outcome, duration and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestRecord {
     /// The HTTP status of the response; 0 without a response.
@@ -82,7 +83,7 @@ impl RequestRecord {
     }
 }
 
-/// The totals of a series over all shards.
+/// A summary of a series over all shards, with successes and quantiles, for reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeriesSummary {
     /// The labels of the series.
@@ -136,23 +137,23 @@ pub struct FailureCount {
 #[derive(Debug)]
 pub(crate) struct SeriesCells {
     /// Requests without a failure reason, by class of status.
-    responses: [Cell; CLASS_COUNT],
-    /// gRPC calls without a failure reason, by gRPC status and class; absent until the first call.
-    grpc_responses: OnceLock<Box<[[Cell; CLASS_COUNT]; STATUS_COUNT]>>,
-    bytes_in: Cell,
-    bytes_out: Cell,
+    responses: [SingleWriterCell; CLASS_COUNT],
+    /// gRPC calls without a failure reason, by gRPC status and class; not allocated before the first call.
+    grpc_responses: OnceLock<Box<[[SingleWriterCell; CLASS_COUNT]; STATUS_COUNT]>>,
+    bytes_in: SingleWriterCell,
+    bytes_out: SingleWriterCell,
     /// Opened TCP connections.
-    opened: Cell,
+    opened: SingleWriterCell,
     /// Opened streams of requests.
-    streams_opened: Cell,
+    streams_opened: SingleWriterCell,
     /// Completed streams of requests.
-    streams_ended: Cell,
+    streams_ended: SingleWriterCell,
     /// Requests with a failure reason, by outcome.
     failures_by_outcome: OutcomeTable,
     durations: HistogramCells,
-    /// Traffic that a dry-run policy would deny, by reason; absent until the first occurrence.
+    /// Traffic that a dry-run policy would deny, by reason; not allocated before the first denial.
     dry_run_denials: OnceLock<Box<OutcomeTable>>,
-    /// An exemplar for each bucket; absent until the first traced request.
+    /// An exemplar for each bucket; not allocated before the first traced request.
     exemplars: OnceLock<Box<[ExemplarCell; EXPOSED_BUCKETS]>>,
 }
 
@@ -161,11 +162,11 @@ impl SeriesCells {
         Self {
             responses: cell_array(),
             grpc_responses: OnceLock::new(),
-            bytes_in: Cell::default(),
-            bytes_out: Cell::default(),
-            opened: Cell::default(),
-            streams_opened: Cell::default(),
-            streams_ended: Cell::default(),
+            bytes_in: SingleWriterCell::default(),
+            bytes_out: SingleWriterCell::default(),
+            opened: SingleWriterCell::default(),
+            streams_opened: SingleWriterCell::default(),
+            streams_ended: SingleWriterCell::default(),
             failures_by_outcome: OutcomeTable::new(),
             durations: HistogramCells::new(),
             dry_run_denials: OnceLock::new(),
@@ -195,9 +196,9 @@ impl SeriesCells {
         self.streams_ended.add(1);
     }
 
-    pub(crate) fn record_outcome(&self, outcome: &RequestRecord) {
-        let class = StatusClass::from_status(outcome.status);
-        match (outcome.reason, outcome.grpc) {
+    pub(crate) fn record_request(&self, record: &RequestRecord) {
+        let class = StatusClass::from_status(record.status);
+        match (record.reason, record.grpc) {
             (None, None) => self.responses[class as usize].add(1),
             (None, Some(status)) => {
                 let grpc_responses = self
@@ -209,13 +210,13 @@ impl SeriesCells {
                 self.failures_by_outcome.add(OutcomeKey { class, reason, grpc })
             }
         }
-        self.bytes_in.add(outcome.bytes_in);
-        self.bytes_out.add(outcome.bytes_out);
-        self.durations.record(outcome.duration);
+        self.bytes_in.add(record.bytes_in);
+        self.bytes_out.add(record.bytes_out);
+        self.durations.record(record.duration);
     }
 }
 
-/// The totals of one series over all shards.
+/// All counts of a series, summed over all shards.
 #[derive(Debug)]
 pub(crate) struct SeriesTotals {
     pub(crate) labels: RequestLabels,
@@ -285,7 +286,11 @@ impl SeriesTotals {
     }
 
     /// Adds the requests without a failure reason, with this gRPC status.
-    fn add_responses(&mut self, responses: &[Cell; CLASS_COUNT], grpc: Option<GrpcStatus>) {
+    fn add_responses(
+        &mut self,
+        responses: &[SingleWriterCell; CLASS_COUNT],
+        grpc: Option<GrpcStatus>,
+    ) {
         for (class, cell) in StatusClass::ALL.into_iter().zip(responses) {
             let count = cell.read();
             if count > 0 {

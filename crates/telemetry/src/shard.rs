@@ -1,4 +1,5 @@
-//! Per-thread metrics: a shard is written by one thread only, so that counting needs no synchronization.
+//! Counts the metrics of one thread in a shard, which only this thread writes, so that counting needs no
+//! synchronization.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -50,12 +51,12 @@ impl MetricsShard {
     }
 
     /// Counts a completed request. `series` must be a series of this shard; series of other shards are ignored.
-    pub fn record_request(&self, series: SeriesId, outcome: &RequestRecord) {
+    pub fn record_request(&self, series: SeriesId, record: &RequestRecord) {
         debug_assert_eq!(series.shard, self.number, "a series belongs to its shard");
         let own_series = self.series.borrow();
         let cells = own_series.cells.get(series.index as usize);
         if let Some(cells) = cells.filter(|_| series.shard == self.number) {
-            cells.record_outcome(outcome);
+            cells.record_request(record);
         }
     }
 
@@ -88,7 +89,7 @@ impl MetricsShard {
         }
     }
 
-    /// Counts a request that was allowed although policies deny it. For `series` see
+    /// Counts a request that was allowed because `defaultPolicy` is `dry-run`, and would be denied otherwise. For `series` see
     /// [`record_request`](Self::record_request).
     pub fn count_dry_run_denial(&self, series: SeriesId, reason: &'static str) {
         let own_series = self.series.borrow();

@@ -1,4 +1,4 @@
-//! The classes of HTTP status codes, which are the values of the metric label `code`.
+//! Defines the classes of HTTP status codes, which are the values of the metric label `code`.
 
 /// The class of an HTTP status code, by its first digit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

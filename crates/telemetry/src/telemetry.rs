@@ -1,9 +1,9 @@
-//! The metrics of a process: the registry of all shards, series and rules. Their counts are summed on demand.
+//! Holds the metrics of a process in a registry of all shards, series and rules, and sums their counts on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::cell::{Cell, cell_array};
+use crate::cell::{SingleWriterCell, cell_array};
 use crate::names::{Count, Gauge, Level};
 use crate::outcome_table::OutcomeTable;
 use crate::rule::{RuleCells, RuleLabels, RuleNumber, RuleNumbers};
@@ -14,8 +14,8 @@ use crate::series::{MAX_SERIES, RequestLabels, SeriesCells, SeriesSummary, Serie
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Mutex<MetricRegistry>,
-    /// The process-wide gauges.
-    levels: [Cell; Level::ALL.len()],
+    /// The process-wide gauges: any thread may set them, while the other metrics are counted per shard.
+    levels: [SingleWriterCell; Level::ALL.len()],
 }
 
 impl Telemetry {
@@ -71,24 +71,24 @@ impl Telemetry {
     /// Returns a summary of each series, ordered by labels.
     #[must_use]
     pub fn series_summaries(&self) -> Vec<SeriesSummary> {
-        let summary =
+        let summarize =
             |(labels, cells): (_, Vec<_>)| SeriesTotals::sum_shards(labels, &cells).into_summary();
-        self.series_cells().into_iter().map(summary).collect()
+        self.series_cells().into_iter().map(summarize).collect()
     }
 
     /// Returns the rules that matched, with the number of matches, in order of the rule numbers.
     #[must_use]
     pub fn matched_rules(&self) -> Vec<(RuleLabels, u64)> {
         let registry = self.lock();
-        let matches = |index: usize| {
+        let count_matches = |index: usize| {
             let shards = registry.shards.iter();
             shards.map(|shard| shard.rules.read(index)).fold(0, u64::wrapping_add)
         };
-        let rules = registry.rules.labels().iter().enumerate();
-        let rules = rules.map(|(index, labels)| (labels, matches(index)));
-        rules
-            .filter(|(_, matches)| *matches > 0)
-            .map(|(labels, matches)| (labels.clone(), matches))
+        let indexed_labels = registry.rules.labels().iter().enumerate();
+        indexed_labels
+            .map(|(index, labels)| (labels, count_matches(index)))
+            .filter(|(_, match_count)| *match_count > 0)
+            .map(|(labels, match_count)| (labels.clone(), match_count))
             .collect()
     }
 
@@ -150,8 +150,8 @@ struct MetricRegistry {
 /// Metrics of a shard, other than those of requests.
 #[derive(Debug)]
 pub(crate) struct ShardCells {
-    pub(crate) counts: [Cell; Count::ALL.len()],
-    pub(crate) gauges: [Cell; Gauge::ALL.len()],
+    pub(crate) counts: [SingleWriterCell; Count::ALL.len()],
+    pub(crate) gauges: [SingleWriterCell; Gauge::ALL.len()],
     pub(crate) rejected_connections: OutcomeTable,
     pub(crate) rules: RuleCells,
 }

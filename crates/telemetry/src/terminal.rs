@@ -1,4 +1,4 @@
-//! Escaping of texts from other systems for terminals and logs, and formatting of errors with their causes.
+//! Escapes texts from other systems for terminals and logs, and formats errors with their causes.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -30,8 +30,8 @@ pub struct TraceContext {
     pub ids: Option<(TraceId, SpanId)>,
     /// The sampling decision of the sender.
     pub decision: SamplingDecision,
-    /// True if the trace ID has 16 digits, as in older B3.
-    pub is_narrow: bool,
+    /// True if the trace ID has 16 digits (64 bits), as in older B3, and not 32.
+    pub has_short_trace_id: bool,
     /// True if the context comes from `traceparent`.
     pub is_w3c: bool,
 }
@@ -72,7 +72,7 @@ pub struct TraceSpan {
     /// True if the trace is sampled.
     pub is_sampled: bool,
     is_debug: bool,
-    is_narrow: bool,
+    has_short_trace_id: bool,
     formats: PropagationFormats,
     /// The names of the received headers that are replaced or removed.
     replaced_headers: &'static [&'static str],
@@ -105,7 +105,8 @@ impl TraceSpan {
                 SamplingDecision::Deferred => decide(random()),
             },
             is_debug: decision == SamplingDecision::Debug,
-            is_narrow: parent.is_some() && context.is_some_and(|context| context.is_narrow),
+            has_short_trace_id: parent.is_some()
+                && context.is_some_and(|context| context.has_short_trace_id),
             formats: if received_formats == PropagationFormats::default() {
                 formats
             } else {

@@ -1,4 +1,4 @@
-//! CPU time and memory of a process on this machine, read from `/proc` of Linux.
+//! Reads CPU time and memory of a process on this machine from `/proc` of Linux.
 
 use std::fs;
 use std::io;
@@ -54,16 +54,16 @@ pub fn read_stat_usage(pid: u32) -> io::Result<StatUsage> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (ticks, _) = parse_stat(&stat).ok_or_else(|| malformed_file("stat"))?;
     let statm = fs::read_to_string(format!("/proc/{pid}/statm"))?;
-    let own_pages_count = own_pages(&statm).ok_or_else(|| malformed_file("statm"))?;
+    let own_page_count = parse_own_pages(&statm).ok_or_else(|| malformed_file("statm"))?;
     let page_kib = rustix::param::page_size() as u64 / 1024;
     Ok(StatUsage {
         cpu: cpu_time(ticks, rustix::param::clock_ticks_per_second()),
-        own_kib: own_pages_count.saturating_mul(page_kib),
+        own_kib: own_page_count.saturating_mul(page_kib),
     })
 }
 
 /// Returns the number of resident pages that are not file-backed, from `statm` (proc_pid_statm(5)).
-fn own_pages(statm: &str) -> Option<u64> {
+fn parse_own_pages(statm: &str) -> Option<u64> {
     let mut fields = statm.split_ascii_whitespace().skip(1);
     let (resident, file_backed): (u64, u64) =
         (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn own_memory_is_parsed_from_statm() {
-        assert_eq!(own_pages("9000 700 600 1 0 5 0\n"), Some(100));
-        assert_eq!(own_pages("9000 600 700 1 0 5 0\n"), Some(0));
+        assert_eq!(parse_own_pages("9000 700 600 1 0 5 0\n"), Some(100));
+        assert_eq!(parse_own_pages("9000 600 700 1 0 5 0\n"), Some(0));
         for invalid in ["", "1 2", "1 x 3"] {
-            assert_eq!(own_pages(invalid), None, "{invalid}");
+            assert_eq!(parse_own_pages(invalid), None, "{invalid}");
         }
         let (stat_usage, usage) =
             (read_stat_usage(std::process::id()).unwrap(), read_usage(std::process::id()).unwrap());

@@ -32,8 +32,8 @@ pub(crate) const ATTEMPT: FailedAttempt = FailedAttempt {
     idempotent: true,
     body_replayable: true,
     response_started: false,
-    number: 0,
-    alternatives: 0,
+    earlier_attempts: 0,
+    other_endpoints: 0,
     waited: Duration::ZERO,
 };
 
@@ -48,10 +48,10 @@ pub(crate) const HEDGE_CONDITIONS: HedgeConditions<'_> =
 pub(crate) fn cors_rule() -> Cors {
     Cors {
         origins: vec![OriginPattern::new("https://shop.example").expect("an origin")],
-        credentials: false,
+        allows_credentials: false,
         methods: AllowedWords::Only(vec!["PUT".to_owned(), "DELETE".to_owned()]),
         headers: AllowedWords::default(),
-        exposed: AllowedWords::default(),
+        exposed_headers: AllowedWords::default(),
         max_age_seconds: 5,
     }
 }
@@ -115,7 +115,7 @@ fn check_service() -> CheckService {
     let server = Server::parse("http://192.0.2.2:9000").expect("the server is valid");
     let timeout = Duration::from_millis(200);
     CheckService {
-        at: CheckServiceAddress::External(server),
+        address: CheckServiceAddress::External(server),
         timeout,
         failure_mode: FailureMode::Deny,
     }

@@ -45,7 +45,7 @@ pub(crate) fn compile_routes(matches: Vec<RequestMatch>) -> PortRoutes {
     let port_config = PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: true,
+        has_attached_routes: true,
         rules: matches.into_iter().map(split_rule).collect(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use leno_model::{
     AdaptiveConcurrency, BalanceAlgorithm, CallerAttributes, CallerMatch, Concurrency,
-    EjectionTime, Endpoint, EndpointId, FailureClasses, FailureRate, FailureThreshold,
-    FallbackPolicy, FaultAbort, FaultRule, FieldTest, FixedResponse, HashKey, LaneMark, LaneRule,
-    LoadBalancing, OutlierAlgorithm, OutlierDetection, PortFaults, PortLimits, Rate, RateLimitKey,
-    RateLimits, RateRule, RouteKind, RouteName, RuleOrigin, SermantCommon, SermantRemoval,
+    EjectionTime, Endpoint, EndpointId, FailureClasses, FailureRate, FallbackPolicy, FaultAbort,
+    FaultRule, FieldTest, FixedResponse, HashKey, LaneMark, LaneRule, LoadBalancing,
+    OutlierAlgorithm, OutlierDetection, PortFaults, PortLimits, Rate, RateLimitKey, RateLimits,
+    RateRule, RequestThreshold, RouteKind, RouteName, RuleOrigin, SermantCommon, SermantRemoval,
     SermantRule, ServiceAccount, ServiceName, ServicePolicyKind, ServicePolicyName, SlowStart,
     TagDialect, TagMatch, TagRouteName, TagRule, TagRules, TagSet, TagSplit, TagTarget, TagValue,
     TcpRule, TextRelation, TripConditions, ValueTest, WeightedBackend, WorkloadName,
@@ -132,9 +132,9 @@ pub(crate) fn test_circuit() -> Circuit {
         window: Duration::from_secs(10),
         buckets: 10,
         min_requests: 20,
-        failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
+        failure_threshold: RequestThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
-        slow: None,
+        slow_requests: None,
         open_duration: Duration::from_secs(20),
         half_open_requests: 2,
     })

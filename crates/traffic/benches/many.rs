@@ -95,8 +95,11 @@ fn compile_routes(rules: usize, request: fn(usize) -> RequestMatch) -> PortRoute
         actions: leno_model::RuleActions::default(),
         kind: leno_model::RouteKind::default(),
     };
-    let port_config =
-        PortConfig { routed: true, rules: (0..rules).map(rule).collect(), ..empty_port() };
+    let port_config = PortConfig {
+        has_attached_routes: true,
+        rules: (0..rules).map(rule).collect(),
+        ..empty_port()
+    };
     PortRoutes::compile(&port_config).expect("the rules are valid")
 }
 
@@ -325,7 +328,7 @@ fn empty_port() -> PortConfig {
     PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: false,
+        has_attached_routes: false,
         rules: Vec::new(),
         endpoints: Vec::new(),
         tls_rules: Vec::new(),

@@ -22,7 +22,8 @@ pub struct CompiledActions {
     pub request: FieldEdits,
     /// Edits of response heads.
     pub response: FieldEdits,
-    /// The rule's actions without the backend's edits; absent if these actions contain no backend edits.
+    /// The rule's actions without the backend's edits, for mirrored copies; absent if these actions contain no backend
+    /// edits.
     without_backend: Option<Arc<Self>>,
     /// The time limit of one attempt; attempts have no separate limit when absent.
     pub attempt_limit: Option<AttemptLimit>,
@@ -89,9 +90,9 @@ impl CompiledActions {
         })
     }
 
-    /// Returns the actions for one backend of a rule with these matches: the rule's actions, if any, combined with
-    /// the backend's edits. The backend's edits apply to requests after the rule's edits, and to responses before
-    /// them. A host or path rewrite of the backend replaces that of the rule.
+    /// Returns the actions for one backend of a rule with these matches: the rule's actions, if any, combined with the
+    /// backend's edits. The backend's edits are closer to the backend: they apply to requests after the rule's edits,
+    /// and to responses before the rule's edits. A host or path rewrite of the backend replaces that of the rule.
     #[must_use]
     pub fn for_backend(
         rule: Option<&Arc<Self>>,
@@ -103,11 +104,11 @@ impl CompiledActions {
         let response = FieldEdits::compile(&edits.response_headers);
         let rule_rewrite = rule_actions.rewrite.clone();
         let rewrite = match (edits.rewrite.clone(), rule_rewrite) {
-            (Some(backend_rewrite), Some(rule)) => Some(UrlRewrite {
-                hostname: backend_rewrite.hostname.or(rule.hostname),
-                path: backend_rewrite.path.or(rule.path),
+            (Some(backend_rewrite), Some(rule_rewrite)) => Some(UrlRewrite {
+                hostname: backend_rewrite.hostname.or(rule_rewrite.hostname),
+                path: backend_rewrite.path.or(rule_rewrite.path),
             }),
-            (backend_rewrite, rule) => backend_rewrite.or(rule),
+            (backend_rewrite, rule_rewrite) => backend_rewrite.or(rule_rewrite),
         };
         Self {
             request: rule_actions.request.followed_by(&request),
@@ -181,12 +182,13 @@ impl CompiledActions {
         self.build_redirection(self.redirect.as_ref()?, request, scheme, Some(port))
     }
 
-    /// Builds the redirect for a request. `default_port` is the port if the rule sets neither port nor scheme.
+    /// Builds the redirect for a request. `default_scheme` is the scheme if the rule sets none. `default_port` is the
+    /// port if the rule sets neither port nor scheme; `None` means the default port of the scheme.
     fn build_redirection(
         &self,
         redirect: &Redirect,
         request: &RequestView<'_>,
-        scheme: Scheme,
+        default_scheme: Scheme,
         default_port: Option<u16>,
     ) -> Option<Redirection> {
         let (host, _) = split_authority(request.authority);
@@ -195,7 +197,7 @@ impl CompiledActions {
             (None, Some(_)) => None,
             (None, None) => default_port,
         };
-        let scheme = redirect.scheme.unwrap_or(scheme);
+        let scheme = redirect.scheme.unwrap_or(default_scheme);
         let host = redirect.hostname.as_ref().map_or(host, |name| name.as_str());
         let mut location = format!("{}://{host}", scheme.as_str());
         if let Some(port) = port.filter(|port| *port != scheme.default_port()) {

@@ -29,17 +29,16 @@ pub use ingress_rules::{ConnectionOrigin, SessionTransport};
 
 /// The compiled inbound authorization of one workload.
 ///
-/// Access policies are evaluated first: deny rules, then allow rules. Ingress rules for clients outside the
-/// mesh come next. With `defaultPolicy: allow` every verified member of the trust domain is then allowed. With
-/// `defaultPolicy: deny` the allowed requests are the union of all `TrafficTarget`s with the peer as a source.
+/// Access policies are evaluated first: deny rules, then allow rules. Ingress rules for external clients come next. With
+/// `defaultPolicy: allow` every verified member of the trust domain is then allowed. With `defaultPolicy: deny` the
+/// allowed requests are the union of all `TrafficTarget`s with the peer as a source.
 ///
-/// A denied request of a peer without any `TrafficTarget` receives a 403. If the peer has a `TrafficTarget` that does
-/// not cover the request, the response is a 403 if the request is allowed to other peers, and a 404 otherwise.
+/// A denied request gets a 403 if its peer has no `TrafficTarget` or other peers may send it, and a 404 otherwise.
 #[derive(Debug)]
 pub struct InboundAccess {
     trust_domain: TrustDomain,
     /// The `TrafficTarget` rules; absent with `defaultPolicy: allow`.
-    allow_rules: Option<AllowRules>,
+    target_rules: Option<TargetRules>,
     /// The access policy rules, if any.
     policy_rules: Option<PolicyRules>,
     /// The revoked accounts, which are never allowed.
@@ -76,13 +75,13 @@ impl InboundAccess {
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its policy.
     pub fn compile(access: &Access, trust_domain: &TrustDomain) -> Result<Self, InvalidPattern> {
-        let allow_rules = match access {
+        let target_rules = match access {
             Access::AllowAll => None,
-            Access::AllowListed(rules) => Some(AllowRules::compile(rules)?),
+            Access::AllowListed(rules) => Some(TargetRules::compile(rules)?),
         };
         Ok(Self {
             trust_domain: trust_domain.clone(),
-            allow_rules,
+            target_rules,
             revoked_accounts: BTreeSet::new(),
             is_dry_run: false,
             mtls_mode: MtlsMode::Strict,
@@ -205,7 +204,7 @@ impl InboundAccess {
             return true;
         }
         !applicable.is_ingress_only
-            && (self.is_dry_run || self.allow_rules.is_none() || applicable.target_rules.is_some())
+            && (self.is_dry_run || self.target_rules.is_none() || applicable.source_rules.is_some())
     }
 
     /// Returns the decision about a request, before dry-run mode is applied.
@@ -214,7 +213,7 @@ impl InboundAccess {
         applicable: &ApplicableRules,
         request: &RequestView<'_>,
     ) -> PolicyResult {
-        if self.policy_rules.is_none() && self.allow_rules.is_none() && !applicable.is_ingress_only
+        if self.policy_rules.is_none() && self.target_rules.is_none() && !applicable.is_ingress_only
         {
             return Ok(DecidedBy::NoRule);
         }
@@ -224,42 +223,42 @@ impl InboundAccess {
         {
             return result;
         }
-        if let Some(index) =
+        if let Some(position) =
             self.ingress_rules.find_for_request(&applicable.ingress_rules, request, path)
         {
-            return Ok(DecidedBy::IngressRule(index));
+            return Ok(DecidedBy::IngressRule(position));
         }
         if applicable.is_ingress_only {
             return Err((Reason::NoPolicyRoute, DecidedBy::NoRule));
         }
-        let Some(allow_rules) = &self.allow_rules else {
+        let Some(target_rules) = &self.target_rules else {
             return Ok(DecidedBy::NoRule);
         };
-        let target_rules =
-            applicable.target_rules.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
+        let source_rules =
+            applicable.source_rules.as_ref().ok_or((Reason::Denied, DecidedBy::NoRule))?;
         let allows = |rule: &CompiledAccess| {
             rule.request_matchers.iter().any(|matcher| allows_path(matcher, request, path))
         };
-        let allows_at = |rule: usize, match_position: usize| {
-            let matchers = allow_rules.rules.get(rule).map(|rule| &rule.request_matchers);
+        let allows_at = |rule_position: usize, match_position: usize| {
+            let matchers = target_rules.rules.get(rule_position).map(|rule| &rule.request_matchers);
             let matcher = matchers.and_then(|matchers| matchers.get(match_position));
             matcher.is_some_and(|matcher| allows_path(matcher, request, path))
         };
-        let own_rule = match &target_rules.index {
-            None => allow_rules.find_allowing_rule(&target_rules.positions, allows),
-            Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
+        let own_rule = match &source_rules.index {
+            None => target_rules.find_allowing_rule(&source_rules.positions, allows),
+            Some(match_index) => match_index.first_match(LookupKeys::as_sent(request), allows_at),
         };
-        if let Some(index) = own_rule {
-            return Ok(DecidedBy::Target(index));
+        if let Some(position) = own_rule {
+            return Ok(DecidedBy::Target(position));
         }
-        // The peer's own rules do not match, so a matching rule belongs to other peers. The index avoids an
-        // evaluation of the rules of all peers for each denied request.
-        let other_rule = match &allow_rules.index {
-            None => allow_rules.rules.iter().position(allows),
-            Some(index) => index.first_match(LookupKeys::as_sent(request), allows_at),
+        // No rule of the peer matches. If a rule of other peers matches, the request is denied with a 403; if no rule
+        // matches, with a 404. The index avoids an evaluation of the rules of all peers for each denied request.
+        let other_rule = match &target_rules.index {
+            None => target_rules.rules.iter().position(allows),
+            Some(match_index) => match_index.first_match(LookupKeys::as_sent(request), allows_at),
         };
         match other_rule {
-            Some(index) => Err((Reason::Denied, DecidedBy::Target(index))),
+            Some(position) => Err((Reason::Denied, DecidedBy::Target(position))),
             None => Err((Reason::NoPolicyRoute, DecidedBy::NoRule)),
         }
     }
@@ -271,23 +270,23 @@ impl InboundAccess {
         {
             return result;
         }
-        if let Some(index) = self.ingress_rules.find_for_bytes(&applicable.ingress_rules) {
-            return Ok(DecidedBy::IngressRule(index));
+        if let Some(position) = self.ingress_rules.find_for_bytes(&applicable.ingress_rules) {
+            return Ok(DecidedBy::IngressRule(position));
         }
         if applicable.is_ingress_only {
             return Err((Reason::Denied, DecidedBy::NoRule));
         }
-        let Some(allow_rules) = &self.allow_rules else {
+        let Some(target_rules) = &self.target_rules else {
             return Ok(DecidedBy::NoRule);
         };
         let allows = |rule: &CompiledAccess| rule.allows_tcp_port(port);
-        let target_rules = applicable.target_rules.as_ref();
-        if let Some(index) = target_rules.and_then(|target_rules| {
-            allow_rules.find_allowing_rule(&target_rules.positions, allows)
+        let source_rules = applicable.source_rules.as_ref();
+        if let Some(position) = source_rules.and_then(|source_rules| {
+            target_rules.find_allowing_rule(&source_rules.positions, allows)
         }) {
-            return Ok(DecidedBy::Target(index));
+            return Ok(DecidedBy::Target(position));
         }
-        let other_rule = allow_rules.rules.iter().position(allows);
+        let other_rule = target_rules.rules.iter().position(allows);
         Err((Reason::Denied, other_rule.map_or(DecidedBy::NoRule, DecidedBy::Target)))
     }
 
@@ -327,10 +326,10 @@ impl InboundAccess {
     fn decision_for(&self, decided_by: DecidedBy) -> Option<&PolicyDecision> {
         match decided_by {
             DecidedBy::NoRule => None,
-            DecidedBy::Policy(index) => self.policy_rules.as_ref()?.decision(index),
-            DecidedBy::IngressRule(index) => self.ingress_rules.decision(index),
-            DecidedBy::Target(index) => {
-                self.allow_rules.as_ref()?.rules.get(index).map(|rule| &rule.decision)
+            DecidedBy::Policy(position) => self.policy_rules.as_ref()?.decision(position),
+            DecidedBy::IngressRule(position) => self.ingress_rules.decision(position),
+            DecidedBy::Target(position) => {
+                self.target_rules.as_ref()?.rules.get(position).map(|rule| &rule.decision)
             }
         }
     }
@@ -368,11 +367,11 @@ impl InboundAccess {
         if self.revoked_accounts.contains(&peer.account) {
             return Err(Denial::without_policy(Reason::RevokedPeer));
         }
-        let allow_rules = self.allow_rules.as_ref();
+        let target_rules = self.target_rules.as_ref();
         let account = &peer.account;
         Ok(ApplicableRules {
-            target_rules: allow_rules
-                .and_then(|allow_rules| allow_rules.by_source.get(account))
+            source_rules: target_rules
+                .and_then(|target_rules| target_rules.by_source.get(account))
                 .cloned(),
             policy_rules: self.peer_rules(Some(account), port),
             ingress_rules: ingress_rules(),
@@ -392,7 +391,7 @@ impl InboundAccess {
             return Err(Denial::without_policy(Reason::PlaintextRejected));
         }
         let policy_rules = self.peer_rules(None, port);
-        Ok(ApplicableRules { target_rules: None, policy_rules, ingress_rules, is_ingress_only })
+        Ok(ApplicableRules { source_rules: None, policy_rules, ingress_rules, is_ingress_only })
     }
 
     /// Returns the access policy rules for a peer; `None` is a peer without an identity.
@@ -432,7 +431,7 @@ struct ConnectionAuthorization {
 #[derive(Debug, Clone)]
 struct ApplicableRules {
     /// The `TrafficTarget` rules with the peer as a source, if any.
-    target_rules: Option<Arc<SourceRules>>,
+    source_rules: Option<Arc<SourceRules>>,
     /// The access policy rules, if any; boxed, because this struct is moved often.
     policy_rules: Option<Box<PeerRules>>,
     /// The ingress rules that allow the client.
@@ -465,6 +464,7 @@ type PolicyResult = Result<DecidedBy, (Reason, DecidedBy)>;
 /// The rule that decided, by its position among the rules of its kind.
 #[derive(Debug, Clone, Copy)]
 enum DecidedBy {
+    /// No rule: the default policy decided.
     NoRule,
     /// A `TrafficTarget`.
     Target(usize),
@@ -480,7 +480,7 @@ struct CompilationId;
 
 /// The `TrafficTarget` rules of a workload, indexed by the sources that they allow.
 #[derive(Debug)]
-struct AllowRules {
+struct TargetRules {
     rules: Box<[CompiledAccess]>,
     /// The rules of each source, found once per connection, so that requests compare no identities.
     by_source: BTreeMap<ServiceAccount, Arc<SourceRules>>,
@@ -491,33 +491,34 @@ struct AllowRules {
 /// The rules of a source; sources with the same rules share them.
 #[derive(Debug)]
 struct SourceRules {
-    /// Positions in [`AllowRules::rules`].
+    /// Positions in [`TargetRules::rules`].
     positions: Box<[usize]>,
     /// An index of the requests that the rules allow, if there are many rules.
     index: Option<MatchIndex>,
 }
 
-impl AllowRules {
+impl TargetRules {
     fn compile(rules: &[AccessRule]) -> Result<Self, InvalidPattern> {
         let mut by_source = BTreeMap::<_, Vec<usize>>::new();
-        for (index, rule) in rules.iter().enumerate() {
+        for (position, rule) in rules.iter().enumerate() {
             for source in &rule.sources {
                 let positions = by_source.entry(source.clone()).or_default();
                 // A repeated source is stored once.
-                if positions.last() != Some(&index) {
-                    positions.push(index);
+                if positions.last() != Some(&position) {
+                    positions.push(position);
                 }
             }
         }
         let rules: Box<[CompiledAccess]> =
             rules.iter().map(CompiledAccess::compile).collect::<Result<_, _>>()?;
-        let matchers_of =
-            |index: usize| (index, rules.get(index).map_or(&[][..], |rule| &rule.request_matchers));
+        let with_matchers = |position: usize| {
+            (position, rules.get(position).map_or(&[][..], |rule| &rule.request_matchers))
+        };
         let mut rules_by_positions = BTreeMap::<Vec<usize>, Arc<SourceRules>>::new();
         let mut shared_rules = |positions: Vec<usize>| {
             let source_rules =
                 rules_by_positions.entry(positions).or_insert_with_key(|positions| {
-                    let matchers = positions.iter().map(|index| matchers_of(*index));
+                    let matchers = positions.iter().map(|position| with_matchers(*position));
                     let index = MatchIndex::from_matches(matchers);
                     Arc::new(SourceRules { positions: positions.as_slice().into(), index })
                 });
@@ -527,7 +528,7 @@ impl AllowRules {
             by_source.into_iter().map(|(source, positions)| (source, shared_rules(positions)));
         Ok(Self {
             by_source: by_source.collect(),
-            index: MatchIndex::from_matches((0..rules.len()).map(matchers_of)),
+            index: MatchIndex::from_matches((0..rules.len()).map(with_matchers)),
             rules,
         })
     }
@@ -538,8 +539,8 @@ impl AllowRules {
         candidates: &[usize],
         allows: impl Fn(&CompiledAccess) -> bool,
     ) -> Option<usize> {
-        let allowing = |index: &&usize| self.rules.get(**index).is_some_and(&allows);
-        candidates.iter().find(allowing).copied()
+        let is_allowing = |position: &&usize| self.rules.get(**position).is_some_and(&allows);
+        candidates.iter().find(is_allowing).copied()
     }
 }
 

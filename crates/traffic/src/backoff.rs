@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-/// Returns the delay after this many consecutive failures; zero without failures. The maximum delay doubles from
-/// [`MIN_DELAY`] to [`MAX_DELAY`]; the delay is between half of it and all of it, at random, so that clients that
-/// failed at the same time do not retry at the same time. `random` is a uniform random number.
+/// Returns the delay after this many consecutive failures; zero without failures. `random` is a uniform random number.
+///
+/// The upper bound of the delay is [`MIN_DELAY`] after the first failure, and doubles with each further failure, up to
+/// [`MAX_DELAY`]. The delay is a random value between half of the upper bound and the upper bound, so that clients that
+/// failed at the same time do not retry at the same time.
 #[must_use]
 pub fn backoff_delay(failures: u32, random: u64) -> Duration {
     let Some(doublings) = failures.checked_sub(1) else {
@@ -17,11 +19,12 @@ pub fn backoff_delay(failures: u32, random: u64) -> Duration {
     half_delay + Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX))
 }
 
-/// The delay after the first failure, before jitter. A restarted process is usually available after a few such
-/// delays.
+/// The upper bound of the delay after the first failure; jitter may halve it. A restarted process is usually available
+/// after a few delays of this length.
 pub const MIN_DELAY: Duration = Duration::from_millis(100);
 
-/// The maximum delay after any number of failures. It limits the time for which a recovered endpoint is not used.
+/// The upper bound of the delay after any number of failures. It limits the time for which a recovered endpoint is not
+/// used.
 pub const MAX_DELAY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -126,8 +126,8 @@ fn random_pair(count: usize, random: u64) -> (usize, usize) {
 
 /// Returns a number below `count` from 32 random bits, by multiplication instead of division.
 fn random_below(count: usize, random: u64) -> usize {
-    let count = (count as u64).min(LOW_BITS);
-    usize::try_from((random * count) >> 32).unwrap_or(usize::MAX)
+    let bound = (count as u64).min(LOW_BITS);
+    usize::try_from((random * bound) >> 32).unwrap_or(usize::MAX)
 }
 
 /// Derives another random number by the finalizer of SplitMix64: every bit of the result depends on every bit

@@ -1,4 +1,4 @@
-//! The retry budget, which limits the retries of requests to one service.
+//! Limits the retries of requests to one service by a budget, which requests refill.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ impl RetryBudget {
 
     /// Adds the share of one request to the balance.
     pub fn deposit(&mut self) {
-        let balance_max = MAX_BALANCE_RETRIES * RETRY;
-        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(balance_max);
+        let max_balance = MAX_BALANCE_RETRIES * RETRY;
+        self.balance = self.balance.saturating_add(SHARE_PERCENT).min(max_balance);
     }
 
     /// Subtracts one retry from the balance. Returns false if no retry is available.

@@ -1,9 +1,9 @@
-//! The circuit breaker of one upstream port: the per-thread state that opens and closes the circuit. Concurrency
-//! limits are enforced elsewhere.
+//! The circuit breaker of one upstream port: the per-thread state that opens and closes the circuit. The concurrency
+//! limits of circuit breakers are counted by [`InProgressCounts`](crate::traffic_policy::InProgressCounts).
 
 use std::time::Duration;
 
-use leno_model::{FailureThreshold, TripConditions};
+use leno_model::{RequestThreshold, TripConditions};
 
 /// The circuit breaker of one upstream port. Times are durations since an arbitrary start, given by the caller.
 #[derive(Debug)]
@@ -27,8 +27,11 @@ pub struct Circuit {
 /// The numbers of requests by outcome, in one part of the window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Bucket {
+    /// All requests.
     requests: u32,
+    /// The failed requests.
     failed: u32,
+    /// The slow requests, failed or not.
     slow: u32,
 }
 
@@ -131,12 +134,12 @@ impl Circuit {
             let until = now.saturating_add(self.rule.open_duration);
             self.change_state(CircuitState::HalfOpen { successes: 0, in_progress: 0, until });
         }
-        let probes_max = self.rule.half_open_requests.max(1);
+        let max_probes = self.rule.half_open_requests.max(1);
         match &mut self.state {
             CircuitState::Closed => {}
             CircuitState::Open { .. } => return None,
             CircuitState::HalfOpen { successes, in_progress, .. }
-                if *successes + *in_progress < probes_max =>
+                if *successes + *in_progress < max_probes =>
             {
                 *in_progress += 1;
             }
@@ -155,7 +158,8 @@ impl Circuit {
         if ticket.epoch != self.epoch {
             return None;
         }
-        let is_slow = self.rule.slow.is_some_and(|slow| outcome.duration >= slow.min_duration);
+        let is_slow =
+            self.rule.slow_requests.is_some_and(|slow| outcome.duration >= slow.min_duration);
         match &mut self.state {
             CircuitState::Closed => {
                 self.advance_window(now);
@@ -195,12 +199,12 @@ impl Circuit {
     /// True if no request is admitted now.
     #[must_use]
     pub fn is_open(&self, now: Duration) -> bool {
-        let probes_max = self.rule.half_open_requests.max(1);
+        let max_probes = self.rule.half_open_requests.max(1);
         match self.state {
             CircuitState::Closed => false,
             CircuitState::Open { until } => now < until,
             CircuitState::HalfOpen { successes, in_progress, until } => {
-                now < until && successes + in_progress >= probes_max
+                now < until && successes + in_progress >= max_probes
             }
         }
     }
@@ -243,9 +247,9 @@ impl Circuit {
                 self.totals.slow = self.totals.slow.saturating_sub(slow);
             }
         }
-        let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
+        let length_multiple = u32::try_from(ended_count).unwrap_or(u32::MAX);
         self.bucket_end =
-            self.bucket_end.saturating_add(self.bucket_length.saturating_mul(ended_count));
+            self.bucket_end.saturating_add(self.bucket_length.saturating_mul(length_multiple));
     }
 
     /// Adds a request to the current bucket and the totals.
@@ -266,11 +270,11 @@ impl Circuit {
         let has_consecutive_failures = self
             .rule
             .consecutive_failures
-            .is_some_and(|failures_min| self.consecutive_failures >= failures_min);
+            .is_some_and(|min_failures| self.consecutive_failures >= min_failures);
         let has_enough_requests = requests >= self.rule.min_requests;
         let has_too_many_slow_requests = self
             .rule
-            .slow
+            .slow_requests
             .is_some_and(|slow_rule| reaches_threshold(slow_rule.threshold, slow, requests));
         if has_consecutive_failures {
             Some(Trigger::ConsecutiveFailures)
@@ -286,12 +290,12 @@ impl Circuit {
     }
 }
 
-/// True if `count` of these requests reach the threshold.
-fn reaches_threshold(threshold: FailureThreshold, count: u32, requests: u32) -> bool {
+/// True if `count` of `requests` requests reach the threshold. A count of 0 never reaches it.
+fn reaches_threshold(threshold: RequestThreshold, count: u32, requests: u32) -> bool {
     let reaches_share = threshold.share_ppm.is_some_and(|share_ppm| {
         u64::from(count) * 1_000_000 >= u64::from(requests) * u64::from(share_ppm)
     });
-    count > 0 && (reaches_share || threshold.count.is_some_and(|count_min| count >= count_min))
+    count > 0 && (reaches_share || threshold.count.is_some_and(|min_count| count >= min_count))
 }
 
 #[cfg(test)]

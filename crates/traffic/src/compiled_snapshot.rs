@@ -12,7 +12,7 @@ use leno_model::{
 use crate::authorize::InboundAccess;
 use crate::balance::hashing::EndpointHashTable;
 use crate::egress_rule::EgressRules;
-use crate::forwarded::{Forwarded, ForwardedPort};
+use crate::forwarded::{ForwardedPort, ForwardedPorts};
 use crate::gateway::CompiledGateway;
 use crate::pattern::InvalidPattern;
 use crate::rate_limit::CompiledLimits;
@@ -122,8 +122,9 @@ impl CompiledSnapshot {
     }
 }
 
-/// Compiles the policies of called services for the ports that their routes forward to. A service that is shared with
-/// the previous snapshot is recompiled only if these policies changed.
+/// Compiles the policies of called services for the ports that their routes forward to. This is a second pass, because
+/// it needs all compiled services. A service that is shared with the previous snapshot is compiled again only if these
+/// policies changed.
 fn compile_forwarded(
     services: &mut BTreeMap<ServiceName, Arc<CompiledService>>,
     snapshot: &Snapshot,
@@ -138,7 +139,8 @@ fn compile_forwarded(
             }
             let previous_forwarded = previous_service
                 .and_then(|service| service.ports.get(number)?.forwarded.as_deref());
-            let forwarded = Forwarded::for_port(name, *number, port, services, previous_forwarded);
+            let forwarded =
+                ForwardedPorts::for_port(name, *number, port, services, previous_forwarded);
             let is_same = match (&forwarded, &port.forwarded) {
                 (None, None) => true,
                 (Some(new), Some(current)) => new.is_same(current),
@@ -201,16 +203,18 @@ impl CompiledService {
         Self::compile(config, (caller, retry), previous.map(|previous| &**previous.service))
     }
 
-    /// Recompiles a service from the same configuration.
+    /// Compiles a service again from the same configuration, because the shared object of the previous compilation
+    /// cannot be changed. The policies of forwarded ports are retained.
     fn recompile(
-        previous: &Arc<Self>,
+        previous_service: &Arc<Self>,
         caller_inputs: CallerInputs<'_>,
     ) -> Result<Arc<Self>, InvalidPattern> {
-        let mut recompiled = Self::compile(&previous.config, caller_inputs, Some(previous))?;
+        let mut recompiled =
+            Self::compile(&previous_service.config, caller_inputs, Some(previous_service))?;
         if let Some(service) = Arc::get_mut(&mut recompiled) {
             for (number, port) in &mut service.ports {
-                let previous_port = previous.ports.get(number);
-                port.forwarded = previous_port.and_then(|previous| previous.forwarded.clone());
+                let previous_port = previous_service.ports.get(number);
+                port.forwarded = previous_port.and_then(|port| port.forwarded.clone());
             }
         }
         Ok(recompiled)
@@ -225,10 +229,11 @@ impl CompiledService {
         let mut ports = BTreeMap::new();
         for (number, port) in &config.ports {
             let previous_config = previous.and_then(|previous| previous.config.ports.get(number));
-            let previous_port = previous.and_then(|previous| previous.ports.get(number));
-            let previous = previous_config.zip(previous_port);
+            let compiled_port = previous.and_then(|previous| previous.ports.get(number));
+            let previous_port = previous_config.zip(compiled_port);
             let port_id = ServicePortId { service: config.name.clone(), port: *number };
-            ports.insert(*number, CompiledPort::build(&port_id, port, caller_inputs, previous)?);
+            let compiled = CompiledPort::build(&port_id, port, caller_inputs, previous_port)?;
+            ports.insert(*number, compiled);
         }
         Ok(Arc::new(Self { config: Arc::clone(config), ports }))
     }
@@ -257,7 +262,7 @@ pub struct CompiledPort {
     /// The endpoints by their number in session persistence values.
     pub endpoint_numbers: EndpointNumbers,
     /// The combined policies of the ports that the port's routes forward to; absent if there are none.
-    pub forwarded: Option<Arc<Forwarded>>,
+    pub forwarded: Option<Arc<ForwardedPorts>>,
 }
 
 impl CompiledPort {
@@ -269,7 +274,7 @@ impl CompiledPort {
         previous: Option<(&PortConfig, &Self)>,
     ) -> Result<Self, InvalidPattern> {
         let has_same_rules = |previous_config: &PortConfig, previous_port: &Self| {
-            previous_config.routed == config.routed
+            previous_config.has_attached_routes == config.has_attached_routes
                 && previous_config.rules == config.rules
                 && previous_port.routes.retry_policy() == retry
         };
@@ -296,9 +301,9 @@ impl CompiledPort {
         let tags = match &config.tags {
             None => None,
             Some(rules) => {
-                let previous =
+                let previous_tags =
                     previous.and_then(|(_, previous_port)| previous_port.tags.as_deref());
-                Some(Box::new(CompiledTagRules::build(rules, caller, &endpoints, previous)?))
+                Some(Box::new(CompiledTagRules::build(rules, caller, &endpoints, previous_tags)?))
             }
         };
         let protocol = config.protocol;
@@ -352,18 +357,19 @@ pub(crate) fn hash_inputs(
 /// Compiles the inbound authorization; reuses the previous one if unchanged, so that its permits stay current.
 fn build_access(
     snapshot: &Snapshot,
-    previous: Option<&CompiledSnapshot>,
+    previous_compiled: Option<&CompiledSnapshot>,
 ) -> Result<Arc<InboundAccess>, InvalidPattern> {
     let config = &snapshot.config;
-    match previous {
-        Some(CompiledSnapshot { snapshot: previous, access, .. })
-            if previous.config.access == config.access
-                && previous.config.trust_domain == config.trust_domain
-                && previous.config.revoked == config.revoked
-                && previous.config.inbound == config.inbound
-                && previous.config.mtls == config.mtls
-                && previous.config.ingress_rules == config.ingress_rules
-                && (config.inbound.rules.is_empty() || previous.config.ports == config.ports) =>
+    match previous_compiled {
+        Some(CompiledSnapshot { snapshot: previous_snapshot, access, .. })
+            if previous_snapshot.config.access == config.access
+                && previous_snapshot.config.trust_domain == config.trust_domain
+                && previous_snapshot.config.revoked == config.revoked
+                && previous_snapshot.config.inbound == config.inbound
+                && previous_snapshot.config.mtls == config.mtls
+                && previous_snapshot.config.ingress_rules == config.ingress_rules
+                && (config.inbound.rules.is_empty()
+                    || previous_snapshot.config.ports == config.ports) =>
         {
             Ok(Arc::clone(access))
         }
@@ -374,11 +380,11 @@ fn build_access(
 /// Compiles the egress rules; reuses the previous ones if unchanged.
 fn build_egress_rules(
     snapshot: &Snapshot,
-    previous: Option<&CompiledSnapshot>,
+    previous_compiled: Option<&CompiledSnapshot>,
 ) -> Result<Arc<EgressRules>, InvalidPattern> {
-    match previous {
-        Some(CompiledSnapshot { snapshot: previous, egress_rules, .. })
-            if previous.config.egress_rules == snapshot.config.egress_rules =>
+    match previous_compiled {
+        Some(CompiledSnapshot { snapshot: previous_snapshot, egress_rules, .. })
+            if previous_snapshot.config.egress_rules == snapshot.config.egress_rules =>
         {
             Ok(Arc::clone(egress_rules))
         }
@@ -389,11 +395,11 @@ fn build_egress_rules(
 /// Compiles the lanes; reuses the previous ones if unchanged.
 fn build_lanes(
     snapshot: &Snapshot,
-    previous: Option<&CompiledSnapshot>,
+    previous_compiled: Option<&CompiledSnapshot>,
 ) -> Result<Arc<Lanes>, InvalidPattern> {
-    match previous {
-        Some(CompiledSnapshot { snapshot: previous, lanes, .. })
-            if previous.config.lanes == snapshot.config.lanes =>
+    match previous_compiled {
+        Some(CompiledSnapshot { snapshot: previous_snapshot, lanes, .. })
+            if previous_snapshot.config.lanes == snapshot.config.lanes =>
         {
             Ok(Arc::clone(lanes))
         }
@@ -404,16 +410,16 @@ fn build_lanes(
 /// Compiles the rate limits; reuses the previous ones if unchanged, and otherwise the state of unchanged rules.
 fn build_limits(
     snapshot: &Snapshot,
-    previous: Option<&CompiledSnapshot>,
+    previous_compiled: Option<&CompiledSnapshot>,
 ) -> Result<Arc<CompiledLimits>, InvalidPattern> {
-    match previous {
-        Some(CompiledSnapshot { snapshot: previous, limits, .. })
-            if previous.config.limits == snapshot.config.limits =>
+    match previous_compiled {
+        Some(CompiledSnapshot { snapshot: previous_snapshot, limits, .. })
+            if previous_snapshot.config.limits == snapshot.config.limits =>
         {
             Ok(Arc::clone(limits))
         }
         _ => {
-            let previous_limits = previous.map(|previous| &*previous.limits);
+            let previous_limits = previous_compiled.map(|previous| &*previous.limits);
             CompiledLimits::build(&snapshot.config.limits, previous_limits).map(Arc::new)
         }
     }
@@ -422,13 +428,13 @@ fn build_limits(
 /// Compiles the external checks; reuses the previous ones if unchanged. `None` if there are no checks.
 fn build_request_checks(
     snapshot: &Snapshot,
-    previous: Option<&CompiledSnapshot>,
+    previous_compiled: Option<&CompiledSnapshot>,
 ) -> Result<Option<Arc<CompiledChecks>>, InvalidPattern> {
     let config = &snapshot.config;
-    match previous {
-        Some(CompiledSnapshot { snapshot: previous, request_checks, .. })
-            if previous.config.request_checks == config.request_checks
-                && previous.config.limits == config.limits =>
+    match previous_compiled {
+        Some(CompiledSnapshot { snapshot: previous_snapshot, request_checks, .. })
+            if previous_snapshot.config.request_checks == config.request_checks
+                && previous_snapshot.config.limits == config.limits =>
         {
             Ok(request_checks.clone())
         }

@@ -57,7 +57,10 @@ pub fn apply_cors(
     }
     // Browsers read this field in responses to actual requests only; the Gateway API requires it in preflight
     // responses too.
-    if is_allowed && let Some(exposed_names) = format_names(&cors.exposed, cors.credentials, None) {
+    if is_allowed
+        && let Some(exposed_names) =
+            format_names(&cors.exposed_headers, cors.allows_credentials, None)
+    {
         fields.push(("access-control-expose-headers", exposed_names));
     }
     if is_preflight {
@@ -86,14 +89,14 @@ fn combine_edits(
 
 /// True if the response is the same for all origins.
 fn allows_any_origin(cors: &Cors) -> bool {
-    !cors.credentials && cors.origins.iter().any(|origin| origin.is_any())
+    !cors.allows_credentials && cors.origins.iter().any(|origin| origin.is_any())
 }
 
 /// Returns the fields that allow an origin.
 fn origin_fields(cors: &Cors, origin: &str) -> Vec<(&'static str, String)> {
     let allowed_origin = if allows_any_origin(cors) { "*" } else { origin };
     let mut fields = vec![(ALLOW_ORIGIN_FIELD, allowed_origin.to_owned())];
-    if cors.credentials {
+    if cors.allows_credentials {
         fields.push(("access-control-allow-credentials", "true".to_owned()));
     }
     fields
@@ -106,16 +109,16 @@ fn preflight_fields(cors: &Cors, request: &RequestView<'_>) -> Vec<(&'static str
         values.filter(|value| HeaderEdits::is_valid_value(value)).map(|value| value.into_owned())
     };
     let methods =
-        format_names(&cors.methods, cors.credentials, requested_names(REQUEST_METHOD_FIELD));
+        format_names(&cors.methods, cors.allows_credentials, requested_names(REQUEST_METHOD_FIELD));
     let headers = format_names(
         &cors.headers,
-        cors.credentials,
+        cors.allows_credentials,
         requested_names("access-control-request-headers"),
     );
-    let methods = methods.map(|methods| ("access-control-allow-methods", methods));
-    let headers = headers.map(|headers| ("access-control-allow-headers", headers));
-    let max_age = ("access-control-max-age", cors.max_age_seconds.to_string());
-    methods.into_iter().chain(headers).chain([max_age]).collect()
+    let methods_field = methods.map(|methods| ("access-control-allow-methods", methods));
+    let headers_field = headers.map(|headers| ("access-control-allow-headers", headers));
+    let max_age_field = ("access-control-max-age", cors.max_age_seconds.to_string());
+    methods_field.into_iter().chain(headers_field).chain([max_age_field]).collect()
 }
 
 /// Formats a list of names for browsers; `None` if the list is empty. For requests with credentials, `*` is not a
@@ -160,10 +163,10 @@ mod tests {
         };
         Cors {
             origins: origins.iter().map(|origin| OriginPattern::new(origin).unwrap()).collect(),
-            credentials,
+            allows_credentials: credentials,
             methods: words(&["PUT", "DELETE"]),
             headers: words(&["x-a", "x-b"]),
-            exposed: words(&["x-c"]),
+            exposed_headers: words(&["x-c"]),
             max_age_seconds: 5,
         }
     }

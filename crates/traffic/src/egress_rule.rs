@@ -24,7 +24,7 @@ pub struct EgressRules(FxHashMap<u16, PortEgressRules>);
 #[derive(Debug, Default)]
 struct PortEgressRules {
     egress_rules: Vec<CompiledEgressRule>,
-    /// The kinds of match of the rules without address ranges, without duplicates.
+    /// The sources of the destination name of the rules without address ranges, without duplicates.
     unrestricted: Vec<MatchedBy>,
     /// The positions of the rules with address ranges.
     by_range: AddressRangeIndex,
@@ -42,7 +42,7 @@ struct CompiledEgressRule {
     requests: Option<Box<[RequestMatcher]>>,
 }
 
-/// The egress permission of a connection to an address.
+/// The decision about a connection to an address, before its first bytes are inspected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EgressDecision {
     /// The connection is denied.
@@ -80,7 +80,7 @@ impl EgressRules {
         self.0.contains_key(&port)
     }
 
-    /// Returns the egress permission of connections to this address.
+    /// Returns the decision about connections to this address.
     #[must_use]
     pub fn permission_for(&self, address: SocketAddr) -> EgressDecision {
         let Some(port) = self.0.get(&address.port()) else { return EgressDecision::Denied };
@@ -142,7 +142,7 @@ impl PortEgressRules {
         self.egress_rules.push(compiled);
     }
 
-    /// True if a rule with this kind of match allows the address.
+    /// True if a rule that matches by `matched_by` allows the address.
     fn allows_address(&self, address: IpAddr, matched_by: MatchedBy) -> bool {
         let rules = || {
             self.by_range
@@ -178,7 +178,8 @@ impl CompiledEgressRule {
         Ok(Self { egress_rule: egress_rule.clone(), requests })
     }
 
-    /// Returns the effective kind of match. A rule by server name without hosts matches by address.
+    /// Returns the source of the destination name that the rule matches. A rule by server name without hosts matches by
+    /// address.
     fn matched_by(&self) -> MatchedBy {
         match self.egress_rule.matched_by {
             MatchedBy::ServerName if self.egress_rule.hosts.is_empty() => MatchedBy::Address,

@@ -1,5 +1,5 @@
-//! Fault injection: the compiled fault rules of a port, and the random selection of the requests to delay or abort. The
-//! client's sidecar calls it for each request.
+//! Compiles the fault rules of a port, and selects the requests to delay or abort at random. The client's sidecar calls
+//! it for each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,7 +110,7 @@ impl CompiledFaults {
         let mut is_selected = |share_ppm: u32| is_in_share(share_ppm, random());
         let delay = compiled.rule.delay.filter(|delay| is_selected(delay.share_ppm));
         let abort = compiled.rule.abort.as_ref().filter(|abort| is_selected(abort.share_ppm));
-        let abort = abort.and_then(|abort| {
+        let injected_response = abort.and_then(|abort| {
             Some(InjectedResponse { response: compiled.response.clone()?, grpc: abort.grpc })
         });
         let injected_faults = InjectedFaults {
@@ -118,7 +118,7 @@ impl CompiledFaults {
             rule: &compiled.rule.name,
             match_slot: &compiled.match_slot,
             delay: delay.map(|delay| delay.duration),
-            abort,
+            abort: injected_response,
         };
         (injected_faults.delay.is_some() || injected_faults.abort.is_some())
             .then_some(injected_faults)
@@ -146,9 +146,9 @@ impl CompiledFaults {
         request: &RequestView<'_>,
         caller: &ServiceAccount,
     ) -> Option<&CompiledFaultRule> {
-        let (index, rules) = self.indexed.as_ref()?;
-        let is_match = |rule: usize, match_position: usize| {
-            rules.get(rule).is_some_and(|rule| {
+        let (match_index, rules) = self.indexed.as_ref()?;
+        let is_match = |rule_position: usize, match_position: usize| {
+            rules.get(rule_position).is_some_and(|rule| {
                 let matches_request = rule
                     .requests
                     .get(match_position)
@@ -156,9 +156,8 @@ impl CompiledFaults {
                 matches_request && rule.rule.matches_caller(caller)
             })
         };
-        rules.get(
-            index.first_match(LookupKeys::as_sent(request).with_caller(Some(caller)), is_match)?,
-        )
+        let keys = LookupKeys::as_sent(request).with_caller(Some(caller));
+        rules.get(match_index.first_match(keys, is_match)?)
     }
 }
 

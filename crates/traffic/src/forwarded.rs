@@ -12,7 +12,7 @@ use crate::traffic_policy::PortTrafficPolicy;
 
 /// The backend ports that the routes of a port with policies forward to, each with its effective policies.
 #[derive(Debug)]
-pub struct Forwarded {
+pub struct ForwardedPorts {
     ports: Box<[ForwardedPort]>,
     /// The index in `ports` of each backend, by rule index and backend index. `None` for a backend that is the port
     /// itself or does not exist.
@@ -50,18 +50,19 @@ impl CompiledPort {
         (self.traffic_policy.as_ref(), self.hash_table.as_ref())
     }
 
-    /// Returns the policies of a request that a rule of this port forwards to a backend. `rule` and `backend` are
-    /// indices; `backend_port` is the compiled port of the backend.
+    /// Returns the policies of a request that a rule of this port forwards to a backend. `rule_index` is the index of
+    /// the rule in the port, `backend_index` the index of the backend in the rule, and `backend_port` the compiled port
+    /// of the backend.
     #[must_use]
     pub fn policies_of_rule<'a>(
         &'a self,
-        rule: usize,
-        backend: usize,
+        rule_index: usize,
+        backend_index: usize,
         backend_port: &'a Self,
     ) -> EffectivePolicies<'a> {
         match &self.forwarded {
             None => backend_port.own_policies(),
-            Some(forwarded) => match forwarded.find_by_rule(rule, backend) {
+            Some(forwarded) => match forwarded.find_by_rule(rule_index, backend_index) {
                 None => backend_port.own_policies(),
                 Some(port) => port.effective_policies(),
             },
@@ -102,7 +103,7 @@ impl ForwardedPort {
     }
 }
 
-impl Forwarded {
+impl ForwardedPorts {
     /// Compiles the policies of all forwarding routes of a port; `None` if the port has no policies, or no rule
     /// forwards to another port.
     pub(crate) fn for_port(
@@ -156,8 +157,8 @@ impl Forwarded {
     }
 
     /// Returns the port of a backend, by the indices of the rule and the backend.
-    fn find_by_rule(&self, rule: usize, backend: usize) -> Option<&ForwardedPort> {
-        let index = (*self.by_rule.get(rule)?.get(backend)?)?;
+    fn find_by_rule(&self, rule_index: usize, backend_index: usize) -> Option<&ForwardedPort> {
+        let index = (*self.by_rule.get(rule_index)?.get(backend_index)?)?;
         self.ports.get(usize::try_from(index).ok()?)
     }
 

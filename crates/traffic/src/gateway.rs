@@ -1,4 +1,5 @@
-//! Compiled gateway configurations: the selection of the listener for a request, and routing by its rules.
+//! Compiles the configuration of a gateway proxy. Selects the listener of each request by host name, and routes the
+//! request by the listener's rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -178,7 +179,7 @@ impl CompiledListener {
         for HostRules { hostname, rules } in &listener.hosts {
             let rules = rules
                 .iter()
-                .filter(|rule| is_usable(rule, invalid_patterns))
+                .filter(|rule| check_patterns(rule, invalid_patterns))
                 .map(without_internal_headers);
             rules_by_host.entry(hostname.as_ref()).or_default().extend(rules);
         }
@@ -199,12 +200,12 @@ fn without_internal_headers(rule: &RouteRule) -> RouteRule {
 }
 
 /// True if all patterns of a rule are valid; otherwise the first error is added to `invalid_patterns`.
-fn is_usable(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
+fn check_patterns(rule: &RouteRule, invalid_patterns: &mut Vec<InvalidPattern>) -> bool {
     let error = rule.matches.iter().find_map(|request| RequestMatcher::compile(request).err());
-    let is_usable = error.is_none();
+    let are_valid = error.is_none();
     invalid_patterns
         .extend(error.map(|error| error.with_object(rule.kind.object_key(rule.route.clone()))));
-    is_usable
+    are_valid
 }
 
 /// The routing result of a request at a gateway.

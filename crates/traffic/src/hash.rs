@@ -3,11 +3,11 @@
 
 /// Hashes a value with 64-bit FNV-1a and a final mixing step. Different salts give independent hashes.
 pub(crate) fn hash(salt: u64, value: &str) -> u64 {
-    let hash = value
+    let fnv_hash = value
         .bytes()
         .fold(FNV_OFFSET ^ salt, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-    let hash = (hash ^ (hash >> 32)).wrapping_mul(MIX_MULTIPLIER);
-    hash ^ (hash >> 29)
+    let mixed = (fnv_hash ^ (fnv_hash >> 32)).wrapping_mul(MIX_MULTIPLIER);
+    mixed ^ (mixed >> 29)
 }
 
 /// The offset basis of 64-bit FNV.

@@ -1,4 +1,5 @@
-//! Hedging: decides whether a request may have a second attempt in parallel to the first.
+//! Hedging: decides whether a request may have a second attempt in parallel to the first. The proxy calls it when the
+//! first attempt is slow to respond.
 
 use leno_model::{HedgeRule, RetryRule};
 
@@ -17,8 +18,8 @@ pub struct HedgeConditions<'a> {
     pub retries: u8,
 }
 
-/// True if a request may have a second, parallel attempt. `retry` is the retry rule of the request, if any; a hedge
-/// counts as a retry, so the rule's number of attempts limits it.
+/// True if a request may have a second, parallel attempt. `retry` is the retry rule of the request, if any. A second
+/// attempt counts as a retry, so it needs a retry that the rule permits and that is not used yet.
 #[must_use]
 pub fn may_hedge(
     rule: &HedgeRule,

@@ -1,4 +1,5 @@
-//! Resolution of the host names of requests to services of the mesh, and the rejection of other hosts.
+//! Resolves the host names of requests to services of the mesh, and decides whether requests to other hosts are
+//! rejected.
 
 use leno_model::{Name, Reason, ServiceName};
 
@@ -24,8 +25,8 @@ pub fn service_of(host: &str, own_namespace: &Name) -> Option<ServiceName> {
 }
 
 /// Returns the rejection reason for a request to a host that is not a service of the mesh; `None` if the host is
-/// external and the request may leave the mesh. `service` is the service name if the host name has that form. `may_leave`
-/// is true if egress is allowed. `knows_namespace` returns true if the mesh has services in a namespace.
+/// external and the request may leave the mesh. `service` is the service name if the host name has that form.
+/// `may_leave` is true if egress is allowed. `knows_namespace` returns true if the mesh has services in a namespace.
 #[must_use]
 pub fn external_rejection(
     host: &str,

@@ -51,7 +51,7 @@ pub use balance::{Candidates, pick_candidate};
 pub use budget::RetryBudget;
 pub use compiled_snapshot::{CompiledPort, CompiledService, CompiledSnapshot};
 pub use egress_rule::{EgressDecision, EgressRules};
-pub use forwarded::{Forwarded, ForwardedPort};
+pub use forwarded::{ForwardedPort, ForwardedPorts};
 pub use gateway::{CompiledGateway, CompiledGatewayPort, GatewayChoice, HttpListeners};
 pub use host::{external_rejection, service_of};
 pub use match_slot::MatchSlot;

@@ -1,5 +1,5 @@
-//! An index of the request matches of many rules: finds the first rule with a matching entry without an evaluation of
-//! all rules. Access policies, ingress rules, rate limits and faults use it.
+//! An index of the request matches of many rules. A rule has several matches; the index finds the first rule with a
+//! matching one, without an evaluation of all rules. Access policies, ingress rules, rate limits and faults use it.
 
 use leno_model::{NamePattern, PeerMatch};
 
@@ -105,6 +105,7 @@ impl MatchIndex {
         )
     }
 
+    /// Indexes the matches of these rules, each with its position, its matches and its callers.
     fn compile<'a, M: IndexedMatch + 'a>(
         rules: impl Iterator<Item = (usize, &'a [M], &'a [PeerMatch])> + Clone,
     ) -> Option<Self> {
@@ -155,12 +156,12 @@ impl MatchIndex {
         keys: LookupKeys<'_>,
         is_match: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
-        let is_match = |position: usize| {
+        let is_match_at = |position: usize| {
             self.matches
                 .get(position)
                 .is_some_and(|(rule, match_position)| is_match(*rule, *match_position))
         };
-        self.matches.get(self.index.first_match_by_keys(keys, is_match)?).map(|(rule, _)| *rule)
+        self.matches.get(self.index.first_match_by_keys(keys, is_match_at)?).map(|(rule, _)| *rule)
     }
 
     /// Returns the candidate rules, in order and without duplicates: a superset of the matching rules.
@@ -179,14 +180,14 @@ impl MatchIndex {
         keys: LookupKeys<'_>,
         is_match: impl Fn(usize, usize) -> bool,
     ) -> Option<usize> {
-        let is_match = |position: usize| {
+        let is_match_at = |position: usize| {
             self.matches
                 .get(position)
                 .is_some_and(|(rule, match_position)| is_match(*rule, *match_position))
         };
         let first = match candidates {
-            None => self.index.first_match_by_keys(keys, is_match),
-            Some(candidates) => self.index.first_match_among(candidates, keys, is_match),
+            None => self.index.first_match_by_keys(keys, is_match_at),
+            Some(candidates) => self.index.first_match_among(candidates, keys, is_match_at),
         };
         self.matches.get(first?).map(|(rule, _)| *rule)
     }

@@ -1,4 +1,5 @@
-//! Match counter slots: each compiled rule caches the index of its match counter.
+//! Match counter slots. The proxy counts the matches of each rule in per-thread metrics, and each compiled rule caches
+//! the index of its counter in a slot.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

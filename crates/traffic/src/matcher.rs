@@ -1,4 +1,5 @@
-//! Compiled request matches of routes and allow rules. The submodule `denial` contains the matches of deny rules.
+//! Compiles and evaluates the request matches of routes and allow rules. The submodule `denial` contains the matches of
+//! deny rules.
 
 mod denial;
 
@@ -232,6 +233,7 @@ impl PathMatcher {
         })
     }
 
+    /// True if the condition holds for a path, which has no query.
     pub(crate) fn matches(&self, path: &str) -> bool {
         match self {
             Self::Any => true,

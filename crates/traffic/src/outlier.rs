@@ -12,8 +12,9 @@ pub use class::{EndpointResult, FailureEvidence, classify_check, classify_result
 pub use native::NativeDetector;
 pub use sermant::SermantDetector;
 
-/// The outlier detection state of the endpoints of one port, in their order. Each data thread has its own detector.
-/// Times are durations since an arbitrary start, given by the caller.
+/// The outlier detection state of the endpoints of one port. Each data thread has its own detector. An endpoint is
+/// identified by its slot: its index in the list of endpoints of the last [`Self::update_endpoints`]. Times are
+/// durations since an arbitrary start, given by the caller.
 #[derive(Debug)]
 pub enum OutlierDetector {
     /// The native algorithm.
@@ -38,7 +39,7 @@ pub enum EjectionState {
 pub enum EjectionEvent {
     /// The endpoint was ejected.
     Ejected {
-        /// The index of the endpoint.
+        /// The slot of the endpoint.
         slot: usize,
         /// The cause.
         cause: EjectionCause,
@@ -47,7 +48,7 @@ pub enum EjectionEvent {
     },
     /// The endpoint was returned to service.
     Unejected {
-        /// The index of the endpoint.
+        /// The slot of the endpoint.
         slot: usize,
     },
 }
@@ -92,12 +93,12 @@ impl OutlierDetector {
         }
     }
 
-    /// Updates the set of endpoints. Each element is the previous index of the endpoint at that position;
-    /// `None` for a new endpoint.
-    pub fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
+    /// Replaces the list of endpoints. `old_slots` contains the previous slot of each endpoint in the new list; `None`
+    /// for a new endpoint.
+    pub fn update_endpoints(&mut self, old_slots: &[Option<usize>]) {
         match self {
-            Self::Native(detector) => detector.update_endpoints(old_indices),
-            Self::Sermant(detector) => detector.update_endpoints(old_indices),
+            Self::Native(detector) => detector.update_endpoints(old_slots),
+            Self::Sermant(detector) => detector.update_endpoints(old_slots),
         }
     }
 

@@ -72,7 +72,8 @@ pub(crate) fn compile_case_insensitive(pattern: &str) -> Result<Regex, regex::Er
     builder.size_limit(MAX_CASE_INSENSITIVE_BYTES).build().or_else(|_| build_regex(&anchored))
 }
 
-/// True if a pattern may exclude letters: its case-insensitive form may then match fewer texts.
+/// True if a pattern may exclude letters, as `[^a]` does. Its case-insensitive form then matches fewer texts: it
+/// excludes `A` as well.
 pub(crate) fn may_exclude_letters(pattern: &str) -> bool {
     ["[^", ":^", "!=", "--", "&&", "~~", r"\P", "(?-"].iter().any(|part| pattern.contains(part))
 }
@@ -82,7 +83,7 @@ pub(crate) fn may_end_in_slash(pattern: &str) -> bool {
     regex_syntax::parse(pattern).map_or(true, |parsed| ends_in_slash(&parsed))
 }
 
-/// True if a text that matches this part of an expression may end in a slash.
+/// True if a text that matches this part of an expression may end in a slash. True as well if this is unknown.
 fn ends_in_slash(part: &Hir) -> bool {
     match part.kind() {
         HirKind::Literal(literal) => literal.0.last() == Some(&b'/'),

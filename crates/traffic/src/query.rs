@@ -1,4 +1,5 @@
-//! Query parameters: how applications may read their names and values, and the decoding of both.
+//! Decodes query parameters, and enumerates the names and values that applications may read in them. Applications
+//! differ: for example, some read `role[]=a` as the parameter `role`.
 
 use std::borrow::Cow;
 
@@ -31,8 +32,8 @@ pub fn similar_parameters<'q>(query: &'q str, name: &str) -> impl Iterator<Item 
 }
 
 /// True if applications may read the encoded parameter name as this [normalized](normalize_parameter_name) name: in
-/// another case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`, and with
-/// `.`, a blank or an unclosed `[` instead of `_`. The normalized name may also be a map element.
+/// another case, as a list (`role[]`, `role[0]`) or map (`role[x]`), in or after brackets, after blanks or `!`, and
+/// with `.`, a blank or an unclosed `[` instead of `_`. The normalized name may also be a map element.
 pub(crate) fn may_be_named(encoded: &str, normalized: &str) -> bool {
     let is_map_element = normalized.contains('[') && normalized.ends_with(']');
     if encoded.len() < normalized.len() && !is_map_element {
@@ -60,8 +61,8 @@ fn flatten_name(name: &str) -> impl Iterator<Item = u8> + '_ {
 }
 
 /// True if applications may read a normalized name as this map element. Applications handle text after a `]`
-/// differently: Rack reads it as a further key, qs ignores it, and PHP ends the name there. Spring ignores quotes around
-/// a key.
+/// differently: Rack reads it as a further key, qs ignores it, and PHP ends the name there. Spring ignores quotes
+/// around a key.
 fn may_be_map_element(name: &str, normalized: &str) -> bool {
     let rack_words = split_name(name);
     let php_words: Vec<_> =
@@ -104,10 +105,10 @@ pub(crate) fn normalize_rule_parameter(name: &str) -> String {
 /// Normalizes an encoded parameter name in the way of the most lenient application.
 pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
     let decoded = decode_fully(encoded, Plus::Space);
-    let name = decoded.split('\0').next().unwrap_or_default();
+    let before_nul = decoded.split('\0').next().unwrap_or_default();
     // Spring's binder reads `!role` as the default of `role`. Rack and qs drop brackets before a name.
-    let name = name.trim_start_matches(|c| is_blank(c) || matches!(c, '!' | '[' | ']'));
-    let mut name = folded_case(name).replace([' ', '.'], "_");
+    let trimmed = before_nul.trim_start_matches(|c| is_blank(c) || matches!(c, '!' | '[' | ']'));
+    let mut name = folded_case(trimmed).replace([' ', '.'], "_");
     // A list element has the name of the list.
     while let Some((list, index)) = name.strip_suffix(']').and_then(|name| name.rsplit_once('[')) {
         // PHP reads a blank as an empty index.
@@ -115,8 +116,8 @@ pub(crate) fn normalize_parameter_name(encoded: &str) -> String {
         if list.is_empty() || !index.chars().all(is_index) {
             break;
         }
-        let length = list.len();
-        name.truncate(length);
+        let list_length = list.len();
+        name.truncate(list_length);
     }
     // The whole name may be in brackets: `[role]`.
     if !name.contains('[') {
@@ -138,7 +139,7 @@ pub(crate) fn possible_values(encoded: &str) -> impl Iterator<Item = Cow<'_, str
     std::iter::once(Cow::Borrowed(encoded)).chain(readings.into_iter().flatten())
 }
 
-/// The interpretation of a plus sign.
+/// The character that a plus sign stands for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Plus {
     /// A plus sign, as in paths.

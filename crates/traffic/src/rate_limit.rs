@@ -22,7 +22,7 @@ use crate::pattern::InvalidPattern;
 use crate::request::RequestView;
 use crate::rule_index::LookupKeys;
 use crate::variant::{PathKind, PathVariants};
-use bucket::{Bucket, BucketRate, Buckets};
+use bucket::{Bucket, BucketRate, KeyedBuckets};
 use concurrency::{ConcurrencySlots, ResponseOutcome};
 
 /// The compiled limits of a workload's ports, with their token buckets. All data threads share them.
@@ -66,10 +66,12 @@ struct CompiledRateRule {
     rule: RateRule,
     /// The requests that the rule counts, in every interpretation; all when empty.
     requests: Box<[DenialMatcher]>,
-    /// For a rule with `stop`: the same requests, matched only as sent and with a single interpretation.
+    /// For a rule with `stop`, after which later rules are skipped: the same requests, matched only as sent and with a
+    /// single interpretation, so that no alternative encoding makes a request skip the later rules.
     exact_requests: Box<[RequestMatcher]>,
     /// The rate of each bucket.
     rate: BucketRate,
+    /// The token buckets.
     tokens: Tokens,
     /// The response to requests over the limit, if the rule sets one.
     response: Option<Arc<FixedResponse>>,
@@ -83,7 +85,7 @@ enum Tokens {
     /// One bucket for all requests.
     Shared(Bucket),
     /// One bucket for each key.
-    PerKey(Buckets),
+    PerKey(KeyedBuckets),
 }
 
 /// A rejection by a rate limit.
@@ -95,7 +97,7 @@ pub struct RateLimitExceeded<'a> {
     pub rule: &'a str,
     /// The response, if the policy sets one.
     pub response: Option<Arc<FixedResponse>>,
-    /// The time until a token is available; for `retry-after`.
+    /// The time until a token is available, from which the `retry-after` header is computed.
     pub wait: Duration,
     /// The counter of the rule's rejections.
     pub match_slot: &'a Arc<MatchSlot>,
@@ -230,11 +232,12 @@ impl CompiledLimits {
         !self.ports.is_empty() && self.ports.contains_key(&port)
     }
 
-    /// Admits a request if each rule that counts it has a token, and takes one token from each of these rules. `now`
-    /// is the time since an arbitrary start.
+    /// Admits a request if each rule that counts it has a token, and takes one token from each of these rules. If a
+    /// rule has no token, the tokens that were already taken from earlier rules are returned. `now` is the time since
+    /// an arbitrary start.
     ///
     /// # Errors
-    /// [`RateLimitExceeded`] for the first rule without a token; no token is then taken.
+    /// [`RateLimitExceeded`] for the first rule without a token.
     pub fn admit_request(
         &self,
         port: u16,
@@ -254,7 +257,7 @@ impl CompiledLimits {
         let Some(exceeded) = exceeded else { return Ok(()) };
         self.find_counting_rule(port, request, caller, |_, rule| {
             tokens_taken = tokens_taken.checked_sub(1)?;
-            rule.return_tokens(rule.bucket_key(request, caller));
+            rule.return_token(rule.bucket_key(request, caller));
             None::<()>
         });
         Err(exceeded)
@@ -268,37 +271,41 @@ impl CompiledLimits {
         caller: Option<&ServiceAccount>,
     ) {
         self.find_counting_rule(port, request, caller, |_, rule| {
-            rule.return_tokens(rule.bucket_key(request, caller));
+            rule.return_token(rule.bucket_key(request, caller));
             None::<()>
         });
     }
 
-    /// Acquires a concurrency slot for a request at a port; `None` if the port has no concurrency limit. `is_whole` is
-    /// true if the whole request was sent. `now` is the time since an arbitrary start.
+    /// Acquires a concurrency slot for a request at a port; `None` if the port has no concurrency limit.
+    /// `is_fully_sent` is true if the client has sent the whole request. `now` is the time since an arbitrary start.
     ///
     /// # Errors
     /// [`ConcurrencyExceeded`] for the first policy without a free slot.
     pub fn acquire_slot(
         &self,
         port: u16,
-        is_whole: bool,
+        is_fully_sent: bool,
         now: Duration,
     ) -> Result<Option<ConcurrencySlot>, ConcurrencyExceeded<'_>> {
         let Some(policies) = self.ports.get(&port) else { return Ok(None) };
         let limits = || {
             policies.iter().filter_map(|policy| Some((policy, policy.concurrency_limit.as_ref()?)))
         };
-        let Some((exhausted_position, (policy, exhausted_limit))) =
-            limits().enumerate().find(|(_, (_, limit))| !limit.slots.try_acquire(is_whole, now))
+        let Some((exhausted_position, (policy, exhausted_limit))) = limits()
+            .enumerate()
+            .find(|(_, (_, limit))| !limit.slots.try_acquire(is_fully_sent, now))
         else {
-            let phase =
-                if is_whole { RequestPhase::Waiting { since: now } } else { RequestPhase::Sending };
+            let phase = if is_fully_sent {
+                RequestPhase::Waiting { since: now }
+            } else {
+                RequestPhase::Sending
+            };
             let slot = || ConcurrencySlot { policies: policies.clone(), phase: Cell::new(phase) };
             return Ok(limits().next().map(|_| slot()));
         };
         limits()
             .take(exhausted_position)
-            .for_each(|(_, acquired)| acquired.slots.release(is_whole));
+            .for_each(|(_, acquired)| acquired.slots.release(is_fully_sent));
         let (policy, response) = (&policy.config.policy, exhausted_limit.response.clone());
         Err(ConcurrencyExceeded {
             policy,
@@ -326,7 +333,7 @@ impl CompiledLimits {
         });
         let Some((exceeded_position, exceeded)) = exceeded else { return Ok(()) };
         for (_, (rate, bucket)) in limits().take(exceeded_position) {
-            bucket.return_tokens(*rate);
+            bucket.return_token(*rate);
         }
         Err(exceeded)
     }
@@ -369,24 +376,24 @@ impl CompiledLimits {
     ) -> Option<T> {
         // Parsed only if a rule has request matches.
         let parsed_path = LazyCell::new(|| {
-            let path = PathKind::from_path(request.path);
-            (path, PathVariants::from_path(request.path, path))
+            let kind = PathKind::from_path(request.path);
+            ParsedPath { kind, variants: PathVariants::from_path(request.path, kind) }
         });
         for policy in self.port_policies(port) {
             let mut candidates = policy.candidate_rules(|| {
-                LookupKeys::as_interpreted(request, &parsed_path.1).with_caller(caller)
+                LookupKeys::as_interpreted(request, &parsed_path.variants).with_caller(caller)
             });
             // Borrowed, because a move of the candidates would copy many bytes.
             let rules = candidates.by_ref().filter(|rule| rule.rule.matches_caller(caller));
             for rule in rules {
-                if !rule.counts_all_requests() && !rule.may_count(request, &parsed_path.1) {
+                if !rule.counts_all_requests() && !rule.may_count(request, &parsed_path.variants) {
                     continue;
                 }
                 if let Some(selected) = select(policy, rule) {
                     return Some(selected);
                 }
                 if rule.rule.stop
-                    && parsed_path.0 == PathKind::Plain
+                    && parsed_path.kind == PathKind::Plain
                     && rule.counts_request(request)
                 {
                     break;
@@ -395,6 +402,12 @@ impl CompiledLimits {
         }
         None
     }
+}
+
+/// The kind and the variants of a request's path.
+struct ParsedPath {
+    kind: PathKind,
+    variants: PathVariants,
 }
 
 /// An iterator over the candidate rules of a policy for a request, a superset of the matching rules.
@@ -473,7 +486,7 @@ impl CompiledRateRule {
         let tokens = match &rule.key {
             RateLimitKey::None => Tokens::Shared(Bucket::default()),
             RateLimitKey::Client { buckets } | RateLimitKey::Header { buckets, .. } => {
-                Tokens::PerKey(Buckets::new(*buckets))
+                Tokens::PerKey(KeyedBuckets::new(*buckets))
             }
         };
         let response = (rule.response != FixedResponse::default()).then(|| rule.response.clone());
@@ -530,10 +543,10 @@ impl CompiledRateRule {
     }
 
     /// Returns an unused token to the bucket of this key.
-    fn return_tokens(&self, key: u128) {
+    fn return_token(&self, key: u128) {
         match &self.tokens {
-            Tokens::Shared(bucket) => bucket.return_tokens(self.rate),
-            Tokens::PerKey(buckets) => buckets.return_tokens(key, self.rate),
+            Tokens::Shared(bucket) => bucket.return_token(self.rate),
+            Tokens::PerKey(buckets) => buckets.return_token(key, self.rate),
         }
     }
 }

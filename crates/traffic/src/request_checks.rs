@@ -1,5 +1,5 @@
-//! The external checks of inbound requests: external authorization, token validation and global rate limits. Decides
-//! which checks a request needs, and builds rate limit descriptors; the proxy sends the check requests.
+//! Compiles the external checks of inbound requests: external authorization, token validation and global rate limits.
+//! Decides which checks a request needs, and builds rate limit descriptors; the proxy sends the check requests.
 
 mod header_change;
 
@@ -58,7 +58,7 @@ pub struct CompiledJwtValidation {
     pub policy: ServicePolicyName,
     /// The validation rule that was compiled.
     pub rule: JwtValidation,
-    /// The requests that must carry a token; `None` if no request must.
+    /// The requests that must carry a token; `None` if no request must carry one.
     required: Option<CheckedRequests>,
     match_slot: Arc<MatchSlot>,
 }

@@ -16,17 +16,21 @@ pub struct FailedAttempt {
     /// True if part of a response was forwarded to the client.
     pub response_started: bool,
     /// The number of earlier attempts; 0 for the first attempt.
-    pub number: u8,
+    pub earlier_attempts: u8,
     /// The number of other endpoints that may be tried.
-    pub alternatives: usize,
-    /// The time since the request began.
+    pub other_endpoints: usize,
+    /// The time since the request began, including earlier attempts and the pauses between them.
     pub waited: Duration,
 }
 
 impl FailedAttempt {
     /// True if the request has waited the maximum time for an unreachable application.
     fn has_waited_maximum(&self, reason: Reason) -> bool {
-        let max_wait = if self.alternatives == 0 { MAX_UNREACHABLE_ALONE } else { MAX_UNREACHABLE };
+        let max_wait = if self.other_endpoints == 0 {
+            MAX_UNREACHABLE_WAIT_ALONE
+        } else {
+            MAX_UNREACHABLE_WAIT
+        };
         reason == Reason::ConnectFailed && self.waited >= max_wait
     }
 }
@@ -42,14 +46,15 @@ pub enum SentPart {
 
 /// True if the request may be retried.
 ///
-/// A request is retried at most [`MAX_RETRIES`] times, or [`max_unsent`] times if no byte of it was sent. It is never
+/// A request is retried at most [`MAX_RETRIES`] times, or [`max_unsent_retries`] times if no byte of it was sent. It is never
 /// retried after the client received part of a response, or if the sent bytes are no longer available. Otherwise
 /// [`Reason::retry`] decides.
 #[must_use]
 pub fn may_retry(reason: Reason, attempt: &FailedAttempt) -> bool {
     let is_unsent = attempt.sent == SentPart::None;
-    let max_retries = if is_unsent { max_unsent(attempt.alternatives) } else { MAX_RETRIES.into() };
-    if usize::from(attempt.number) >= max_retries
+    let max_retries =
+        if is_unsent { max_unsent_retries(attempt.other_endpoints) } else { MAX_RETRIES.into() };
+    if usize::from(attempt.earlier_attempts) >= max_retries
         || attempt.response_started
         || attempt.has_waited_maximum(reason)
         || !(is_unsent || attempt.body_replayable)
@@ -76,17 +81,19 @@ pub enum AttemptFailure {
 ///
 /// A response is retried if the rule lists its status. A failure before any byte was sent is always retried. A later
 /// failure, after which the request may have had an effect, is retried for idempotent methods; for other methods it is
-/// retried only if the rule lists the resulting status. A rule with zero attempts permits no retries. With any other
-/// rule, an unsent request may try further endpoints as without a rule.
+/// retried only if the rule lists the resulting status. A rule whose `attempts` are 0 permits no retries. With any
+/// other rule, an unsent request may try as many endpoints as without a rule, even if the rule permits fewer retries.
 #[must_use]
 pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &FailedAttempt) -> bool {
     let is_unsent = attempt.sent == SentPart::None;
     let max_retries = match rule.attempts {
         0 => 0,
-        attempts if is_unsent => max_unsent(attempt.alternatives).max(attempts.into()),
-        attempts => attempts.into(),
+        rule_retries if is_unsent => {
+            max_unsent_retries(attempt.other_endpoints).max(rule_retries.into())
+        }
+        rule_retries => rule_retries.into(),
     };
-    if usize::from(attempt.number) >= max_retries
+    if usize::from(attempt.earlier_attempts) >= max_retries
         || attempt.response_started
         || !(is_unsent || attempt.body_replayable)
     {
@@ -100,7 +107,7 @@ pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &Failed
         }
         // The elapsed time of later attempts includes pauses between attempts, so only the first attempt is limited.
         AttemptFailure::Failed(Reason::ConnectFailed)
-            if attempt.number == 0 && attempt.waited >= MAX_UNREACHABLE =>
+            if attempt.earlier_attempts == 0 && attempt.waited >= MAX_UNREACHABLE_WAIT =>
         {
             false
         }
@@ -115,10 +122,12 @@ pub fn retry_by_rule(rule: &RetryRule, failure: AttemptFailure, attempt: &Failed
 }
 
 /// Returns the pause before the next retry, after this number of retries. The pause doubles with each retry, up to
-/// [`MAX_GROWTH`] times the rule's backoff, and has up to 50 % of additional jitter. `random` is a uniform random number.
+/// [`MAX_BACKOFF_FACTOR`] times the rule's backoff, and has up to 50 % of additional jitter. `random` is a uniform
+/// random number.
 #[must_use]
-pub fn retry_pause(rule: &RetryRule, number: u8, random: u64) -> Duration {
-    let factor = 1_u32.checked_shl(number.into()).unwrap_or(MAX_GROWTH).min(MAX_GROWTH);
+pub fn retry_pause(rule: &RetryRule, retries: u8, random: u64) -> Duration {
+    let factor =
+        1_u32.checked_shl(retries.into()).unwrap_or(MAX_BACKOFF_FACTOR).min(MAX_BACKOFF_FACTOR);
     let pause = rule.backoff.saturating_mul(factor);
     let jitter_ns = (u128::from(random) * (pause / 2).as_nanos()) >> 64;
     pause.saturating_add(Duration::from_nanos(u64::try_from(jitter_ns).unwrap_or(u64::MAX)))
@@ -137,8 +146,8 @@ pub const MAX_RETRIES: u8 = 1;
 /// Returns the maximum number of retries of an unsent request, given the number of other endpoints. Several endpoints
 /// may fail together with their node, and an attempt to connect adds no load to the service.
 #[must_use]
-pub fn max_unsent(alternatives: usize) -> usize {
-    alternatives.clamp(MAX_RETRIES.into(), MAX_UNSENT_RETRIES)
+pub fn max_unsent_retries(other_endpoints: usize) -> usize {
+    other_endpoints.clamp(MAX_RETRIES.into(), MAX_UNSENT_RETRIES)
 }
 
 /// The maximum number of retries of an unsent request. Each retry waits up to a second for a connection.
@@ -146,14 +155,14 @@ pub const MAX_UNSENT_RETRIES: usize = 4;
 
 /// The elapsed time after which a request to an unreachable application is not retried at another endpoint. A sidecar
 /// waits up to ten seconds for a starting application, and a request waits for one application only.
-pub const MAX_UNREACHABLE: Duration = Duration::from_secs(9);
+pub const MAX_UNREACHABLE_WAIT: Duration = Duration::from_secs(9);
 
 /// The elapsed time after which a request to an unreachable application is not retried if there is no other endpoint. A
 /// retry helps only if the application is restarting or the connection was closed, and both failures are fast.
-pub const MAX_UNREACHABLE_ALONE: Duration = Duration::from_secs(1);
+pub const MAX_UNREACHABLE_WAIT_ALONE: Duration = Duration::from_secs(1);
 
 /// The maximum pause as a multiple of the rule's backoff, without jitter.
-pub const MAX_GROWTH: u32 = 10;
+pub const MAX_BACKOFF_FACTOR: u32 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -164,8 +173,8 @@ mod tests {
         idempotent: false,
         body_replayable: false,
         response_started: false,
-        number: 0,
-        alternatives: 0,
+        earlier_attempts: 0,
+        other_endpoints: 0,
         waited: Duration::ZERO,
     };
 
@@ -174,7 +183,7 @@ mod tests {
         for reason in Reason::ALL {
             let expected = reason.retry() != RetryCondition::Never;
             assert_eq!(may_retry(*reason, &FIRST), expected, "{reason:?}");
-            let second = FailedAttempt { number: 1, ..FIRST };
+            let second = FailedAttempt { earlier_attempts: 1, ..FIRST };
             assert!(!may_retry(*reason, &second), "{reason:?}");
         }
     }
@@ -183,7 +192,11 @@ mod tests {
     fn an_unsent_request_tries_one_endpoint_after_another() {
         for (alternatives, retries) in [(0, 1), (1, 1), (2, 2), (3, 3), (9, 4)] {
             for number in 0..6 {
-                let unsent = FailedAttempt { number, alternatives, ..FIRST };
+                let unsent = FailedAttempt {
+                    earlier_attempts: number,
+                    other_endpoints: alternatives,
+                    ..FIRST
+                };
                 let expected = usize::from(number) < retries;
                 assert_eq!(
                     may_retry(Reason::ConnectTimeout, &unsent),
@@ -252,7 +265,7 @@ mod tests {
         ] {
             let case = format!("{failure:?} {attempt:?} {codes:?}");
             assert_eq!(retry_by_rule(&retry_rule(codes, 2), failure, &attempt), expected, "{case}");
-            let third = FailedAttempt { number: 2, ..attempt };
+            let third = FailedAttempt { earlier_attempts: 2, ..attempt };
             assert!(!retry_by_rule(&retry_rule(codes, 2), failure, &third), "{case}");
             assert!(!retry_by_rule(&retry_rule(codes, 0), failure, &attempt), "{case}");
             let started = FailedAttempt { response_started: true, ..attempt };
@@ -275,8 +288,13 @@ mod tests {
         ] {
             let waited = Duration::from_millis(waited_ms);
             for (sent, body_replayable) in [(SentPart::None, false), (SentPart::HeadOrMore, true)] {
-                let attempt =
-                    FailedAttempt { sent, body_replayable, alternatives, waited, ..FIRST };
+                let attempt = FailedAttempt {
+                    sent,
+                    body_replayable,
+                    other_endpoints: alternatives,
+                    waited,
+                    ..FIRST
+                };
                 assert_eq!(may_retry(reason, &attempt), expected, "{reason:?} {attempt:?}");
             }
         }
@@ -286,8 +304,11 @@ mod tests {
             (ConnectFailed, 1, 60_000, true),
             (ConnectTimeout, 0, 60_000, true),
         ] {
-            let attempt =
-                FailedAttempt { number, waited: Duration::from_millis(waited_ms), ..FIRST };
+            let attempt = FailedAttempt {
+                earlier_attempts: number,
+                waited: Duration::from_millis(waited_ms),
+                ..FIRST
+            };
             let may_retry_by_rule =
                 retry_by_rule(&retry_rule(&[503], 3), AttemptFailure::Failed(reason), &attempt);
             assert_eq!(may_retry_by_rule, expected, "{reason:?} {attempt:?}");

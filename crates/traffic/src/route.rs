@@ -62,7 +62,7 @@ impl PortRoutes {
     /// # Errors
     /// [`InvalidPattern`] for the first invalid regular expression, with its route.
     pub fn compile(port: &PortConfig) -> Result<Self, InvalidPattern> {
-        Self::from_rules(&port.rules, port.routed)
+        Self::from_rules(&port.rules, port.has_attached_routes)
     }
 
     /// Adds a client's retry policy, for rules without their own retry settings.
@@ -219,21 +219,21 @@ pub struct CompiledRouteRule {
     backend_actions: Box<[Option<Arc<CompiledActions>>]>,
     /// The session persistence of the rule, if any.
     pub persistence: Option<Arc<CompiledPersistence>>,
-    /// The index of the rule in its route.
-    pub number: usize,
+    /// The index of the rule in its route, from 0; `index` counts the rules of all routes of the port.
+    pub index_in_route: usize,
     /// The counter of the rule's matches.
     pub match_slot: MatchSlot,
     /// The sum of the weights, including those of backends that no grant permits.
-    weight_total: u64,
+    total_weight: u64,
 }
 
 /// Compiles rules, and numbers them within their routes.
 fn compile_rules(rules: &[RouteRule]) -> Box<[CompiledRouteRule]> {
     let mut rule_counts: BTreeMap<(RouteKind, &RouteName), usize> = BTreeMap::new();
     let rules = rules.iter().enumerate().map(|(index, rule)| {
-        let number = rule_counts.entry((rule.kind, &rule.route)).or_default();
-        let compiled_rule = CompiledRouteRule::new(index, rule, *number);
-        *number += 1;
+        let index_in_route = rule_counts.entry((rule.kind, &rule.route)).or_default();
+        let compiled_rule = CompiledRouteRule::new(index, rule, *index_in_route);
+        *index_in_route += 1;
         compiled_rule
     });
     rules.collect()
@@ -256,8 +256,8 @@ fn backend_actions(
 }
 
 impl CompiledRouteRule {
-    fn new(index: usize, rule: &RouteRule, number: usize) -> Self {
-        let persistence = CompiledPersistence::from_rule(rule, number).map(Arc::new);
+    fn new(index: usize, rule: &RouteRule, index_in_route: usize) -> Self {
+        let persistence = CompiledPersistence::from_rule(rule, index_in_route).map(Arc::new);
         let mut actions = CompiledActions::compile(&rule.actions, &rule.matches);
         if let (Some(name), Some(actions)) =
             (persistence.as_ref().and_then(|persistence| persistence.header_name()), &mut actions)
@@ -274,9 +274,9 @@ impl CompiledRouteRule {
             backend_actions: backend_actions(rule, actions.as_ref()),
             actions,
             persistence,
-            number,
+            index_in_route,
             match_slot: MatchSlot::default(),
-            weight_total: rule
+            total_weight: rule
                 .backends
                 .iter()
                 .map(|backend| u64::from(backend.weight))
@@ -301,19 +301,20 @@ impl CompiledRouteRule {
 
     /// Selects a backend by weight, with its index. `random` is a uniform random number.
     fn select_backend(&self, random: u64) -> Option<(usize, &WeightedBackend)> {
-        select_by_weight(&self.backends, self.weight_total, random)
+        select_by_weight(&self.backends, self.total_weight, random)
     }
 }
 
-/// Selects a backend by weight, with its index. `weight_total` is the sum of all weights, including weights without a backend;
-/// `None` if such a weight is selected or the sum is 0. `random` is a uniform random number.
+/// Selects a backend by weight, with its index. `total_weight` is the sum of all weights, including those of backends
+/// that no grant permits. Returns `None` if the selected weight belongs to a backend without a grant, or if the sum is
+/// 0. `random` is a uniform random number.
 pub(crate) fn select_by_weight(
     backends: &[WeightedBackend],
-    weight_total: u64,
+    total_weight: u64,
     random: u64,
 ) -> Option<(usize, &WeightedBackend)> {
     // Weights have 32 bits and random numbers have 64, so the bias of the remainder is below one in four billion.
-    let mut remainder = random.checked_rem(weight_total)?;
+    let mut remainder = random.checked_rem(total_weight)?;
     backends.iter().enumerate().find(|(_, backend)| {
         let weight = u64::from(backend.weight);
         let is_selected = remainder < weight;

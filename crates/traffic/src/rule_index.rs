@@ -5,6 +5,7 @@ mod prefix_index;
 mod rule_positions;
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 
 use leno_model::{RepeatedHeader, ServiceAccount};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -68,7 +69,9 @@ impl<'a> LookupKeys<'a> {
 /// The rules that compare one attribute, by the text that they compare it with.
 #[derive(Debug, Clone)]
 struct Column {
+    /// The attribute.
     key: IndexedAttribute,
+    /// The positions of the rules, by text.
     rules: RulesByText,
 }
 
@@ -79,11 +82,16 @@ type RulesByText = FxHashMap<Box<str>, Vec<usize>>;
 /// An attribute of a request that rules compare with exact texts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum IndexedAttribute {
+    /// The value of a header.
     Header {
+        /// The name in lower case; `:authority` for the host.
         name: Box<str>,
+        /// The compared value of a repeated header.
         repeated: RepeatedHeader,
+        /// True if values are compared in lower case.
         ignores_case: bool,
     },
+    /// The whole path.
     Path,
     /// Leading path elements.
     PathPrefix,
@@ -96,7 +104,8 @@ pub(crate) enum IndexedAttribute {
     Account,
 }
 
-/// A necessary condition of a rule: the attribute equals one of these texts.
+/// A necessary condition of a rule: the attribute equals one of these texts. A rule that is found by a condition must
+/// still be evaluated, because it may have other conditions.
 pub(crate) type IndexCondition = (IndexedAttribute, Vec<Box<str>>);
 
 impl RuleIndex {
@@ -106,21 +115,21 @@ impl RuleIndex {
         let mut rules_by_key: Vec<RulesByText> =
             keys.iter().map(|_| RulesByText::default()).collect();
         let mut unconditional = Vec::new();
-        for (index, conditions) in rules.iter().enumerate() {
+        for (position, conditions) in rules.iter().enumerate() {
             let condition_on =
                 |key: &IndexedAttribute| conditions.iter().find(|(attribute, _)| attribute == key);
             let mut columns_and_keys = rules_by_key.iter_mut().zip(&keys);
             let selected_column = columns_and_keys
                 .find_map(|(rules_by_text, key)| Some((rules_by_text, condition_on(key)?)));
             let Some((rules_by_text, (_, texts))) = selected_column else {
-                unconditional.push(index);
+                unconditional.push(position);
                 continue;
             };
             for text in texts {
                 let positions = rules_by_text.entry(text.clone()).or_default();
                 // A repeated text is stored once.
-                if positions.last() != Some(&index) {
-                    positions.push(index);
+                if positions.last() != Some(&position) {
+                    positions.push(position);
                 }
             }
         }
@@ -339,12 +348,13 @@ fn selective_keys(rules: &[Vec<IndexCondition>]) -> Vec<&IndexedAttribute> {
             texts_by_key.entry(key).or_insert_with(|| (attribute_count, FxHashSet::default()));
         distinct_texts.extend(texts.iter().map(|text| &**text));
     }
-    let mut keys: Vec<(usize, usize, &IndexedAttribute)> = texts_by_key
+    let mut ranked_keys: Vec<(Reverse<usize>, usize, &IndexedAttribute)> = texts_by_key
         .into_iter()
-        .map(|(key, (first_position, texts))| (texts.len(), first_position, key))
+        .map(|(key, (first_position, texts))| (Reverse(texts.len()), first_position, key))
         .collect();
-    keys.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-    keys.into_iter().map(|(_, _, key)| key).take(MAX_COLUMNS).collect()
+    ranked_keys
+        .sort_unstable_by_key(|(text_count, first_position, _)| (*text_count, *first_position));
+    ranked_keys.into_iter().map(|(_, _, key)| key).take(MAX_COLUMNS).collect()
 }
 
 impl Column {

@@ -1,5 +1,6 @@
-//! The session affinity of one request: selects the endpoint of the request's session, and returns the response field
-//! that tells the client its endpoint.
+//! Applies session persistence to one request: selects the endpoint of the request's session, and returns the response
+//! field that identifies the endpoint to the client. The compiled rules are in
+//! [`session_persistence`](crate::session_persistence).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,10 +17,19 @@ use crate::session_persistence::{CompiledPersistence, EndpointNumbers};
 #[derive(Debug, Clone)]
 pub struct SessionAffinity {
     persistence: Arc<CompiledPersistence>,
-    /// The endpoint and the start of the session; absent for a request without a valid session.
-    session: Option<(Arc<Endpoint>, Duration)>,
+    /// The session of the request; absent for a request without a valid session.
+    session: Option<Session>,
     /// The path of the cookie, if the value is sent in a cookie.
     path: Box<str>,
+}
+
+/// A valid session of a request.
+#[derive(Debug, Clone)]
+struct Session {
+    /// The endpoint that serves the session.
+    endpoint: Arc<Endpoint>,
+    /// The start of the session, since the Unix epoch.
+    started: Duration,
 }
 
 impl SessionAffinity {
@@ -64,7 +74,8 @@ impl SessionAffinity {
         let selected_endpoint = value.and_then(|value| {
             let find = |names, endpoints| persistence.find_endpoint(names, endpoints, value);
             let (index, endpoint) = find_backend_endpoint(rule, snapshot, is_healthy, find)?;
-            Some((index, (endpoint, value.started)))
+            let session = Session { endpoint, started: value.started };
+            Some((index, session))
         });
         if let Some(session_choice) =
             selected_endpoint.as_ref().and_then(|(index, _)| rule.choice_at(*index))
@@ -79,7 +90,7 @@ impl SessionAffinity {
     /// Returns the endpoint of the session, if it is one of these endpoints.
     #[must_use]
     pub fn find_endpoint<'a>(&self, endpoints: &'a [Arc<Endpoint>]) -> Option<&'a Arc<Endpoint>> {
-        let (session_endpoint, _) = self.session.as_ref()?;
+        let session_endpoint = &self.session.as_ref()?.endpoint;
         // Usually the endpoints belong to the same snapshot, so that pointers can be compared.
         let same_object = endpoints.iter().find(|endpoint| Arc::ptr_eq(endpoint, session_endpoint));
         same_object.or_else(|| endpoints.iter().find(|endpoint| endpoint.id == session_endpoint.id))
@@ -88,11 +99,12 @@ impl SessionAffinity {
     /// Returns the endpoint of the session, regardless of its availability.
     #[must_use]
     pub fn session_endpoint(&self) -> Option<&EndpointId> {
-        self.session.as_ref().map(|(endpoint, _)| &endpoint.id)
+        self.session.as_ref().map(|session| &session.endpoint.id)
     }
 
-    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the client
-    /// already has it. `now` is the time since the Unix epoch. `is_tls` is true if the client connection uses TLS.
+    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the
+    /// client already has it. `now` is the time since the Unix epoch. `is_tls` is true if the client connection uses
+    /// TLS.
     #[must_use]
     pub fn response_field(
         &self,
@@ -101,8 +113,8 @@ impl SessionAffinity {
         is_tls: bool,
     ) -> Option<(Cow<'static, str>, String)> {
         let session =
-            self.session.as_ref().filter(|(endpoint, _)| endpoint.id == *responding_endpoint);
-        let since = session.map(|(_, since)| *since);
+            self.session.as_ref().filter(|session| session.endpoint.id == *responding_endpoint);
+        let since = session.map(|session| session.started);
         self.persistence.response_field(responding_endpoint, since, now, &self.path, is_tls)
     }
 }

@@ -19,8 +19,8 @@ use crate::tag::{cookie_value, header_value};
 ///
 /// A value consists of an endpoint number, and of two timestamps if the rule has time limits. It reveals no address or
 /// name, and is the same in every sidecar and after every restart. It is not secret: a client that knows the workload
-/// names can forge a value. It then reaches an endpoint of the rule, as with any other request. Access must be restricted
-/// by policies, not by weights.
+/// names can forge a value. The client then reaches an endpoint of the rule, as with any other request, even one whose
+/// backend has weight 0. Access must therefore be restricted by policies, not by weights.
 #[derive(Debug, Clone)]
 pub struct CompiledPersistence {
     rule: SessionPersistence,
@@ -33,13 +33,14 @@ pub struct CompiledPersistence {
 }
 
 impl CompiledPersistence {
-    /// Compiles the persistence of a rule, if any. `rule_number` is the index of the rule in its route.
-    pub(crate) fn from_rule(rule: &RouteRule, rule_number: usize) -> Option<Self> {
+    /// Compiles the persistence of a rule; `None` if the rule has no persistence. `index_in_route` is the index of the
+    /// rule in its route.
+    pub(crate) fn from_rule(rule: &RouteRule, index_in_route: usize) -> Option<Self> {
         let persistence = rule.actions.persistence.as_ref()?;
         let route = format!("{} {}", rule.kind.as_str(), rule.route);
         let name = match &persistence.name {
             Some(name) => name.clone(),
-            None => format!("leno-{:016x}", hash(NAME_SALT, &format!("{route} {rule_number}"))),
+            None => format!("leno-{:016x}", hash(NAME_SALT, &format!("{route} {index_in_route}"))),
         };
         let mut paths: Vec<Box<str>> = match &persistence.path {
             Some(_) => Vec::new(),
@@ -79,9 +80,11 @@ impl CompiledPersistence {
             (since <= now + MAX_CLOCK_SKEW).then(|| now.saturating_sub(since))
         };
         let (session_age, idle_time) = (age(value.started), age(value.last_sent));
-        let is_expired =
-            self.rule.absolute.is_some_and(|limit| session_age.is_none_or(|age| age >= limit))
-                || self.rule.idle.is_some_and(|limit| idle_time.is_none_or(|age| age > limit));
+        let is_expired = self
+            .rule
+            .absolute_timeout
+            .is_some_and(|limit| session_age.is_none_or(|age| age >= limit))
+            || self.rule.idle_timeout.is_some_and(|limit| idle_time.is_none_or(|age| age > limit));
         let started = value.started.map_or(now, Duration::from_millis);
         (!is_expired).then_some(PresentedValue { number: value.number, started })
     }
@@ -96,8 +99,8 @@ impl CompiledPersistence {
         endpoint_numbers.find_endpoint(endpoints, value.number ^ self.salt)
     }
 
-    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the client
-    /// already has it. `since` is the start of the session, if there is one.
+    /// Returns the name and value of the response field that identifies the endpoint to the client; `None` if the
+    /// client already has it. `since` is the start of the session, if there is one.
     pub(crate) fn response_field(
         &self,
         responding_endpoint: &EndpointId,
@@ -108,7 +111,7 @@ impl CompiledPersistence {
     ) -> Option<(Cow<'static, str>, String)> {
         let Self { rule, name, .. } = self;
         let started = since.unwrap_or(now);
-        let is_limited = rule.absolute.is_some() || rule.idle.is_some();
+        let is_limited = rule.absolute_timeout.is_some() || rule.idle_timeout.is_some();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let value = PersistenceValue {
             number: endpoint_number(responding_endpoint) ^ self.salt,
@@ -116,17 +119,17 @@ impl CompiledPersistence {
             last_sent: is_limited.then(|| milliseconds(now)),
         };
         let max_age = match rule.kind {
-            // Clients do not store header values, so the header is added to each response.
+            // Clients do not store headers as they store cookies, so the header is added to each response.
             PersistenceType::Header => return Some((name.to_string().into(), value.encode())),
-            _ if since.is_some() && rule.idle.is_none() => return None,
+            _ if since.is_some() && rule.idle_timeout.is_none() => return None,
             PersistenceType::Cookie => None,
-            PersistenceType::LastingCookie => rule.absolute,
+            PersistenceType::LastingCookie => rule.absolute_timeout,
         };
         let mut cookie = format!("{name}={}; Path={path}", value.encode());
         if let Some(max_age_limit) = max_age {
             let remaining = max_age_limit.saturating_sub(now.saturating_sub(started));
-            let remaining = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
-            cookie.push_str(&format!("; Max-Age={remaining}"));
+            let max_age_seconds = remaining.as_secs() + u64::from(remaining.subsec_nanos() > 0);
+            cookie.push_str(&format!("; Max-Age={max_age_seconds}"));
         }
         cookie.push_str("; HttpOnly");
         cookie.push_str(if is_tls { "; Secure" } else { "" });
@@ -148,7 +151,8 @@ impl CompiledPersistence {
     }
 }
 
-/// The indices of a port's endpoints by endpoint number. Built on first use, because only rules with persistence need it.
+/// The indices of a port's endpoints by endpoint number. Built on first use, because only rules with persistence need
+/// it.
 #[derive(Debug, Default)]
 pub struct EndpointNumbers(OnceLock<FxHashMap<u64, usize>>);
 

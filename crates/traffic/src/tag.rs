@@ -30,12 +30,13 @@ pub use weighted_targets::{ChoicePurpose, RandomChoice, WeightedTargets};
 
 /// The tag rules of one service port, compiled for one caller, with the current instances of each set.
 ///
-/// The instances are computed when rules or endpoints change. For a request, only its rule is searched and a share is
-/// selected at random, if there are several.
+/// The instances are computed when rules or endpoints change. For a request, the first matching rule is searched. If
+/// the rule has several targets, one is selected at random, by weight.
 #[derive(Debug)]
 pub struct CompiledTagRules {
     /// The rules as configured.
     source: Arc<TagRules>,
+    /// The caller that the rules are compiled for.
     caller: CallerAttributes,
     /// The compiled rules.
     compiled: Arc<RulesForCaller>,
@@ -66,11 +67,11 @@ pub struct TagDecision<'a> {
 struct CallerInstances {
     /// True if the set has instances.
     has_instances: bool,
-    /// The shares of the lists, if there is more than one list.
+    /// The weights of the lists, if there is more than one list.
     shares: Option<WeightedTargets>,
     /// The index of the caller rule that the lists come from, if any.
     by_caller: Option<usize>,
-    /// One list for each share.
+    /// The lists of instances, one of which is selected for each request.
     lists: Box<[Endpoints]>,
     /// The fallbacks, if the caller rule has them.
     fallbacks: Option<Arc<[Endpoints]>>,
@@ -219,6 +220,7 @@ impl CompiledTagRules {
         }
     }
 
+    /// Returns the definition of a set.
     fn find_set(&self, id: SetId) -> Option<&InstanceSet> {
         self.compiled.sets.get(id)
     }
@@ -249,6 +251,7 @@ impl CallerInstances {
         Self { has_instances, shares: None, by_caller: None, lists, fallbacks: None }
     }
 
+    /// Selects a list of instances at random, if there are several.
     fn choose_list(&self, random: &mut impl RandomChoice) -> Option<&Endpoints> {
         let index = self
             .shares

@@ -1,4 +1,4 @@
-//! The routing of opaque connections to the weighted backends of a TCP rule.
+//! Routes opaque connections to the weighted backends of a TCP rule.
 
 use leno_model::{TcpRule, WeightedBackend};
 
@@ -8,9 +8,9 @@ use crate::route::select_by_weight;
 /// backend. `random` is a uniform random number.
 #[must_use]
 pub fn select_tcp_backend(rule: &TcpRule, random: u64) -> Option<&WeightedBackend> {
-    let weight_total = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
+    let total_weight = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum::<u64>();
     let (_, backend) =
-        select_by_weight(&rule.backends, weight_total + u64::from(rule.ungranted_weight), random)?;
+        select_by_weight(&rule.backends, total_weight + u64::from(rule.ungranted_weight), random)?;
     Some(backend)
 }
 

@@ -1,4 +1,4 @@
-//! The routing of TLS sessions of applications by server name, without termination (TLS passthrough).
+//! Routes TLS sessions of applications by server name, without termination (TLS passthrough).
 
 use leno_model::{HostPattern, PortConfig, TlsRule, WeightedBackend};
 use rustc_hash::FxHashMap;
@@ -66,10 +66,10 @@ impl TlsRoutes {
         let Some(rule) = server_name.and_then(|name| self.find_rule(name)) else {
             return TlsChoice::NoRoute;
         };
-        let weight_total: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
+        let total_weight: u64 = rule.backends.iter().map(|backend| u64::from(backend.weight)).sum();
         match select_by_weight(
             &rule.backends,
-            weight_total + u64::from(rule.ungranted_weight),
+            total_weight + u64::from(rule.ungranted_weight),
             random,
         ) {
             Some((_, backend)) => TlsChoice::To { rule, backend },
@@ -81,13 +81,13 @@ impl TlsRoutes {
     /// §3); clients send them without a final dot.
     fn find_rule(&self, server_name: &str) -> Option<&TlsRule> {
         let name = server_name.to_ascii_lowercase();
-        let mut index = self.exact_names.get(name.as_str());
+        let mut rule_index = self.exact_names.get(name.as_str());
         let mut remaining = name.as_str();
-        while let (None, Some((_, parent))) = (index, remaining.split_once('.')) {
-            index = self.wildcards.get(parent);
+        while let (None, Some((_, parent))) = (rule_index, remaining.split_once('.')) {
+            rule_index = self.wildcards.get(parent);
             remaining = parent;
         }
-        self.rules.get(*index?)
+        self.rules.get(*rule_index?)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
         TlsRoutes::compile(&PortConfig {
             name: None,
             protocol: Protocol::Tcp,
-            routed: false,
+            has_attached_routes: false,
             rules: Vec::new(),
             endpoints: Vec::new(),
             tls_rules,

@@ -1,4 +1,4 @@
-//! The compiled client-side traffic policies of a port, with the counters that all data threads share.
+//! Compiles the client-side traffic policies of a port, and has their counters, which all data threads share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,8 @@ use crate::match_slot::MatchSlot;
 use crate::pattern::InvalidPattern;
 
 /// The client-side policies for requests to a port: either for requests to the port's own service, or for requests to
-/// another service whose route forwards to the port. Both share the counters of the port's own policies.
+/// another service whose route forwards to the port. Policies that are used for both kinds of requests are the same
+/// objects, and so have the same counters.
 #[derive(Debug, Default)]
 pub struct PortTrafficPolicy {
     /// Outlier detection for the port's endpoints.
@@ -22,7 +23,7 @@ pub struct PortTrafficPolicy {
     /// The circuit breaker of the port itself.
     pub breaker: Option<Arc<CompiledCircuitBreaker>>,
     /// The circuit breaker of the called service, if one of its routes forwards to the port.
-    pub called: Option<Arc<CompiledCircuitBreaker>>,
+    pub called_breaker: Option<Arc<CompiledCircuitBreaker>>,
     /// Fault injection.
     pub faults: Option<Arc<CompiledFaults>>,
     /// Load balancing; the default algorithm when absent.
@@ -83,7 +84,7 @@ impl PortTrafficPolicy {
             breaker: rule
                 .breaker
                 .map(|breaker| Arc::new(CompiledCircuitBreaker::new(breaker, subject.clone()))),
-            called: None,
+            called_breaker: None,
             faults: faults.map(Arc::new),
             balancing: rule.balancing.map(Arc::new),
             hedging: rule.hedging.map(Arc::new),
@@ -103,11 +104,11 @@ impl PortTrafficPolicy {
             outlier_detection: port
                 .outlier_detection
                 .clone()
-                .or_else(|| copy_counters(called.outlier_detection.as_ref())),
+                .or_else(|| copy_policy(called.outlier_detection.as_ref())),
             breaker: port.breaker.clone(),
-            called: called.breaker.clone(),
+            called_breaker: called.breaker.clone(),
             faults: called.faults.clone().or_else(|| port.faults.clone()),
-            balancing: port.balancing.clone().or_else(|| copy_counters(called.balancing.as_ref())),
+            balancing: port.balancing.clone().or_else(|| copy_policy(called.balancing.as_ref())),
             hedging: called.hedging.clone().or_else(|| port.hedging.clone()),
         };
         match own {
@@ -116,10 +117,11 @@ impl PortTrafficPolicy {
         }
     }
 
+    /// True if all policies are the same objects as those of `other`.
     fn is_same(&self, other: &Self) -> bool {
         is_same(self.outlier_detection.as_ref(), other.outlier_detection.as_ref())
             && is_same(self.breaker.as_ref(), other.breaker.as_ref())
-            && is_same(self.called.as_ref(), other.called.as_ref())
+            && is_same(self.called_breaker.as_ref(), other.called_breaker.as_ref())
             && is_same(self.faults.as_ref(), other.faults.as_ref())
             && is_same(self.balancing.as_ref(), other.balancing.as_ref())
             && is_same(self.hedging.as_ref(), other.hedging.as_ref())
@@ -132,7 +134,7 @@ impl PortTrafficPolicy {
         let breakers = self
             .breaker
             .iter()
-            .chain(&self.called)
+            .chain(&self.called_breaker)
             .map(|circuit_breaker| &circuit_breaker.breaker.policy);
         let faults = self.faults.iter().map(|faults| faults.policy());
         let balancing = self.balancing.iter().map(|balancing| &balancing.policy);
@@ -144,21 +146,25 @@ impl PortTrafficPolicy {
     /// precedence.
     #[must_use]
     pub fn connect_timeout(&self) -> Option<Duration> {
-        let mut breakers = self.breaker.iter().chain(&self.called);
+        let mut breakers = self.breaker.iter().chain(&self.called_breaker);
         breakers.find_map(|circuit_breaker| circuit_breaker.breaker.rule.connect_timeout)
     }
 
     /// True if a policy depends on the results or the endpoints of attempts.
     #[must_use]
     pub const fn observes_attempts(&self) -> bool {
-        let Self { outlier_detection, breaker, called, balancing, .. } = self;
-        outlier_detection.is_some() || breaker.is_some() || called.is_some() || balancing.is_some()
+        let Self { outlier_detection, breaker, called_breaker, balancing, .. } = self;
+        outlier_detection.is_some()
+            || breaker.is_some()
+            || called_breaker.is_some()
+            || balancing.is_some()
     }
 }
 
-/// Returns a separate copy of a policy, because the state of a policy is kept for each port.
-fn copy_counters<T: Clone>(shared: Option<&Arc<T>>) -> Option<Arc<T>> {
-    shared.map(|shared| Arc::new(T::clone(shared)))
+/// Returns a copy of a policy as a separate object. The state of a policy is keyed by its object, so the copy has its
+/// own state.
+fn copy_policy<T: Clone>(policy: Option<&Arc<T>>) -> Option<Arc<T>> {
+    policy.map(|policy| Arc::new(T::clone(policy)))
 }
 
 /// True if both are the same object, or both are absent.
@@ -195,19 +201,19 @@ impl InProgressCounts {
     }
 }
 
-/// A counter with a limit. A counter without a limit is never incremented.
+/// A counter with a limit, such as that of requests in progress. A counter without a limit is never incremented.
 #[derive(Debug)]
 pub struct LimitedCount {
     limit: Option<u32>,
     count: AtomicU32,
 }
 
-/// The result of [`LimitedCount::try_enter`].
+/// The result of [`LimitedCount::try_increment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountResult {
     /// There is no limit, and the count was not incremented.
     Unlimited,
-    /// The count was incremented; [`LimitedCount::leave`] must be called once.
+    /// The count was incremented; [`LimitedCount::decrement`] must be called once.
     Counted,
     /// The limit is reached.
     Full,
@@ -215,7 +221,7 @@ pub enum CountResult {
 
 impl LimitedCount {
     /// Increments the count, if the limit permits it.
-    pub fn try_enter(&self) -> CountResult {
+    pub fn try_increment(&self) -> CountResult {
         let Some(limit) = self.limit else {
             return CountResult::Unlimited;
         };
@@ -227,7 +233,7 @@ impl LimitedCount {
     }
 
     /// Decrements the count.
-    pub fn leave(&self) {
+    pub fn decrement(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -240,13 +246,13 @@ mod tests {
     fn no_more_are_admitted_than_the_limit() {
         let limits = CircuitLimits { requests: Some(2), retries: Some(0), ..Default::default() };
         let counts = InProgressCounts::new(limits);
-        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
-        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
-        assert_eq!(counts.requests.try_enter(), CountResult::Full);
-        counts.requests.leave();
-        assert_eq!(counts.requests.try_enter(), CountResult::Counted);
-        assert_eq!(counts.retries.try_enter(), CountResult::Full);
-        assert_eq!(counts.pending.try_enter(), CountResult::Unlimited);
+        assert_eq!(counts.requests.try_increment(), CountResult::Counted);
+        assert_eq!(counts.requests.try_increment(), CountResult::Counted);
+        assert_eq!(counts.requests.try_increment(), CountResult::Full);
+        counts.requests.decrement();
+        assert_eq!(counts.requests.try_increment(), CountResult::Counted);
+        assert_eq!(counts.retries.try_increment(), CountResult::Full);
+        assert_eq!(counts.pending.try_increment(), CountResult::Unlimited);
     }
 
     #[test]
@@ -257,11 +263,11 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        if counter.try_enter() == CountResult::Counted {
+                        if counter.try_increment() == CountResult::Counted {
                             let count = entered.fetch_add(1, Ordering::SeqCst) + 1;
                             max_entered.fetch_max(count, Ordering::SeqCst);
                             entered.fetch_sub(1, Ordering::SeqCst);
-                            counter.leave();
+                            counter.decrement();
                         }
                     }
                 });

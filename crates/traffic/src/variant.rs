@@ -1,5 +1,5 @@
-//! The variants of paths, hosts and values that applications may read in a request. Deny rules must match all of them,
-//! so that no encoding bypasses a rule.
+//! The variants of paths, hosts and values that applications may read in a request. For example, some applications read
+//! `/a/%2e%2e/b` as `/b`. Deny rules must match all variants, so that no encoding bypasses a rule.
 
 mod normalized;
 mod url_readings;
@@ -22,8 +22,8 @@ pub(crate) use values::{any_listed_value, any_value, bare_value};
 pub(crate) enum PathKind {
     /// A path that all applications read in the same way, apart from escapes.
     Plain,
-    /// A path with a `.` or `..` element, plain or encoded. An application may resolve it to a path that a rule does not
-    /// allow, so allow rules with a path condition do not match.
+    /// A path with a `.` or `..` element, plain or encoded. An application may resolve it to a path that a rule does
+    /// not allow, so allow rules with a path condition do not match.
     DotSegments,
     /// A network-path reference (`//…`). An application may remove its first element. Allow rules must match each path
     /// that an application may read.
@@ -31,6 +31,7 @@ pub(crate) enum PathKind {
 }
 
 impl PathKind {
+    /// Classifies a path as sent.
     pub(crate) fn from_path(path: &str) -> Self {
         // Usual paths have one leading slash and no potential dot segments, and need no further check.
         let is_usual = match path.as_bytes() {
@@ -145,17 +146,18 @@ struct UnusualPath {
 }
 
 impl PathVariants {
+    /// Computes the variants of a path as sent. `kind` is the kind of the path.
     pub(crate) fn from_path(path: &str, kind: PathKind) -> Self {
-        let (mut kinds, mut previous) = (0, 0);
+        let (mut byte_kinds, mut previous) = (0, 0);
         for byte in path.bytes() {
-            kinds |= BYTE_KINDS[usize::from(byte)];
-            kinds |= u8::from(byte == b'/' && previous == b'/');
+            byte_kinds |= BYTE_KINDS[usize::from(byte)];
+            byte_kinds |= u8::from(byte == b'/' && previous == b'/');
             previous = byte;
         }
-        let is_dotted = kinds & DOT != 0;
+        let is_dotted = byte_kinds & DOT != 0;
         let has_unusual_end = path.len() > 1 && matches!(previous, b'/' | b'.');
         let is_unusual =
-            kinds & CHANGED != 0 || has_unusual_end || (is_dotted && path.contains("./"));
+            byte_kinds & CHANGED != 0 || has_unusual_end || (is_dotted && path.contains("./"));
         let possible_paths =
             if kind == PathKind::DotSegments { PossiblePaths::Any } else { PossiblePaths::One };
         let mut variants = Self { possible_paths, is_dotted, unusual: None };
@@ -354,8 +356,8 @@ fn normalize_host(authority: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// The state of one path element that is read byte by byte. Text after a `;` is a parameter, which some applications
-/// remove before they resolve `..`.
+/// The state of one path element that is read byte by byte, to detect dot segments. Text after a `;` is a parameter,
+/// which some applications remove before they resolve `..`.
 #[derive(Debug, Default)]
 struct Element {
     /// The number of dots.
@@ -424,8 +426,8 @@ fn has_many_stems(path: &str) -> bool {
 /// The maximum number of stems that are compared with a rule. A path with more dots is treated as any path.
 const MAX_STEMS: usize = 64;
 
-/// The maximum total length of the stems in bytes. A path with longer stems is treated as any path, because each regular
-/// expression is compared with all stems.
+/// The maximum total length of the stems in bytes. A path with longer stems is treated as any path, because each
+/// regular expression is compared with all stems.
 const MAX_STEM_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

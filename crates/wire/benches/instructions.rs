@@ -1,4 +1,4 @@
-//! Instruction counts of `wire` operations; more than 3 % above the measured count fails.
+//! Counts the instructions of `wire` operations. A count more than 3 % above the recorded one fails.
 //!
 //! Measured with rustc 1.95.0 for x86-64, release profile. Another compiler, allocator or C library counts
 //! differently: update the numbers in a separate commit. `./test instructions` prints the counts; copy each
@@ -17,8 +17,8 @@ use gungraun::{
     Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group,
 };
 use leno_wire::http1::{
-    Framing, Parsed, RequestEdits, RequestHead, RequestKind, ResponseEdits, ResponseHead,
-    write_request, write_response,
+    FramingPolicy, ParseProgress, RequestEdits, RequestHead, RequestKind, ResponseEdits,
+    ResponseHead, write_request, write_response,
 };
 use leno_wire::link::{Link, LinkEvent, LinkLimits, Role, StreamKind};
 
@@ -26,7 +26,7 @@ use leno_wire::link::{Link, LinkEvent, LinkLimits, Role, StreamKind};
 #[bench::of_a_service(parsed_request())]
 fn parse_request((mut head, output): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
     let parsed = head.parse(black_box(REQUEST));
-    assert_eq!(parsed, Ok(Parsed::Complete(REQUEST.len())));
+    assert_eq!(parsed, Ok(ParseProgress::Complete(REQUEST.len())));
     (head, output)
 }
 
@@ -34,7 +34,7 @@ fn parse_request((mut head, output): (RequestHead, BytesMut)) -> (RequestHead, B
 #[bench::of_a_service(parsed_response())]
 fn parse_response((mut head, output): (ResponseHead, BytesMut)) -> (ResponseHead, BytesMut) {
     let parsed = head.parse(black_box(RESPONSE), RequestKind::Other);
-    assert_eq!(parsed, Ok(Parsed::Complete(RESPONSE.len())));
+    assert_eq!(parsed, Ok(ParseProgress::Complete(RESPONSE.len())));
     (head, output)
 }
 
@@ -42,7 +42,7 @@ fn parse_response((mut head, output): (ResponseHead, BytesMut)) -> (ResponseHead
 #[library_benchmark(config = measured(662))]
 #[bench::of_a_service(parsed_request())]
 fn encode_request((head, mut output): (RequestHead, BytesMut)) -> (RequestHead, BytesMut) {
-    let edits = RequestEdits { framing: Framing::OutOfBand, ..RequestEdits::default() };
+    let edits = RequestEdits { framing: FramingPolicy::OutOfBand, ..RequestEdits::default() };
     write_request(black_box(REQUEST), &head, &edits, &mut output);
     (head, output)
 }

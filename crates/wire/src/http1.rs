@@ -1,27 +1,31 @@
-//! HTTP/1.1 heads and bodies: parsed in place, rejected if ambiguous, forwarded as splices.
+//! Parses, checks and rewrites HTTP/1.1 heads and bodies.
 //!
-//! RFC 9110 and RFC 9112 are applied strictly: a message that two readers could interpret differently is
-//! [`Malformed`], never repaired, because a repaired message is a smuggling vector. Heads are kept as [`ByteSpan`]s
-//! of the received bytes, so a reused head allocates nothing.
+//! RFC 9110 and RFC 9112 are applied strictly: a message that two recipients could interpret differently is
+//! [`Malformed`], because such messages allow request smuggling. There is one exception: [`repair_response`] repairs
+//! response heads of the local application that a client without a mesh would accept.
+//!
+//! Heads are parsed in place, as [`ByteSpan`]s of the received bytes, so that a reused head allocates nothing.
+//! [`write_request`] and [`write_response`] forward a head by copying spans of the received bytes, with edits
+//! between them.
 
-mod block;
 mod body;
 mod chunk_extension;
+mod cursor;
 mod field;
 mod malformed;
 mod repair;
 mod request;
 mod response;
-mod scan;
+mod simd;
 mod span;
 mod target;
 mod write;
 
 pub use body::{
-    BodyDecoder, CHUNK_END, DecodedPiece, LAST_CHUNK, MAX_CHUNK_EXTENSION_BYTES, TRAILERS_FOLLOW,
-    write_chunk_size,
+    BodyDecoder, CHUNK_END, DecodedPiece, LAST_CHUNK, LAST_CHUNK_BEFORE_TRAILERS,
+    MAX_CHUNK_EXTENSION_BYTES, write_chunk_size,
 };
-pub use field::{FieldName, HeaderField};
+pub use field::{FieldKind, HeaderField};
 pub use malformed::Malformed;
 pub use repair::{RepairedHead, repair_response};
 pub use request::RequestHead;
@@ -29,44 +33,44 @@ pub use response::{RequestKind, ResponseHead};
 pub use span::ByteSpan;
 pub use target::{RequestTarget, origin_form, parse_target, split_authority};
 pub use write::{
-    ConnectionHeader, Framing, RequestEdits, ResponseEdits, write_request, write_response,
+    ConnectionHeader, FramingPolicy, RequestEdits, ResponseEdits, write_request, write_response,
 };
 
-/// The HTTP versions with this syntax.
+/// The version in the first line of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Http1Version {
-    /// HTTP/1.0: closes by default, has no chunks.
+    /// HTTP/1.0: connections close after one message by default, and there is no chunked coding.
     Http10,
-    /// HTTP/1.1: persists by default.
+    /// HTTP/1.1: connections persist by default.
     #[default]
     Http11,
 }
 
-/// The framing of a body (RFC 9112 §6.3).
+/// The length of a body, as its head declares it (RFC 9112 §6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyLength {
-    /// There is no body.
+    /// The message has no body.
     #[default]
     Empty,
-    /// The value of `Content-Length`.
-    Known(u64),
-    /// `Transfer-Encoding: chunked`.
+    /// The number of bytes in `Content-Length`.
+    ContentLength(u64),
+    /// The body is sent in chunks, until the chunk of size 0: `Transfer-Encoding: chunked`.
     Chunked,
     /// All bytes until the connection closes (responses only).
     UntilClose,
 }
 
-/// The result of parsing a head.
+/// The progress of parsing a head or a trailer section whose received bytes are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parsed {
-    /// The head is complete, with this length, including its final empty line.
+pub enum ParseProgress {
+    /// The section is complete. Contains its length in bytes, including the final empty line.
     Complete(usize),
-    /// Valid so far, but incomplete.
+    /// More bytes are needed.
     Partial,
 }
 
-/// The maximum size of a request head, a response head or a trailer section: generous for applications, and a
-/// bound for the memory that a slow client can occupy.
+/// The maximum size of a request head, a response head or a trailer section, in bytes. Applications rarely need more
+/// than 16 KiB; the limit bounds the memory that a client occupies by sending its head slowly.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 /// The maximum number of fields in one head or trailer section.

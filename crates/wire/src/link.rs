@@ -1,8 +1,8 @@
-//! The link between two sidecars: many requests and TCP streams over one connection, without IO.
+//! Implements the link protocol, by which two sidecars carry many requests and TCP connections over one connection.
 //!
-//! `docs/link.md` is the specification. A [`Link`] turns received bytes into [`LinkEvent`]s and calls into output
-//! bytes; its driver moves both through TLS and a socket. The output of one iteration of an event loop is
-//! collected in [`Link::output`], to be encrypted and written at once.
+//! `docs/link.md` is the specification. A [`Link`] converts received bytes to [`LinkEvent`]s, and calls of its methods
+//! to output bytes. The caller moves the bytes between the link and a TLS connection. [`Link::output`] collects the
+//! output of one iteration of an event loop, so that it is encrypted and written at once.
 
 mod allowances;
 mod codes;
@@ -23,11 +23,11 @@ pub use self::limits::*;
 use self::stream::StreamState;
 pub use self::stream::{StreamId, StreamIdHasher};
 
-/// One end of a link: the state of its streams, and its pending output.
+/// One side of a link: the state of its streams, and its pending output.
 ///
-/// Memory: a few dozen bytes per open stream, plus the output. Sends are bounded only by the peer's credit per
-/// stream, so check [`Link::is_congested`] before each one and wait while it is true. Keep reading meanwhile:
-/// two ends that both stop reading deadlock.
+/// A link needs a few dozen bytes of memory per open stream, plus the output. The peer's credit limits the output of
+/// each stream, but not the sum: check [`Link::is_congested`] before each send, and wait while it is true. Continue to
+/// read while waiting, because two sides that both stop reading wait for each other forever.
 #[derive(Debug)]
 pub struct Link {
     role: Role,
@@ -38,16 +38,18 @@ pub struct Link {
     peer_reads_reasons: bool,
     hello_received: bool,
     streams: HashMap<StreamId, StreamState, BuildHasherDefault<StreamIdHasher>>,
-    /// The last stream that the opener opened, as far as this end knows.
+    /// The last stream that the opener opened, as far as this side knows.
     last_stream: StreamId,
-    /// The last stream in the GOAWAY that this end sent.
+    /// The last stream in the latest GOAWAY that this side sent; `None` before the first.
     go_away_sent: Option<StreamId>,
-    /// The last stream in the GOAWAY that the peer sent.
+    /// The last stream in the latest GOAWAY that the peer sent; `None` before the first.
     go_away_received: Option<StreamId>,
     output: BytesMut,
+    /// True if a PING arrived whose PONG is not in the output yet.
     pong_pending: bool,
+    /// True between a PING of this side and its PONG.
     ping_in_flight: bool,
-    /// True if another ping was requested before the PONG of the last one.
+    /// True if another ping was requested while one was in flight.
     ping_requested: bool,
     allowances: FrameAllowances,
     /// Streams that received credit through the peer's HELLO and whose [`LinkEvent::Credit`] is not yet reported.
@@ -55,7 +57,7 @@ pub struct Link {
     fatal_error: Option<LinkError>,
 }
 
-/// The role of an end.
+/// The role of a side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The client's sidecar, which creates the connection and opens the streams.
@@ -73,12 +75,12 @@ pub enum StreamKind {
     Tcp,
 }
 
-/// An action of the peer; events preserve the order.
+/// An action of the peer. Events arrive in the order of the peer's actions.
 ///
 /// The `Bytes` are slices of the input buffer and keep it alive: copy small values before storing them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// The peer's HELLO arrived: its limits now apply, and more streams may fit than before.
+    /// The peer's HELLO arrived: its limits now apply, and may permit more streams than before.
     Ready,
     /// The peer opened a stream. Only for the acceptor.
     Opened {
@@ -88,7 +90,7 @@ pub enum LinkEvent {
         kind: StreamKind,
         /// The request head, or the metadata of the TCP connection.
         head: Bytes,
-        /// The peer sends nothing more on this stream.
+        /// True if the peer sends nothing more on this stream.
         end_stream: bool,
     },
     /// A response head. Only for the opener.
@@ -97,11 +99,11 @@ pub enum LinkEvent {
         stream: StreamId,
         /// The response head, or the metadata of the TCP connection.
         head: Bytes,
-        /// A 1xx head: another one follows.
+        /// True for a 1xx head: another head follows.
         interim: bool,
-        /// The peer itself rejected the request: the head is not from the application.
+        /// True if the peer itself rejected the request: the head is not from the application.
         rejected: bool,
-        /// The peer sends nothing more on this stream.
+        /// True if the peer sends nothing more on this stream.
         end_stream: bool,
     },
     /// Bytes of a body or a TCP connection. Acknowledge them with [`Link::record_consumed`].
@@ -110,7 +112,7 @@ pub enum LinkEvent {
         stream: StreamId,
         /// The bytes; empty only together with `end_stream`.
         data: Bytes,
-        /// The peer sends nothing more on this stream.
+        /// True if the peer sends nothing more on this stream.
         end_stream: bool,
     },
     /// The trailer section of a body. The peer sends nothing more on this stream.
@@ -126,7 +128,7 @@ pub enum LinkEvent {
         stream: StreamId,
         /// The reason code.
         code: ResetCode,
-        /// The label of the rejection reason; empty without one.
+        /// The label of the rejection reason; empty if the peer sent none.
         reason: Bytes,
     },
     /// A stream that had no credit may send again.
@@ -150,7 +152,7 @@ pub enum LinkEvent {
 }
 
 impl Link {
-    /// Creates an end of a link, with its HELLO in the output.
+    /// Creates one side of a link, with its HELLO in the output.
     #[must_use]
     pub fn new(role: Role, limits: LinkLimits) -> Self {
         let own_limits = limits.within_range();
@@ -176,7 +178,7 @@ impl Link {
         }
     }
 
-    /// Returns the pending output, whole frames in order: split off the written part.
+    /// Returns the pending output, which consists of whole frames. The caller removes the part that it has written.
     pub fn output(&mut self) -> &mut BytesMut {
         if std::mem::take(&mut self.pong_pending) {
             frame::write_empty(&mut self.output, frame::FrameKind::Pong);
@@ -184,9 +186,9 @@ impl Link {
         &mut self.output
     }
 
-    /// Requests a [`LinkEvent::Pong`]: a sign of life, or a proof that all earlier frames of the peer have arrived.
-    /// While an earlier ping is in flight, a new one is delayed, and one event reports both: the PONG of the
-    /// earlier ping proves nothing about later frames.
+    /// Sends a PING; its PONG results in [`LinkEvent::Pong`]. The event shows that the peer is alive, and that all
+    /// frames that the peer sent before it received the PING have arrived. While a PING is in flight, the next one is
+    /// sent after its PONG, and one event reports both.
     pub fn ping(&mut self) {
         if self.fatal_error.is_some() {
             return;
@@ -199,8 +201,8 @@ impl Link {
         }
     }
 
-    /// Asks the peer to open no more streams, and serves the streams that the peer opens before it receives this. Call
-    /// [`Link::ping`] next, and [`Link::go_away`] at the [`LinkEvent::Pong`].
+    /// Requests that the peer open no more streams. The acceptor still serves streams that the peer opens before it
+    /// receives the request: call [`Link::ping`] next, and [`Link::go_away`] at the [`LinkEvent::Pong`].
     pub fn drain(&mut self) {
         if self.role == Role::Acceptor {
             self.send_go_away(StreamId::ALL, GoAwayCode::Drain);
@@ -209,8 +211,8 @@ impl Link {
         }
     }
 
-    /// Stops new streams: the acceptor ignores streams after the last one that it has seen, and the opener opens none.
-    /// Open streams continue; close the connection when [`Link::is_idle`].
+    /// Ends the creation of streams: the acceptor ignores streams after the last one that it has received, and the
+    /// opener opens none. Open streams continue; close the connection when [`Link::is_idle`] returns true.
     pub fn go_away(&mut self, code: GoAwayCode) {
         let last_stream = match self.role {
             Role::Opener => StreamId::NONE,
@@ -219,13 +221,13 @@ impl Link {
         self.send_go_away(last_stream, code);
     }
 
-    /// Restores the peer's allowances for useless frames. Call it from a timer, about every ten seconds, so
-    /// that single useless frames do not add up on a long-lived link.
+    /// Restores the peer's allowances for useless frames. Call this from a timer, about every ten seconds, so that
+    /// single useless frames do not add up on a long-lived link.
     pub fn renew_allowances(&mut self) {
         self.allowances.renew_allowances(self.role);
     }
 
-    /// True if senders should pause until output is written.
+    /// True if the output is so large that senders should wait until it is written.
     #[must_use]
     pub fn is_congested(&self) -> bool {
         self.output.len() >= self.own_limits.congestion_threshold
@@ -253,13 +255,13 @@ impl Link {
         self.streams.is_empty() && self.output.is_empty() && !self.pong_pending
     }
 
-    /// True if either side stopped new streams, or the link failed.
+    /// True if either side sent GOAWAY, or the link failed: no streams can be opened.
     #[must_use]
     pub fn is_going_away(&self) -> bool {
         self.go_away_sent.is_some() || self.go_away_received.is_some() || self.fatal_error.is_some()
     }
 
-    /// True if the peer supports the mark of requests from HTTP/2 clients.
+    /// True if the peer supports the mark that distinguishes requests from HTTP/2 clients.
     #[must_use]
     pub fn peer_reads_http2_mark(&self) -> bool {
         self.peer_limits.reads_http2_mark
@@ -269,7 +271,7 @@ impl Link {
     #[must_use]
     pub fn available_credit(&self, stream: StreamId) -> u32 {
         match self.streams.get(&stream) {
-            Some(stream) if !stream.send_direction.is_ended() => stream.send_credit,
+            Some(state) if !state.send_direction.is_ended() => state.send_credit,
             _ => 0,
         }
     }
@@ -280,6 +282,7 @@ impl Link {
         &self.own_limits
     }
 
+    /// Sends GOAWAY, unless an earlier GOAWAY had the same or a lower last stream.
     fn send_go_away(&mut self, last_stream: StreamId, code: GoAwayCode) {
         if self.fatal_error.is_some()
             || self.go_away_sent.is_some_and(|sent_last_stream| sent_last_stream <= last_stream)
@@ -317,7 +320,7 @@ impl Link {
 pub const VERSION: u16 = 1;
 /// The ALPN protocol name.
 pub const ALPN: &[u8] = b"leno/1";
-/// The last stream of a link: the next number means "every stream" in GOAWAY.
+/// The highest stream number of a link. The next number is [`StreamId::ALL`] in GOAWAY.
 pub const STREAM_LAST: u32 = u32::MAX - 1;
 
 #[cfg(test)]

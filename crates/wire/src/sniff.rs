@@ -1,4 +1,4 @@
-//! Protocol detection from the first bytes of a connection.
+//! Detects the protocol of a connection from its first bytes.
 
 mod first_line;
 
@@ -19,9 +19,9 @@ pub enum DetectedProtocol {
     Opaque,
 }
 
-/// Detects the protocol of a client from its first bytes. Server-first protocols stay at
-/// [`DetectedProtocol::Incomplete`]: bound the wait. Empty lines before a request line are skipped, as servers do
-/// (RFC 9112 §2.2); some also skip a bare CR or LF.
+/// Detects the protocol of a client from its first bytes. The client of a server-first protocol sends nothing, so the
+/// result stays [`DetectedProtocol::Incomplete`]: the caller must limit the wait. Empty lines, CR and LF before a
+/// request line are skipped, because some servers skip them (RFC 9112 §2.2).
 #[must_use]
 pub fn sniff_protocol(first_bytes: &[u8]) -> DetectedProtocol {
     let first_bytes = first_bytes.get(..MAX_SNIFF_BYTES).unwrap_or(first_bytes);
@@ -39,51 +39,52 @@ pub fn sniff_protocol(first_bytes: &[u8]) -> DetectedProtocol {
     }
 }
 
-/// The number of bytes that always suffice: a request with an unregistered method is recognized only by the
-/// version after its target.
+/// The number of bytes after which the result is final. Requests with an unregistered method need many bytes, because
+/// only the version after the target distinguishes them from other protocols.
 pub const MAX_SNIFF_BYTES: usize = 1024;
 
 /// Detects a handshake record of any version 3.x, of a valid length, that begins with a ClientHello.
 fn sniff_tls(bytes: &[u8]) -> DetectedProtocol {
-    let expected: [fn(u8) -> bool; 6] = [
+    let byte_checks: [fn(u8) -> bool; 6] = [
         |kind| kind == TLS_HANDSHAKE,
         |major| major == 3,
-        // Receivers ignore it (RFC 8446 §5.1), and so do TLS libraries of applications.
-        |_| true,
+        // Servers ignore the minor version (RFC 8446 §5.1).
+        |_minor| true,
         |length_high| length_high <= 0x40,
-        |_| true,
+        |_length_low| true,
         |message| message == TLS_CLIENT_HELLO,
     ];
-    if !bytes.iter().zip(expected).all(|(byte, matches)| matches(*byte)) {
+    if !bytes.iter().zip(byte_checks).all(|(byte, matches)| matches(*byte)) {
         DetectedProtocol::Opaque
-    } else if bytes.len() < expected.len() {
+    } else if bytes.len() < byte_checks.len() {
         DetectedProtocol::Incomplete
     } else {
         DetectedProtocol::Tls
     }
 }
 
-/// Detects `METHOD SP` and a slash or a scheme for registered methods; otherwise requires a whole request line,
-/// because other protocols also begin with a word (`PING`, `get key`, `EHLO name`). `may_wait` is true if more bytes
-/// may come.
+/// Detects an HTTP/1 request. For a registered method, `METHOD SP` and a slash or a scheme suffice. For any other
+/// method, a whole request line is required, because other protocols also begin with a word (`PING`, `get key`, `EHLO
+/// name`). `may_wait` is true if the caller can pass more bytes.
 fn sniff_http1(bytes: &[u8], may_wait: bool) -> DetectedProtocol {
-    let length = bytes.iter().take_while(|byte| is_method_byte(**byte)).count();
-    let (method, after_method) = bytes.split_at_checked(length).unwrap_or((bytes, b""));
+    let method_length = bytes.iter().take_while(|byte| is_method_byte(**byte)).count();
+    let (method, after_method) = bytes.split_at_checked(method_length).unwrap_or((bytes, b""));
     if method.len() > MAX_METHOD_BYTES {
         return DetectedProtocol::Opaque;
     }
-    let target = match after_method {
+    let after_space = match after_method {
         [] if may_wait => return DetectedProtocol::Incomplete,
-        [b' ', target @ ..] if !method.is_empty() => target,
+        [b' ', after_space @ ..] if !method.is_empty() => after_space,
         _ => return DetectedProtocol::Opaque,
     };
     if REGISTERED_METHODS.contains(&method)
-        && TARGET_PREFIXES.iter().any(|prefix| target.starts_with(prefix))
+        && TARGET_PREFIXES.iter().any(|prefix| after_space.starts_with(prefix))
     {
         return DetectedProtocol::Http1;
     }
-    let length = target.iter().take_while(|byte| byte.is_ascii_graphic()).count();
-    let (target, version) = target.split_at_checked(length).unwrap_or((target, b""));
+    let target_length = after_space.iter().take_while(|byte| byte.is_ascii_graphic()).count();
+    let (target, version) =
+        after_space.split_at_checked(target_length).unwrap_or((after_space, b""));
     if version.starts_with(VERSION_PREFIX) && !target.is_empty() {
         DetectedProtocol::Http1
     } else if VERSION_PREFIX.starts_with(version) && may_wait {
@@ -102,7 +103,7 @@ const TLS_HANDSHAKE: u8 = 22;
 const TLS_CLIENT_HELLO: u8 = 1;
 const VERSION_PREFIX: &[u8] = b" HTTP/1.";
 
-/// Methods after which a slash or a scheme is sufficient.
+/// Methods that identify HTTP together with a slash or a scheme.
 const REGISTERED_METHODS: [&[u8]; 8] =
     [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"];
 

@@ -19,7 +19,7 @@ use leno_tests::{TestConnection, eventually, exchange_bytes, free_port};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-use super::half_open::{LegitimateClient, measure_flood};
+use super::pending_connections::{LegitimateClient, measure_flood};
 
 /// Returns the rules of most listeners here.
 fn common_rules() -> Vec<RouteRule> {
@@ -218,7 +218,7 @@ fn ports_open_and_close_without_closing_connections_to_other_ports() {
 const MAX_WAIT: Duration = Duration::from_secs(20);
 
 #[test]
-#[ignore = "takes two minutes; run by hand to measure: half_open"]
+#[ignore = "takes two minutes; run by hand to measure: pending_connections"]
 fn latency_of_legitimate_gateway_clients_during_a_flood() {
     let gateway = TestGateway::start();
     let (port, certificate) = (free_port(), self_signed_certificate("shop.example.com"));

@@ -26,8 +26,6 @@ mod faults_on_purpose;
 #[cfg(test)]
 mod gateway;
 #[cfg(test)]
-mod half_open;
-#[cfg(test)]
 mod interception;
 #[cfg(test)]
 mod limits;
@@ -40,6 +38,8 @@ mod netns;
 #[cfg(test)]
 mod one_machine;
 mod peers;
+#[cfg(test)]
+mod pending_connections;
 #[cfg(test)]
 mod prometheus;
 #[cfg(test)]

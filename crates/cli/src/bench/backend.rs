@@ -1,4 +1,4 @@
-//! The hidden `leno bench backend`: a small fast HTTP/1.1 server behind the proxies.
+//! The hidden `leno bench backend`: a small fast HTTP/1.1 server, the built-in application behind the proxies.
 //!
 //! The response to `/1024` has 1024 bytes. `/count` returns the number of responses to all other requests on all
 //! connections, so that the measured CPU time can be divided by requests.
@@ -111,7 +111,7 @@ async fn serve_connection(mut stream: TcpStream, backend_state: Rc<BackendState>
     }
 }
 
-/// The state of a connection after a response.
+/// The state of a connection after the responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AfterResponse {
     KeepAlive,
@@ -145,7 +145,7 @@ fn head_length(bytes: &[u8]) -> Option<usize> {
     bytes.windows(4).position(|window| window == b"\r\n\r\n").map(|position| position + 4)
 }
 
-/// Returns the path of a target in either form, without its query.
+/// Returns the path of a target in origin or absolute form, without its query.
 fn target_path(target: &[u8]) -> &[u8] {
     let after_scheme = target.strip_prefix(b"http://");
     let path = after_scheme.map_or(target, |authority_and_path| {

@@ -1,4 +1,4 @@
-//! Benchmark cases: one kind of work that every contender performs, and the applications that serve it.
+//! Describes the benchmark cases, and starts the applications that serve their requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::child::{BenchProcess, ProcessSpec};
 use super::contender::MAX_START_WAIT;
 use super::driver::ConnectionMode;
 use super::layout::Layout;
-use super::rig::{BenchDefaultPolicy, MeshRules, Rig};
 use super::spring;
+use super::testbed::{BenchDefaultPolicy, MeshRules, Testbed};
 use crate::ports::ChosenPorts;
 
 /// One kind of work that every contender performs.
@@ -23,24 +23,26 @@ pub(super) struct BenchCase {
     pub(super) name: String,
     /// The parameters of the case in JSON reports.
     pub(super) parameters: Map<String, Value>,
+    /// The arrangement of proxies and applications.
     pub(super) layout: Layout,
-    pub(super) backend_kind: BackendKind,
+    pub(super) application_kind: ApplicationKind,
     /// The targets of requests: a role and a path each.
     pub(super) targets: Vec<(&'static str, String)>,
+    /// The number of connections of the load generator.
     pub(super) connections: u32,
-    /// Requests per second; a closed loop if absent.
+    /// Requests per second; if absent, each connection sends its next request as soon as the response arrives.
     pub(super) rate: Option<u32>,
     pub(super) connection_mode: ConnectionMode,
-    /// The number of cores for proxies; the rig's proxy cores if absent.
+    /// The number of cores for proxies; the testbed's proxy cores if absent.
     pub(super) proxy_cores: Option<usize>,
     pub(super) default_policy: BenchDefaultPolicy,
     pub(super) rules: MeshRules,
-    /// The delay of each response of the data source.
+    /// The delay of each response of the application `data`, the last one of a chain.
     pub(super) delay: Duration,
 }
 
 impl BenchCase {
-    /// Keep-alive connections to one server with `defaultPolicy: deny`.
+    /// Creates a case with keep-alive connections to one server, in a mesh with `defaultPolicy: deny`.
     pub(super) fn keep_alive_pair(connections: u32, body_bytes: usize) -> Self {
         let parameters = json!({ "connections": connections, "body_bytes": body_bytes });
         Self {
@@ -51,14 +53,14 @@ impl BenchCase {
             ),
             parameters: parameters.as_object().cloned().unwrap_or_default(),
             layout: Layout::Http,
-            backend_kind: BackendKind::BuiltIn,
+            application_kind: ApplicationKind::BuiltIn,
             targets: vec![("entry", format!("/{body_bytes}"))],
             connections,
             rate: None,
             connection_mode: ConnectionMode::KeepAlive,
             proxy_cores: None,
             default_policy: BenchDefaultPolicy::Deny,
-            rules: MeshRules::Plain,
+            rules: MeshRules::None,
             delay: Duration::ZERO,
         }
     }
@@ -70,10 +72,10 @@ impl BenchCase {
     }
 }
 
-/// The applications that serve the requests behind the contenders, in suites with a choice.
+/// The choice of the applications that serve the requests behind the contenders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum BackendKind {
+pub(crate) enum ApplicationKind {
     /// Small built-in applications
     #[default]
     BuiltIn,
@@ -81,15 +83,15 @@ pub(crate) enum BackendKind {
     Spring,
 }
 
-impl BackendKind {
+impl ApplicationKind {
     /// Builds the prerequisites, which may take minutes the first time.
     ///
     /// # Errors
     /// If a prerequisite is missing; the error names it and contains a hint.
-    pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
+    pub(super) async fn prepare(self, testbed: &Testbed) -> anyhow::Result<()> {
         match self {
             Self::BuiltIn => Ok(()),
-            Self::Spring => spring::build_programs(rig).await.map(drop),
+            Self::Spring => spring::build_programs(testbed).await.map(drop),
         }
     }
 
@@ -102,34 +104,34 @@ impl BackendKind {
     }
 }
 
-/// The applications behind the contenders.
+/// The processes of the applications that serve a case's requests behind the contender.
 #[derive(Debug)]
-pub(super) struct BackendProcesses {
+pub(super) struct ApplicationProcesses {
     processes: Vec<BenchProcess>,
     /// The ports of applications that count their responses.
     pub(super) counting_ports: Vec<u16>,
 }
 
-impl BackendProcesses {
+impl ApplicationProcesses {
     /// Starts the applications of a case.
     ///
     /// # Errors
     /// If a process cannot be started.
     pub(super) async fn start(
-        rig: &Rig,
+        testbed: &Testbed,
         case: &BenchCase,
         ports: &mut ChosenPorts<'_>,
         dir: &Path,
     ) -> anyhow::Result<Self> {
-        if case.backend_kind == BackendKind::Spring {
-            let processes = spring::start(rig, ports, dir).await?;
+        if case.application_kind == ApplicationKind::Spring {
+            let processes = spring::start(testbed, ports, dir).await?;
             return Ok(Self { processes, counting_ports: Vec::new() });
         }
-        let mut backends = Self { processes: Vec::new(), counting_ports: Vec::new() };
+        let mut processes = Vec::new();
         let mut start = |name: &str, process_spec: ProcessSpec| {
-            let process_spec = process_spec.with_cores(rig.load_cores.as_ref());
+            let process_spec = process_spec.with_cores(testbed.load_cores.as_ref());
             let child = BenchProcess::start(&process_spec, &dir.join(format!("{name}.log")));
-            backends.processes.push(child.with_context(|| format!("the application {name}"))?);
+            processes.push(child.with_context(|| format!("the application {name}"))?);
             anyhow::Ok(())
         };
         let mut counting_ports = Vec::new();
@@ -167,8 +169,7 @@ impl BackendProcesses {
                 start("consumer", build_relay_spec(ports, "consumer", &listeners)?)?;
             }
         }
-        backends.counting_ports = counting_ports;
-        Ok(backends)
+        Ok(Self { processes, counting_ports })
     }
 
     /// Returns the process IDs of the applications.

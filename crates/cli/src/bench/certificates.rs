@@ -1,4 +1,4 @@
-//! Certificates for contenders without a certificate client: PEM files from a Leno authority.
+//! Issues PEM certificates from a Leno authority, for contenders that cannot request certificates themselves.
 
 use std::path::Path;
 use std::time::SystemTime;

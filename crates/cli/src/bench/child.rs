@@ -1,4 +1,4 @@
-//! Child processes of a benchmark: pinned to cores, logged to a file, and killed with this process.
+//! Starts the child processes of a benchmark: pinned to cores, with a log file each, and killed when this process ends.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(super) struct ProcessSpec {
 }
 
 impl ProcessSpec {
-    /// Creates a command for all cores.
+    /// Creates a command that may use all cores.
     pub(super) fn new<S: Into<OsString>>(command: impl IntoIterator<Item = S>) -> Self {
         let command = command.into_iter().map(Into::into).collect();
         Self { command, ..Self::default() }
@@ -78,17 +78,17 @@ impl BenchProcess {
     /// Starts a command with a piped standard output; standard error goes to `log_file`.
     ///
     /// # Errors
-    /// As [`BenchProcess::start`].
+    /// The same as for [`BenchProcess::start`].
     pub(super) fn start_piped(spec: &ProcessSpec, log_file: &Path) -> anyhow::Result<Self> {
         let stderr = File::create(log_file)
             .with_context(|| format!("cannot write {}", log_file.display()))?;
         Self::spawn(spec, log_file, Stdio::null(), [Stdio::piped(), stderr.into()])
     }
 
-    /// Starts a command with a piped standard input as well.
+    /// Starts a command with piped standard input and output; standard error goes to `log_file`.
     ///
     /// # Errors
-    /// As [`BenchProcess::start`].
+    /// The same as for [`BenchProcess::start`].
     pub(super) fn start_interactive(spec: &ProcessSpec, log_file: &Path) -> anyhow::Result<Self> {
         let stderr = File::create(log_file)
             .with_context(|| format!("cannot write {}", log_file.display()))?;
@@ -108,6 +108,7 @@ impl BenchProcess {
         stdin.flush().await.context("it does not read its standard input")
     }
 
+    /// Starts the command through `leno bench pinned`, which pins it to its cores and kills it if this process dies.
     fn spawn(
         spec: &ProcessSpec,
         log_file: &Path,
@@ -169,11 +170,11 @@ impl BenchProcess {
 
     /// Returns the last lines of the log file, for error messages.
     pub(super) fn log_tail(&self) -> String {
-        let log_text = std::fs::read(&self.log_file).unwrap_or_default();
-        let log_text = String::from_utf8_lossy(&log_text);
+        let log_bytes = std::fs::read(&self.log_file).unwrap_or_default();
+        let log_text = String::from_utf8_lossy(&log_bytes);
         let lines: Vec<&str> = log_text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let skipped = lines.len().saturating_sub(LOG_TAIL_LINES);
-        lines.get(skipped..).unwrap_or_default().join("\n")
+        let first_line = lines.len().saturating_sub(LOG_TAIL_LINES);
+        lines.get(first_line..).unwrap_or_default().join("\n")
     }
 
     /// Terminates the process group, and kills it if the process has not exited within [`MAX_STOP_WAIT`].

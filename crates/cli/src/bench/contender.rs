@@ -1,4 +1,4 @@
-//! Contenders: the proxies under test, from none at all to third-party proxies.
+//! Selects and starts contenders: the proxies under test, from none at all to third-party proxies.
 
 mod built_in;
 mod description;
@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use super::layout::Layout;
-use super::rig::Rig;
+use super::testbed::Testbed;
 use crate::ports::ChosenPorts;
 use description::ContenderDescription;
 
@@ -23,7 +23,7 @@ pub(super) use installed::{BenchInstallArgs, contenders_directory};
 pub(super) use leno::BenchObservability;
 pub(super) use running::{MAX_START_WAIT, ProcessRole, RunningContender};
 
-/// The proxies under test.
+/// A contender: one kind of proxy under test, or no proxy.
 #[derive(Debug, Clone)]
 pub(super) enum Contender {
     /// No proxy: clients reach the backend directly.
@@ -60,11 +60,11 @@ pub(super) struct ProcessConfiguration {
     pub(super) files: Vec<(String, String)>,
 }
 
-/// The environment of one run.
-pub(super) struct RunEnvironment<'a, 'b> {
-    pub(super) rig: &'a Rig,
+/// The environment of a contender in one trial.
+pub(super) struct TrialEnvironment<'a, 'b> {
+    pub(super) testbed: &'a Testbed,
     pub(super) layout: Layout,
-    /// The directory of this run.
+    /// The directory for the files of the contender's processes.
     pub(super) dir: PathBuf,
     pub(super) ports: &'a mut ChosenPorts<'b>,
 }
@@ -79,7 +79,7 @@ impl Contender {
             let description = ContenderDescription::load(Path::new(path))?;
             let is_reserved = CONTENDER_NAMES.contains(&description.name.as_str());
             if is_reserved {
-                bail!("{path}: the name `{}` is in use: choose another one", description.name);
+                bail!("{path}: the name `{}` is in use; choose another one", description.name);
             }
             return Ok(Self::Described(vec![description]));
         }
@@ -110,7 +110,7 @@ impl Contender {
     /// If a prerequisite is missing; the error names it and contains a hint.
     pub(super) fn check_support(
         &self,
-        rig: &Rig,
+        testbed: &Testbed,
         layout: Layout,
     ) -> anyhow::Result<ContenderReport> {
         let leno_version = || env!("CARGO_PKG_VERSION").to_owned();
@@ -125,20 +125,20 @@ impl Contender {
             }
             Self::Described(descriptions) => {
                 let description = find_description(descriptions, layout)?;
-                (description.about.clone(), description.program_version(rig)?)
+                (description.about.clone(), description.program_version(testbed)?)
             }
         };
         let name = self.name().to_owned();
         Ok(ContenderReport { name, about, version, configuration: Vec::new() })
     }
 
-    /// Starts the contender. It may not yet be ready: the first requests may fail.
+    /// Starts the contender. Its processes may not be ready yet, so the first requests may fail.
     ///
     /// # Errors
     /// If a process of the contender cannot be started.
     pub(super) async fn start(
         &self,
-        environment: &mut RunEnvironment<'_, '_>,
+        environment: &mut TrialEnvironment<'_, '_>,
     ) -> anyhow::Result<RunningContender> {
         std::fs::create_dir_all(&environment.dir)
             .with_context(|| format!("cannot create {}", environment.dir.display()))?;
@@ -178,9 +178,9 @@ fn find_description(
     description.with_context(|| format!("it has no contender file for the layout `{layout}`"))
 }
 
-/// Starts no process: the entry ports become aliases of the backend ports.
+/// Makes the entry ports of the layout aliases of the applications' ports, and starts no process.
 fn start_without_proxy(
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
 ) -> anyhow::Result<RunningContender> {
     let port_aliases: &[(&str, &str)] = match environment.layout {
         Layout::Http | Layout::Tcp => &[("entry", "backend")],
@@ -197,14 +197,14 @@ fn start_without_proxy(
             ("listener-3", "provider-3"),
         ],
     };
-    for (listener, backend) in port_aliases {
-        let port = environment.ports.port_for(backend)?;
-        environment.ports.share_port(listener, port);
+    for (alias, application_role) in port_aliases {
+        let port = environment.ports.port_for(application_role)?;
+        environment.ports.share_port(alias, port);
     }
     Ok(RunningContender::default())
 }
 
-fn start_floor(environment: &mut RunEnvironment<'_, '_>) -> anyhow::Result<RunningContender> {
+fn start_floor(environment: &mut TrialEnvironment<'_, '_>) -> anyhow::Result<RunningContender> {
     let port = environment.ports.port_for("entry")?.to_string();
     let backend_port = environment.ports.port_for("backend")?.to_string();
     let mut running_contender = RunningContender::default();

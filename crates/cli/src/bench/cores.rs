@@ -1,4 +1,4 @@
-//! CPU affinity: the cores that a process may use.
+//! Reads and sets the CPU affinity of processes: the cores that they may use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,6 +10,15 @@ use serde::{Serialize, Serializer};
 /// Cores of this machine, by number; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
+
+/// The cores of the two parts of a benchmark. The parts may have cores in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CoreAssignment {
+    /// The cores of the proxies.
+    pub(super) proxy_cores: Cores,
+    /// The cores of the load generator and the applications.
+    pub(super) load_cores: Cores,
+}
 
 impl Cores {
     /// Returns the number of cores.
@@ -29,11 +38,15 @@ impl Cores {
         (!cores.is_empty()).then_some(Self(cores))
     }
 
-    /// Splits the cores into the first `count` and the others; `None` if one part would be empty.
-    pub(super) fn split(&self, count: usize) -> Option<(Self, Self)> {
-        let (first_cores, other_cores) = self.0.split_at_checked(count)?;
-        let has_both = !first_cores.is_empty() && !other_cores.is_empty();
-        has_both.then(|| (Self(first_cores.to_vec()), Self(other_cores.to_vec())))
+    /// Assigns the first `proxy_core_count` cores to the proxies and the others to the load; `None` if one part would
+    /// be empty.
+    pub(super) fn split(&self, proxy_core_count: usize) -> Option<CoreAssignment> {
+        let (proxy_cores, load_cores) = self.0.split_at_checked(proxy_core_count)?;
+        let has_both = !proxy_cores.is_empty() && !load_cores.is_empty();
+        has_both.then(|| CoreAssignment {
+            proxy_cores: Self(proxy_cores.to_vec()),
+            load_cores: Self(load_cores.to_vec()),
+        })
     }
 
     /// Returns the first `count` cores, or all if there are fewer; `None` if `count` is 0.
@@ -66,6 +79,13 @@ impl Cores {
         }
         sched_setaffinity(None, &cpu_set)
             .with_context(|| format!("cannot be pinned to the cores {self}"))
+    }
+}
+
+impl CoreAssignment {
+    /// True if both parts have a core in common.
+    pub(super) fn shares_cores(&self) -> bool {
+        self.proxy_cores.overlaps(&self.load_cores)
     }
 }
 
@@ -124,7 +144,9 @@ mod tests {
     #[test]
     fn a_split_leaves_cores_for_both_sides() {
         let three = Cores(vec![0, 1, 3]);
-        assert_eq!(three.split(1), Some((Cores(vec![0]), Cores(vec![1, 3]))));
+        let assignment =
+            CoreAssignment { proxy_cores: Cores(vec![0]), load_cores: Cores(vec![1, 3]) };
+        assert_eq!(three.split(1), Some(assignment));
         assert_eq!((three.split(3), three.split(4), three.split(0)), (None, None, None));
         assert_eq!(Cores(vec![1, 3]).union(&Cores(vec![0, 1])), three);
     }

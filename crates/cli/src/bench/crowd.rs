@@ -1,9 +1,9 @@
-//! The hidden `leno bench crowd`: many simulated sidecars in one process, for control plane load.
+//! The hidden `leno bench crowd`: simulates many sidecars in one process, to load a control plane.
 //!
 //! Each simulated sidecar joins with its own token, keeps its own stream to the control plane, reports its listener
 //! address and subscribed services, and applies updates with the code of real sidecars. Simulated sidecars carry no
-//! traffic. Once they have received all endpoints, the crowd executes the commands of the benchmark: sidecars
-//! move, and the crowd reports when the others received the change.
+//! traffic. Once all of them have received all endpoints, the crowd executes the commands of the benchmark: a sidecar
+//! changes its listener address, and the crowd reports when the other sidecars have received the change.
 
 mod command;
 mod execute;
@@ -62,13 +62,13 @@ pub(super) struct CrowdConfig {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct CrowdMember {
     pub(super) workload: String,
-    /// The content of its token file.
+    /// The content of the sidecar's token file.
     pub(super) token: String,
-    /// The port of its application.
+    /// The port of the application behind the sidecar; nothing listens there.
     pub(super) port: u16,
-    /// The services that it uses, and the number of endpoints of each in the complete mesh.
+    /// The services that the sidecar uses, and the number of endpoints of each in the complete mesh.
     pub(super) services: Vec<(String, usize)>,
-    /// The service that it is an endpoint of.
+    /// The service whose endpoint the sidecar is.
     pub(super) own_service: String,
 }
 

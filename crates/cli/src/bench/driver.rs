@@ -1,4 +1,4 @@
-//! Load generators of a benchmark: the built-in one, wrk and Apache JMeter.
+//! Runs the load generators of a benchmark: `leno load`, wrk and Apache JMeter.
 
 mod jmeter;
 mod wrk;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::child::{BenchProcess, ProcessSpec};
-use super::rig::Rig;
+use super::testbed::Testbed;
 
 /// A load generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize)]
@@ -31,21 +31,21 @@ pub(crate) enum LoadGenerator {
 /// The requested load.
 #[derive(Debug, Clone)]
 pub(super) struct LoadSpec {
-    /// The targets of requests, in turn.
+    /// The targets of requests; the generator sends to each of them in turn.
     pub(super) urls: Vec<String>,
     pub(super) connections: u32,
-    /// Requests per second; a closed loop if absent.
+    /// Requests per second; `None` for a closed loop.
     pub(super) rate: Option<u32>,
     pub(super) warm_up: Duration,
     pub(super) duration: Duration,
     pub(super) connection_mode: ConnectionMode,
 }
 
-/// Connection reuse.
+/// The reuse of connections by the load generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum ConnectionMode {
-    /// Connections are opened once.
+    /// Each connection is opened once, and carries many requests.
     KeepAlive,
     /// A connection is opened for each request.
     Fresh,
@@ -89,9 +89,9 @@ pub(super) struct RunningLoad {
 /// The source of the results.
 #[derive(Debug)]
 enum ResultSource {
-    /// The end of standard output, as JSON.
+    /// Standard output, which ends with a JSON object.
     Printed,
-    /// A file of single requests.
+    /// A file with one line per request.
     Samples(jmeter::Samples),
 }
 
@@ -100,10 +100,10 @@ impl LoadGenerator {
     ///
     /// # Errors
     /// If a prerequisite is missing; the error names it and contains a hint.
-    pub(super) async fn prepare(self, rig: &Rig) -> anyhow::Result<()> {
+    pub(super) async fn prepare(self, testbed: &Testbed) -> anyhow::Result<()> {
         match self {
             Self::Leno | Self::Wrk => Ok(()),
-            Self::Jmeter => jmeter::build_home(rig).await.map(drop),
+            Self::Jmeter => jmeter::build_home(testbed).await.map(drop),
         }
     }
 
@@ -113,19 +113,19 @@ impl LoadGenerator {
     /// If the generator does not support the load, or cannot be started.
     pub(super) async fn start(
         self,
-        rig: &Rig,
+        testbed: &Testbed,
         load_spec: &LoadSpec,
         dir: &Path,
     ) -> anyhow::Result<RunningLoad> {
         match self {
             Self::Leno => {
-                let spec = build_leno_spec(load_spec)?.with_cores(rig.load_cores.as_ref());
+                let spec = build_leno_spec(load_spec)?.with_cores(testbed.load_cores.as_ref());
                 let child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
                 let measured_from = Instant::now() + load_spec.warm_up;
                 Ok(RunningLoad { child, measured_from, result_source: ResultSource::Printed })
             }
-            Self::Wrk => wrk::start(rig, load_spec, dir).await,
-            Self::Jmeter => jmeter::start(rig, load_spec, dir).await,
+            Self::Wrk => wrk::start(testbed, load_spec, dir).await,
+            Self::Jmeter => jmeter::start(testbed, load_spec, dir).await,
         }
     }
 
@@ -204,6 +204,7 @@ fn build_leno_spec(load_spec: &LoadSpec) -> anyhow::Result<ProcessSpec> {
     ProcessSpec::leno_command(arguments)
 }
 
+/// Rounds a duration up to whole seconds, at least 1.
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs_f64().ceil().max(1.0) as u64
 }

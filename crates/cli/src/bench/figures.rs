@@ -1,4 +1,4 @@
-//! Number formatting, and text escaping for pages.
+//! Formats numbers for reports, and escapes text for HTML pages.
 
 /// Escapes text for HTML and SVG.
 pub(super) fn escape(text: &str) -> String {

@@ -1,4 +1,4 @@
-//! Instruction counts of processes, if the processor supports them.
+//! Counts the instructions of processes with perf(1), if the processor supports it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,20 +10,20 @@ use super::child::{BenchProcess, ProcessSpec};
 
 /// Returns the reason why this machine counts no instructions; `None` if it does.
 pub(super) fn unavailable_reason() -> Option<String> {
-    let probe = Command::new("perf").args(PERF_STAT).args(["--", "true"]).output();
-    let output = match probe {
+    let perf_result = Command::new("perf").args(PERF_STAT).args(["--", "true"]).output();
+    let output = match perf_result {
         Ok(output) => output,
         Err(error) => return Some(format!("cannot run `perf`: {error}")),
     };
-    // Without a file it writes to standard error.
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    match parse_instruction_count(&text) {
+    // Without an output file, perf writes the counts to standard error.
+    let perf_output = String::from_utf8_lossy(&output.stderr).into_owned();
+    match parse_instruction_count(&perf_output) {
         Some(_) => None,
-        None => Some(format!("perf reported: {}", text.trim())),
+        None => Some(format!("perf reported: {}", perf_output.trim())),
     }
 }
 
-/// A count in progress.
+/// A count of instructions in progress.
 #[derive(Debug)]
 pub(super) struct InstructionCount {
     perf_process: BenchProcess,
@@ -31,7 +31,7 @@ pub(super) struct InstructionCount {
 }
 
 impl InstructionCount {
-    /// Counts the instructions of some processes from now on, for a period.
+    /// Starts to count the instructions of some processes, and stops after `measured_duration`.
     ///
     /// # Errors
     /// If perf cannot be started.
@@ -40,13 +40,13 @@ impl InstructionCount {
         measured_duration: Duration,
         dir: &Path,
     ) -> anyhow::Result<Self> {
-        let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        let pid_texts: Vec<String> = pids.iter().map(ToString::to_string).collect();
         let counter_file = dir.join("instructions.csv");
         let mut command: Vec<std::ffi::OsString> = vec!["perf".into()];
         command.extend(PERF_STAT.map(Into::into));
         command.extend([
             "-p".into(),
-            pids.join(",").into(),
+            pid_texts.join(",").into(),
             "-o".into(),
             counter_file.clone().into(),
         ]);
@@ -67,7 +67,7 @@ impl InstructionCount {
     }
 }
 
-/// perf-stat(1), CSV format: the first field is the count, the third the event.
+/// Parses the CSV format of perf-stat(1): the first field is the count, the third field is the event.
 fn parse_instruction_count(text: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut fields = line.split(',');

@@ -1,10 +1,11 @@
-//! Layouts: the topology that a contender builds, and its ports.
+//! Defines the layouts: the topologies of proxies and applications, and the roles of their ports.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The services and the paths to them.
+/// A topology of proxies and applications. Ports have roles, such as `entry`; requests to a role's port take the
+/// described path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Layout {

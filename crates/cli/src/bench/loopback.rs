@@ -1,4 +1,4 @@
-//! Small loopback servers that accept until a signal.
+//! Runs small servers on loopback until a signal arrives.
 
 use std::net::Ipv4Addr;
 use std::process::ExitCode;

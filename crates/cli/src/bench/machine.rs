@@ -1,4 +1,4 @@
-//! Description of the machine, for interpreting the figures.
+//! Describes the machine, so that readers of a report can interpret the figures.
 
 use std::fs;
 
@@ -23,35 +23,40 @@ pub(super) struct MachineInfo {
 impl MachineInfo {
     /// Reads the properties from Linux.
     pub(super) fn read_info() -> Self {
-        let cpuinfo = read("/proc/cpuinfo");
-        let memory = read("/proc/meminfo");
-        let memory =
-            field(&memory, "MemTotal").and_then(|text| text.split(' ').next()?.parse().ok());
+        let cpuinfo = read_or_empty("/proc/cpuinfo");
+        let meminfo = read_or_empty("/proc/meminfo");
+        let memory_kib =
+            field_value(&meminfo, "MemTotal").and_then(|text| text.split(' ').next()?.parse().ok());
         Self {
-            processor: field(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
+            processor: field_value(&cpuinfo, "model name").unwrap_or("unknown").to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_mib: memory.unwrap_or(0u64) / 1024,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            system: pretty_name(&read("/etc/os-release")),
-            virtual_machine: field(&cpuinfo, "flags")
+            memory_mib: memory_kib.unwrap_or(0u64) / 1024,
+            kernel: read_or_empty("/proc/sys/kernel/osrelease").trim().to_owned(),
+            system: pretty_name(&read_or_empty("/etc/os-release")),
+            virtual_machine: field_value(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.contains("hypervisor")),
             load_before: load_average(),
-            stolen: parse_stolen_time(&read("/proc/stat")),
+            stolen: parse_stolen_time(&read_or_empty("/proc/stat")),
         }
     }
 }
 
 /// Returns the number of runnable processes, as a one-minute average.
 pub(super) fn load_average() -> f64 {
-    read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0)
+    read_or_empty("/proc/loadavg")
+        .split(' ')
+        .next()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(0.0)
 }
 
-fn read(path: &str) -> String {
+/// Reads a file; empty if it cannot be read.
+fn read_or_empty(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
 /// Returns the value of a line such as `model name : x`.
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+fn field_value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then(|| value.trim())
@@ -78,7 +83,7 @@ mod tests {
 
     #[test]
     fn files_of_proc_are_parsed() {
-        assert_eq!(field("a\t: b\nmodel name\t: X 9\n", "model name"), Some("X 9"));
+        assert_eq!(field_value("a\t: b\nmodel name\t: X 9\n", "model name"), Some("X 9"));
         assert_eq!(pretty_name("ID=x\nPRETTY_NAME=\"X 1\"\n"), "X 1");
         assert_eq!(parse_stolen_time("cpu  10 0 10 60 0 0 0 20 5 5\n"), 0.2);
         assert_eq!(parse_stolen_time(""), 0.0);

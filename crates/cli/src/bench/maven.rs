@@ -1,4 +1,4 @@
-//! Maven builds of embedded sources, cached after the first build.
+//! Builds embedded Java sources with Maven, and caches the result.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use anyhow::{Context as _, bail};
 use tokio::time::timeout;
 
 use super::child::{BenchProcess, ProcessSpec};
-use super::rig::Rig;
+use super::testbed::Testbed;
 
 /// A Maven project.
 #[derive(Debug)]
 pub(super) struct MavenProject {
-    /// The name of the project in the cache directory.
+    /// The first part of the product's name in the cache directory.
     pub(super) name: &'static str,
     /// A description for people.
     pub(super) about: &'static str,
@@ -27,8 +27,11 @@ pub(super) struct MavenProject {
 ///
 /// # Errors
 /// If a tool is missing, or Maven fails.
-pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::Result<PathBuf> {
-    let cache_directory = rig.cache_directory.as_path();
+pub(super) async fn build_product(
+    project: &MavenProject,
+    testbed: &Testbed,
+) -> anyhow::Result<PathBuf> {
+    let cache_directory = testbed.cache_directory.as_path();
     let product =
         cache_directory.join(format!("{}-{:016x}", project.name, source_fingerprint(project)));
     if product.is_dir() {
@@ -36,15 +39,19 @@ pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::
     }
     let purpose = format!("building {}", project.about);
     for tool in ["mvn", "javac"] {
-        require_tool(rig, tool, &purpose)?;
+        require_tool(testbed, tool, &purpose)?;
     }
     eprintln!("{purpose} with Maven, once, into {}", product.display());
     std::fs::create_dir_all(cache_directory)
         .with_context(|| format!("cannot create {}", cache_directory.display()))?;
-    let scratch = tempfile::Builder::new().prefix("building-").tempdir_in(cache_directory);
-    let scratch = scratch.context("no build directory")?;
-    run_maven(project, scratch.path()).await.with_context(|| format!("{purpose} failed"))?;
-    let build_output = scratch.path().join(project.product);
+    let build_directory = tempfile::Builder::new()
+        .prefix("building-")
+        .tempdir_in(cache_directory)
+        .context("no build directory")?;
+    run_maven(project, build_directory.path())
+        .await
+        .with_context(|| format!("{purpose} failed"))?;
+    let build_output = build_directory.path().join(project.product);
     match std::fs::rename(&build_output, &product) {
         // Another process has built the same product in the meantime.
         Err(_) if product.is_dir() => Ok(product),
@@ -57,8 +64,8 @@ pub(super) async fn build_product(project: &MavenProject, rig: &Rig) -> anyhow::
 ///
 /// # Errors
 /// The tool to install.
-pub(super) fn require_tool(rig: &Rig, tool: &str, purpose: &str) -> anyhow::Result<()> {
-    if rig.search_path.iter().any(|directory| directory.join(tool).is_file()) {
+pub(super) fn require_tool(testbed: &Testbed, tool: &str, purpose: &str) -> anyhow::Result<()> {
+    if testbed.search_path.iter().any(|directory| directory.join(tool).is_file()) {
         return Ok(());
     }
     bail!(
@@ -109,15 +116,15 @@ mod tests {
     async fn missing_tools_are_named_with_their_package() {
         let empty = tempfile::tempdir().unwrap();
         let [bin, cache_directory] = ["bin", "cache"].map(|name| empty.path().join(name));
-        let rig = Rig::new(vec![bin], PathBuf::new(), cache_directory.clone()).unwrap();
+        let testbed = Testbed::new(vec![bin], PathBuf::new(), cache_directory.clone()).unwrap();
         let project =
             MavenProject { name: "thing", about: "a thing", sources: &[], product: "target" };
-        let error = build_product(&project, &rig).await.unwrap_err().to_string();
+        let error = build_product(&project, &testbed).await.unwrap_err().to_string();
         assert!(error.contains("building a thing requires `mvn`"), "{error}");
         assert!(error.contains("apt-get install default-jdk-headless maven"), "{error}");
         assert!(!cache_directory.exists(), "a build was started");
         let product = cache_directory.join(format!("thing-{:016x}", source_fingerprint(&project)));
         std::fs::create_dir_all(&product).unwrap();
-        assert_eq!(build_product(&project, &rig).await.unwrap(), product);
+        assert_eq!(build_product(&project, &testbed).await.unwrap(), product);
     }
 }

@@ -1,4 +1,5 @@
-//! Sidecar cost by mesh size, with the same few services in use.
+//! Measures the cost of a sidecar by the number of services in the mesh. The sidecar uses the same few services each
+//! time.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,8 +12,8 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::child::{BenchProcess, ProcessSpec};
-use super::rig::Rig;
 use super::sample;
+use super::testbed::Testbed;
 use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
@@ -33,13 +34,13 @@ pub(super) struct MeshServices {
 /// # Errors
 /// If a process does not start, or a request gets no response.
 pub(super) async fn measure_services(
-    rig: &Rig,
+    testbed: &Testbed,
     service_count: usize,
 ) -> anyhow::Result<MeshServices> {
-    let dir = rig.scratch_directory().join(format!("services-{service_count}"));
+    let dir = testbed.scratch_directory().join(format!("services-{service_count}"));
     std::fs::create_dir_all(dir.join("mesh")).context("cannot create the directory of a mesh")?;
-    let mut ports = rig.ports();
-    let result = start_and_measure(rig, &dir, &mut ports, service_count).await;
+    let mut ports = testbed.ports();
+    let result = start_and_measure(testbed, &dir, &mut ports, service_count).await;
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
@@ -47,7 +48,7 @@ pub(super) async fn measure_services(
 }
 
 async fn start_and_measure(
-    rig: &Rig,
+    testbed: &Testbed,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
     service_count: usize,
@@ -55,10 +56,10 @@ async fn start_and_measure(
     let application_port = ports.port_for("application")?;
     write_manifests(&dir.join("mesh"), ports, service_count)?;
     let control_address = ports.address_for("control")?;
-    let backend_spec =
+    let application_spec =
         ProcessSpec::leno_command(["bench", "backend", "--port", &application_port.to_string()])?;
-    let backend_process = BenchProcess::start(
-        &backend_spec.with_cores(rig.load_cores.as_ref()),
+    let application_process = BenchProcess::start(
+        &application_spec.with_cores(testbed.load_cores.as_ref()),
         &dir.join("backend.log"),
     )?;
     let control_spec = ProcessSpec::leno_command([
@@ -72,11 +73,11 @@ async fn start_and_measure(
         control_address.to_string().as_ref(),
     ])?;
     let control_process = BenchProcess::start(
-        &control_spec.with_cores(rig.proxy_cores.as_ref()),
+        &control_spec.with_cores(testbed.proxy_cores.as_ref()),
         &dir.join("control.log"),
     )?;
-    let server = start_sidecar(rig, dir, ports, control_address, "server").await?;
-    let client = start_sidecar(rig, dir, ports, control_address, "client").await?;
+    let server = start_sidecar(testbed, dir, ports, control_address, "server").await?;
+    let client = start_sidecar(testbed, dir, ports, control_address, "client").await?;
     for index in 0..USED_SERVICES.min(service_count) {
         let listener_address = ports.address_for(&format!("listener-{index}"))?;
         let deadline = Instant::now() + MAX_START_WAIT;
@@ -89,8 +90,8 @@ async fn start_and_measure(
     }
     let client_pid = client.pid().context("the sidecar has exited")?;
     let proxies = MeshSocket::from_data(&dir.join("data")).query_json("/proxies").await?;
-    let client_proxies = proxies.as_array().into_iter().flatten();
-    let client_proxies = client_proxies.filter(|proxy| proxy["workload"] == "bench/client");
+    let all_proxies = proxies.as_array().into_iter().flatten();
+    let client_proxies = all_proxies.filter(|proxy| proxy["workload"] == "bench/client");
     let control_pid = control_process.pid().context("the control plane has exited")?;
     let result = MeshServices {
         services: service_count,
@@ -98,14 +99,14 @@ async fn start_and_measure(
         known: client_proxies.filter_map(|proxy| proxy["services"].as_u64()).sum(),
         control_mib: sample::memory_usage(&[control_pid]).private_kib as f64 / 1024.0,
     };
-    for child in [client, server, control_process, backend_process] {
+    for child in [client, server, control_process, application_process] {
         child.stop().await;
     }
     Ok(result)
 }
 
 async fn start_sidecar(
-    rig: &Rig,
+    testbed: &Testbed,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
     control_address: SocketAddr,
@@ -122,15 +123,15 @@ async fn start_sidecar(
     };
     let mut bundle = JoinBundle::parse(&token)?;
     bundle.control_addresses = vec![control_address];
-    let token = dir.join(format!("{name}.token"));
-    bundle.save(&token).context("cannot write a token")?;
+    let token_file = dir.join(format!("{name}.token"));
+    bundle.save(&token_file).context("cannot write a token")?;
     let admin_address = ports.address_for(&format!("admin-{name}"))?;
     let spec = ProcessSpec::leno_command([
         "proxy".as_ref(),
         "--log-level=warn".as_ref(),
         format!("--workload=bench/{name}").as_ref(),
         "--token-file".as_ref(),
-        token.as_os_str(),
+        token_file.as_os_str(),
         "--state".as_ref(),
         dir.join(name).as_os_str(),
         "--admin".as_ref(),
@@ -139,7 +140,7 @@ async fn start_sidecar(
         "--drain-timeout=0s".as_ref(),
     ])?;
     let child = BenchProcess::start(
-        &spec.with_cores(rig.load_cores.as_ref()),
+        &spec.with_cores(testbed.load_cores.as_ref()),
         &dir.join(format!("{name}.log")),
     )?;
     while admin_client::query_admin(admin_address, "/ready").await.is_err() {
@@ -175,25 +176,25 @@ fn write_manifests(
             "  - {{service: service-{index}.bench, port: 80, listen: \"{listener_address}\"}}"
         )?;
     }
-    let manifests = manifests.replacen(
+    let workload_manifests = manifests.replacen(
         "serviceAccount: server\n",
         &format!(
             "serviceAccount: server\n  ports: [{{name: main, port: {application_port}, protocol: HTTP}}]\n"
         ),
         1,
     );
-    std::fs::write(dir.join("workloads.yaml"), manifests).context("the manifests")?;
+    std::fs::write(dir.join("workloads.yaml"), workload_manifests).context("the manifests")?;
     for first_service in (0..service_count).step_by(SERVICES_PER_FILE) {
-        let mut manifests = String::new();
+        let mut service_manifests = String::new();
         for index in first_service..service_count.min(first_service + SERVICES_PER_FILE) {
             write!(
-                manifests,
+                service_manifests,
                 "---\napiVersion: v1\nkind: Service\n\
                  metadata: {{name: service-{index}, namespace: bench}}\n\
                  spec: {{selector: {{app: server}}, ports: [{{port: 80, targetPort: main}}]}}\n"
             )?;
         }
-        std::fs::write(dir.join(format!("services-{first_service}.yaml")), manifests)
+        std::fs::write(dir.join(format!("services-{first_service}.yaml")), service_manifests)
             .context("the manifests")?;
     }
     Ok(())
@@ -203,6 +204,6 @@ fn write_manifests(
 pub(super) const USED_SERVICES: usize = 5;
 /// The number of services in a file: half of the maximum number of documents in a file.
 const SERVICES_PER_FILE: usize = 5000;
-/// The startup timeout, for reading ten thousand documents.
+/// The startup timeout of the control plane, which reads ten thousand manifests.
 const MAX_START_WAIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

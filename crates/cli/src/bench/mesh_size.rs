@@ -1,4 +1,4 @@
-//! Scale measurements: a control plane, a few real sidecars and a simulated crowd.
+//! Measures a control plane with many sidecars: a few real ones, and a crowd of simulated ones.
 
 mod changes;
 mod manifests;
@@ -17,10 +17,10 @@ use self::traffic::SequentialTraffic;
 use super::child::{BenchProcess, ProcessSpec};
 use super::crowd::{CONVERGED_LINE, CrowdConfig, CrowdMember};
 use super::report::{MeshChanges, MeshSize};
-use super::rig::Rig;
 use super::sample;
 use super::statistics::median;
-use super::trial::RunTiming;
+use super::testbed::Testbed;
+use super::trial::TrialTiming;
 use crate::admin_client;
 use crate::get::MeshSocket;
 use crate::ports::ChosenPorts;
@@ -30,11 +30,11 @@ use crate::ports::ChosenPorts;
 pub(super) struct CrowdSize {
     pub(super) sidecars: usize,
     pub(super) real_sidecars: usize,
-    /// Whether changes in the running mesh are measured.
+    /// The choice to measure changes in the running mesh.
     pub(super) changes: ChangeMeasurement,
 }
 
-/// Selects the measurement of changes in a running mesh.
+/// The choice to measure changes in a running mesh, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeMeasurement {
     Yes,
@@ -46,16 +46,16 @@ pub(super) enum ChangeMeasurement {
 /// # Errors
 /// If a process does not start, or the endpoints are not all distributed in time.
 pub(super) async fn measure_mesh(
-    rig: &Rig,
+    testbed: &Testbed,
     crowd: CrowdSize,
-    timing: RunTiming,
+    timing: TrialTiming,
 ) -> anyhow::Result<MeshSize> {
-    let dir = rig.scratch_directory().join("mesh");
+    let dir = testbed.scratch_directory().join("mesh");
     std::fs::create_dir_all(&dir).context("cannot create the directory of a mesh")?;
-    let mut ports = rig.ports();
-    let mut mesh = RunningMesh { rig, crowd, ports: &mut ports, dir: &dir };
+    let mut ports = testbed.ports();
+    let mut mesh = RunningMesh { testbed, crowd, ports: &mut ports, dir: &dir };
     let measured = mesh.run(timing).await;
-    // Tokens and certificates are useless for the next run.
+    // No later mesh needs these tokens and certificates.
     if let Err(error) = std::fs::remove_dir_all(&dir) {
         tracing::debug!(%error, "cannot remove the files of a mesh");
     }
@@ -64,14 +64,14 @@ pub(super) async fn measure_mesh(
 
 /// The state of one running mesh.
 struct RunningMesh<'a, 'b> {
-    rig: &'a Rig,
+    testbed: &'a Testbed,
     crowd: CrowdSize,
     ports: &'a mut ChosenPorts<'b>,
     dir: &'a Path,
 }
 
 impl RunningMesh<'_, '_> {
-    async fn run(&mut self, timing: RunTiming) -> anyhow::Result<MeshSize> {
+    async fn run(&mut self, timing: TrialTiming) -> anyhow::Result<MeshSize> {
         let manifest_dir = &self.dir.join("mesh");
         self.write_manifests(manifest_dir).context("the manifests")?;
         let application = self.start_application()?;
@@ -108,7 +108,7 @@ impl RunningMesh<'_, '_> {
         let sidecar_mib = sidecar_pids.map(|pid| to_mib(sample::memory_usage(&[pid]).private_kib));
         let mut mesh_figures = MeshSize {
             sidecars: self.crowd.sidecars,
-            mode: self.rig.default_policy,
+            mode: self.testbed.default_policy,
             rollout_s: rollout_seconds,
             rollout_cpu_s: cpu_seconds,
             rollout_cores: cpu_seconds / rollout_seconds,
@@ -154,7 +154,7 @@ impl RunningMesh<'_, '_> {
         }
         let port = self.ports.port_for("application")?.to_string();
         let spec = ProcessSpec::leno_command(["bench", "backend", "--port", &port])?;
-        let cores = self.rig.load_cores.as_ref();
+        let cores = self.testbed.load_cores.as_ref();
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join("application.log")).map(Some)
     }
 
@@ -190,7 +190,7 @@ impl RunningMesh<'_, '_> {
             "--listen".as_ref(),
             control_address.to_string().as_ref(),
         ])?;
-        let cores = self.rig.proxy_cores.as_ref();
+        let cores = self.testbed.proxy_cores.as_ref();
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join("control.log"))
     }
 
@@ -229,7 +229,8 @@ impl RunningMesh<'_, '_> {
         }
         let arguments =
             ["bench".as_ref(), "crowd".as_ref(), "--plan".as_ref(), config_file.as_os_str()];
-        let spec = ProcessSpec::leno_command(arguments)?.with_cores(self.rig.load_cores.as_ref());
+        let spec =
+            ProcessSpec::leno_command(arguments)?.with_cores(self.testbed.load_cores.as_ref());
         Ok((BenchProcess::start_interactive(&spec, &self.dir.join("crowd.log"))?, real_sidecars))
     }
 
@@ -253,7 +254,7 @@ impl RunningMesh<'_, '_> {
             "--http-proxy=off".as_ref(),
             "--drain-timeout=0s".as_ref(),
         ])?;
-        let cores = self.rig.load_cores.as_ref();
+        let cores = self.testbed.load_cores.as_ref();
         BenchProcess::start(&spec.with_cores(cores), &self.dir.join(format!("sidecar-{index}.log")))
     }
 
@@ -285,9 +286,9 @@ impl RunningMesh<'_, '_> {
     /// services as they would with traffic. The responses are ignored.
     async fn send_first_requests(&mut self) -> anyhow::Result<()> {
         for index in 0..self.crowd.real_sidecars.min(self.crowd.sidecars) {
-            for number in 0..self.used_services(index).len() {
+            for service_index in 0..self.used_services(index).len() {
                 let listener_address =
-                    self.ports.address_for(&format!("listener-{index}-{number}"))?;
+                    self.ports.address_for(&format!("listener-{index}-{service_index}"))?;
                 drop(admin_client::query_admin(listener_address, "/").await);
             }
         }
@@ -307,7 +308,7 @@ fn workload_name(index: usize) -> String {
 pub(super) const WORKLOADS_PER_SERVICE: usize = 10;
 /// The number of services that a workload uses.
 pub(super) const USED_SERVICES: usize = 4;
-/// The startup timeout, for reading some thousand documents.
+/// The startup timeout of the control plane, which reads some thousand manifests.
 const MAX_START_WAIT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The timeout of a rollout, far longer than 1,600 sidecars need.

@@ -1,4 +1,4 @@
-//! Options common to all suites.
+//! Defines the options common to all suites.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
 use super::contender::{self, Contender, ContenderName};
-use super::cores::Cores;
+use super::cores::{CoreAssignment, Cores};
 use super::driver::LoadGenerator;
 use super::report::{MeasurementSettings, SuiteReport};
-use super::rig::Rig;
 use super::runner::SuiteRunner;
-use super::trial::RunTiming;
+use super::testbed::Testbed;
+use super::trial::TrialTiming;
 use super::{html, outcome, table};
 use crate::data_directory::HomeArgs;
 use crate::duration::{parse_duration, parse_positive};
@@ -84,7 +84,7 @@ pub(super) struct SuiteDefaults {
     pub(super) contenders: &'static [&'static str],
     pub(super) duration: Duration,
     pub(super) repeats: u32,
-    /// The time of each run in addition to warm-up and measurement.
+    /// The time of each trial in addition to warm-up and measurement.
     pub(super) startup_time: Duration,
 }
 
@@ -115,7 +115,7 @@ impl SuiteOptions {
         Ok(contenders)
     }
 
-    /// Returns the runner for `trial_count` runs per repeat, within the budget if there is one.
+    /// Returns the runner for `trial_count` trials per repeat. If the user set a budget, the trials fit into it.
     ///
     /// # Errors
     /// If there is no directory for files.
@@ -130,21 +130,25 @@ impl SuiteOptions {
             Some(cache_directory) => std::path::absolute(cache_directory).context("--cache")?,
             None => self.home.cache_directory()?,
         };
-        let cores = self.proxy_cores.clone().zip(self.load_cores.clone());
-        if cores.as_ref().is_some_and(|(proxies, load)| proxies.overlaps(load)) {
+        let configured_cores = self
+            .proxy_cores
+            .clone()
+            .zip(self.load_cores.clone())
+            .map(|(proxy_cores, load_cores)| CoreAssignment { proxy_cores, load_cores });
+        if configured_cores.as_ref().is_some_and(CoreAssignment::shares_cores) {
             tracing::warn!("proxies and the load generator share cores and compete for CPU time");
         }
         let mut runner = SuiteRunner {
-            rig: Rig::new(search_path, contenders_directory, cache_directory)?,
+            testbed: Testbed::new(search_path, contenders_directory, cache_directory)?,
             driver: self.driver,
-            timing: RunTiming {
+            timing: TrialTiming {
                 warm_up: self.warmup,
                 duration: self.duration.unwrap_or(defaults.duration),
             },
             repeats: self.repeats.unwrap_or(defaults.repeats),
             seed: self.seed.unwrap_or_else(random_seed),
             baseline: self.baseline.clone(),
-            cores,
+            configured_cores,
             startup_time: defaults.startup_time + self.driver.startup_time(),
             counts_instructions: false,
         };
@@ -164,17 +168,17 @@ impl SuiteOptions {
         !self.contenders.is_empty()
     }
 
-    /// Returns the time budget, if there is one.
+    /// Returns the time budget; `None` if the user set none.
     pub(super) fn budget(&self) -> Option<Duration> {
         self.budget
     }
 
-    /// Returns the options with the budget of one part.
+    /// Returns the options with another budget, for one of several suites.
     pub(super) fn with_budget(&self, budget: Option<Duration>) -> Self {
         Self { budget, ..self.clone() }
     }
 
-    /// Prints reports and writes their page.
+    /// Prints the reports, and writes them as an HTML page if the user named a file.
     ///
     /// # Errors
     /// If the output is closed or the file cannot be written.
@@ -213,7 +217,8 @@ pub(super) fn runner_settings(runner: &SuiteRunner) -> MeasurementSettings {
     }
 }
 
-/// Shortens the runs until all of them fit, and reduces the repeats if that is not enough.
+/// Shortens the trials so that all of them fit into the budget. If trials of the minimum duration do not fit, reduces
+/// the repeats.
 fn fit_to_budget(runner: &mut SuiteRunner, trial_count: usize, budget: Duration) {
     let trial_count = u32::try_from(trial_count.max(1)).unwrap_or(u32::MAX);
     loop {
@@ -233,7 +238,7 @@ fn random_seed() -> u64 {
     since_epoch.map_or(0, |since_epoch| u64::from(since_epoch.subsec_nanos()))
 }
 
-/// The time for starting and stopping proxies and applications.
+/// The default time of a trial for starting and stopping proxies and applications.
 pub(super) const STARTUP_TIME: Duration = Duration::from_millis(1_500);
-/// The minimum duration of a run: shorter runs have too few requests for tail latencies.
+/// The minimum duration of a trial: shorter trials have too few requests for tail latencies.
 const MIN_DURATION: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
-//! Outcomes: aggregated repeats of one contender in one case, and ratios to the others.
+//! Aggregates the repeats of one contender in one case, and compares contenders.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::statistics::{RepeatRange, median, round_significant};
-use super::trial::{CpuCost, LatencyMs, MemoryKib, RunResult};
+use super::trial::{CpuCost, LatencyMs, MemoryKib, TrialResult};
 
 /// The result of one contender in one case: the medians of its repeats, and their spread.
 #[derive(Debug, Clone, Serialize)]
@@ -31,14 +31,14 @@ pub(super) struct ContenderOutcome {
     /// The median ratio to the baseline that the user selected, by figure; absent if the baseline is leno.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ratio_to_baseline: Option<BTreeMap<&'static str, f64>>,
-    /// The maximum number of benchmark cores that unrelated processes kept busy.
+    /// The number of benchmark cores that processes outside the trial kept busy: the maximum of the repeats.
     pub(super) other_processes_cores: f64,
-    /// The limit of the throughput: `proxies`, or `load` if the proxies had spare capacity.
+    /// The part that limited the throughput.
     pub(super) limited_by: ThroughputLimit,
-    pub(super) repeats: Vec<RunResult>,
+    pub(super) repeats: Vec<TrialResult>,
 }
 
-/// The limit of the throughput.
+/// The part of the benchmark that limited the throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ThroughputLimit {
@@ -46,16 +46,25 @@ pub(super) enum ThroughputLimit {
     Proxies,
     /// The cores of the load generator and the applications were busy.
     Load,
-    /// Neither: connections waited for each other, or the rate was fixed.
+    /// Both parts had spare cores: connections waited for each other, or the rate was fixed.
     Neither,
+}
+
+/// The numbers of cores of the two parts of a benchmark.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CoreCounts {
+    /// The number of cores of the proxies.
+    pub(super) proxy_cores: usize,
+    /// The number of cores of the load generator and the applications.
+    pub(super) load_cores: usize,
 }
 
 /// A figure that is compared between repeats and contenders.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RepeatFigure {
     pub(super) name: &'static str,
-    pub(super) read: fn(&RunResult) -> f64,
-    /// The spread above which the figure counts as noisy; never if absent.
+    pub(super) read_value: fn(&TrialResult) -> f64,
+    /// The spread above which the figure counts as noisy; `None` for a figure that is never noisy.
     noisy_above: Option<f64>,
 }
 
@@ -63,64 +72,61 @@ pub(super) struct RepeatFigure {
 pub(super) const FIGURES: &[RepeatFigure] = &[
     RepeatFigure {
         name: "cpu_us_per_request",
-        read: |run| run.cpu_us_per_request.sum,
+        read_value: |run| run.cpu_us_per_request.sum,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "rps", read: |run| run.rps, noisy_above: Some(NOISY_ABOVE) },
+    RepeatFigure { name: "rps", read_value: |run| run.rps, noisy_above: Some(NOISY_ABOVE) },
     RepeatFigure {
         name: "latency_p50",
-        read: |run| run.latency_ms.p50,
+        read_value: |run| run.latency_ms.p50,
         noisy_above: Some(NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p90", read: |run| run.latency_ms.p90, noisy_above: None },
-    RepeatFigure { name: "latency_p95", read: |run| run.latency_ms.p95, noisy_above: None },
+    RepeatFigure { name: "latency_p90", read_value: |run| run.latency_ms.p90, noisy_above: None },
+    RepeatFigure { name: "latency_p95", read_value: |run| run.latency_ms.p95, noisy_above: None },
     RepeatFigure {
         name: "latency_p99",
-        read: |run| run.latency_ms.p99,
+        read_value: |run| run.latency_ms.p99,
         noisy_above: Some(TAIL_NOISY_ABOVE),
     },
-    RepeatFigure { name: "latency_p999", read: |run| run.latency_ms.p999, noisy_above: None },
+    RepeatFigure { name: "latency_p999", read_value: |run| run.latency_ms.p999, noisy_above: None },
     RepeatFigure {
         name: "idle_private",
-        read: |run| run.memory_kib.idle_private as f64,
+        read_value: |run| run.memory_kib.idle_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_private",
-        read: |run| run.memory_kib.load_private as f64,
+        read_value: |run| run.memory_kib.load_private as f64,
         noisy_above: Some(NOISY_ABOVE),
     },
     RepeatFigure {
         name: "load_pss",
-        read: |run| run.memory_kib.load_pss as f64,
+        read_value: |run| run.memory_kib.load_pss as f64,
         noisy_above: None,
     },
 ];
 
-/// The noise threshold: the spread of repeats as a fraction of their median.
+/// The noise threshold of most figures: the spread of the repeats as a fraction of their median.
 pub(super) const NOISY_ABOVE: f64 = 0.15;
 /// The noise threshold of the 99th percentile: tail latencies vary more.
 pub(super) const TAIL_NOISY_ABOVE: f64 = 0.5;
-/// The minimum fraction of busy time of a core that counts as saturated.
+/// The fraction of busy time from which the cores of a part count as saturated.
 const BUSY_SHARE: f64 = 0.95;
-/// The number of cores busy with unrelated processes above which a run counts as disturbed.
+/// The number of cores busy with processes outside the trial, above which a trial counts as disturbed.
 pub(super) const DISTURBED_ABOVE: f64 = 0.1;
 
 impl ContenderOutcome {
-    /// Aggregates repeats; `None` without repeats. `core_counts` are the number of cores of the proxies, and of the
-    /// load generator and the applications.
-    pub(super) fn from_repeats(repeats: Vec<RunResult>, core_counts: (f64, f64)) -> Option<Self> {
-        let median_of = |read_figure: &dyn Fn(&RunResult) -> f64| {
+    /// Aggregates repeats; `None` without repeats.
+    pub(super) fn from_repeats(repeats: Vec<TrialResult>, core_counts: CoreCounts) -> Option<Self> {
+        let median_of = |read_figure: &dyn Fn(&TrialResult) -> f64| {
             median(repeats.iter().map(read_figure)).map(round_significant)
         };
-        let median_count = |read_figure: &dyn Fn(&RunResult) -> u64| {
+        let median_count = |read_figure: &dyn Fn(&TrialResult) -> u64| {
             median(repeats.iter().map(|run| read_figure(run) as f64))
                 .map_or(0, |figure| figure.round() as u64)
         };
-        let process_names = |run: &RunResult| -> Vec<String> {
-            run.cpu_us_per_request.processes.keys().cloned().collect()
-        };
-        let process_names = repeats.first().map(process_names)?;
+        let process_names: Vec<String> =
+            repeats.first()?.cpu_us_per_request.processes.keys().cloned().collect();
         let value_of =
             |map: &BTreeMap<String, f64>, name: &str| map.get(name).copied().unwrap_or(0.0);
         let cpu_by_process = process_names.iter().map(|name| {
@@ -143,7 +149,7 @@ impl ContenderOutcome {
         };
         let busy_proxies = median(repeats.iter().map(|run| run.cores_busy.proxies))?;
         let busy_load = median(repeats.iter().map(|run| run.cores_busy.load_and_applications))?;
-        let other_processes = |run: &RunResult| {
+        let other_processes = |run: &TrialResult| {
             run.cores_busy.other_processes_on_proxy_cores
                 + run.cores_busy.other_processes_on_load_cores
         };
@@ -175,20 +181,20 @@ impl ContenderOutcome {
                 repeats.iter().map(other_processes).fold(0.0, f64::max),
             ),
             limited_by: throughput_limit(
-                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * core_counts.0,
-                busy_load >= BUSY_SHARE * core_counts.1,
+                busy_proxies + other_on_proxy_cores >= BUSY_SHARE * core_counts.proxy_cores as f64,
+                busy_load >= BUSY_SHARE * core_counts.load_cores as f64,
             ),
             repeats,
         })
     }
 
-    /// True if unrelated processes used some of the cores.
+    /// True if processes outside the trial used a significant part of the cores.
     pub(super) fn is_disturbed(&self) -> bool {
         self.other_processes_cores > DISTURBED_ABOVE
     }
 
-    /// Returns short notes for the reader, such as `noisy`.
-    pub(super) fn reader_notes(&self) -> Vec<String> {
+    /// Returns short notes for tables, such as `noisy`.
+    pub(super) fn short_notes(&self) -> Vec<String> {
         let failed = (self.failed > 0).then(|| format!("{} failed", self.failed));
         let load_bound =
             (self.limited_by == ThroughputLimit::Load).then(|| "load-bound".to_owned());
@@ -203,22 +209,22 @@ impl ContenderOutcome {
         ratios.get(figure).copied()
     }
 
-    /// Returns the median ratio to another contender in the same repeat, by figure: a disturbance of both
-    /// affects the ratio less. Figures that are zero on either side are omitted.
+    /// Returns the median ratio to another contender, by figure. Results of the same repeat are compared, because a
+    /// disturbance at that time affects both of them. Figures that are zero for either contender are omitted.
     pub(super) fn ratios_to(&self, reference: &Self) -> BTreeMap<&'static str, f64> {
-        let ratio = |figure: &RepeatFigure| {
+        let median_ratio = |figure: &RepeatFigure| {
             let pairs = self.repeats.iter().filter_map(|own_repeat| {
                 let other_repeat = reference
                     .repeats
                     .iter()
                     .find(|candidate| candidate.repeat == own_repeat.repeat)?;
                 let (own_figure, other_figure) =
-                    ((figure.read)(own_repeat), (figure.read)(other_repeat));
+                    ((figure.read_value)(own_repeat), (figure.read_value)(other_repeat));
                 (own_figure > 0.0 && other_figure > 0.0).then_some(own_figure / other_figure)
             });
             Some((figure.name, round_significant(median(pairs)?)))
         };
-        FIGURES.iter().filter_map(ratio).collect()
+        FIGURES.iter().filter_map(median_ratio).collect()
     }
 }
 
@@ -230,12 +236,12 @@ fn throughput_limit(are_proxies_busy: bool, is_load_busy: bool) -> ThroughputLim
     }
 }
 
-fn figure_ranges(repeats: &[RunResult]) -> BTreeMap<&'static str, RepeatRange> {
-    let range = |figure: &RepeatFigure| {
-        let figures: Vec<f64> = repeats.iter().map(figure.read).collect();
+fn figure_ranges(repeats: &[TrialResult]) -> BTreeMap<&'static str, RepeatRange> {
+    let named_range = |figure: &RepeatFigure| {
+        let figures: Vec<f64> = repeats.iter().map(figure.read_value).collect();
         Some((figure.name, RepeatRange::from_figures(&figures)?))
     };
-    FIGURES.iter().filter_map(range).collect()
+    FIGURES.iter().filter_map(named_range).collect()
 }
 
 fn noisy_figures(ranges: &BTreeMap<&'static str, RepeatRange>) -> Vec<&'static str> {

@@ -1,4 +1,4 @@
-//! Progress on standard error: the current step and the remaining time.
+//! Prints the current step and the remaining time on standard error.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl BenchProgress {
             u32::try_from(self.step_count.saturating_sub(self.started_steps)).unwrap_or(u32::MAX);
         let time_per_step = match u32::try_from(self.started_steps) {
             Ok(0) | Err(_) => self.step_estimate,
-            Ok(done) => self.started.elapsed() / done,
+            Ok(started_steps) => self.started.elapsed() / started_steps,
         };
         time_per_step.saturating_mul(remaining_steps)
     }

@@ -1,4 +1,4 @@
-//! Readiness of newly started processes.
+//! Waits until newly started processes respond.
 
 use std::net::SocketAddr;
 use std::time::Duration;

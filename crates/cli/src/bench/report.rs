@@ -1,4 +1,4 @@
-//! The report of a suite, as programs read it.
+//! Defines the report of a suite: the structure of its JSON form, from which the text and HTML forms are rendered.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::html::AxisScale;
 use super::machine::MachineInfo;
 use super::mesh_services::MeshServices;
 use super::outcome::ContenderOutcome;
-use super::rig::BenchDefaultPolicy;
+use super::testbed::BenchDefaultPolicy;
 
 /// The results of a suite.
 #[derive(Debug, Clone, Serialize)]
@@ -43,14 +43,14 @@ pub(super) struct SuiteReport {
     pub(super) plots: Vec<PlotData>,
     /// Published figures of other projects.
     pub(super) published: Vec<PublishedTable>,
-    /// Observations during the run that a reader needs.
+    /// Observations during the measurement that a reader needs to interpret the figures.
     pub(super) notes: Vec<String>,
-    /// The limits of these figures.
+    /// The properties of real deployments that the figures do not show.
     pub(super) not_shown: Vec<String>,
 }
 
 impl SuiteReport {
-    /// Warns of the number of unreliable results; `None` if there are none.
+    /// Returns a warning with the number of unreliable results; `None` if all results are reliable.
     pub(super) fn reliability_warning(&self) -> Option<String> {
         let outcomes = || self.cases.iter().flat_map(|case| case.contenders.values());
         let disturbed = outcomes().filter(|outcome| outcome.is_disturbed()).count();
@@ -85,7 +85,7 @@ pub(super) struct MeasurementSettings {
     pub(super) noisy_above: f64,
     /// The noise threshold of 99th percentiles.
     pub(super) tail_noisy_above: f64,
-    /// The number of cores busy with unrelated processes above which a run counts as disturbed.
+    /// The number of cores busy with unrelated processes above which a trial counts as disturbed.
     pub(super) disturbed_above: f64,
 }
 
@@ -114,7 +114,7 @@ pub(super) struct CaseReport {
 pub(super) struct MeshSize {
     pub(super) sidecars: usize,
     pub(super) mode: BenchDefaultPolicy,
-    /// Time until every sidecar has all endpoints of its services.
+    /// The time until every sidecar has all endpoints of its services, in seconds.
     pub(super) rollout_s: f64,
     /// CPU time of the control plane for the rollout, in seconds.
     pub(super) rollout_cpu_s: f64,
@@ -132,7 +132,7 @@ pub(super) struct MeshSize {
     pub(super) per_sidecar_kib: f64,
     /// The median private memory of real sidecars.
     pub(super) sidecar_memory_mib: f64,
-    /// The cost of changes, if any were made.
+    /// The cost of changes; `None` if they were not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) changes: Option<MeshChanges>,
 }
@@ -140,20 +140,25 @@ pub(super) struct MeshSize {
 /// The cost of changes in a mesh while real sidecars carry traffic.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct MeshChanges {
-    /// One endpoint moves: the number of its subscribers, the time until they receive the change, and the cost.
+    /// One endpoint changes its address several times: the number of its subscribers, the time until they receive a
+    /// change, the number of messages to other sidecars, and the updated sidecars and sent bytes per change.
     pub(super) users: usize,
     pub(super) endpoint_p50_ms: f64,
     pub(super) endpoint_p99_ms: f64,
     pub(super) endpoint_to_non_users: usize,
     pub(super) endpoint_recipients: f64,
     pub(super) endpoint_bytes: f64,
-    /// A rule for all sidecars changes; all figures are 0 with `defaultPolicy: allow`, which has no rules.
+    /// A rule for all sidecars changes several times: the time until they apply a change, the number of sidecars that
+    /// did not apply it in time, and the updated sidecars and sent bytes per change. All figures are 0 with
+    /// `defaultPolicy: allow`, which has no rules.
     pub(super) rule_p50_ms: f64,
     pub(super) rule_p99_ms: f64,
     pub(super) rule_missed: usize,
     pub(super) rule_recipients: f64,
     pub(super) rule_bytes: f64,
-    /// Endpoints move continuously.
+    /// A storm: all endpoints change their addresses one after the other, at a constant rate. Its duration and rate,
+    /// the time until subscribers receive a change, the number of deliveries that did not arrive in time, the busy
+    /// cores of the control plane, and the updated sidecars and sent bytes per change.
     pub(super) storm_s: f64,
     pub(super) storm_per_s: f64,
     pub(super) storm_p50_ms: f64,
@@ -162,12 +167,12 @@ pub(super) struct MeshChanges {
     pub(super) storm_cores: f64,
     pub(super) storm_recipients: f64,
     pub(super) storm_bytes: f64,
-    /// The control plane is killed and restarts: the time until all sidecars are back, the bytes sent to them,
-    /// and the peak memory.
+    /// The control plane is killed and started again: the time until all sidecars are connected and in sync, the bytes
+    /// sent to them, and the peak memory of the new process.
     pub(super) reconnect_s: f64,
     pub(super) reconnect_bytes: f64,
     pub(super) reconnect_memory_mib: f64,
-    /// Requests through real sidecars during the changes.
+    /// The number of requests through real sidecars during the changes, and the number of failed ones.
     pub(super) requests: u64,
     pub(super) failed: u64,
 }
@@ -208,6 +213,6 @@ pub(super) struct PublishedTable {
     pub(super) source: &'static str,
     pub(super) columns: &'static [&'static str],
     pub(super) rows: &'static [&'static [&'static str]],
-    /// A note for the reader.
+    /// Remarks on the published figures, such as contradictions in them.
     pub(super) diagnostic: &'static str,
 }

@@ -1,4 +1,4 @@
-//! The runner: every contender runs every case, interleaved, in a new order per repeat.
+//! Runs every contender in every case. The trials of different contenders are interleaved, in a new order per repeat.
 
 use crate::output;
 use std::collections::BTreeMap;
@@ -6,43 +6,45 @@ use std::time::Duration;
 
 use super::case::BenchCase;
 use super::contender::{Contender, ContenderReport, ProcessConfiguration};
-use super::cores::Cores;
+use super::cores::{CoreAssignment, Cores};
 use super::driver::LoadGenerator;
 use super::instructions;
 use super::layout::Layout;
-use super::outcome::ContenderOutcome;
+use super::outcome::{ContenderOutcome, CoreCounts};
 use super::progress::BenchProgress;
 use super::report::{CaseReport, SkippedContender};
-use super::rig::Rig;
 use super::statistics::SeededRandom;
-use super::trial::{self, RunResult, RunSetup, RunTiming};
+use super::testbed::Testbed;
+use super::trial::{self, TrialResult, TrialSetup, TrialTiming};
 
-/// The environment and the settings of a suite.
+/// The testbed and the settings of a suite.
 #[derive(Debug)]
 pub(super) struct SuiteRunner {
-    pub(super) rig: Rig,
+    pub(super) testbed: Testbed,
     pub(super) driver: LoadGenerator,
-    pub(super) timing: RunTiming,
+    pub(super) timing: TrialTiming,
     pub(super) repeats: u32,
     pub(super) seed: u64,
     pub(super) baseline: String,
-    /// The cores of the proxies, and the cores of the load generator with the applications, unless a case overrides
-    /// them. Allocated automatically if absent.
-    pub(super) cores: Option<(Cores, Cores)>,
-    /// The time of each run in addition to warm-up and measurement.
+    /// The core assignment that the user configured. Cases with another number of proxy cores do not use it. `None`:
+    /// cores are assigned automatically.
+    pub(super) configured_cores: Option<CoreAssignment>,
+    /// The time of each trial in addition to warm-up and measurement.
     pub(super) startup_time: Duration,
     /// True if the processor counts instructions.
     pub(super) counts_instructions: bool,
 }
 
-/// The allocation of cores: separate cores for proxies, or cores shared with the rest of the benchmark.
+/// The kind of a core assignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CoreAllocation {
+    /// The proxies have cores of their own.
     Separate,
+    /// The proxies share cores with the load generator and the applications.
     Shared,
 }
 
-/// The results of a runner.
+/// The results of all cases of a suite.
 #[derive(Debug, Default)]
 pub(super) struct RunnerResults {
     pub(super) cases: Vec<CaseReport>,
@@ -72,12 +74,12 @@ impl SuiteRunner {
         let mut progress = BenchProgress::new(steps, self.trial_duration());
         let mut random = SeededRandom::new(self.seed);
         for (case, indices) in cases.iter().zip(&supporting_contenders) {
-            let contenders: Vec<&Contender> =
+            let case_contenders: Vec<&Contender> =
                 indices.iter().filter_map(|index| contenders.get(*index)).collect();
-            self.configure_rig(case, &mut results.notes);
-            let trials =
-                self.measure_case(case, &contenders, &mut random, &mut progress, &mut results);
-            let trials = trials.await;
+            self.configure_testbed(case, &mut results.notes);
+            let trials = self
+                .measure_case(case, &case_contenders, &mut random, &mut progress, &mut results)
+                .await;
             results.cases.push(self.build_case_report(case, trials));
         }
         results
@@ -99,7 +101,7 @@ impl SuiteRunner {
         for case in cases {
             let mut indices = Vec::new();
             for (index, contender) in contenders.iter().enumerate() {
-                match contender.check_support(&self.rig, case.layout) {
+                match contender.check_support(&self.testbed, case.layout) {
                     Ok(contender_report) => {
                         indices.push(index);
                         add_contender(&mut results.contenders, contender_report, case.layout);
@@ -114,11 +116,11 @@ impl SuiteRunner {
         contenders_by_case
     }
 
-    /// Prepares the rig for a case: its cores, default policy and rules.
-    fn configure_rig(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
-        let proxy_core_count = match (case.proxy_cores, &self.cores) {
+    /// Prepares the testbed for a case: its cores, default policy and rules.
+    fn configure_testbed(&mut self, case: &BenchCase, notes: &mut Vec<String>) {
+        let proxy_core_count = match (case.proxy_cores, &self.configured_cores) {
             (Some(proxy_core_count), _) => proxy_core_count,
-            (None, Some((proxies, _))) => proxies.count(),
+            (None, Some(configured_cores)) => configured_cores.proxy_cores.count(),
             (None, None) => 1,
         };
         if self.allocate_cores(proxy_core_count) == CoreAllocation::Shared {
@@ -128,33 +130,39 @@ impl SuiteRunner {
                 case.name
             ));
         }
-        self.rig.default_policy = case.default_policy;
-        self.rig.rules = case.rules;
+        self.testbed.default_policy = case.default_policy;
+        self.testbed.rules = case.rules;
     }
 
     /// Assigns a number of cores to the proxies, and the other cores to the load generator and the applications.
     pub(super) fn allocate_cores(&mut self, proxy_core_count: usize) -> CoreAllocation {
         let available_cores = Cores::available();
-        let configured_cores =
-            self.cores.clone().filter(|(proxies, _)| proxies.count() == proxy_core_count);
-        let separate_cores =
+        let configured_cores = self
+            .configured_cores
+            .clone()
+            .filter(|configured_cores| configured_cores.proxy_cores.count() == proxy_core_count);
+        let assignment =
             configured_cores.or_else(|| available_cores.as_ref()?.split(proxy_core_count));
-        let (proxies, load) = match (separate_cores, available_cores) {
-            (Some((proxies, load)), _) => (Some(proxies), Some(load)),
+        let (proxy_cores, load_cores) = match (assignment, available_cores) {
+            (Some(CoreAssignment { proxy_cores, load_cores }), _) => {
+                (Some(proxy_cores), Some(load_cores))
+            }
             (None, Some(available_cores)) => {
                 (available_cores.first(proxy_core_count), Some(available_cores))
             }
             (None, None) => (None, None),
         };
-        let is_shared = match (&proxies, &load) {
-            (Some(proxies), Some(load)) => proxies.overlaps(load),
+        let is_shared = match (&proxy_cores, &load_cores) {
+            (Some(proxy_cores), Some(load_cores)) => proxy_cores.overlaps(load_cores),
             _ => true,
         };
-        self.rig.proxy_cores = proxies;
-        self.rig.load_cores = load;
+        self.testbed.proxy_cores = proxy_cores;
+        self.testbed.load_cores = load_cores;
         if is_shared { CoreAllocation::Shared } else { CoreAllocation::Separate }
     }
 
+    /// Runs all trials of a case. Returns the results of each contender by its name; a failed trial is recorded as
+    /// skipped.
     async fn measure_case(
         &self,
         case: &BenchCase,
@@ -162,8 +170,8 @@ impl SuiteRunner {
         random: &mut SeededRandom,
         progress: &mut BenchProgress,
         results: &mut RunnerResults,
-    ) -> BTreeMap<String, Vec<RunResult>> {
-        let mut trials: BTreeMap<String, Vec<RunResult>> = BTreeMap::new();
+    ) -> BTreeMap<String, Vec<TrialResult>> {
+        let mut trials: BTreeMap<String, Vec<TrialResult>> = BTreeMap::new();
         for repeat in 1..=self.repeats {
             for index in random.shuffled_indices(contenders.len()) {
                 let Some(contender) = contenders.get(index) else {
@@ -172,26 +180,26 @@ impl SuiteRunner {
                 let name = contender.name();
                 progress.begin_step(&format!("{}: {name}, repeat {repeat}", case.name));
                 let dir = self
-                    .rig
+                    .testbed
                     .scratch_directory()
                     .join(format!("run-{}-{repeat}", path_component(name)));
                 let counts_instructions = self.counts_instructions;
-                let setup = RunSetup {
-                    rig: &self.rig,
+                let setup = TrialSetup {
+                    testbed: &self.testbed,
                     contender,
                     case,
                     driver: self.driver,
                     counts_instructions,
                 };
-                let outcome = match std::fs::create_dir_all(&dir) {
-                    Ok(()) => trial::run(setup, self.timing, &dir).await,
+                let trial_result = match std::fs::create_dir_all(&dir) {
+                    Ok(()) => trial::run_trial(setup, self.timing, &dir).await,
                     Err(error) => Err(error.into()),
                 };
-                // Files of a run are useless for the next one, and logs may be long.
+                // No later trial needs the files of this one, and logs may be long.
                 if let Err(error) = std::fs::remove_dir_all(&dir) {
-                    tracing::debug!(%error, "cannot remove the files of a run");
+                    tracing::debug!(%error, "cannot remove the files of a trial");
                 }
-                match outcome {
+                match trial_result {
                     Ok((mut trial, process_configurations)) => {
                         trial.repeat = repeat;
                         trials.entry(name.to_owned()).or_default().push(trial);
@@ -215,10 +223,13 @@ impl SuiteRunner {
     fn build_case_report(
         &self,
         case: &BenchCase,
-        trials: BTreeMap<String, Vec<RunResult>>,
+        trials: BTreeMap<String, Vec<TrialResult>>,
     ) -> CaseReport {
-        let count_cores = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count) as f64;
-        let core_counts = (count_cores(&self.rig.proxy_cores), count_cores(&self.rig.load_cores));
+        let count_cores = |cores: &Option<Cores>| cores.as_ref().map_or(1, Cores::count);
+        let core_counts = CoreCounts {
+            proxy_cores: count_cores(&self.testbed.proxy_cores),
+            load_cores: count_cores(&self.testbed.load_cores),
+        };
         let outcomes = trials.into_iter().filter_map(|(name, trials)| {
             Some((name, ContenderOutcome::from_repeats(trials, core_counts)?))
         });
@@ -228,7 +239,7 @@ impl SuiteRunner {
         for outcome in contenders.values_mut() {
             outcome.ratio_to_leno = leno.as_ref().map(|leno| outcome.ratios_to(leno));
             if self.baseline != "leno" {
-                // Without results of the baseline there are no ratios: leno is not a silent substitute.
+                // If the baseline has no results, there are no ratios: ratios to leno would be mistaken for them.
                 let ratios = baseline.as_ref().map(|baseline| outcome.ratios_to(baseline));
                 outcome.ratio_to_baseline = Some(ratios.unwrap_or_default());
             }
@@ -236,14 +247,14 @@ impl SuiteRunner {
         CaseReport {
             name: case.name.clone(),
             parameters: case.parameters.clone(),
-            proxy_cores: self.rig.proxy_cores.clone(),
-            load_cores: self.rig.load_cores.clone(),
+            proxy_cores: self.testbed.proxy_cores.clone(),
+            load_cores: self.testbed.load_cores.clone(),
             contenders,
         }
     }
 }
 
-/// Adds a contender. If the contender is present, appends its description in this layout.
+/// Adds a contender to the report. If it is present from another layout, appends its description in this layout.
 fn add_contender(
     contenders: &mut Vec<ContenderReport>,
     contender: ContenderReport,
@@ -270,6 +281,7 @@ fn record_processes(
     contender.configuration.extend(process_configurations);
 }
 
+/// Records the reason for which a contender has no result.
 fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {
     let skipped = SkippedContender { name: name.to_owned(), reason };
     if !results.skipped.contains(&skipped) {
@@ -277,7 +289,7 @@ fn record_skip(results: &mut RunnerResults, name: &str, reason: String) {
     }
 }
 
-/// Converts a name to a path component: other characters than ASCII letters and digits become `-`.
+/// Converts a name to a path component: characters other than ASCII letters and digits become `-`.
 fn path_component(name: &str) -> String {
     name.chars()
         .map(|character| if character.is_ascii_alphanumeric() { character } else { '-' })

@@ -1,4 +1,4 @@
-//! CPU and memory usage of processes, and process trees.
+//! Reads the CPU time and memory of processes, and finds their descendants.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +10,8 @@ use super::cores::Cores;
 
 /// Returns the CPU time of some processes since their start.
 ///
-/// The scheduler counts the time of each thread in nanoseconds; otherwise clock ticks are used. Threads and
-/// processes that have ended are not included.
+/// Sums the scheduler's times of all threads, which are in nanoseconds. If the kernel does not report them, uses the
+/// clock ticks of the processes. Threads and processes that have ended are not included.
 pub(super) fn cpu_time(pids: &[u32]) -> Duration {
     let process_cpu_time = |pid: u32| {
         threads_cpu_time(pid).or_else(|| Some(leno_telemetry::read_usage(pid).ok()?.cpu))

@@ -1,4 +1,4 @@
-//! A session: one suite from its cases to its report.
+//! Runs a suite with its cases, and builds its report.
 
 use std::time::{Instant, SystemTime};
 
@@ -35,9 +35,9 @@ pub(super) async fn measure_suite(
     let started = Instant::now();
     let contenders = options.load_contenders(defaults)?;
     let mut runner = options.build_runner(defaults, contenders.len() * cases.len())?;
-    runner.driver.prepare(&runner.rig).await?;
+    runner.driver.prepare(&runner.testbed).await?;
     for case in cases {
-        case.backend_kind.prepare(&runner.rig).await?;
+        case.application_kind.prepare(&runner.testbed).await?;
     }
     let mut report = blank_report(suite);
     let results = runner.run(&contenders, cases).await;

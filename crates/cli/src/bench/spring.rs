@@ -1,4 +1,4 @@
-//! Two services of bookinfo as Spring Cloud applications, with a Eureka server for discovery.
+//! Builds and starts two services of bookinfo as Spring Cloud applications, with a Eureka server for discovery.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use anyhow::{Context as _, bail};
 use super::child::{BenchProcess, ProcessSpec};
 use super::maven::{self, MavenProject};
 use super::readiness::wait_until_ready;
-use super::rig::Rig;
+use super::testbed::Testbed;
 use crate::ports::ChosenPorts;
 
 /// Returns the directory of the applications, building it if missing.
 ///
 /// # Errors
 /// If Java is missing, or the build fails.
-pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
-    maven::require_tool(rig, "java", "running Spring applications")?;
-    maven::build_product(&PROJECT, rig).await
+pub(super) async fn build_programs(testbed: &Testbed) -> anyhow::Result<PathBuf> {
+    maven::require_tool(testbed, "java", "running Spring applications")?;
+    maven::build_product(&PROJECT, testbed).await
 }
 
 /// Starts the registry, waits for its first response, and starts ratings and the gateway. The registry returns the
@@ -27,42 +27,42 @@ pub(super) async fn build_programs(rig: &Rig) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// If an application cannot be started, or the registry does not respond.
 pub(super) async fn start(
-    rig: &Rig,
+    testbed: &Testbed,
     ports: &mut ChosenPorts<'_>,
     dir: &Path,
 ) -> anyhow::Result<Vec<BenchProcess>> {
-    let program_directory = build_programs(rig).await?;
+    let program_directory = build_programs(testbed).await?;
     let start_application = |name: &str, properties: &[String]| {
         let mut command: Vec<OsString> = vec!["java".into()];
         command.extend(JVM_OPTIONS.iter().map(Into::into));
         command.extend(["-jar".into(), program_directory.join(format!("{name}.jar")).into()]);
         command.extend(properties.iter().map(|property| format!("--{property}").into()));
-        let spec = ProcessSpec::new(command).with_cores(rig.load_cores.as_ref());
+        let spec = ProcessSpec::new(command).with_cores(testbed.load_cores.as_ref());
         let child = BenchProcess::start(&spec, &dir.join(format!("{name}.log")));
         child.with_context(|| format!("the application {name}"))
     };
     let registry_address = ports.address_for("registry")?;
     let mut registry =
         start_application("registry", &[format!("server.port={}", registry_address.port())])?;
-    let readiness = wait_until_ready(registry_address, "/eureka/apps", MAX_START_WAIT, || {
+    wait_until_ready(registry_address, "/eureka/apps", MAX_START_WAIT, || {
         registry.try_exit_status().map_or(Ok(()), |status| bail!("it exited, {status}"))
-    });
-    let readiness = readiness.await;
-    readiness.with_context(|| format!("the registry does not respond: {}", registry.log_tail()))?;
+    })
+    .await
+    .with_context(|| format!("the registry does not respond: {}", registry.log_tail()))?;
     let eureka_zone =
         format!("eureka.client.service-url.defaultZone=http://{registry_address}/eureka");
-    let ratings = [
+    let ratings_properties = [
         format!("server.port={}", ports.port_for("ratings")?),
         format!("eureka.instance.non-secure-port={}", ports.port_for("outbound")?),
         eureka_zone.clone(),
     ];
-    let gateway = [
+    let gateway_properties = [
         format!("server.port={}", ports.port_for("gateway")?),
         format!("ratings.host={RATINGS}"),
         eureka_zone,
     ];
-    let ratings = start_application("ratings", &ratings)?;
-    let gateway = start_application("gateway", &gateway)?;
+    let ratings = start_application("ratings", &ratings_properties)?;
+    let gateway = start_application("gateway", &gateway_properties)?;
     Ok(vec![registry, ratings, gateway])
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn start(
 pub(super) const ABOUT: &str = "Spring Cloud applications: ratings (Spring MVC on Tomcat), Spring Cloud \
     Gateway in front of it, and a Eureka server as the registry of the gateway; Spring Boot 3.3.8, Spring \
     Cloud 2023.0.5, 256 MiB of heap each";
-/// The additional time of a run for starting three JVMs.
+/// The additional time of a trial for starting three JVMs.
 pub(super) const STARTUP_TIME: Duration = Duration::from_secs(30);
 /// The startup timeout of the registry, for a busy machine on which three JVMs share part of one core.
 pub(super) const MAX_START_WAIT: Duration = Duration::from_secs(300);

@@ -1,4 +1,4 @@
-//! Statistics of a few repeats: medians, ranges and noise.
+//! Computes medians, ranges and noise of a few repeats.
 
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ impl RepeatRange {
     }
 }
 
-/// Rounds to four significant digits, more than the precision of a shared machine.
+/// Rounds to four significant digits: measurements on a shared machine are less precise.
 pub(super) fn round_significant(figure: f64) -> f64 {
     if figure == 0.0 || !figure.is_finite() {
         return 0.0;
@@ -48,15 +48,14 @@ pub(super) fn round_significant(figure: f64) -> f64 {
     (figure * scale).round() / scale
 }
 
-/// Returns the slope of y over x, by least squares; `None` for fewer than two different x.
+/// Returns the slope of y over x in `points`, by least squares; `None` for fewer than two different x.
 pub(super) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let count = points.len() as f64;
-    let mean =
-        |coordinate: fn(&(f64, f64)) -> f64| points.iter().map(coordinate).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let products: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    let squares: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-    (squares > 0.0).then_some(products / squares)
+    let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / count;
+    let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / count;
+    let sum_of_products: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    let sum_of_squares: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+    (sum_of_squares > 0.0).then_some(sum_of_products / sum_of_squares)
 }
 
 /// Pseudo-random numbers, reproducible by seed (SplitMix64).
@@ -70,10 +69,10 @@ impl SeededRandom {
 
     fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
     }
 
     /// Returns the indices below `count` in random order.

@@ -1,4 +1,4 @@
-//! A report as text for a terminal.
+//! Renders a report as text for a terminal.
 
 use std::fmt::Write as _;
 
@@ -12,14 +12,16 @@ use super::report::{CaseReport, FigureTable, PublishedTable, SuiteReport};
 pub(super) fn render(report: &SuiteReport) -> String {
     let mut text = format!("{}\n", report.title);
     for case in &report.cases {
-        let cores = match (&case.proxy_cores, &case.load_cores) {
-            (Some(proxies), Some(load)) => {
-                format!(" (proxies on cores {proxies}, load generator and applications on {load})")
+        let core_note = match (&case.proxy_cores, &case.load_cores) {
+            (Some(proxy_cores), Some(load_cores)) => {
+                format!(
+                    " (proxies on cores {proxy_cores}, load generator and applications on {load_cores})"
+                )
             }
             _ => String::new(),
         };
         let table = case_table(report, case);
-        write!(text, "\n{}{cores}\n{table}\n", case.name).expect(INFALLIBLE);
+        write!(text, "\n{}{core_note}\n{table}\n", case.name).expect(INFALLIBLE);
     }
     for figures in &report.tables {
         write!(text, "\n{}\n{}\n", figures.title, figure_table(figures)).expect(INFALLIBLE);
@@ -72,7 +74,7 @@ fn case_table(report: &SuiteReport, case: &CaseReport) -> Table {
             format_or_dash(memory.idle_private as f64, 0),
             format_or_dash(memory.load_private as f64, 0),
             format_or_dash(memory.load_pss as f64, 0),
-            outcome.reader_notes().join(", "),
+            outcome.short_notes().join(", "),
         ]);
     }
     table

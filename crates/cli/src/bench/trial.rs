@@ -1,6 +1,6 @@
-//! A trial: one measured run of one contender in one case.
+//! Runs a trial: starts one contender and the applications of one case, applies load, and measures latency and cost.
 
-mod watch;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,21 +10,21 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 use tokio::time::{sleep, sleep_until};
 
-use super::case::{BackendProcesses, BenchCase};
+use super::case::{ApplicationProcesses, BenchCase};
 use super::contender::{
-    Contender, ProcessConfiguration, ProcessRole, RunEnvironment, RunningContender,
+    Contender, ProcessConfiguration, ProcessRole, RunningContender, TrialEnvironment,
 };
 use super::driver::{LoadGenerator, LoadLatency, LoadSpec};
 use super::readiness::wait_until_ready;
-use super::rig::Rig;
 use super::sample;
 use super::statistics::round_significant;
+use super::testbed::Testbed;
 use crate::ports::ChosenPorts;
-use watch::{UsageDifference, WatchedProcesses};
+use usage::{MeasuredProcesses, UsageDelta};
 
-/// The results of one run of one contender.
+/// The results of one trial.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct RunResult {
+pub(super) struct TrialResult {
     /// The number of the repeat, from 1.
     pub(super) repeat: u32,
     pub(super) requests: u64,
@@ -41,7 +41,7 @@ pub(super) struct RunResult {
     /// CPU time per request of each proxy, and the sum.
     pub(super) cpu_us_per_request: CpuCost,
     pub(super) memory_kib: MemoryKib,
-    /// The cost outside the proxies.
+    /// The costs of the processes that are no proxies.
     pub(super) others: OtherCosts,
     /// The number of cores that proxies, load generator, applications and other processes kept busy.
     pub(super) cores_busy: CoresBusy,
@@ -79,44 +79,51 @@ pub(super) struct MemoryKib {
     pub(super) processes: BTreeMap<String, u64>,
 }
 
-/// The cost outside the proxies, in microseconds of CPU time per request.
+/// The costs of the applications, the load generator and the auxiliary processes.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct OtherCosts {
+    /// CPU time of all applications per request, in microseconds.
     pub(super) applications_us_per_request: f64,
+    /// CPU time of the load generator per request, in microseconds.
     pub(super) load_us_per_request: f64,
-    /// Processes of the contender that carry no requests: CPU time and private memory.
-    pub(super) auxiliary: BTreeMap<String, Auxiliary>,
+    /// The costs of auxiliary processes, by name: processes of the contender that carry no requests.
+    pub(super) auxiliary: BTreeMap<String, AuxiliaryCost>,
 }
 
-/// A process that carries no requests, such as a control plane.
+/// The cost of a process that carries no requests, such as a control plane.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Auxiliary {
+pub(super) struct AuxiliaryCost {
+    /// The number of cores that the process kept busy.
     pub(super) cores_busy: f64,
+    /// Private memory under load, in KiB.
     pub(super) private_kib: u64,
 }
 
-/// The number of busy cores.
+/// The number of cores that each group of processes kept busy.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct CoresBusy {
     pub(super) proxies: f64,
     pub(super) load_and_applications: f64,
-    /// Cores of the proxies that were busy with unrelated processes.
+    /// Cores of the proxies that were busy with processes outside the trial. If proxies and load share cores, this
+    /// covers all cores.
     pub(super) other_processes_on_proxy_cores: f64,
-    /// Cores of load and applications that were busy with unrelated processes.
+    /// Cores of the load generator and the applications that were busy with processes outside the trial.
     pub(super) other_processes_on_load_cores: f64,
 }
 
-/// The durations of a run.
+/// The durations of the load in a trial.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RunTiming {
+pub(super) struct TrialTiming {
+    /// The duration of the load before the measurement.
     pub(super) warm_up: Duration,
+    /// The duration of the measured load.
     pub(super) duration: Duration,
 }
 
 /// The participants of a trial.
 #[derive(Clone, Copy)]
-pub(super) struct RunSetup<'a> {
-    pub(super) rig: &'a Rig,
+pub(super) struct TrialSetup<'a> {
+    pub(super) testbed: &'a Testbed,
     pub(super) contender: &'a Contender,
     pub(super) case: &'a BenchCase,
     pub(super) driver: LoadGenerator,
@@ -124,21 +131,26 @@ pub(super) struct RunSetup<'a> {
     pub(super) counts_instructions: bool,
 }
 
-/// Runs a trial in a directory of its own. Returns the result, and the start parameters of the contender's processes.
+/// Runs one contender in one case, in a directory of its own. Returns the result, and the start parameters of the
+/// contender's processes.
 ///
 /// # Errors
 /// If a process did not start or failed during the run.
-pub(super) async fn run(
-    setup: RunSetup<'_>,
-    timing: RunTiming,
+pub(super) async fn run_trial(
+    setup: TrialSetup<'_>,
+    timing: TrialTiming,
     dir: &Path,
-) -> anyhow::Result<(RunResult, Vec<ProcessConfiguration>)> {
-    let RunSetup { rig, contender, case, .. } = setup;
-    let mut ports = rig.ports();
-    let mut environment =
-        RunEnvironment { rig, layout: case.layout, dir: dir.join("contender"), ports: &mut ports };
+) -> anyhow::Result<(TrialResult, Vec<ProcessConfiguration>)> {
+    let TrialSetup { testbed, contender, case, .. } = setup;
+    let mut ports = testbed.ports();
+    let mut environment = TrialEnvironment {
+        testbed,
+        layout: case.layout,
+        dir: dir.join("contender"),
+        ports: &mut ports,
+    };
     let mut running_contender = contender.start(&mut environment).await?;
-    let mut applications = BackendProcesses::start(rig, case, &mut ports, dir).await?;
+    let mut applications = ApplicationProcesses::start(testbed, case, &mut ports, dir).await?;
     let run_result =
         measure_trial(setup, timing, dir, &mut ports, &mut running_contender, &mut applications)
             .await;
@@ -152,21 +164,23 @@ pub(super) async fn run(
     Ok((run_result.with_context(|| format!("the run failed{log_tails}"))?, process_configurations))
 }
 
+/// Applies the load to the started processes, and measures them between two margins at the ends of the load.
 async fn measure_trial(
-    setup: RunSetup<'_>,
-    timing: RunTiming,
+    setup: TrialSetup<'_>,
+    timing: TrialTiming,
     dir: &Path,
     ports: &mut ChosenPorts<'_>,
     running_contender: &mut RunningContender,
-    applications: &mut BackendProcesses,
-) -> anyhow::Result<RunResult> {
-    let RunSetup { rig, case, driver, .. } = setup;
+    applications: &mut ApplicationProcesses,
+) -> anyhow::Result<TrialResult> {
+    let TrialSetup { testbed, case, driver, .. } = setup;
     let mut urls = Vec::new();
     for (role, path) in &case.targets {
         let address = ports.address_for(role)?;
         let check_alive =
             || running_contender.check_alive().and_then(|()| applications.check_alive());
-        wait_until_ready(address, path, case.backend_kind.max_start_wait(), check_alive).await?;
+        wait_until_ready(address, path, case.application_kind.max_start_wait(), check_alive)
+            .await?;
         urls.push(format!("http://{address}{path}"));
     }
     sleep(SETTLE_TIME).await;
@@ -181,31 +195,32 @@ async fn measure_trial(
         duration: timing.duration,
         connection_mode: case.connection_mode,
     };
-    let running_load = driver.start(rig, &load_spec, dir).await?;
-    let load_pid = running_load.pid().context("the load generator exited early")?;
-    let watched_processes = WatchedProcesses::new(rig, running_contender, applications, load_pid);
+    let running_load = driver.start(testbed, &load_spec, dir).await?;
+    let load_generator_pid = running_load.pid().context("the load generator exited early")?;
+    let measured_processes =
+        MeasuredProcesses::new(testbed, running_contender, applications, load_generator_pid);
     let margin = (timing.duration / 20).min(MAX_MARGIN);
     sleep_until(running_load.measured_from + margin).await;
-    let usage_before = watched_processes.read().await?;
-    let instruction_count = match setup.counts_instructions {
-        true => watched_processes.count_instructions(timing.duration - 2 * margin, dir)?,
+    let usage_before = measured_processes.read_usage().await?;
+    let running_count = match setup.counts_instructions {
+        true => measured_processes.count_instructions(timing.duration - 2 * margin, dir)?,
         false => None,
     };
     sleep_until(running_load.measured_from + timing.duration - margin).await;
-    let usage_after = watched_processes.read().await?;
-    let memory = MemoryKib { idle_private, ..watched_processes.proxy_memory() };
-    let auxiliary = watched_processes.auxiliary_memory();
+    let usage_after = measured_processes.read_usage().await?;
+    let memory = MemoryKib { idle_private, ..measured_processes.proxy_memory() };
+    let auxiliary_memory_kib = measured_processes.auxiliary_memory_kib();
     running_contender.check_alive()?;
-    let instructions = match instruction_count {
-        Some(instruction_count) => instruction_count.finish().await?,
+    let instructions = match running_count {
+        Some(running_count) => running_count.finish().await?,
         None => None,
     };
     let load_result = running_load.finish().await?;
     if load_result.requests == 0 {
         bail!("no request received a response; errors: {:?}", load_result.errors_by_kind);
     }
-    let usage = UsageDifference::between(&usage_before, &usage_after, load_result.rps);
-    Ok(RunResult {
+    let usage = UsageDelta::between(&usage_before, &usage_after, load_result.rps);
+    Ok(TrialResult {
         repeat: 0,
         requests: load_result.requests,
         errors: load_result.errors,
@@ -214,11 +229,11 @@ async fn measure_trial(
         rps: round_significant(load_result.rps),
         latency_ms: LatencyMs::from_load_latency(load_result.latency_us),
         instructions_per_request: instructions
-            .map(|count| round_significant(count as f64 / usage.requests)),
+            .map(|instructions| round_significant(instructions as f64 / usage.requests)),
         cpu_us_per_request: usage.cpu_cost(),
         memory_kib: memory,
-        others: usage.other_costs(&auxiliary),
-        cores_busy: usage.busy_cores(),
+        others: usage.other_costs(&auxiliary_memory_kib),
+        cores_busy: usage.cores_busy(),
     })
 }
 

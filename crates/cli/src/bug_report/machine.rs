@@ -1,4 +1,4 @@
-//! Properties of the machine that affect a mesh: kernel, processors, memory and limits.
+//! Describes the properties of the machine that affect a mesh: kernel, processors, memory and limits.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Redaction of secrets in diagnostics, by their form and by the names of fields, headers and variables.
+//! Redacts secrets in diagnostics. It recognizes them by their form, such as that of a JWT, and by the names of
+//! fields, headers and variables, such as `password`.
 
 use anyhow::Context as _;
 use regex::{Captures, Regex};
@@ -16,14 +17,15 @@ impl Redaction {
     /// # Errors
     /// If a pattern is invalid, which the tests rule out.
     pub(super) fn new() -> anyhow::Result<Self> {
-        let pattern = |text: &str| Regex::new(text).context("the pattern of secrets");
+        let compile = |text: &str| Regex::new(text).context("the pattern of secrets");
         Ok(Self {
-            // The form is matched first: a name may precede a form that continues on the next line.
+            // The form is matched first, because a named value ends with its line, and a secret form such as a
+            // PEM key may continue on the next line.
             patterns: [
-                pattern(&format!("(?i){SECRET_FORMS}"))?,
-                pattern(&format!("(?i){}", NAMED_VALUES.replace("NAMES", SECRET_NAMES)))?,
+                compile(&format!("(?i){SECRET_FORMS}"))?,
+                compile(&format!("(?i){}", NAMED_VALUES.replace("NAMES", SECRET_NAMES)))?,
             ],
-            name_pattern: pattern(&format!("(?i)(?:{SECRET_NAMES})$"))?,
+            name_pattern: compile(&format!("(?i)(?:{SECRET_NAMES})$"))?,
         })
     }
 
@@ -37,8 +39,8 @@ impl Redaction {
 
     fn redact_string(&self, text: &str) -> String {
         let replacement = |captures: &Captures<'_>| {
-            let prefix = ["kept", "header", "quoted", "word"];
-            let prefix = prefix.into_iter().find_map(|name| captures.name(name));
+            let prefix_groups = ["kept", "header", "quoted", "word"];
+            let prefix = prefix_groups.into_iter().find_map(|name| captures.name(name));
             format!("{}{REDACTED}", prefix.map_or("", |prefix| prefix.as_str()))
         };
         let [form_pattern, value_pattern] = &self.patterns;

@@ -1,4 +1,4 @@
-//! `leno check --kubernetes`: cluster prerequisites, or the health of the installed mesh.
+//! `leno check --kubernetes`: checks the prerequisites of a cluster, or the health of the installed mesh.
 
 use std::process::ExitCode;
 

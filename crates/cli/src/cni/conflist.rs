@@ -1,4 +1,4 @@
-//! The node's CNI configuration list (CNI specification 1.1, section 1), with or without our plugin.
+//! Adds our plugin to the node's CNI configuration list, and removes it (CNI specification 1.1, section 1).
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ pub(super) const PLUGIN_NAME: &str = "leno-cni";
 /// # Errors
 /// If there is no configuration yet, or the first one is not a list.
 pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
-    let entries = std::fs::read_dir(directory);
-    let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
+    let entries = std::fs::read_dir(directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
     let is_configuration = |path: &PathBuf| {
         let extension = path.extension().and_then(|extension| extension.to_str());
         matches!(extension, Some("conf" | "conflist" | "json"))
@@ -32,13 +32,13 @@ pub(super) fn find_active_list(directory: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Finds all lists: the active list may have changed since our plugin was added.
+/// Finds all lists, because the active list may have changed since our plugin was added to it.
 ///
 /// # Errors
 /// If the directory cannot be read.
 pub(super) fn find_all_lists(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = std::fs::read_dir(directory);
-    let entries = entries.with_context(|| format!("cannot read {}", directory.display()))?;
+    let entries = std::fs::read_dir(directory)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
     let files = entries.filter_map(Result::ok).map(|entry| entry.path());
     let is_list =
         |path: &PathBuf| path.extension().is_some_and(|extension| extension == "conflist");

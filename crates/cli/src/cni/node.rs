@@ -122,17 +122,18 @@ impl NodeArgs {
         }
     }
 
+    /// Adds the plugin to the active list. Returns the file of the list; `None` if the list has the plugin already.
     fn add_plugin_entry(&self) -> anyhow::Result<Option<PathBuf>> {
         let file = conflist::find_active_list(&self.conf_dir)?;
         let text = std::fs::read_to_string(&file)?;
-        let Some(text) = conflist::add_plugin(
+        let Some(new_text) = conflist::add_plugin(
             &text,
             &conflist::plugin_entry(&self.socket, &self.exclude_namespaces),
         )?
         else {
             return Ok(None);
         };
-        replace_file(&file, &text)?;
+        replace_file(&file, &new_text)?;
         Ok(Some(file))
     }
 
@@ -142,8 +143,8 @@ impl NodeArgs {
         for file in conflist::find_all_lists(&self.conf_dir)? {
             let text = std::fs::read_to_string(&file)?;
             // Files that are not plugin lists belong to other programs.
-            if let Ok(Some(text)) = conflist::remove_plugin(&text) {
-                replace_file(&file, &text)?;
+            if let Ok(Some(new_text)) = conflist::remove_plugin(&text) {
+                replace_file(&file, &new_text)?;
             }
         }
         std::fs::remove_file(self.bin_dir.join(PLUGIN_NAME)).ok();
@@ -199,9 +200,9 @@ async fn serve_requests(listener: UnixListener, node_client: Arc<NodeAgentClient
 
 async fn serve_request(stream: UnixStream, node_client: &NodeAgentClient) -> anyhow::Result<()> {
     let (reader, mut writer) = stream.into_split();
-    let mut line = String::new();
-    BufReader::new(reader.take(MAX_LINE_BYTES)).read_line(&mut line).await?;
-    let request: RedirectRequest = serde_json::from_str(&line)?;
+    let mut request_line = String::new();
+    BufReader::new(reader.take(MAX_LINE_BYTES)).read_line(&mut request_line).await?;
+    let request: RedirectRequest = serde_json::from_str(&request_line)?;
     let redirection =
         node_client.pod_redirection(&request.namespace, &request.pod, request.uid.as_deref()).await;
     let response = match redirection {
@@ -212,8 +213,8 @@ async fn serve_request(stream: UnixStream, node_client: &NodeAgentClient) -> any
             request.namespace, request.pod
         )),
     };
-    let line = format!("{}\n", serde_json::to_string(&response)?);
-    writer.write_all(line.as_bytes()).await?;
+    let response_line = format!("{}\n", serde_json::to_string(&response)?);
+    writer.write_all(response_line.as_bytes()).await?;
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! The CNI plugin, which the container runtime runs for each pod (CNI specification 1.1, section 2).
+//! Runs this program as the CNI plugin `leno-cni`, which the container runtime calls for each pod (CNI specification
+//! 1.1, section 2). The plugin queries the node agent, and sets the redirection rules in the pod's network namespace.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -23,9 +24,9 @@ use crate::redirect::RedirectArgs;
 
 /// True if a container runtime runs this process as a plugin.
 pub(crate) fn is_called_as_plugin() -> bool {
-    let name = env::args_os().next();
-    let name = name.as_deref().map(Path::new).and_then(Path::file_name);
-    name.is_some_and(|name| name == PLUGIN_NAME) && env::var_os("CNI_COMMAND").is_some()
+    let program_path = env::args_os().next();
+    let program_name = program_path.as_deref().map(Path::new).and_then(Path::file_name);
+    program_name.is_some_and(|name| name == PLUGIN_NAME) && env::var_os("CNI_COMMAND").is_some()
 }
 
 /// Executes the CNI command, and reports the result in CNI format.
@@ -86,17 +87,18 @@ impl CniCall {
                 let mut result = configuration.prev_result.context(
                     "prevResult is missing: list this plugin after the one that creates the network",
                 )?;
-                if let Some(result) = result.as_object_mut() {
-                    result.insert("cniVersion".to_owned(), configuration.cni_version.into());
+                if let Some(fields) = result.as_object_mut() {
+                    fields.insert("cniVersion".to_owned(), configuration.cni_version.into());
                 }
                 Ok(result.to_string())
             }
             // The kernel removes the rules with the network namespace.
             "DEL" | "CHECK" | "GC" | "STATUS" => Ok(String::new()),
-            other => bail!("CNI_COMMAND `{other}` is unknown"),
+            command => bail!("CNI_COMMAND `{command}` is unknown"),
         }
     }
 
+    /// Sets the redirection rules in the container's network namespace, if the container is a pod of the mesh.
     fn add_container(&self, configuration: &CniConfiguration) -> anyhow::Result<()> {
         let Some(request) = parse_pod(&self.arguments) else {
             // The container is not a pod.
@@ -111,10 +113,10 @@ impl CniCall {
             RedirectResponse::Rejected(reason) => bail!("{reason}"),
         };
         let redirect = RedirectArgs::from_options(&options)?;
-        let netns = self.netns.as_deref().context("CNI_NETNS is missing")?;
-        let netns_file = File::open(netns);
-        let netns = netns_file.with_context(|| format!("cannot open {}", netns.display()))?;
-        move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
+        let netns_path = self.netns.as_deref().context("CNI_NETNS is missing")?;
+        let netns_file = File::open(netns_path)
+            .with_context(|| format!("cannot open {}", netns_path.display()))?;
+        move_into_link_name_space(netns_file.as_fd(), Some(LinkNameSpaceType::Network))
             .context("cannot enter the network namespace of the pod")?;
         redirect.replace_rules()
     }
@@ -123,12 +125,12 @@ impl CniCall {
 /// Parses the pod from `CNI_ARGS` (`KEY=VALUE;…`); `None` if the container does not belong to a pod.
 fn parse_pod(arguments: &str) -> Option<RedirectRequest> {
     let pairs = arguments.split(';').filter_map(|pair| pair.split_once('='));
-    let arguments: BTreeMap<&str, &str> = pairs.collect();
-    let argument = |key: &str| arguments.get(key).map(|value| (*value).to_owned());
+    let values: BTreeMap<&str, &str> = pairs.collect();
+    let value_of = |key: &str| values.get(key).map(|value| (*value).to_owned());
     Some(RedirectRequest {
-        namespace: argument("K8S_POD_NAMESPACE")?,
-        pod: argument("K8S_POD_NAME")?,
-        uid: argument("K8S_POD_UID"),
+        namespace: value_of("K8S_POD_NAMESPACE")?,
+        pod: value_of("K8S_POD_NAME")?,
+        uid: value_of("K8S_POD_UID"),
     })
 }
 
@@ -152,7 +154,8 @@ fn query_node(socket: &Path, request: &RedirectRequest) -> anyhow::Result<Redire
     })
 }
 
-/// The newest supported CNI version; the other versions differ only in parts that the plugin forwards unread.
+/// The newest supported CNI version. Older supported versions differ only in parts of the result that the plugin
+/// forwards without reading them.
 const CNI_VERSION: &str = "1.1.0";
 const SUPPORTED_VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// The CNI error code of all failures; codes from 100 on are plugin-specific.

@@ -1,4 +1,4 @@
-//! The protocol between the CNI plugin and its node agent: one line of JSON in each direction.
+//! Defines the protocol between the CNI plugin and its node agent: one line of JSON in each direction.
 
 use serde::{Deserialize, Serialize};
 

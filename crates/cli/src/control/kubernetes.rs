@@ -1,4 +1,5 @@
-//! Control plane in a Kubernetes cluster: objects, identities, the authority and peers come from the API server.
+//! Runs a control plane in a Kubernetes cluster: objects, identities, the certificate authority and the
+//! addresses of peers come from the API server.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +11,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use kube::Client;
 use leno_control::{
-    Config, Control, Health, MAX_UPDATES, ReviewError, ReviewFuture, Reviewer, StartError,
+    Config, Control, HealthListener, MAX_UPDATES, ReviewError, ReviewFuture, Reviewer, StartError,
     TokenSubject, requested_trust_domain,
 };
 use leno_identity::{Authority, AuthoritySource};
@@ -26,7 +27,7 @@ use leno_kubernetes::source::{KubernetesSource, ListProgress, SourceOptions};
 use leno_kubernetes::status::{ElectionIdentity, hold_lease, reconcile_statuses};
 use leno_kubernetes::webhook::{self, ListenOptions};
 use leno_kubernetes::well_known::SYSTEM_NAMESPACE;
-use leno_model::{ClientRanges, Floor, Name, SidecarFacts, TrustDomain, WorkloadName};
+use leno_model::{ClientRanges, Name, SecurityFloor, SidecarFacts, TrustDomain, WorkloadName};
 use leno_registry::{RegistryUpdate, RejectedDocument, Warning};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -45,8 +46,8 @@ pub(super) struct InClusterArgs {
     /// Address for the API server's webhook requests
     #[arg(long, value_name = "ADDRESS", requires = "kubernetes", value_parser = parse_listen_address)]
     webhook: Option<SocketAddr>,
-    /// CA certificates (PEM) used to verify webhook clients, reloaded on change; other clients are rejected. The API
-    /// server gets its client certificate from an AdmissionConfiguration (docs/kubernetes.md)
+    /// CA certificates (PEM) used to verify webhook clients, reloaded on change; other clients are rejected.
+    /// The API server gets its client certificate from an AdmissionConfiguration (docs/kubernetes.md)
     #[arg(long, value_name = "FILE", requires = "webhook")]
     webhook_client_ca: Option<PathBuf>,
     /// Trust domain of the mesh until a MeshConfig sets it
@@ -144,7 +145,7 @@ const LEASE_TASK: &str = "the lease renewal";
 pub(super) async fn start(
     args: &InClusterArgs,
     mut config: Config,
-    health: Option<&Health>,
+    health: Option<&HealthListener>,
 ) -> anyhow::Result<(Control, ClusterTasks)> {
     let client = Client::try_default().await.context("no API server configured")?;
     let own_address = args.pod_ip.context("the pod's own address is unknown: set POD_IP")?;
@@ -178,17 +179,10 @@ pub(super) async fn start(
     tasks.spawn(with_task_name("the watch of the API server", source.send_updates(update_sender)));
     let first_update = wait_for_first_update(&mut updates, &mut progress, health).await?;
 
-    // The authority issues certificates for the trust domain in the MeshConfig.
-    let directory = config.data.join("authority");
     let trust_domain = requested_trust_domain(&first_update);
-    let mut authority = SharedAuthority::new(client.clone(), &namespace, &directory, trust_domain);
-    if let AuthoritySource::Issuer(issuer_directory) = authority.establish_authority().await? {
-        config.issuer = Some(issuer_directory);
-    }
-    tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
-
+    start_authority(&client, &namespace, trust_domain, &mut config, &mut tasks).await?;
     let listen_port = config.listen.port();
-    config.found_peers =
+    config.discovered_peers =
         Some(start_peer_discovery(client.clone(), namespace, own_address, listen_port, &mut tasks));
     config.reviewer = Some(Arc::new(ClusterTokenReviewer(TokenReviewer::new(client.clone()))));
 
@@ -196,7 +190,7 @@ pub(super) async fn start(
     let forwarding = forward_updates(first_update, updates, forward_sender);
     tasks.spawn(with_task_name("the watch of the API server", forwarding));
     let control = report_start_error(Control::start_with_updates(config, forwarded_updates).await)?;
-    let controller = reconcile_external_principals(
+    let principals_controller = reconcile_external_principals(
         client.clone(),
         lifetime,
         control.watch_authority(),
@@ -204,7 +198,7 @@ pub(super) async fn start(
         principals_leader,
         outcome_sender,
     );
-    tasks.spawn(with_task_name("the controller of AccessCerts", controller));
+    tasks.spawn(with_task_name("the controller of AccessCerts", principals_controller));
     start_fact_writers(&client, args, &control, facts_sender, sidecar_facts, &mut tasks);
 
     if args.webhook.is_some() || args.image.is_some() {
@@ -222,18 +216,36 @@ pub(super) async fn start(
     Ok((control, ClusterTasks { tasks, stop_sender, self_ending_tasks: self_ending_tasks(args) }))
 }
 
+/// Establishes the authority that issues certificates for this trust domain, and starts its renewal. The configuration
+/// gets the directory of an intermediate.
+async fn start_authority(
+    client: &Client,
+    namespace: &NamespaceName,
+    trust_domain: TrustDomain,
+    config: &mut Config,
+    tasks: &mut JoinSet<&'static str>,
+) -> anyhow::Result<()> {
+    let directory = config.data.join("authority");
+    let mut authority = SharedAuthority::new(client.clone(), namespace, &directory, trust_domain);
+    if let AuthoritySource::Intermediate(directory) = authority.establish_authority().await? {
+        config.issuer = Some(directory);
+    }
+    tasks.spawn(with_task_name("the renewal of the authority", authority.run_synchronization()));
+    Ok(())
+}
+
 /// Waits for the first configuration from the API server, and checks its MeshConfig: no authority is created for
 /// a trust domain that may be wrong.
 async fn wait_for_first_update(
     updates: &mut mpsc::Receiver<RegistryUpdate>,
     progress: &mut watch::Receiver<ListProgress>,
-    health: Option<&Health>,
+    health: Option<&HealthListener>,
 ) -> anyhow::Result<RegistryUpdate> {
-    let first_update = tokio::select! {
+    let received_update = tokio::select! {
         update = updates.recv() => update,
         () = report_progress(progress, health) => None,
     };
-    let Some(first_update) = first_update else {
+    let Some(first_update) = received_update else {
         bail!("the API server returned no configuration")
     };
     let rejected: Vec<RejectedDocument> =
@@ -329,14 +341,13 @@ async fn injection_settings(
     args: &InClusterArgs,
     control: &Control,
 ) -> anyhow::Result<InjectionSettings> {
-    let image = args.image.clone();
-    let image = image.context("the image of sidecars is unknown: set LENO_IMAGE")?;
-    let version = server_version(client).await;
-    let version = version.context("the API server does not report its version")?;
+    let image = args.image.clone().context("the image of sidecars is unknown: set LENO_IMAGE")?;
+    let version =
+        server_version(client).await.context("the API server does not report its version")?;
     let (trust_domain, roots) = (control.trust_domain().clone(), control.roots().to_pem());
     Ok(InjectionSettings {
         native_sidecars: has_native_sidecars(&version.major, &version.minor),
-        by_plugin: args.cni,
+        uses_cni_plugin: args.cni,
         metrics_from: args.metrics_from.clone(),
         ..InjectionSettings::new(image, args.pod_namespace.clone(), trust_domain, roots)
     })
@@ -348,7 +359,10 @@ fn source_options(args: &InClusterArgs) -> SourceOptions {
 
 /// Reports the resource kinds that are still loading as the reason why the control plane is not ready, until
 /// the source has ended.
-async fn report_progress(progress: &mut watch::Receiver<ListProgress>, health: Option<&Health>) {
+async fn report_progress(
+    progress: &mut watch::Receiver<ListProgress>,
+    health: Option<&HealthListener>,
+) {
     loop {
         if let Some(health) = health {
             health.set_waiting(progress.borrow_and_update().to_string());
@@ -368,11 +382,11 @@ struct GatewayLeadership {
 /// The settings of the mesh for new sidecars.
 struct NewSidecarSettings {
     exclusions: watch::Receiver<Exclusions>,
-    floor: watch::Receiver<Floor>,
+    floor: watch::Receiver<SecurityFloor>,
 }
 
-/// Injects sidecars into pods and creates gateway pods, with the current roots of the authority and the traffic
-/// exclusions from the settings of another mesh.
+/// Injects sidecars into pods and creates gateway pods, with the current roots of the authority and the current
+/// traffic exclusions. The exclusions come from the MeshConfig of OSM or FSM.
 async fn run_injection(
     client: Client,
     mut settings: InjectionSettings,
@@ -383,8 +397,8 @@ async fn run_injection(
 ) {
     settings.exclusions = sidecar_settings.exclusions.borrow_and_update().clone();
     settings.floor = sidecar_settings.floor.borrow_and_update().clone();
-    let (settings_sender, settings) = watch::channel(settings);
-    let (gateway_client, gateway_settings) = (client.clone(), settings.clone());
+    let (settings_sender, settings_receiver) = watch::channel(settings);
+    let (gateway_client, gateway_settings) = (client.clone(), settings_receiver.clone());
     let provision_gateways_task = async {
         match gateways {
             Some(GatewayLeadership { desired_gateways, is_leader }) => {
@@ -397,7 +411,7 @@ async fn run_injection(
     let serve_webhook_task = async {
         match webhook {
             Some((listen, stop_receiver)) => {
-                webhook::serve_webhook(client, listen, settings, stop_receiver).await
+                webhook::serve_webhook(client, listen, settings_receiver, stop_receiver).await
             }
             None => std::future::pending().await,
         }

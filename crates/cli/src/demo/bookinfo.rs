@@ -1,7 +1,8 @@
-//! Bookinfo: five small HTTP services without knowledge of the mesh.
+//! Implements bookinfo, modeled on the demo application of Istio: five small HTTP services without knowledge of the
+//! mesh.
 //!
-//! Each runs in a process of its own and calls the others like any unmodified application: through the HTTP
-//! proxy in `http_proxy`, or, in a pod, by their names.
+//! Each service runs in a process of its own and calls the other services like any unmodified application:
+//! through the HTTP proxy in `http_proxy`, or, in a pod, by their names.
 
 mod catalogue;
 mod details;
@@ -61,7 +62,7 @@ pub(crate) struct ServiceOptions {
     pub(crate) http_proxy: Option<HttpProxy>,
 }
 
-/// Arguments of the hidden `leno demo-service`. Its `--version` is that of reviews.
+/// Arguments of the hidden `leno demo-service`. Its option `--version` is the version of the reviews service.
 #[derive(Debug, Clone, Args)]
 #[command(disable_version_flag = true)]
 pub(crate) struct DemoServiceArgs {

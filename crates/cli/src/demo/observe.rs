@@ -1,4 +1,4 @@
-//! Observations of each sidecar in the demo: counters, connections, cost, and its reaction to plaintext.
+//! Observes each sidecar of the demo: request counters, connections, resource usage, and its reaction to plaintext.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -81,18 +81,20 @@ pub(super) async fn observe_sidecars(
     let mut observations = Vec::new();
     for state in workload_states {
         let name = &state.workload.name;
-        let report = state.report.as_ref();
-        let report = report.with_context(|| format!("the sidecar of {name} is not running"))?;
-        let requests: RequestsPage = query_page(report.admin, "/requests").await?;
-        let connections: ConnectionsPage = query_page(report.admin, "/connections").await?;
+        let report = state
+            .report
+            .as_ref()
+            .with_context(|| format!("the sidecar of {name} is not running"))?;
+        let requests_page: RequestsPage = query_page(report.admin, "/requests").await?;
+        let connections_page: ConnectionsPage = query_page(report.admin, "/connections").await?;
         let open_listeners = report.open_listeners.iter();
         let inbound_listeners =
             open_listeners.filter(|(listener, _)| listener.starts_with("inbound-"));
         observations.push(Observation {
             workload: name.name.to_string(),
             has_application: !state.workload.ports.is_empty(),
-            series: requests.series,
-            connections: connections.connections,
+            series: requests_page.series,
+            connections: connections_page.connections,
             usage: leno_telemetry::read_usage(report.pid).ok(),
             inbound_listeners: inbound_listeners.map(|(_, address)| *address).collect(),
         });

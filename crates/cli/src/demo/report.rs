@@ -1,4 +1,4 @@
-//! Report of the demo: tables for people, one JSON object for programs.
+//! Formats the report of the demo: tables for people, one JSON object for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Demo execution: starts bookinfo in its own mesh, generates load, measures and evaluates.
+//! Executes `leno demo`: starts bookinfo in its own mesh, generates load, measures and evaluates.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use super::bookinfo::manifests::{BookinfoPorts, render_manifests};
 use super::bookinfo::pods;
 use super::observe::{observe_sidecars, rejects_plaintext};
 use super::report::DemoReport;
-use super::traffic::{drive_bookinfo, request_as_external_client, run_background_traffic};
+use super::traffic::{drive_bookinfo, request_as_denied_client, run_background_traffic};
 use super::verdict::DemoFindings;
 use crate::data_directory::ClaimedDataDirectory;
 use crate::duration::parse_positive;
@@ -95,12 +95,14 @@ impl DemoArgs {
 
     async fn serve(self, options: LocalMeshOptions) -> anyhow::Result<ExitCode> {
         let (stop_signal, quit_signal) = (stop::stop_signal()?, stop::quit_signal()?);
-        let scratch_directory = tempfile::Builder::new().prefix("leno-demo-").tempdir();
-        let scratch_directory = scratch_directory.context("cannot create a temporary directory")?;
+        let scratch_directory = tempfile::Builder::new()
+            .prefix("leno-demo-")
+            .tempdir()
+            .context("cannot create a temporary directory")?;
         let ports = BookinfoPorts::find_free()?;
         let file = scratch_directory.path().join("bookinfo.yaml");
-        let binary = std::env::current_exe().context("cannot find this program")?;
-        let binary = binary.to_str().context("the path of this program is not UTF-8")?;
+        let binary_path = std::env::current_exe().context("cannot find this program")?;
+        let binary = binary_path.to_str().context("the path of this program is not UTF-8")?;
         std::fs::write(&file, render_manifests(&ports, binary))
             .with_context(|| format!("cannot write {}", file.display()))?;
         let data = ClaimedDataDirectory::claim(scratch_directory.path().join("data"))?;
@@ -164,9 +166,11 @@ impl DemoArgs {
     ) -> anyhow::Result<DemoReport> {
         if !mesh.wait_until_up(START_TIMEOUT).await {
             let workload_states = mesh.workload_states();
-            let waiting_workloads = workload_states.iter().filter(|member| !member.is_up());
-            let waiting_workloads: Vec<String> =
-                waiting_workloads.map(|member| member.workload.name.to_string()).collect();
+            let waiting_workloads: Vec<String> = workload_states
+                .iter()
+                .filter(|state| !state.is_up())
+                .map(|state| state.workload.name.to_string())
+                .collect();
             bail!("not up within {START_TIMEOUT:?}: {}", waiting_workloads.join(", "));
         }
         let page = mesh.page_url();
@@ -198,17 +202,19 @@ impl DemoArgs {
     }
 }
 
+/// Generates load for `duration`, and observes the sidecars before and after it. Then sends requests that the
+/// mesh must reject: from a client without permission, and in plaintext to every inbound listener.
 async fn measure_traffic(
     mesh: &mut LocalMesh,
     ports: BookinfoPorts,
     duration: Duration,
 ) -> anyhow::Result<DemoFindings> {
-    let workload_states = mesh.workload_states();
-    let before_traffic = mesh.supervise_until(observe_sidecars(&workload_states)).await?;
+    let states_before = mesh.workload_states();
+    let before_traffic = mesh.supervise_until(observe_sidecars(&states_before)).await?;
     let load_report = mesh.supervise_until(drive_bookinfo(ports, duration)).await?;
-    let workload_states: Vec<WorkloadState> = mesh.workload_states();
-    let after_traffic = mesh.supervise_until(observe_sidecars(&workload_states)).await?;
-    let denied_status = mesh.supervise_until(request_as_external_client(ports)).await;
+    let states_after: Vec<WorkloadState> = mesh.workload_states();
+    let after_traffic = mesh.supervise_until(observe_sidecars(&states_after)).await?;
+    let denial_outcome = mesh.supervise_until(request_as_denied_client(ports)).await;
     let mut plaintext_accepted = Vec::new();
     for observation in &after_traffic {
         for listener in &observation.inbound_listeners {
@@ -221,7 +227,7 @@ async fn measure_traffic(
         before_traffic,
         after_traffic,
         load_report,
-        denial_outcome: denied_status.map_err(|error| output::format_error(&error)),
+        denial_outcome: denial_outcome.map_err(|error| output::format_error(&error)),
         plaintext_accepted,
     })
 }

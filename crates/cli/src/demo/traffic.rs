@@ -1,4 +1,5 @@
-//! The demo's client: its requests, their rate, and a progress line.
+//! Generates the traffic of the demo: the measured load with a progress line, the background traffic, and
+//! requests of a client without permission.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -51,7 +52,7 @@ async fn run_load_thread(
     load_plan: LoadPlan,
     progress_sender: watch::Sender<ProgressCounters>,
 ) -> anyhow::Result<LoadReport> {
-    let (result_sender, report_receiver) = oneshot::channel();
+    let (report_sender, report_receiver) = oneshot::channel();
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
@@ -61,7 +62,7 @@ async fn run_load_thread(
                 .map_err(anyhow::Error::new)
                 .and_then(|runtime| Ok(runtime.block_on(drive_load(load_plan, progress_sender))?));
             // The receiver may have been dropped.
-            drop(result_sender.send(outcome));
+            drop(report_sender.send(outcome));
         })
         .context("cannot start the thread of the load generator")?;
     report_receiver.await.context("the load generator failed")?
@@ -71,9 +72,8 @@ async fn run_load_thread(
 ///
 /// # Errors
 /// If there is no response.
-pub(super) async fn request_as_external_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
-    let mut target =
-        build_target(ports.external_client_ratings, "outsider", "ratings", "/ratings/0");
+pub(super) async fn request_as_denied_client(ports: BookinfoPorts) -> anyhow::Result<u16> {
+    let mut target = build_target(ports.denied_client_ratings, "outsider", "ratings", "/ratings/0");
     target.weight = 1;
     let load_plan = LoadPlan {
         load_model: LoadModel::Open { rate: 10, connections: 1 },
@@ -119,9 +119,9 @@ fn build_load_plan(ports: &BookinfoPorts, duration: Duration) -> LoadPlan {
     }
 }
 
-fn build_target(listener: u16, name: &str, service: &str, path: &str) -> LoadTarget {
-    let listener = SocketAddr::from((Ipv4Addr::LOCALHOST, listener));
-    LoadTarget::get(name, listener, &format!("{service}.bookinfo:9080"), path)
+fn build_target(listener_port: u16, name: &str, service: &str, path: &str) -> LoadTarget {
+    let listener_address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener_port));
+    LoadTarget::get(name, listener_address, &format!("{service}.bookinfo:9080"), path)
 }
 
 /// Shows the progress in one line, if standard error is a terminal. Never returns.

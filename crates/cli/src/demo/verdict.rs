@@ -1,4 +1,4 @@
-//! Evaluation of the demo: figures per service, and the results of the checks.
+//! Evaluates the findings of the demo: figures per service, and the results of the checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -52,8 +52,7 @@ impl DemoFindings {
     }
 
     fn observation_before(&self, after: &Observation) -> Option<&Observation> {
-        let mut before = self.before_traffic.iter();
-        before.find(|before| before.workload == after.workload)
+        self.before_traffic.iter().find(|before| before.workload == after.workload)
     }
 
     fn check_success(&self) -> DemoCheck {
@@ -143,10 +142,11 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
         let highest_ms = counted_series.map(quantile).reduce(f64::max)?;
         Duration::try_from_secs_f64(highest_ms / 1e3).ok()
     };
-    let request_count = after.request_count()
+    // The sidecar's CPU time covers requests in both directions.
+    let passed_requests = after.request_count()
         - before.map_or(0, Observation::request_count).min(after.request_count());
-    let cpu_time = after.usage.zip(before.and_then(|before| before.usage));
-    let cpu_time = cpu_time.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
+    let usages = after.usage.zip(before.and_then(|before| before.usage));
+    let cpu_time = usages.map(|(after, before)| after.cpu.saturating_sub(before.cpu));
     ServiceReport {
         name: parse_service_name(&after.workload),
         requests,
@@ -155,8 +155,8 @@ fn service_report(before: Option<&Observation>, after: &Observation) -> ServiceR
         p90: highest_quantile(|series| series.p90_ms),
         p99: highest_quantile(|series| series.p99_ms),
         sidecar_cpu_us_per_request: cpu_time
-            .filter(|_| request_count > 0)
-            .map(|cpu_time| cpu_time.as_secs_f64() * 1e6 / request_count as f64),
+            .filter(|_| passed_requests > 0)
+            .map(|cpu_time| cpu_time.as_secs_f64() * 1e6 / passed_requests as f64),
         sidecar_private_kib: after.usage.map(|usage| usage.private_kib),
         sidecar_pss_kib: after.usage.map(|usage| usage.pss_kib),
     }
@@ -169,8 +169,11 @@ fn parse_service_name(workload: &str) -> String {
 }
 
 fn check_participation(services: &[ServiceReport]) -> DemoCheck {
-    let idle_services = services.iter().filter(|service| service.requests == 0);
-    let idle_services: Vec<&str> = idle_services.map(|service| service.name.as_str()).collect();
+    let idle_services: Vec<&str> = services
+        .iter()
+        .filter(|service| service.requests == 0)
+        .map(|service| service.name.as_str())
+        .collect();
     DemoCheck {
         name: "every service received requests".to_owned(),
         ok: idle_services.is_empty() && !services.is_empty(),
@@ -188,23 +191,21 @@ fn reviews_split(services: &[ServiceReport]) -> BTreeMap<String, SplitShare> {
         service.map_or(0, |service| service.requests)
     };
     let total_count: u64 = EXPECTED_SPLIT.iter().map(|(name, _)| request_count(name)).sum();
-    let share = |(name, expected): &(&str, f64)| {
+    let to_entry = |(name, expected): &(&str, f64)| {
         let requests = request_count(name);
         let share = match total_count {
             0 => 0.0,
             total_count => requests as f64 / total_count as f64,
         };
-        let share = SplitShare { requests, share, expected: *expected };
-        ((*name).to_owned(), share)
+        ((*name).to_owned(), SplitShare { requests, share, expected: *expected })
     };
-    EXPECTED_SPLIT.iter().map(share).collect()
+    EXPECTED_SPLIT.iter().map(to_entry).collect()
 }
 
 fn check_split(split: &BTreeMap<String, SplitShare>) -> Result<String, String> {
     let total_count: u64 = split.values().map(|share| share.requests).sum();
-    let share_texts = split.iter();
     let share_texts =
-        share_texts.map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
+        split.iter().map(|(name, share)| format!("{name} {:.1} %", share.share * 100.0));
     let detail = format!("{} of {total_count}", share_texts.collect::<Vec<_>>().join(", "));
     let is_plausible = split.values().all(|share| {
         let deviation =

@@ -1,4 +1,7 @@
-//! The services that a workload calls: by subscriptions, outbound listeners, routes, and counted requests.
+//! Finds the services that a workload calls, and builds the diagnosis steps for its requests to them.
+//!
+//! A workload calls a service if its sidecar subscribes to the service, has an outbound listener for it, or sent it
+//! counted requests, or if a route of a called service forwards requests to it.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +13,8 @@ use super::steps::{
 };
 use crate::figures::DEGRADED_BELOW;
 
-/// Returns the services that the workload's application calls by name, or has an outbound listener for. A
-/// listener needs no subscription.
+/// Returns the services to which the workload's sidecar subscribes because the application calls them by name, and
+/// the services of its outbound listeners, which need no subscription.
 pub(super) fn services_called_by_name<'a>(
     inputs: &'a DiagnosisInputs,
     workload: &str,
@@ -24,7 +27,7 @@ pub(super) fn services_called_by_name<'a>(
     subscriptions.chain(listeners).map(String::as_str).collect()
 }
 
-/// True if the workload sends requests to the service, or can do so without a subscription.
+/// True if the workload sends requests to the service directly, through an outbound listener or through a route.
 pub(super) fn may_call(inputs: &DiagnosisInputs, workload: &str, to: &str) -> bool {
     let called_services = services_called_by_name(inputs, workload);
     called_services.contains(to)
@@ -60,14 +63,14 @@ fn is_only_workload(inputs: &DiagnosisInputs, service: &str, workload: &str) -> 
     service_status.is_some_and(|status| status.workloads == [workload])
 }
 
-/// Returns the steps for recent requests of a workload to services other than its own, one per service.
-pub(super) fn request_steps(
+/// Returns the steps for recent requests of a workload to services that do not select the workload.
+pub(super) fn outbound_request_steps(
     inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
 ) -> Vec<DiagnosisStep> {
     counted_services(inputs, workload)
         .into_iter()
-        .flat_map(|service| request_steps_to(inputs, workload, service))
+        .flat_map(|service| outbound_request_steps_to(inputs, workload, service))
         .collect()
 }
 
@@ -94,8 +97,11 @@ fn counted_services<'a>(
         .map(|rejection| rejection.service.as_str())
         .filter(|service| !service.is_empty());
     let requested_services = counted_edges(inputs, workload).map(|edge| edge.to.as_str());
-    let is_own = |service: &str| workload.services.iter().any(|own| own == service);
-    rejecting_services.chain(requested_services).filter(|service| !is_own(service)).collect()
+    let selects_workload = |service: &str| workload.services.iter().any(|own| own == service);
+    rejecting_services
+        .chain(requested_services)
+        .filter(|service| !selects_workload(service))
+        .collect()
 }
 
 /// Returns the counted requests of a workload, including the requests counted for services that select no other
@@ -120,7 +126,7 @@ fn counted_edges<'a>(
 
 /// Returns the steps for requests of a workload to one service, as counted for this client: failures of other
 /// clients' requests do not matter.
-fn request_steps_to(
+fn outbound_request_steps_to(
     inputs: &DiagnosisInputs,
     workload: &WorkloadStatus,
     service: &str,
@@ -128,10 +134,10 @@ fn request_steps_to(
     let edge = counted_edges(inputs, workload).find(|edge| edge.to == service);
     let success_rate = edge.and_then(|edge| edge.rates.success);
     if success_rate.is_none_or(|success_rate| success_rate < DEGRADED_BELOW) {
-        let is_own = |rejection: &RejectionStatus| {
+        let is_of_client = |rejection: &RejectionStatus| {
             rejection.service == service && rejection.clients.contains(&workload.name)
         };
-        let steps = rejection_steps(inputs, is_own);
+        let steps = rejection_steps(inputs, is_of_client);
         if !steps.is_empty() {
             return steps;
         }

@@ -1,5 +1,5 @@
-//! Steps for conditions that break traffic: join token, application, listeners, state on disk, circuit
-//! breakers.
+//! Builds the diagnosis steps for conditions of a workload that break traffic: join token, application, listeners,
+//! state on disk, circuit breakers.
 
 use std::collections::BTreeSet;
 
@@ -66,10 +66,11 @@ pub(super) fn endpoint_application_steps(
     to: &str,
 ) -> Vec<DiagnosisStep> {
     let services = inputs.services.iter().filter(|service| is_on_path(inputs, to, &service.name));
-    let endpoint_workloads =
-        services.flat_map(|service| &service.ports).flat_map(|port| &port.endpoints);
-    let endpoint_workloads: BTreeSet<&str> =
-        endpoint_workloads.map(|endpoint| endpoint.workload.as_str()).collect();
+    let endpoint_workloads: BTreeSet<&str> = services
+        .flat_map(|service| &service.ports)
+        .flat_map(|port| &port.endpoints)
+        .map(|endpoint| endpoint.workload.as_str())
+        .collect();
     let statuses =
         inputs.workloads.iter().filter(|status| endpoint_workloads.contains(&*status.name));
     let other_statuses = statuses.filter(|status| status.name != workload);
@@ -95,8 +96,8 @@ fn application_steps(application: &ApplicationStatus) -> Vec<DiagnosisStep> {
 
 fn application_state_step(application: &ApplicationStatus) -> DiagnosisStep {
     let name = "application";
-    let state_duration = std::time::Duration::try_from_secs_f64(application.since_seconds);
-    let state_duration = format_duration(state_duration.unwrap_or_default());
+    let time_in_state = std::time::Duration::try_from_secs_f64(application.since_seconds);
+    let state_duration = format_duration(time_in_state.unwrap_or_default());
     let last_exit_text = format_last_exit(application);
     let restarts = application.restarts;
     if application.crash_looping {
@@ -126,9 +127,8 @@ fn format_last_exit(application: &ApplicationStatus) -> String {
 
 /// Returns the steps for outbound listeners and the DNS listener.
 fn listener_steps(workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
-    let closed_steps = conditions_of_kind(workload, "listener-closed")
-        .chain(conditions_of_kind(workload, "dns-closed"));
-    let closed_steps: Vec<DiagnosisStep> = closed_steps
+    let closed_steps: Vec<DiagnosisStep> = conditions_of_kind(workload, "listener-closed")
+        .chain(conditions_of_kind(workload, "dns-closed"))
         .map(|condition| {
             DiagnosisStep::problem(
                 "listener",

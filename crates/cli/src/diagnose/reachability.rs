@@ -1,12 +1,12 @@
-//! Steps that need a test or a decision: connection attempts of a sidecar, and the policies' decision on a
-//! request.
+//! Builds the diagnosis steps that need a query: a sidecar tests connections to endpoints, and the control plane
+//! decides a request.
 
 use leno_control::Explanation;
 use leno_control::status::ServiceStatus;
 use leno_model::{Protocol, Reason};
 use serde::Deserialize;
 
-use super::steps::{DiagnosisStep, service_host};
+use super::steps::{DiagnosisStep, to_host_name};
 use crate::figures::format_count;
 use crate::get::{MeshSocket, parse_response};
 use crate::tap::percent_encode;
@@ -78,8 +78,8 @@ impl ServiceReachability {
             .collect();
         let reached_count = self.endpoints.len() - steps.len();
         if reached_count > 0 {
-            let slowest_ms = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
-            let slowest_ms = slowest_ms.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
+            let reached = self.endpoints.iter().filter(|endpoint| endpoint.reason.is_none());
+            let slowest_ms = reached.map(|endpoint| endpoint.duration_ms).fold(0.0, f64::max);
             let omitted_text = match self.omitted {
                 0 => String::new(),
                 count => format!("; {count} more were not tried"),
@@ -101,8 +101,8 @@ fn reason_hint(reason: &str) -> String {
     format!("{message} (leno explain {reason})")
 }
 
-/// Returns the control plane's decision on a request of the workload, with the current configuration; `None` if
-/// it cannot decide.
+/// Returns the step for the control plane's decision on a request of the workload to the first port of a service.
+/// Returns `None` if the service has no port, or the control plane cannot decide.
 pub(super) async fn query_decision_step(
     mesh: &MeshSocket,
     workload: &str,
@@ -114,10 +114,10 @@ pub(super) async fn query_decision_step(
     step_from_decision(&explanation, workload, &url)
 }
 
-/// Returns the URL of the first port of a service: `tcp://` for a port that carries TCP.
+/// Returns the URL of the first port of a service, with the scheme `tcp` for a TCP port; `None` without ports.
 pub(super) fn first_port_url(service: &ServiceStatus) -> Option<String> {
     let port = service.ports.first()?;
-    let authority = format!("{}:{}", service_host(&service.name), port.port);
+    let authority = format!("{}:{}", to_host_name(&service.name), port.port);
     Some(match port.protocol == Protocol::Tcp.as_str() {
         true => format!("tcp://{authority}"),
         false => format!("http://{authority}/"),
@@ -139,7 +139,7 @@ fn step_from_decision(
     };
     let hint =
         format!("leno explain request --from {workload} --url {url} shows the matching rules");
-    // A policy may declare any status for the requests that it rejects.
+    // A rejected request may have status 2xx or 3xx, because policies declare the status of their rejections.
     let is_rejected = !explanation.decision["reason"].is_null();
     Some(match verdict.chars().next() {
         // Allowed, or redirected by a rule.

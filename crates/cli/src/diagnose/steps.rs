@@ -1,5 +1,5 @@
-//! The steps of a diagnosis: verdicts on the reports of the control plane and the sidecar, in the order in which a
-//! request passes them.
+//! Builds the steps of a diagnosis from the responses of the control plane and the workload's sidecar, in the order
+//! in which a request passes the examined parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub(super) struct DiagnosisInputs {
     pub(super) ejected_endpoints: Vec<EndpointEjection>,
     /// The results of the sidecar's connection attempts to endpoints.
     pub(super) reachability: Vec<ServiceReachability>,
-    /// Names that the application called and that no service has.
+    /// The services that the application called and that do not exist, as `namespace/name`.
     pub(super) unknown_names: Vec<String>,
     /// The decision on a request to the service of `--to`; `None` without the option or a decision.
     pub(super) decision: Option<DiagnosisStep>,
@@ -143,11 +143,11 @@ pub(super) fn build_steps(
     let Some(workload) = inputs.workloads.iter().find(|candidate| candidate.name == name) else {
         let existing_names: Vec<&str> =
             inputs.workloads.iter().map(|workload| workload.name.as_str()).collect();
-        let hint =
+        let list_hint =
             "list the workloads: leno get workloads; a manifest may be rejected: leno get rejected";
         let hint = match nearest_name(name, &existing_names) {
-            Some(nearest) => format!("did you mean {nearest}? If not, {hint}"),
-            None => hint.to_owned(),
+            Some(nearest) => format!("did you mean {nearest}? If not, {list_hint}"),
+            None => list_hint.to_owned(),
         };
         return vec![DiagnosisStep::problem("workload", format!("no workload {name}"), hint)];
     };
@@ -169,13 +169,14 @@ pub(super) fn build_steps(
     match to {
         Some(to) => steps.extend(path_steps(inputs, name, to)),
         None => {
-            steps.extend(calls::request_steps(inputs, workload));
+            steps.extend(calls::outbound_request_steps(inputs, workload));
             steps.extend(endpoint_steps(inputs, name));
-            let is_outside = |rejection: &RejectionStatus| {
+            // Rejected requests to hosts outside the mesh have no service.
+            let is_own_without_service = |rejection: &RejectionStatus| {
                 rejection.service.is_empty()
                     && rejection.clients.iter().any(|client| client == name)
             };
-            steps.extend(rejection_steps(inputs, is_outside));
+            steps.extend(rejection_steps(inputs, is_own_without_service));
             steps.extend(unknown_names::unknown_name_steps(
                 &inputs.unknown_names,
                 &existing_namespaces(inputs),
@@ -242,16 +243,16 @@ fn sidecar_step(
         let hint = "a sidecar is ready once it has a certificate, a configuration and all of its listeners";
         return DiagnosisStep::problem(name, format!("is not ready: {reason}"), hint);
     }
-    if let Some(duration) = proxy.out_of_sync_seconds {
-        let duration = format_duration(Duration::try_from_secs_f64(duration).unwrap_or_default());
+    if let Some(seconds) = proxy.out_of_sync_seconds {
+        let duration = format_duration(Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let hint = "if this persists, check its log and its machine";
         return DiagnosisStep::notice(name, format!("has been out of sync for {duration}"), hint);
     }
-    let age =
+    let connection_age =
         format_duration(Duration::try_from_secs_f64(proxy.connected_seconds).unwrap_or_default());
     DiagnosisStep::success(
         name,
-        format!("version {}, connected for {age}, up to date", proxy.version),
+        format!("version {}, connected for {connection_age}, up to date", proxy.version),
     )
 }
 
@@ -291,8 +292,11 @@ fn identity_step(inputs: &DiagnosisInputs, workload: &str) -> DiagnosisStep {
 fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let mut steps = Vec::new();
     let ports: Vec<u16> = workload.ports.iter().map(|port| port.port).collect();
-    let closed_ports = ports.iter().filter(|port| !workload.listeners.contains_key(port));
-    let closed_ports: Vec<String> = closed_ports.map(u16::to_string).collect();
+    let closed_ports: Vec<String> = ports
+        .iter()
+        .filter(|port| !workload.listeners.contains_key(port))
+        .map(u16::to_string)
+        .collect();
     if !closed_ports.is_empty() {
         steps.push(DiagnosisStep::problem(
             "inbound",
@@ -300,15 +304,21 @@ fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Dia
             "its log has the reason: the address may be in use",
         ));
     } else if !ports.is_empty() {
-        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-        steps
-            .push(DiagnosisStep::success("inbound", format!("open for port {}", ports.join(", "))));
+        let port_texts: Vec<String> = ports.iter().map(u16::to_string).collect();
+        steps.push(DiagnosisStep::success(
+            "inbound",
+            format!("open for port {}", port_texts.join(", ")),
+        ));
     }
     for service in workload.services.iter().filter_map(|name| find_service(inputs, name)) {
-        let missing_ports = service.ports.iter().filter(|port| {
-            !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
-        });
-        let missing_ports: Vec<String> = missing_ports.map(|port| port.port.to_string()).collect();
+        let missing_ports: Vec<String> = service
+            .ports
+            .iter()
+            .filter(|port| {
+                !port.endpoints.iter().any(|endpoint| endpoint.workload == workload.name)
+            })
+            .map(|port| port.port.to_string())
+            .collect();
         steps.push(match missing_ports.is_empty() {
             true => {
                 DiagnosisStep::success("endpoint", format!("is an endpoint of {}", service.name))
@@ -328,6 +338,8 @@ fn inbound_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Dia
     steps
 }
 
+/// Returns a failing step for each invalid policy that applies to the workload; without invalid policies, a single
+/// step with the number of policies in force.
 fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<DiagnosisStep> {
     let applicable_policies: Vec<&PolicyStatus> =
         inputs.policies.iter().filter(|policy| applies_to(policy, workload)).collect();
@@ -344,11 +356,11 @@ fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diag
         })
         .collect();
     if steps.is_empty() {
-        let in_force = applicable_policies.iter().filter(|policy| policy.in_force).count();
+        let in_force_count = applicable_policies.iter().filter(|policy| policy.in_force).count();
         let mode = &inputs.status.default_policy;
         steps.push(DiagnosisStep::success(
             "policy",
-            format!("the mesh has default policy {mode}; applicable policies: {in_force}"),
+            format!("the mesh has default policy {mode}; applicable policies: {in_force_count}"),
         ));
     }
     steps
@@ -357,12 +369,13 @@ fn policy_steps(inputs: &DiagnosisInputs, workload: &WorkloadStatus) -> Vec<Diag
 /// True if the policy applies to the workload's account, or to a service of the workload with the name of that
 /// account.
 fn applies_to(policy: &PolicyStatus, workload: &WorkloadStatus) -> bool {
-    let is_of_account = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
+    let selects_accounts = matches!(policy.kind.as_str(), "TrafficTarget" | "AccessPolicy");
     policy.destination == workload.account
-        && (is_of_account || workload.services.contains(&policy.destination))
+        && (selects_accounts || workload.services.contains(&policy.destination))
 }
 
-/// Returns the steps for requests to a service, with the most frequent reason of failures.
+/// Returns the steps for requests to a service: one per reason of rejected requests, or else one with the success
+/// rate and the most frequent reason of failures. Returns no steps if no requests are counted.
 fn request_steps(inputs: &DiagnosisInputs, service: &str) -> Vec<DiagnosisStep> {
     let steps = rejection_steps(inputs, |rejection| rejection.service == service);
     if !steps.is_empty() {
@@ -419,9 +432,8 @@ pub(super) fn rejection_steps(
     is_relevant: impl Fn(&RejectionStatus) -> bool,
 ) -> Vec<DiagnosisStep> {
     let relevant_rejections = inputs.rejections.iter().filter(|rejection| is_relevant(rejection));
-    let notable_rejections =
-        relevant_rejections.filter(|rejection| rejection_text::is_notable(rejection));
-    let mut notable_rejections: Vec<&RejectionStatus> = notable_rejections.collect();
+    let mut notable_rejections: Vec<&RejectionStatus> =
+        relevant_rejections.filter(|rejection| rejection_text::is_notable(rejection)).collect();
     notable_rejections.sort_by(|first, second| second.share.total_cmp(&first.share));
     notable_rejections.into_iter().map(|rejection| rejection_step(inputs, rejection)).collect()
 }
@@ -437,8 +449,9 @@ fn rejection_step(inputs: &DiagnosisInputs, rejection: &RejectionStatus) -> Diag
         false => StepVerdict::Notice,
     };
     let reason = Reason::from_label(&rejection.reason);
-    let hint = reason.map_or("update leno: the reason is unknown to this version", Reason::remedy);
-    let hint = format!("{hint} (leno explain {})", rejection.reason);
+    let remedy =
+        reason.map_or("update leno: the reason is unknown to this version", Reason::remedy);
+    let hint = format!("{remedy} (leno explain {})", rejection.reason);
     let client = rejection.clients.first().map(String::as_str);
     DiagnosisStep::from_verdict(
         "requests",
@@ -477,8 +490,8 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
         return vec![DiagnosisStep::problem("service", format!("no service {to}"), hint)];
     };
     let mut steps = Vec::new();
-    let empty_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
-    let empty_ports: Vec<String> = empty_ports.map(|port| port.port.to_string()).collect();
+    let unserved_ports = service.ports.iter().filter(|port| port.endpoints.is_empty());
+    let empty_ports: Vec<String> = unserved_ports.map(|port| port.port.to_string()).collect();
     let endpoint_count: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
     steps.push(match empty_ports.is_empty() {
         true => DiagnosisStep::success(
@@ -529,14 +542,14 @@ fn path_steps(inputs: &DiagnosisInputs, workload: &str, to: &str) -> Vec<Diagnos
     }
     steps.extend(request_steps(inputs, to));
     steps.extend(endpoint_steps(inputs, workload));
-    let undecided = || {
+    let undecided_step = || {
         DiagnosisStep::notice(
             "decision",
             "rules and policies decide each request individually",
             explain_command(inputs, Some(workload), to),
         )
     };
-    steps.push(inputs.decision.clone().unwrap_or_else(undecided));
+    steps.push(inputs.decision.clone().unwrap_or_else(undecided_step));
     steps
 }
 
@@ -544,10 +557,10 @@ fn find_service<'a>(inputs: &'a DiagnosisInputs, name: &str) -> Option<&'a Servi
     inputs.services.iter().find(|service| service.name == name)
 }
 
-/// Converts `namespace/name` to the host name that applications use.
-pub(super) fn service_host(service: &str) -> String {
-    match service.split_once('/') {
+/// Converts a `namespace/name` to the host name `name.namespace` that applications use.
+pub(super) fn to_host_name(namespaced_name: &str) -> String {
+    match namespaced_name.split_once('/') {
         Some((namespace, name)) => format!("{name}.{namespace}"),
-        None => service.to_owned(),
+        None => namespaced_name.to_owned(),
     }
 }

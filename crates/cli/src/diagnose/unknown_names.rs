@@ -1,32 +1,35 @@
-//! Steps of a diagnosis for names that the application called and that no service has.
+//! Builds the diagnosis steps for host names that the application called and that match no service.
 
 use std::collections::BTreeSet;
 
-use super::steps::{DiagnosisStep, service_host};
+use super::steps::{DiagnosisStep, to_host_name};
 
-/// Returns the steps for called names that are not services: information for the owner of the workload, not a
-/// failure of the mesh. A name in a missing namespace is a host outside the mesh.
+/// Returns the steps for called services that do not exist. They are notices for the owner of the workload, because
+/// the mesh works. At most two steps: one for names in existing namespaces, which may be mistyped, and one for all
+/// other names, which are hosts outside the mesh.
+///
+/// Each name has the form `namespace/service`, because sidecars read a host name as `service.namespace`: the host
+/// `example.com` arrives as `com/example`.
 pub(super) fn unknown_name_steps(
-    names: &[String],
+    called_services: &[String],
     namespaces: &BTreeSet<&str>,
 ) -> Vec<DiagnosisStep> {
-    let is_inside = |name: &&String| {
+    let has_known_namespace = |name: &&String| {
         name.split_once('/').is_none_or(|(namespace, _)| namespaces.contains(namespace))
     };
-    let (unknown_services, external_hosts): (Vec<&String>, Vec<&String>) =
-        names.iter().partition(is_inside);
-    let unknown_services: Vec<String> = unknown_services.into_iter().cloned().collect();
+    let (missing_services, external_names): (Vec<&String>, Vec<&String>) =
+        called_services.iter().partition(has_known_namespace);
     let external_hosts: Vec<String> =
-        external_hosts.into_iter().map(|name| service_host(name)).collect();
-    let service_message = match unknown_services.as_slice() {
+        external_names.into_iter().map(|name| to_host_name(name)).collect();
+    let service_message = match missing_services.as_slice() {
         [] => None,
-        [name] => Some(format!("it called {name}: no such service")),
-        _ => Some(format!("it called {}: no such services", join_first_names(&unknown_services))),
+        [service] => Some(format!("it called {service}: no such service")),
+        _ => Some(format!("it called {}: no such services", join_first_names(&missing_services))),
     };
     let host_message = match external_hosts.as_slice() {
         [] => None,
-        [name] => Some(format!(
-            "it called {name}: a host outside the mesh, as there is no such namespace"
+        [host] => Some(format!(
+            "it called {host}: a host outside the mesh, as there is no such namespace"
         )),
         _ => Some(format!(
             "it called {}: hosts outside the mesh, as there are no such namespaces",
@@ -43,17 +46,17 @@ pub(super) fn unknown_name_steps(
     service_step.into_iter().chain(host_step).collect()
 }
 
-/// Joins the first names of a list, with the number of omitted names.
-fn join_first_names(names: &[String]) -> String {
-    let first_names = names.get(..names.len().min(MAX_UNKNOWN_NAMES)).unwrap_or_default();
+/// Joins the first names of a list, and adds the number of omitted names.
+fn join_first_names<S: AsRef<str>>(names: &[S]) -> String {
+    let first_names: Vec<&str> = names.iter().take(MAX_LISTED_NAMES).map(S::as_ref).collect();
     match names.len() - first_names.len() {
         0 => first_names.join(", "),
         omitted_count => format!("{} and {omitted_count} more", first_names.join(", ")),
     }
 }
 
-/// The maximum number of unknown names in a list.
-const MAX_UNKNOWN_NAMES: usize = 5;
+/// The maximum number of names in a message.
+const MAX_LISTED_NAMES: usize = 5;
 
 #[cfg(test)]
 mod tests {

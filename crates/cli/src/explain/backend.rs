@@ -1,4 +1,5 @@
-//! Decision for one backend: the endpoints that may receive the request, and the policies that apply to it.
+//! Decides a request to one backend of a rule: the endpoints that may receive it, and the policies that apply
+//! to it.
 
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use super::decide::{DecidedBackend, DecidedEndpoint, EndpointAccess};
 use super::tags::DecidedTags;
 use super::traffic_policy::{PolicyEffect, describe_fault, describe_policies};
 
-/// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port` is the
-/// port that the rule is attached to, `total_weight` the sum of the weights.
+/// Decides requests to a backend of a rule. The routes of the backend's own service do not apply. `called_port`
+/// is the port that the rule is attached to, `total_weight` the sum of the weights of all backends of the rule.
 pub(super) fn decide_backend(
     compiled: &CompiledSnapshot,
     called_port: &CompiledPort,
@@ -37,16 +38,16 @@ pub(super) fn decide_port(
     request: Option<&RequestView<'_>>,
 ) -> DecidedBackend {
     let port = destination.map(|(port, _)| port);
-    let tags = port.and_then(|port| port.tags.as_deref());
     let endpoints = port.map(|port| &port.endpoints);
     let candidates = endpoints.map_or(&[][..], |endpoints| endpoints);
-    let tags = tags.map(|tags| DecidedTags::for_request(tags, request, candidates));
+    let tag_rules = port.and_then(|port| port.tags.as_deref());
+    let tags = tag_rules.map(|rules| DecidedTags::for_request(rules, request, candidates));
     let mut rejection = match endpoints {
         None => Some(Reason::InvalidBackend),
         Some(endpoints) if endpoints.is_empty() => Some(Reason::NoEndpoint),
         Some(_) => None,
     };
-    // Endpoints that tag rules exclude are not reported.
+    // `DecidedTags` reports the endpoints that tag rules exclude.
     let is_selected =
         |endpoint: &&Arc<Endpoint>| tags.as_ref().is_none_or(|tags| tags.is_selected(endpoint));
     if rejection.is_none() && tags.as_ref().is_some_and(DecidedTags::rejects_all) {
@@ -63,12 +64,12 @@ pub(super) fn decide_port(
     let faults = destination.and_then(|(_, (traffic_policy, _))| traffic_policy?.faults.as_ref());
     let fault = faults
         .and_then(|faults| Some((faults, faults.rule_for(request?, &client_config.account)?)));
-    let mut status = None;
+    let mut rejection_status = None;
     let abort =
         fault.and_then(|(_, rule)| rule.abort.as_ref().filter(|abort| abort.applies_to_all()));
     if let (None, Some(abort)) = (rejection, abort) {
         rejection = Some(Reason::FaultInjected);
-        status = abort.response.status;
+        rejection_status = abort.response.status;
     }
     let mut effects = destination
         .map(|(port, policies)| describe_traffic_policy(port, policies, client_config, request))
@@ -85,7 +86,7 @@ pub(super) fn decide_port(
         effects,
         unapplied: Vec::new(),
         rejection,
-        status,
+        status: rejection_status,
         tags,
         is_ungranted: false,
     }

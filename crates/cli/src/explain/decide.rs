@@ -1,4 +1,4 @@
-//! Decision for a request, computed with the code of the two sidecars, with every step recorded.
+//! Decides a request with the code of the client's and the endpoints' sidecars, and records every step.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,16 +16,18 @@ use leno_traffic::{
 };
 
 use super::backend::{decide_backend, decide_port};
-use super::conflicts::{UnusedMatch, find_conflicts, find_preferred_match, index_in_route};
+use super::egress::EgressPermission;
 use super::inbound::{
     check_access, describe_ingress_rules, describe_lane, describe_rate_limits,
     describe_token_checks, has_token,
 };
-use super::outside::EgressPermission;
 use super::tags::DecidedTags;
 use super::target::ExplainTarget;
 use super::traffic_policy::PolicyEffect;
 use super::unapplied::{UnappliedPolicy, find_unapplied, find_unforwarded};
+use super::unused_matches::{
+    UnusedMatch, find_preferred_match, find_unused_matches, index_in_route,
+};
 
 /// The request to explain.
 #[derive(Debug, Clone)]
@@ -38,9 +40,9 @@ pub(super) struct ExplainedRequest {
 /// The part of an address that does not exist in the mesh.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MissingPart {
-    /// The service does not exist; these services in other namespaces have its name.
+    /// The service does not exist. Services in other namespaces with the same name are listed.
     Service(Vec<ServiceName>),
-    /// The service has no such port; it has these.
+    /// The service does not have the port. The ports of the service are listed.
     Port(Vec<u16>),
 }
 
@@ -66,21 +68,21 @@ impl MissingPart {
 pub(super) struct RequestDecision {
     pub(super) client: Workload,
     pub(super) service: Option<ServiceName>,
-    /// The part of the address that does not exist in the mesh, if any.
+    /// The part of the address that does not exist in the mesh; `None` if all parts exist.
     pub(super) missing: Option<MissingPart>,
     /// The egress permission, for a request to a host outside the mesh.
     pub(super) egress_permission: Option<EgressPermission>,
     pub(super) protocol: Option<Protocol>,
     pub(super) route: Option<DecidedRoute>,
     /// The matches that did not decide the request.
-    pub(super) conflicts: Vec<UnusedMatch>,
+    pub(super) unused_matches: Vec<UnusedMatch>,
     /// The redirect that the client receives.
     pub(super) redirection: Option<Redirection>,
     /// True if the request is a CORS preflight, to which the client's sidecar responds.
     pub(super) is_preflight: bool,
     /// The endpoint that session persistence selects for the request, regardless of weights.
     pub(super) session_endpoint: Option<EndpointId>,
-    /// The retry policy, if no rule of a route sets one.
+    /// The policy that sets retries; `None` without such a policy, or if a route rule sets retries.
     pub(super) retry: Option<ServiceRetry>,
     /// The request as endpoints receive it, if the rule changes it.
     pub(super) forwarded_request: Option<ExplainedRequest>,
@@ -118,7 +120,7 @@ pub(super) struct DecidedBackend {
     pub(super) rejection: Option<Reason>,
     /// The status of the rejection, if a policy sets it.
     pub(super) status: Option<u16>,
-    /// The effect of tag rules on such requests, if there are any.
+    /// The effect of tag rules on such requests; `None` without tag rules.
     pub(super) tags: Option<DecidedTags>,
     /// True if the backend is in another namespace and no grant permits the route to refer to it.
     pub(super) is_ungranted: bool,
@@ -146,7 +148,7 @@ pub(super) enum EndpointAccess {
     AllowedByDefault,
     /// A policy allows the request.
     Allowed(PolicyDecision),
-    /// The request is rejected; the policy, if any, denies it or allows only other requests.
+    /// The request is rejected. The policy denies it or allows only other requests; `None` if no policy applies.
     Denied(Reason, Option<PolicyDecision>),
     /// `defaultPolicy: dry-run` allows, counts and reports the request; `deny` would reject it.
     DryRun(Reason, Option<PolicyDecision>),
@@ -184,7 +186,7 @@ impl RequestDecision {
             egress_permission: None,
             protocol: None,
             route: None,
-            conflicts: Vec::new(),
+            unused_matches: Vec::new(),
             redirection: None,
             is_preflight: false,
             session_endpoint: None,
@@ -217,7 +219,7 @@ impl RequestDecision {
         Ok(decision)
     }
 
-    /// Runs the stages of the client's sidecar, then those of each endpoint's sidecar. The inner error is the
+    /// Runs the stages of the client's sidecar, then the stages of each endpoint's sidecar. The inner error is the
     /// rejection by the client's sidecar.
     fn decide_path(
         &mut self,
@@ -234,17 +236,15 @@ impl RequestDecision {
             let (host, port_number) = (&request.target.host, request.target.port);
             bail!("port {port_number} of {host} is {}, not TCP: use http://", port.protocol);
         }
-        let mut backends = if is_opaque(port.protocol) {
-            // The port is opaque: request routes do not apply.
-            match self.route_connection(objects, compiled, port, request) {
-                Ok(backends) => backends,
-                Err(reason) => return Ok(Err(reason)),
-            }
+        // Request routes do not apply to an opaque port.
+        let routing_result = if is_opaque(port.protocol) {
+            self.route_connection(objects, compiled, port, request)
         } else {
-            match self.route_request(objects, compiled, port, request) {
-                Ok(backends) => backends,
-                Err(reason) => return Ok(Err(reason)),
-            }
+            self.route_request(objects, compiled, port, request)
+        };
+        let mut backends = match routing_result {
+            Ok(backends) => backends,
+            Err(reason) => return Ok(Err(reason)),
         };
         let peer = SpiffeId {
             trust_domain: compiled.snapshot.config.trust_domain.clone(),
@@ -253,22 +253,22 @@ impl RequestDecision {
         let (port_number, opaque) = (request.target.port, is_opaque(port.protocol));
         let request = self.forwarded_request.as_ref().unwrap_or(request);
         for backend in &mut backends {
-            for decided in &mut backend.endpoints {
-                let workload = &decided.endpoint.id.workload;
+            for endpoint in &mut backend.endpoints {
+                let workload = &endpoint.endpoint.id.workload;
                 let snapshot = snapshot_for(objects, workload, &[])?;
-                let inbound_port = decided.endpoint.address.port();
-                decided.access = check_access(&snapshot, &peer, request, inbound_port, opaque)?;
-                decided.ingress_rules = describe_ingress_rules(&snapshot, inbound_port);
-                match decided.access.rejection_reason() {
+                let inbound_port = endpoint.endpoint.address.port();
+                endpoint.access = check_access(&snapshot, &peer, request, inbound_port, opaque)?;
+                endpoint.ingress_rules = describe_ingress_rules(&snapshot, inbound_port);
+                match endpoint.access.rejection_reason() {
                     None => {
-                        decided.has_token = has_token(&snapshot, request, inbound_port, opaque)?;
-                        decided.limits =
+                        endpoint.has_token = has_token(&snapshot, request, inbound_port, opaque)?;
+                        endpoint.limits =
                             describe_rate_limits(&snapshot, &peer, request, inbound_port, opaque)?;
-                        decided.lane_headers =
+                        endpoint.lane_headers =
                             describe_lane(&snapshot, request, inbound_port, opaque)?;
                     }
                     Some(Reason::TokenMissing) => {
-                        decided.limits = describe_token_checks(&snapshot, request, inbound_port)?;
+                        endpoint.limits = describe_token_checks(&snapshot, request, inbound_port)?;
                     }
                     Some(_) => {}
                 }
@@ -309,9 +309,9 @@ impl RequestDecision {
         let mut choice = port.routes.choose_backend(&view, 0);
         let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let is_selected = |port: &CompiledPort, endpoint: &Arc<Endpoint>| {
-            let tags = port.tags.as_deref();
-            let tags =
-                tags.map(|tags| DecidedTags::for_request(tags, Some(&view), &port.endpoints));
+            let tag_rules = port.tags.as_deref();
+            let tags = tag_rules
+                .map(|rules| DecidedTags::for_request(rules, Some(&view), &port.endpoints));
             tags.is_none_or(|tags| tags.is_selected(endpoint))
         };
         let affinity = SessionAffinity::for_request(&mut choice, compiled, is_selected, &view, now);
@@ -319,27 +319,25 @@ impl RequestDecision {
         self.retry = retry_policy(&port.routes, choice);
         let name = self.service.as_ref().ok_or(Reason::UnknownService)?;
         let service = compiled.snapshot.services.get(name);
-        let rules = service.and_then(|service| service.ports.get(&request.target.port));
-        let rules = rules.map_or(&[][..], |port| &port.rules);
+        let port_config = service.and_then(|service| service.ports.get(&request.target.port));
+        let rules = port_config.map_or(&[][..], |port| &port.rules);
         if let RouteChoice::Direct = choice {
-            self.conflicts = find_conflicts(rules, None, &view);
+            self.unused_matches = find_unused_matches(rules, None, &view);
             return Ok(vec![self.service_backend(request, port, client_config, Some(&view))?]);
         }
         let (RouteChoice::To { rule, .. }
         | RouteChoice::Redirect { rule }
         | RouteChoice::InvalidBackend { rule }) = choice
         else {
-            self.conflicts = find_conflicts(rules, None, &view);
+            self.unused_matches = find_unused_matches(rules, None, &view);
             return Err(Reason::NoRoute);
         };
         if let Some(decisive) = rules.get(rule.index) {
             let match_index = find_preferred_match(&decisive.matches, &view);
-            self.route = Some(DecidedRoute {
-                rule: decisive.clone(),
-                rule_index: index_in_route(rules, rule.index),
-                match_index,
-            });
-            self.conflicts = find_conflicts(rules, Some((rule.index, match_index)), &view);
+            let rule_index = index_in_route(rules, rule.index);
+            self.route = Some(DecidedRoute { rule: decisive.clone(), rule_index, match_index });
+            let decisive_position = Some((rule.index, match_index));
+            self.unused_matches = find_unused_matches(rules, decisive_position, &view);
         }
         let session_backend = match choice {
             RouteChoice::To { backend, index, .. } if self.session_endpoint.is_some() => {
@@ -405,8 +403,10 @@ impl RequestDecision {
         if total_weight == 0 {
             return Err(Reason::InvalidBackend);
         }
-        let backends = rule.backends.iter().filter(|backend| backend.weight > 0);
-        let mut backends: Vec<DecidedBackend> = backends
+        let mut backends: Vec<DecidedBackend> = rule
+            .backends
+            .iter()
+            .filter(|backend| backend.weight > 0)
             .map(|backend| decide_backend(compiled, called_port, backend, total_weight, view))
             .collect();
         if rule.actions.ungranted_weight > 0 {

@@ -1,4 +1,5 @@
-//! Decision of an endpoint's sidecar for a request: authorization, rate limits, lanes and ingress rules.
+//! Decides a request as the sidecar of an endpoint does, and describes the rate limits, check services, lanes and
+//! ingress rules that apply to it there.
 
 use std::sync::Arc;
 
@@ -29,30 +30,31 @@ pub(super) fn check_access(
 ) -> anyhow::Result<EndpointAccess> {
     let config = &snapshot.config;
     let access = InboundAccess::from_config(config)?;
-    let permit = access.authorize_connection(Some(peer), port);
+    let connection_permit = access.authorize_connection(Some(peer), port);
+    // An opaque connection may carry requests, which are hidden from the sidecar because it does not parse the
+    // bytes.
     if is_opaque
-        && permit.is_ok()
+        && connection_permit.is_ok()
         && let Some(policy) = config.policy_rejecting_hidden_requests(port)
     {
-        let policy = PolicyDecision::from_whole_policy(policy, &Arc::default());
-        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(policy)));
+        let decision = PolicyDecision::from_whole_policy(policy, &Arc::default());
+        return Ok(EndpointAccess::Denied(Reason::DeniedByPolicy, Some(decision)));
     }
     let header_fields = request.request_headers();
     if !is_opaque
-        && permit.is_ok()
-        && let Some(policy) =
+        && connection_permit.is_ok()
+        && let Some(decision) =
             find_missing_token(snapshot, &request.request_view(&header_fields), port)?
     {
-        return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(policy)));
+        return Ok(EndpointAccess::Denied(Reason::TokenMissing, Some(decision)));
     }
-    let decision = permit.and_then(|permit| match is_opaque {
-        // The opaque bytes may carry a request.
+    let request_permit = connection_permit.and_then(|permit| match is_opaque {
         true => access
             .authorize_tcp(&permit)
             .and_then(|allowed| access.authorize_hidden_request(&permit).map(|()| allowed)),
         false => access.authorize_request(&permit, &request.request_view(&header_fields)),
     });
-    Ok(match decision {
+    Ok(match request_permit {
         Ok(permit) => match (permit.would_deny(), access.decision(permit)) {
             (Some(reason), decision) => EndpointAccess::DryRun(reason, decision.cloned()),
             (None, Some(decision)) => EndpointAccess::Allowed(decision.clone()),
@@ -62,8 +64,8 @@ pub(super) fn check_access(
     })
 }
 
-/// Returns the policy that requires a token; `None` if the request has a token or needs none. Tokens are
-/// checked before other request rules.
+/// Returns the decision of the policy whose required token is missing; `None` if the request has the token or needs
+/// none. Sidecars check tokens before all other request rules.
 fn find_missing_token(
     snapshot: &Snapshot,
     view: &RequestView<'_>,
@@ -196,29 +198,32 @@ pub(super) fn describe_lane(
     let view = request.request_view(&header_fields);
     // The choice of the rule is deterministic; only the choice among its header sets is random.
     let decisive_rule = lanes.headers_for_request(port, &view, &mut || 0).rule;
-    let rules = snapshot.config.lanes.get(&port).into_iter().flatten();
-    let mut rules =
-        rules.filter(|rule| decisive_rule.is_some_and(|(origin, _)| rule.origin == *origin));
-    Ok(rules.next().map(|rule| describe_lane_headers(rule, &header_fields)).into_iter().collect())
+    let mut port_rules = snapshot.config.lanes.get(&port).into_iter().flatten();
+    let lane_rule =
+        port_rules.find(|rule| decisive_rule.is_some_and(|(origin, _)| rule.origin == *origin));
+    Ok(lane_rule.map(|rule| describe_lane_headers(rule, &header_fields)).into_iter().collect())
 }
 
 fn describe_lane_headers(rule: &LaneRule, header_fields: &[(String, String)]) -> String {
     let is_present = |name: &str| {
         header_fields.iter().any(|(present_name, _)| present_name.eq_ignore_ascii_case(name))
     };
-    let lane_texts = rule.marks.iter().map(|lane| {
-        let headers = lane.headers.iter().map(|(name, value)| match is_present(name) {
-            true => format!("{name}, as in the request"),
-            false => format!("{name}: {value}"),
-        });
-        format!("{} % with {}", lane.percent, headers.collect::<Vec<_>>().join(" and "))
-    });
-    let lane_texts: Vec<String> = lane_texts.collect();
+    let mark_texts: Vec<String> = rule
+        .marks
+        .iter()
+        .map(|mark| {
+            let headers = mark.headers.iter().map(|(name, value)| match is_present(name) {
+                true => format!("{name}, as in the request"),
+                false => format!("{name}: {value}"),
+            });
+            format!("{} % with {}", mark.percent, headers.collect::<Vec<_>>().join(" and "))
+        })
+        .collect();
     format!(
         "{} rule {} marks {}",
         rule.origin.object_key(),
         rule.origin.index,
-        lane_texts.join(", ")
+        mark_texts.join(", ")
     )
 }
 
@@ -240,11 +245,14 @@ fn describe_ingress_rule(rule: &IngressRule) -> String {
             "over TLS with a client certificate"
         }
     };
-    let ranges_text = rule.ranges.as_ref().map(|ranges| {
-        let range_texts: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
-        format!(" from {}", range_texts.join(", "))
-    });
-    let ranges_text = ranges_text.unwrap_or_default();
+    let ranges_text = rule
+        .ranges
+        .as_ref()
+        .map(|ranges| {
+            let range_texts: Vec<String> = ranges.iter().map(IpRange::to_string).collect();
+            format!(" from {}", range_texts.join(", "))
+        })
+        .unwrap_or_default();
     let principals: Vec<String> = rule
         .accounts
         .iter()

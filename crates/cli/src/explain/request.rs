@@ -36,7 +36,8 @@ pub(super) fn run(
     }
 }
 
-/// Decides a request for the running control plane.
+/// Decides a request with the current configuration of the running control plane, which calls this function for
+/// `/explain` and for its web page.
 pub(super) fn explain_request(
     objects: &[Object],
     query: &ExplainRequest,
@@ -50,9 +51,10 @@ pub(super) fn explain_request(
         headers: headers.collect::<Result<_, _>>().map_err(invalid("header"))?,
     };
     let decision = RequestDecision::for_request(objects, &client, &request)?;
-    let (text, decision) =
-        (text::render(&decision, &request), text::decision_to_json(&decision, &request));
-    Ok(Explanation { text, decision })
+    Ok(Explanation {
+        text: text::render(&decision, &request),
+        decision: text::decision_to_json(&decision, &request),
+    })
 }
 
 fn read_objects(files: &[PathBuf]) -> anyhow::Result<Vec<Object>> {

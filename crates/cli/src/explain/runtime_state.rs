@@ -1,5 +1,5 @@
-//! `leno explain request` on a running mesh: the control plane decides, the client's sidecar reports ejected
-//! endpoints and open circuits.
+//! `leno explain request` on a running mesh: queries the control plane for the decision, and adds the ejected
+//! endpoints and open circuit breakers that the client's sidecar reports.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ async fn explain_running(mesh: &MeshSocket, args: &RequestArgs) -> anyhow::Resul
     Ok(RuntimeState { services, sidecar }.add_observations(explanation))
 }
 
-/// Returns the path of the explain query to the control plane, with the request as parameters.
+/// Returns the path of the query to the control plane, `/explain?…`, with the request to explain as parameters.
 fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
     let client = args.from.as_ref().context("--from is missing")?;
     let target = args.url.as_ref().context("--url is missing")?;
@@ -67,9 +67,9 @@ fn query_path(args: &RequestArgs) -> anyhow::Result<String> {
     parameters.push(("method", args.method.clone()));
     parameters
         .extend(args.header.iter().map(|(name, value)| ("header", format!("{name}: {value}"))));
-    let parameters =
+    let encoded_parameters =
         parameters.iter().map(|(name, value)| format!("{name}={}", percent_encode(value)));
-    Ok(format!("/explain?{}", parameters.collect::<Vec<_>>().join("&")))
+    Ok(format!("/explain?{}", encoded_parameters.collect::<Vec<_>>().join("&")))
 }
 
 /// The runtime state of the mesh that affects requests.
@@ -102,15 +102,17 @@ impl RuntimeState {
         let Explanation { text, mut decision } = explanation;
         let mut lines = Vec::new();
         let mut ready_count = 0;
-        let backends = decision["backends"].as_array_mut().map(Vec::as_mut_slice);
-        let backends = backends.unwrap_or_default();
+        let backends =
+            decision["backends"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default();
         let had_endpoints = backends.iter().any(|backend| {
             backend["endpoints"].as_array().is_some_and(|endpoints| !endpoints.is_empty())
         });
         for backend in backends {
             let service = backend["service"].as_str().unwrap_or_default().to_owned();
-            let port = backend["port"].as_u64().and_then(|port| u16::try_from(port).ok());
-            let port = port.unwrap_or_default();
+            let port = backend["port"]
+                .as_u64()
+                .and_then(|number| u16::try_from(number).ok())
+                .unwrap_or_default();
             for endpoint in backend["endpoints"].as_array_mut().into_iter().flatten() {
                 let workload = endpoint["workload"].as_str().unwrap_or_default().to_owned();
                 let endpoint_text = format!("{workload} of {service} port {port}");
@@ -138,14 +140,14 @@ impl RuntimeState {
         decision["ejected_unknown"] = self.sidecar.as_ref().err().cloned().into();
         let open_circuits = self.open_circuits(&decision);
         lines.extend(open_circuits.iter().map(|circuit| ("circuit", describe_circuit(circuit))));
-        let rejection = match rejection_statuses(&open_circuits, &decision) {
+        let runtime_rejection = match rejection_statuses(&open_circuits, &decision) {
             _ if had_endpoints && ready_count == 0 => {
                 Some((Reason::NoEndpoint, vec![Reason::NoEndpoint.status()]))
             }
             statuses if !statuses.is_empty() => Some((Reason::CircuitOpen, statuses)),
             _ => None,
         };
-        let rejection = rejection.filter(|_| decision["allowed"] == true);
+        let rejection = runtime_rejection.filter(|_| decision["allowed"] == true);
         let verdict = rejection.map(|(reason, statuses)| {
             decision["allowed"] = false.into();
             decision["reason"] = reason.label().into();
@@ -153,10 +155,10 @@ impl RuntimeState {
             // A TCP connection has no status.
             let is_tcp = decision["request"].is_object() && decision["request"]["method"].is_null();
             let statuses = if is_tcp { vec![0] } else { statuses };
-            let status = common_status(&statuses).filter(|status| *status != 0);
-            decision["status"] = status.into();
-            let (status, label) = (format_statuses(&statuses), reason.label());
-            format!("{status} {label}: {} {}", reason.caption(), reason.remedy())
+            let single_status = common_status(&statuses).filter(|status| *status != 0);
+            decision["status"] = single_status.into();
+            let (statuses_text, label) = (format_statuses(&statuses), reason.label());
+            format!("{statuses_text} {label}: {} {}", reason.caption(), reason.remedy())
         });
         if let Some(verdict) = &verdict {
             decision["verdict"] = verdict.as_str().into();
@@ -174,11 +176,14 @@ impl RuntimeState {
         circuits.filter(|circuit| circuit.is_open()).filter(is_relevant).collect()
     }
 
+    /// True if the control plane lists the workload as a ready endpoint of the service's port.
     fn is_ready(&self, service: &str, port: u16, workload: &str) -> bool {
-        let service = self.services.iter().find(|status| status.name == service);
-        let mut ports = service.into_iter().flat_map(|status| &status.ports);
-        let port = ports.find(|status| status.port == port);
-        port.is_some_and(|status| status.endpoints.iter().any(|ready| ready.workload == workload))
+        let service_status = self.services.iter().find(|status| status.name == service);
+        let mut port_statuses = service_status.into_iter().flat_map(|status| &status.ports);
+        let port_status = port_statuses.find(|status| status.port == port);
+        port_status.is_some_and(|status| {
+            status.endpoints.iter().any(|endpoint| endpoint.workload == workload)
+        })
     }
 
     fn find_ejected_endpoint(
@@ -195,8 +200,9 @@ impl RuntimeState {
     }
 }
 
-/// Returns the statuses of the rejection if open circuits reject every such request: the status of the called
-/// service's circuit, or else those of all backends. Empty if some requests pass.
+/// Returns the statuses with which open circuits reject such requests: the status of the called service's
+/// circuit, or else the statuses of the backends' circuits. Returns an empty list if some requests pass,
+/// because a backend has no circuit that is open in every thread.
 fn rejection_statuses(open_circuits: &[&ListedCircuit], decision: &Value) -> Vec<u16> {
     let rejection_status = |target: &Value| {
         let open_circuit = open_circuits
@@ -233,11 +239,11 @@ fn insert_lines(text: &str, lines: &[(&str, String)], verdict: Option<&str>) -> 
         Some((preceding_lines, last_line)) => (format!("{preceding_lines}\n"), last_line),
         None => (String::new(), text.trim_end()),
     };
-    let lines: String =
+    let inserted_lines: String =
         lines.iter().map(|(label, description)| format!("{label:<9} {description}\n")).collect();
-    let last_line =
+    let verdict_line =
         verdict.map_or(last_line.to_owned(), |verdict| format!("{:<9} {verdict}", "verdict"));
-    format!("{preceding_lines}{lines}{last_line}\n")
+    format!("{preceding_lines}{inserted_lines}{verdict_line}\n")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Effect of tag rules on a request: the decisive rule, the tag sets with their shares, and the excluded
-//! endpoints.
+//! Evaluates and describes the tag rules for a request: the decisive rule, the tag sets with their shares of such
+//! requests, and the excluded endpoints.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use leno_model::{Endpoint, Reason, RuleOrigin, TagRules};
 use leno_traffic::{CompiledTagRules, RequestView, TagOutcome};
 use serde_json::{Value, json};
 
-/// The effect of tag rules on all requests with the properties of one request, which may have several outcomes.
+/// The effect of tag rules on all requests that look like the explained one. Such requests may have several
+/// outcomes, because a rule divides them among tag sets at random.
 #[derive(Debug)]
 pub(super) struct DecidedTags {
     rules: TagRules,
@@ -31,7 +32,7 @@ impl DecidedTags {
         decided
     }
 
-    /// True if an endpoint receives some of these requests.
+    /// True if the endpoint receives some of these requests.
     pub(super) fn is_selected(&self, endpoint: &Arc<Endpoint>) -> bool {
         let mut outcomes = self.outcomes.iter();
         outcomes.any(|outcome| outcome.endpoints.iter().any(|selected| selected.id == endpoint.id))
@@ -102,11 +103,11 @@ impl DecidedTags {
     }
 
     fn describe_outcome(&self, outcome: &TagOutcome) -> String {
-        let share = format!("{:.4}", outcome.share * 100.0);
-        let share = share.trim_end_matches('0').trim_end_matches('.');
+        let padded_percent = format!("{:.4}", outcome.share * 100.0);
+        let percent = padded_percent.trim_end_matches('0').trim_end_matches('.');
         let Some(set) = &outcome.set else {
             let reason = Reason::NoTaggedEndpoint;
-            return format!("{share} %: no endpoint: {} {}", reason.status(), reason.label());
+            return format!("{percent} %: no endpoint: {} {}", reason.status(), reason.label());
         };
         let caller_rule_text = match self.narrowed_by(outcome) {
             Some(rule) => format!(", narrowed by {rule}"),
@@ -115,11 +116,13 @@ impl DecidedTags {
         let fallback_text =
             if outcome.has_fallback { "; others if none of these is healthy" } else { "" };
         format!(
-            "{share} %: {set}{caller_rule_text}: {}{fallback_text}",
+            "{percent} %: {set}{caller_rule_text}: {}{fallback_text}",
             workload_names(&outcome.endpoints).join(", ")
         )
     }
 
+    /// Describes the rule that restricts the set to endpoints with the caller's own tags; `None` without such a
+    /// rule.
     fn narrowed_by(&self, outcome: &TagOutcome) -> Option<String> {
         let rule = self.rules.caller_rules.get(outcome.by_caller?)?;
         Some(format!("{} by the caller's tags", describe_origin(&rule.origin)))
@@ -128,8 +131,8 @@ impl DecidedTags {
 
 /// Describes an excluded endpoint, with its tags.
 fn describe_excluded(endpoint: &Endpoint) -> String {
-    let tags = endpoint.tags.iter().map(|(name, value)| format!("{name}={value}"));
-    let tags: Vec<String> = tags.collect();
+    let tags: Vec<String> =
+        endpoint.tags.iter().map(|(name, value)| format!("{name}={value}")).collect();
     match tags.is_empty() {
         true => format!("{} is excluded: it has no tags", endpoint.id.workload),
         false => format!("{} is excluded: it has {}", endpoint.id.workload, tags.join(", ")),

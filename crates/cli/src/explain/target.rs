@@ -1,4 +1,4 @@
-//! Target of a request, parsed from a URL as an HTTP client would send it.
+//! Parses the target, method and headers of the request to explain, as an HTTP client would send them.
 
 use hyper::Uri;
 
@@ -26,7 +26,7 @@ impl ExplainTarget {
     /// A message for users, if the URL is invalid or not supported.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         // Clients do not send the fragment.
-        let url = url.split_once('#').map_or(url, |(url, _)| url);
+        let url = url.split_once('#').map_or(url, |(before_fragment, _)| before_fragment);
         let usage_error =
             |problem: &str| format!("{problem}: use a URL such as http://orders.shop:8080/orders");
         if url.len() > MAX_URL_BYTES {

@@ -1,4 +1,4 @@
-//! Rendering of the decision for `leno explain request`, as text and as JSON.
+//! Renders the decision of `leno explain request` as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -9,13 +9,13 @@ use leno_model::{
 use leno_traffic::PolicyDecision;
 use serde_json::{Value, json};
 
-use super::conflicts::UnusedMatch;
 use super::decide::{
     DecidedBackend, DecidedEndpoint, DecidedRoute, EndpointAccess, ExplainedRequest, MissingPart,
     RequestDecision, is_opaque,
 };
 use super::tags::DecidedTags;
 use super::unapplied::UnappliedPolicy;
+use super::unused_matches::UnusedMatch;
 
 /// Renders the text output; the last line is the verdict.
 pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> String {
@@ -35,7 +35,7 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
             }
         }
         None if decision.protocol.is_some() && decision.rejection.is_none() => {
-            let routing = match decision.conflicts.is_empty() {
+            let routing = match decision.unused_matches.is_empty() {
                 true => "none",
                 false => "no split matches",
             };
@@ -43,10 +43,11 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
         }
         None => {}
     }
-    for conflict in decision.conflicts.iter().take(MAX_CONFLICTS_SHOWN) {
-        add_line("skipped", &describe_conflict(conflict));
+    for unused_match in decision.unused_matches.iter().take(MAX_SHOWN_MATCHES) {
+        add_line("skipped", &describe_unused_match(unused_match));
     }
-    if let Some(omitted_count @ 1..) = decision.conflicts.len().checked_sub(MAX_CONFLICTS_SHOWN) {
+    if let Some(omitted_count @ 1..) = decision.unused_matches.len().checked_sub(MAX_SHOWN_MATCHES)
+    {
         add_line("skipped", &format!("{omitted_count} more matches"));
     }
     if let Some(forwarded_request) = &decision.forwarded_request {
@@ -56,8 +57,8 @@ pub(super) fn render(decision: &RequestDecision, request: &ExplainedRequest) -> 
         add_line("redirect", &format!("{} to {}", redirection.status, redirection.location));
     }
     if let Some(endpoint) = &decision.session_endpoint {
-        let endpoint = format!("{} of {}", endpoint.workload, endpoint.service);
-        add_line("session", &format!("{endpoint}, by session persistence"));
+        let endpoint_text = format!("{} of {}", endpoint.workload, endpoint.service);
+        add_line("session", &format!("{endpoint_text}, by session persistence"));
     }
     if let Some(retry) = &decision.retry {
         add_line("retry", &format!("Retry {}: {}", retry.policy, describe_retry(&retry.rule)));
@@ -159,7 +160,7 @@ pub(super) fn decision_to_json(decision: &RequestDecision, request: &ExplainedRe
         "outside": decision.egress_permission.as_ref().map(|permission| permission.to_json(request)),
         "protocol": decision.protocol.map(leno_model::Protocol::as_str),
         "route": decision.route.as_ref().map(route_to_json),
-        "conflicts": decision.conflicts.iter().map(conflict_to_json).collect::<Vec<_>>(),
+        "conflicts": decision.unused_matches.iter().map(unused_match_to_json).collect::<Vec<_>>(),
         "session_affinity": decision.session_endpoint.as_ref().map(|endpoint| json!({
             "workload": endpoint.workload.to_string(),
             "service": endpoint.service.to_string(),
@@ -258,7 +259,7 @@ pub(super) fn format_statuses(statuses: &[u16]) -> String {
     distinct_statuses.join(" or ")
 }
 
-/// Returns the meaning of the reason, more specific if the missing service or port is known.
+/// Returns a sentence about the reason; it names the service or port that does not exist, if that is the cause.
 fn reason_caption(
     decision: &RequestDecision,
     request: &ExplainedRequest,
@@ -293,8 +294,8 @@ fn reason_hint(decision: &RequestDecision, request: &ExplainedRequest, reason: R
         "{{kind: ServiceAccount, name: {}, namespace: {}}}",
         account.name, account.namespace
     );
-    let endpoints = decision.backends.iter().flat_map(|backend| &backend.endpoints);
-    let endpoints: Vec<&DecidedEndpoint> = endpoints.collect();
+    let endpoints: Vec<&DecidedEndpoint> =
+        decision.backends.iter().flat_map(|backend| &backend.endpoints).collect();
     let policy = endpoints.iter().find_map(|endpoint| match &endpoint.access {
         EndpointAccess::Denied(_, policy) => policy.as_ref(),
         EndpointAccess::AllowedByDefault
@@ -352,8 +353,8 @@ fn describe_rule(rule: &RouteRule) -> Vec<String> {
         let request_edits = describe_header_edits("request", &edits.request_headers);
         let effects = request_edits
             .into_iter()
-            .chain(describe_header_edits("response", &edits.response_headers));
-        let effects = effects.chain(edits.rewrite.iter().flat_map(describe_rewrite));
+            .chain(describe_header_edits("response", &edits.response_headers))
+            .chain(edits.rewrite.iter().flat_map(describe_rewrite));
         lines.extend(
             effects.map(|line| format!("for {} port {}: {line}", backend.service, backend.port)),
         );
@@ -408,10 +409,10 @@ fn describe_persistence(persistence: &SessionPersistence) -> String {
     if let Some(path) = &persistence.path {
         description.push_str(&format!(" for paths below {path}"));
     }
-    if let Some(duration) = persistence.absolute {
+    if let Some(duration) = persistence.absolute_timeout {
         description.push_str(&format!(", for at most {duration:?}"));
     }
-    if let Some(duration) = persistence.idle {
+    if let Some(duration) = persistence.idle_timeout {
         description.push_str(&format!(", until {duration:?} after the last response"));
     }
     description
@@ -456,27 +457,26 @@ fn describe_header_edits(side: &str, edits: &HeaderEdits) -> Vec<String> {
     set_lines.chain(add_lines).chain(remove_lines).collect()
 }
 
-fn describe_conflict(conflict: &UnusedMatch) -> String {
-    let UnusedMatch { kind, route, rule_index, match_index, request_match, reason } = conflict;
+fn describe_unused_match(unused_match: &UnusedMatch) -> String {
+    let UnusedMatch { kind, route, rule_index, match_index, request_match, reason } = unused_match;
     let position = match_position(*kind, *rule_index, *match_index);
-    let (kind, condition) = (kind.as_str(), request_match.to_string());
-    format!("{kind} {route}: {position}({condition}): {}", reason.describe())
+    format!("{} {route}: {position}({request_match}): {}", kind.as_str(), reason.describe())
 }
 
-fn conflict_to_json(conflict: &UnusedMatch) -> Value {
+fn unused_match_to_json(unused_match: &UnusedMatch) -> Value {
     json!({
-        "kind": conflict.kind.as_str(),
-        "name": conflict.route.to_string(),
-        "rule": conflict.rule_index,
-        "match": conflict.match_index,
-        "matches": conflict.request_match.to_string(),
-        "reason": conflict.reason.describe(),
+        "kind": unused_match.kind.as_str(),
+        "name": unused_match.route.to_string(),
+        "rule": unused_match.rule_index,
+        "match": unused_match.match_index,
+        "matches": unused_match.request_match.to_string(),
+        "reason": unused_match.reason.describe(),
     })
 }
 
 fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> String {
-    let share = format!("{:.4}", backend.share * 100.0);
-    let share = share.trim_end_matches('0').trim_end_matches('.');
+    let padded_percent = format!("{:.4}", backend.share * 100.0);
+    let percent = padded_percent.trim_end_matches('0').trim_end_matches('.');
     let rejection_text = match backend.rejection {
         None => String::new(),
         Some(reason) => {
@@ -490,22 +490,22 @@ fn describe_backend(backend: &DecidedBackend, request: &ExplainedRequest) -> Str
         false => "",
     };
     format!(
-        "{} port {}, {share} % of such requests{rejection_text}{grant_note}",
+        "{} port {}, {percent} % of such requests{rejection_text}{grant_note}",
         backend.service, backend.port
     )
 }
 
 fn describe_endpoint(decided: &DecidedEndpoint, request: &ExplainedRequest) -> String {
     let endpoint = &decided.endpoint;
-    let access = match &decided.access {
+    let access_text = match &decided.access {
         EndpointAccess::AllowedByDefault => "allowed for every member of the mesh".to_owned(),
         EndpointAccess::Allowed(decision) => {
             format!("allowed by the {} {decision}", decision.policy_kind())
         }
         EndpointAccess::Denied(reason, decision) => {
-            let decision = describe_decision(*reason, decision.as_ref());
+            let policy_note = describe_decision(*reason, decision.as_ref());
             let status = format_statuses(&request.response_statuses(vec![reason.status()]));
-            format!("{status} {}{decision}", reason.label())
+            format!("{status} {}{policy_note}", reason.label())
         }
         EndpointAccess::DryRun(reason, decision) => format!(
             "allowed by default policy dry-run; with default policy deny {} {}{}",
@@ -515,7 +515,7 @@ fn describe_endpoint(decided: &DecidedEndpoint, request: &ExplainedRequest) -> S
         ),
     };
     match &endpoint.account {
-        Some(account) => format!("{} (account {account}): {access}", endpoint.id.workload),
+        Some(account) => format!("{} (account {account}): {access_text}", endpoint.id.workload),
         None => format!("{} (no sidecar)", endpoint.id.workload),
     }
 }
@@ -597,4 +597,4 @@ fn endpoint_to_json(decided: &DecidedEndpoint) -> Value {
 }
 
 /// The maximum number of unused matches in the text output.
-const MAX_CONFLICTS_SHOWN: usize = 10;
+const MAX_SHOWN_MATCHES: usize = 10;

@@ -1,12 +1,12 @@
-//! Descriptions of the policies that apply to requests to a port, for `leno explain request`: one sentence each.
+//! Describes the policies that apply to a request, for `leno explain request`: the effect of each in one sentence.
 
 use std::sync::Arc;
 
 use leno_model::{
     BalanceAlgorithm, BodyExcerpt, CheckService, CircuitBreaker, Concurrency, FailureClasses,
-    FailureMode, FailureThreshold, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe,
-    HedgeRule, LoadBalancing, LongBodyAction, OutlierAlgorithm, OutlierDetection,
-    PortLoadBalancing, PortOutlierDetection, Rate, RateLimitKey, RateRule, Reason, SermantRemoval,
+    FailureMode, FaultRule, GlobalLimit, HashKey, HealthCheck, HealthProbe, HedgeRule,
+    LoadBalancing, LongBodyAction, OutlierAlgorithm, OutlierDetection, PortLoadBalancing,
+    PortOutlierDetection, Rate, RateLimitKey, RateRule, Reason, RequestThreshold, SermantRemoval,
     ServicePolicyName, TripConditions,
 };
 use leno_traffic::request_checks::{
@@ -51,19 +51,24 @@ pub(super) fn describe_policies(
         };
         Some(PolicyEffect { policy: compiled.breaker.policy.clone(), description })
     };
-    let service_breaker = traffic_policy.called.iter().filter_map(describe_breaker);
-    let service_breaker = service_breaker.map(|effect| PolicyEffect {
-        description: format!("across all backends of the called service, {}", effect.description),
-        ..effect
-    });
+    let service_breaker =
+        traffic_policy.called_breaker.iter().filter_map(describe_breaker).map(|effect| {
+            PolicyEffect {
+                description: format!(
+                    "across all backends of the called service, {}",
+                    effect.description
+                ),
+                ..effect
+            }
+        });
     let backend_breaker = traffic_policy.breaker.iter().filter_map(describe_breaker);
     let balancing_applies =
         |balancing: &&Arc<PortLoadBalancing>| !is_opaque || balancing.rule.acts_on_connections();
-    let balancing = traffic_policy.balancing.iter().filter(balancing_applies);
-    let balancing = balancing.map(|balancing| PolicyEffect {
-        policy: balancing.policy.clone(),
-        description: describe_load_balancing(&balancing.rule),
-    });
+    let balancing =
+        traffic_policy.balancing.iter().filter(balancing_applies).map(|balancing| PolicyEffect {
+            policy: balancing.policy.clone(),
+            description: describe_load_balancing(&balancing.rule),
+        });
     let hedging =
         traffic_policy.hedging.iter().filter(|_| !is_opaque).map(|hedging| PolicyEffect {
             policy: hedging.policy.clone(),
@@ -166,13 +171,14 @@ pub(super) fn describe_connection_limit(policy: &ServicePolicyName, limit: Rate)
 pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrency) -> PolicyEffect {
     let Concurrency { requests, adaptive, response } = rule;
     let status = response.status.unwrap_or(Reason::Overloaded.status());
-    let adaptive_text = adaptive.map(|adaptive| {
-        format!(
-            ", down to {} while latency is {} % above that of an idle application",
-            adaptive.min_concurrency, adaptive.latency_tolerance_percent
-        )
-    });
-    let adaptive_text = adaptive_text.unwrap_or_default();
+    let adaptive_text = adaptive
+        .map(|adaptive| {
+            format!(
+                ", down to {} while latency is {} % above that of an idle application",
+                adaptive.min_concurrency, adaptive.latency_tolerance_percent
+            )
+        })
+        .unwrap_or_default();
     let description = format!(
         "allows at most {} in flight{adaptive_text}; the rest receives {status}",
         format_count(*requests, "request")
@@ -180,7 +186,7 @@ pub(super) fn describe_concurrency(policy: &ServicePolicyName, rule: &Concurrenc
     PolicyEffect { policy: policy.clone(), description }
 }
 
-/// Describes the JWT issuers of which a request may have a token, or must have one if `is_required`.
+/// Describes the JWT issuers whose tokens the policy accepts; with `is_required` a request must have a token.
 pub(super) fn describe_jwt_validation(
     validation: &CompiledJwtValidation,
     is_required: bool,
@@ -198,7 +204,7 @@ pub(super) fn describe_authorization(authorization: &CompiledAuthorization) -> P
     let body_text = authorization.rule.body.map(describe_body).unwrap_or_default();
     let description = format!(
         "queries the authorization service {}{body_text}; {}",
-        check_service.at,
+        check_service.address,
         describe_timeout(check_service)
     );
     PolicyEffect { policy: authorization.policy.clone(), description }
@@ -210,7 +216,7 @@ pub(super) fn describe_global_limit(global_limit: &CompiledGlobalLimit) -> Polic
     let status = global_limit.rule.response.status.unwrap_or(Reason::RateLimited.status());
     let description = format!(
         "queries the rate limit service {} for the domain {domain:?}, and responds with {status} over the limit; {}",
-        check_service.at,
+        check_service.address,
         describe_timeout(check_service)
     );
     PolicyEffect { policy: global_limit.policy.clone(), description }
@@ -280,28 +286,28 @@ fn describe_health_check(check: &HealthCheck) -> String {
 }
 
 fn describe_circuit_breaker(rule: &CircuitBreaker) -> String {
-    let limit_texts = [
+    let limits = [
         (rule.limits.connections, "TCP connection", ""),
         (rule.limits.requests, "request", ""),
         (rule.limits.pending, "request", " waiting for a connection"),
         (rule.limits.retries, "retry", ""),
     ];
-    let limit_texts = limit_texts
+    let limit_texts: Vec<String> = limits
         .into_iter()
-        .filter_map(|(count, noun, state)| Some(format!("{}{state}", format_count(count?, noun))));
-    let limit_texts: Vec<String> = limit_texts.collect();
-    let limit_texts = (!limit_texts.is_empty())
+        .filter_map(|(count, noun, state)| Some(format!("{}{state}", format_count(count?, noun))))
+        .collect();
+    let limits_text = (!limit_texts.is_empty())
         .then(|| format!("limits concurrency to {}", limit_texts.join(", ")));
     let timeout_text = rule.connect_timeout.map(|time| format!("connect timeout {time:?}"));
     let response_text =
         rule.response.status.map(|status| format!("responds with {status} while open"));
     let effects =
-        limit_texts.into_iter().chain(timeout_text).chain(rule.trip.as_ref().map(describe_trip));
+        limits_text.into_iter().chain(timeout_text).chain(rule.trip.as_ref().map(describe_trip));
     effects.chain(response_text).collect::<Vec<_>>().join("; ")
 }
 
 fn describe_trip(trip: &TripConditions) -> String {
-    let describe_threshold = |threshold: FailureThreshold, outcome: &str| {
+    let describe_threshold = |threshold: RequestThreshold, outcome: &str| {
         let share_condition = threshold.share_ppm.map(|ppm| {
             format!(
                 "{} % of at least {} in {:?} {outcome}",
@@ -317,7 +323,7 @@ fn describe_trip(trip: &TripConditions) -> String {
     };
     let mut conditions = describe_threshold(trip.failure_threshold, "failed");
     conditions.extend(trip.consecutive_failures.map(|count| format!("{count} in a row failed")));
-    if let Some(slow) = trip.slow {
+    if let Some(slow) = trip.slow_requests {
         conditions.extend(describe_threshold(
             slow.threshold,
             &format!("took {:?} or longer", slow.min_duration),
@@ -347,17 +353,17 @@ fn describe_sermant_detection(rule: &SermantRemoval) -> String {
 }
 
 fn describe_failure_classes(failures: &FailureClasses) -> String {
-    let names = [
+    let classes = [
         (failures.connect, "connect"),
         (failures.timeout, "timeout"),
         (failures.reset, "reset"),
         (failures.server_errors, "5xx"),
         (failures.gateway_errors, "gateway"),
     ];
-    let names =
-        names.into_iter().filter(|(is_counted, _)| *is_counted).map(|(_, name)| name.to_owned());
+    let class_names =
+        classes.into_iter().filter(|(is_counted, _)| *is_counted).map(|(_, name)| name.to_owned());
     let grpc_names = failures.grpc.iter().map(|code| format!("gRPC status {code}"));
-    let names: Vec<String> = names.chain(grpc_names).collect();
+    let names: Vec<String> = class_names.chain(grpc_names).collect();
     match names.is_empty() {
         true => "no failures count".to_owned(),
         false => names.join(", "),

@@ -1,4 +1,5 @@
-//! Policies attached to a service of the request that do not apply to it.
+//! Finds the policies that are attached to the called service or to a backend but do not apply to the request, and
+//! the reason for each.
 
 use std::collections::BTreeSet;
 
@@ -26,9 +27,9 @@ pub(super) fn find_unapplied(
 ) -> Vec<UnappliedPolicy> {
     let Some(called_service) = &decision.service else { return Vec::new() };
     let policies = service_policies(objects);
-    let limits = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
-    let applied: BTreeSet<&ServicePolicyName> =
-        backend.effects.iter().chain(limits).map(|effect| &effect.policy).collect();
+    let endpoint_effects = backend.endpoints.iter().flat_map(|endpoint| &endpoint.limits);
+    let applied_policies: BTreeSet<&ServicePolicyName> =
+        backend.effects.iter().chain(endpoint_effects).map(|effect| &effect.policy).collect();
     let context = BackendContext {
         objects,
         policies: &policies,
@@ -36,8 +37,8 @@ pub(super) fn find_unapplied(
         decision,
         backend,
     };
-    let unused = policies.iter().filter(|policy| !applied.contains(&policy.name));
-    let mut unapplied: Vec<UnappliedPolicy> = unused
+    let other_policies = policies.iter().filter(|policy| !applied_policies.contains(&policy.name));
+    let mut unapplied: Vec<UnappliedPolicy> = other_policies
         .filter(|policy| !context.is_rejected_by(&policy.name))
         .filter_map(|policy| {
             let reason = context.unapplied_reason(policy)?;
@@ -85,21 +86,24 @@ pub(super) fn find_unforwarded(
     let attached_policies =
         policies.iter().filter(|policy| policy.specificity_for(called_service, port).is_some());
     let retry_policies = objects.iter().filter_map(|object| match object {
-        Object::Retry(policy) if policy.source == decision.client.account => Some(policy),
+        Object::Retry(policy)
+            if policy.source == decision.client.account
+                && policy.services.contains(called_service) =>
+        {
+            Some(policy)
+        }
         _ => None,
     });
-    let retry_policies = retry_policies.filter(|policy| policy.services.contains(called_service));
-    let policy_names = attached_policies.map(|policy| policy.name.to_string());
     let tag_objects =
         objects.iter().filter(|object| !tag_effects(object, called_service, port).is_none());
-    let policy_names =
-        policy_names.chain(tag_objects.map(|object| object.object_key().to_string()));
-    let policy_names =
-        policy_names.chain(retry_policies.map(|policy| format!("Retry {}", policy.name)));
+    let policy_names = attached_policies
+        .map(|policy| policy.name.to_string())
+        .chain(tag_objects.map(|object| object.object_key().to_string()))
+        .chain(retry_policies.map(|policy| format!("Retry {}", policy.name)));
     policy_names.map(|policy| UnappliedPolicy { policy, reason: reason.clone() }).collect()
 }
 
-/// Returns why per-request policies do not apply to a TCP port.
+/// Returns the reason why per-request policies do not apply to a TCP port.
 fn describe_tcp_port(service: &ServiceName, port: u16) -> String {
     format!("port {port} of {service} carries TCP, in which requests are not visible")
 }
@@ -197,8 +201,8 @@ impl BackendContext<'_> {
         let traffic_policy = TrafficPolicy::for_port(policies(), service, port);
         let limit_policy =
             PortLimits::for_port(policies(), service, port).map(|limits| limits.policy);
-        let check_policies = PortCheck::for_port(policies(), service, port).into_iter();
-        let check_policies = check_policies.map(|check| check.policy);
+        let check_policies =
+            PortCheck::for_port(policies(), service, port).into_iter().map(|check| check.policy);
         let inbound_policies: Vec<ServicePolicyName> =
             limit_policy.into_iter().chain(check_policies).collect();
         if inbound_policies.contains(&policy.name) {
@@ -215,14 +219,16 @@ impl BackendContext<'_> {
                 None => format!("it sets nothing for {service}"),
             });
         }
-        // A policy attached to both services would apply as that of the backend.
+        // A policy attached to both the called service and the backend applies as a policy of the backend, so
+        // that no policy of the called service overrides it.
         let override_reason = (attached_port == backend || !matches_port(backend))
             .then(|| self.override_reason(&policy.name, &traffic_policy, attached_port))
             .flatten();
         override_reason.or_else(|| Some(self.outbound_unapplied_reason()))
     }
 
-    /// Returns the reason if a policy of one of the two services overrides the policy of the other.
+    /// Returns the reason if the policy is attached to the called service and a policy of the backend overrides
+    /// it, or the reverse.
     fn override_reason(
         &self,
         name: &ServicePolicyName,
@@ -295,7 +301,7 @@ impl BackendContext<'_> {
                     workload.labels.get(key).is_some_and(|label| label == value)
                 })
         };
-        let service = self.objects.iter().find_map(|object| match object {
+        let service_object = self.objects.iter().find_map(|object| match object {
             Object::Service(candidate) if candidate.name == *service => Some(candidate),
             _ => None,
         });
@@ -303,7 +309,7 @@ impl BackendContext<'_> {
             Object::Workload(workload) => {
                 let mut endpoints = self.backend.endpoints.iter();
                 endpoints.any(|decided| decided.endpoint.id.workload == workload.name)
-                    && service.as_ref().is_some_and(|service| selects(service, workload))
+                    && service_object.as_ref().is_some_and(|service| selects(service, workload))
             }
             _ => false,
         })

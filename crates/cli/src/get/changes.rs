@@ -1,4 +1,4 @@
-//! Recent configuration changes, as a table and as text.
+//! Formats recent configuration changes as a table, and one change as text.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use leno_control::status::ChangeReport;
 use crate::figures::format_count;
 use crate::output::{Listing, ListingColumn};
 
-/// Lists the newest changes.
+/// Lists the changes in the given order, one row each.
 pub(super) fn change_table(changes: &[ChangeReport]) -> Listing {
     let mut listing = Listing::new(COLUMNS);
     for change in changes {

@@ -1,4 +1,4 @@
-//! Circuit breakers that are not closed, per sidecar.
+//! `leno get circuits`: queries the sidecars for circuit breakers that are not closed, and lists them.
 
 use std::time::Duration;
 
@@ -18,12 +18,13 @@ pub(super) struct SidecarCircuits {
     result: CircuitsResult,
 }
 
+/// The response of one sidecar to a query for its circuit breakers.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum CircuitsResult {
     /// The sidecar's response.
     Listed(CircuitList),
-    /// The reason why there is no response.
+    /// The sidecar did not respond, for this reason.
     Failed { error: String },
 }
 
@@ -45,6 +46,7 @@ pub(crate) struct ListedCircuit {
     /// The status of rejected requests. A sidecar of an earlier release does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
+    /// The number of the sidecar's threads in which the circuit is in this state.
     threads: usize,
     /// The number of the sidecar's threads. A sidecar of an earlier release does not report it.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Open connections, per sidecar.
+//! `leno get connections`: queries the sidecars for their open connections, and lists them.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub(super) struct SidecarConnectionList {
 enum ConnectionsResult {
     /// The sidecar's response.
     Listed(ConnectionList),
-    /// The reason why there is no response.
+    /// The sidecar did not respond, for this reason.
     Failed { error: String },
 }
 

@@ -1,4 +1,5 @@
-//! Endpoints ejected by outlier detection, per sidecar.
+//! `leno get ejected`: queries the sidecars for the endpoints that their outlier detection has ejected, and
+//! lists them.
 
 use leno_control::status::ProxyStatus;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ pub(super) struct SidecarEjected {
 enum EjectedResult {
     /// The sidecar's response.
     Listed(EjectedList),
-    /// The reason why there is no response.
+    /// The sidecar did not respond, for this reason.
     Failed { error: String },
 }
 

@@ -1,4 +1,4 @@
-//! `leno get rules`: rules and their match counts.
+//! `leno get rules`: lists rules with their match counts.
 
 use leno_control::status::RuleStatus;
 
@@ -14,8 +14,8 @@ pub(super) fn rule_table(rules: &[RuleStatus]) -> Listing {
         ListingColumn::always("matches"),
     ];
     let mut listing = Listing::new(COLUMNS);
-    for rule in rules {
-        let RuleStatus { kind, name, rule, matches_1h, matches } = rule;
+    for rule_status in rules {
+        let RuleStatus { kind, name, rule, matches_1h, matches } = rule_status;
         let (matches_1h, matches) = (matches_1h.to_string(), matches.to_string());
         listing.add_row([kind.clone(), name.clone(), rule.clone(), matches_1h, matches]);
     }

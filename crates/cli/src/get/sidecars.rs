@@ -1,4 +1,4 @@
-//! Queries to all sidecars of a control plane, over their open streams.
+//! Queries the admin endpoints of all sidecars that are connected to a control plane, over their streams to it.
 
 use leno_control::status::ProxyStatus;
 use serde::de::DeserializeOwned;
@@ -7,9 +7,8 @@ use tokio::task::JoinSet;
 use super::MeshSocket;
 use crate::output;
 
-/// Queries `path` at each sidecar, several at a time. Returns the responses in the order of `proxies`, each
-/// with its result or the reason why there is none. A sidecar that does not respond affects only its own
-/// result.
+/// Queries `path` at each sidecar, several at a time. Returns the responses in the order of `proxies`. For a
+/// sidecar that does not respond, the error is the reason.
 pub(super) async fn query_sidecars<T: DeserializeOwned + Send + 'static>(
     mesh: &MeshSocket,
     proxies: &[ProxyStatus],

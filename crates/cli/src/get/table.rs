@@ -1,4 +1,4 @@
-//! Tables and texts of `leno get`, from the control plane's responses.
+//! Formats the control plane's responses for `leno get` as tables and text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -115,10 +115,10 @@ fn describe_application(workload: &WorkloadStatus) -> String {
     if application.restarts > 0 {
         text.push_str(&format!(" ×{}", application.restarts));
     }
-    let ports = application.ports.iter().map(|(port, problem)| format!("{port}: {problem}"));
-    let ports = join_parts(ports);
-    if !ports.is_empty() {
-        text.push_str(&format!(" ({ports})"));
+    let problems = application.ports.iter().map(|(port, problem)| format!("{port}: {problem}"));
+    let problems_text = join_parts(problems);
+    if !problems_text.is_empty() {
+        text.push_str(&format!(" ({problems_text})"));
     }
     text
 }
@@ -126,10 +126,12 @@ fn describe_application(workload: &WorkloadStatus) -> String {
 /// Returns the closed listeners, or `open` if none is closed; empty if the sidecar is not connected.
 fn describe_listeners(workload: &WorkloadStatus) -> String {
     let kinds = ["listener-closed", "dns-closed"];
-    let closed_listeners =
-        workload.conditions.iter().filter(|condition| kinds.contains(&condition.kind.as_str()));
-    let closed_listeners: Vec<&str> =
-        closed_listeners.map(|condition| condition.subject.as_str()).collect();
+    let closed_listeners: Vec<&str> = workload
+        .conditions
+        .iter()
+        .filter(|condition| kinds.contains(&condition.kind.as_str()))
+        .map(|condition| condition.subject.as_str())
+        .collect();
     match (closed_listeners.as_slice(), workload.sidecar.as_str()) {
         ([], "connected") => "open".to_owned(),
         ([], _) => String::new(),
@@ -366,16 +368,18 @@ fn format_finding(finding: &Value) -> String {
         Some(Value::Number(number)) => Some(number.to_string()),
         _ => None,
     };
-    let location: Vec<String> =
+    let location_parts: Vec<String> =
         ["file", "line", "column"].iter().filter_map(|name| text_field(name)).collect();
     let object = match (text_field("kind"), text_field("namespace"), text_field("name")) {
         (Some(kind), Some(namespace), Some(name)) => Some(format!("{kind} {namespace}/{name}")),
         (Some(kind), None, Some(name)) => Some(format!("{kind} {name}")),
         (kind, ..) => kind,
     };
-    let location = (!location.is_empty()).then(|| location.join(":"));
-    let parts = [location, object, text_field("field"), text_field("problem")];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let location = (!location_parts.is_empty()).then(|| location_parts.join(":"));
+    let parts: Vec<String> = [location, object, text_field("field"), text_field("problem")]
+        .into_iter()
+        .flatten()
+        .collect();
     format!("{}; {}", parts.join(": "), text_field("hint").unwrap_or_default())
 }
 
@@ -387,8 +391,9 @@ fn format_labels(labels: &BTreeMap<String, String>) -> String {
     join_parts(labels.iter().map(|(key, value)| format!("{key}={value}")))
 }
 
-fn format_date(seconds: u64) -> String {
-    let seconds = i64::try_from(seconds).ok();
+/// Formats a Unix timestamp in seconds as RFC 3339; empty if it is out of range.
+fn format_date(timestamp: u64) -> String {
+    let seconds = i64::try_from(timestamp).ok();
     let date = seconds.and_then(|seconds| time::OffsetDateTime::from_unix_timestamp(seconds).ok());
     let text =
         date.and_then(|date| date.format(&time::format_description::well_known::Rfc3339).ok());

@@ -1,5 +1,5 @@
-//! Mesh settings and namespace facts for `leno inject`, read from the cluster in the same way as the webhook
-//! does.
+//! Reads mesh settings and namespace metadata from the cluster for `leno inject`, in the same way as the
+//! webhook does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use leno_kubernetes::inject::{Exclusions, NamespaceMetadata, has_native_sidecars
 use leno_kubernetes::install::InstalledOptions;
 use leno_kubernetes::source::read_sidecar_settings;
 use leno_kubernetes::well_known::{CONTROL, CONTROL_NAME, ROOTS_CONFIG_MAP, ROOTS_NAME};
-use leno_model::{Floor, Name, TrustDomain};
+use leno_model::{Name, SecurityFloor, TrustDomain};
 
 use crate::cluster::{ClusterArgs, format_api_error};
 
@@ -26,17 +26,17 @@ pub(super) struct ClusterSettings {
     /// True if the cluster has no native sidecars.
     pub(super) lacks_native_sidecars: bool,
     /// True if CNI plugins redirect traffic to sidecars.
-    pub(super) by_plugin: bool,
+    pub(super) uses_cni_plugin: bool,
     /// Traffic excluded from redirection for every sidecar.
     pub(super) exclusions: Exclusions,
     /// The minimums that annotations cannot lower.
-    pub(super) floor: Floor,
-    /// The facts of namespaces, keyed by their names in the manifests.
+    pub(super) floor: SecurityFloor,
+    /// The labels and annotations of namespaces, keyed by the names of the namespaces in the manifests.
     pub(super) namespaces: BTreeMap<String, NamespaceMetadata>,
 }
 
 impl ClusterSettings {
-    /// Reads the settings from the cluster, with the facts of these namespaces.
+    /// Reads the settings from the cluster, with the metadata of these namespaces.
     pub(super) async fn read_from_cluster(
         cluster: &ClusterArgs,
         namespaces: BTreeSet<String>,
@@ -68,7 +68,7 @@ impl ClusterSettings {
             image: control_image(deployment),
             trust_domain: installed_options.trust_domain,
             lacks_native_sidecars: !has_native_sidecars(&version.major, &version.minor),
-            by_plugin: installed_options.cni,
+            uses_cni_plugin: installed_options.cni,
             exclusions,
             floor,
             namespaces: read_namespace_metadata(&client, namespaces).await?,
@@ -97,14 +97,14 @@ fn control_image(deployment: Deployment) -> Option<String> {
     pod.containers.into_iter().find(|container| container.name == CONTROL)?.image
 }
 
-/// Returns the facts of namespaces by their names in the manifests. The empty name stands for the namespace of the
-/// context, as in `kubectl apply`.
+/// Returns the labels and annotations of namespaces, keyed by the names in the manifests. The empty name means the
+/// namespace of the kubeconfig context, as in `kubectl apply`.
 async fn read_namespace_metadata(
     client: &Client,
     names: BTreeSet<String>,
 ) -> anyhow::Result<BTreeMap<String, NamespaceMetadata>> {
     let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(client.clone());
-    let mut facts_by_namespace = BTreeMap::new();
+    let mut metadata_by_namespace = BTreeMap::new();
     for name_in_manifest in names {
         let name = if name_in_manifest.is_empty() {
             client.default_namespace()
@@ -119,9 +119,11 @@ async fn read_namespace_metadata(
             )
         })?;
         match namespace {
-            Some(namespace) => drop(facts_by_namespace.insert(name_in_manifest, namespace.into())),
+            Some(namespace) => {
+                drop(metadata_by_namespace.insert(name_in_manifest, namespace.into()))
+            }
             None => eprintln!("the namespace {name} does not exist: its annotations are unknown"),
         }
     }
-    Ok(facts_by_namespace)
+    Ok(metadata_by_namespace)
 }

@@ -1,6 +1,7 @@
-//! The Helm chart in `deploy/helm`: the manifests of `leno install`, with chart values in place of options.
+//! Generates the Helm chart in `deploy/helm` from the manifests of `leno install`, with chart values in place of
+//! options.
 //!
-//! The test that compares the chart also writes it (`UPDATE_EXPECT=1`), so that both agree.
+//! A test compares the chart with the generated one, and writes the chart with `UPDATE_EXPECT=1`.
 
 use std::collections::BTreeSet;
 
@@ -176,9 +177,9 @@ fn add_scheduling(text: &str, manifest: &Value) -> String {
     let fields: String =
         ["imagePullSecrets", "nodeSelector", "tolerations"].map(pod_field).concat();
     let account = &manifest["spec"]["template"]["spec"]["serviceAccountName"];
-    let account = format!("      serviceAccountName: {}\n", account.as_str().unwrap());
-    assert_eq!(text.matches(&account).count(), 1, "{text}");
-    text.replace(&account, &format!("{account}{fields}"))
+    let account_line = format!("      serviceAccountName: {}\n", account.as_str().unwrap());
+    assert_eq!(text.matches(&account_line).count(), 1, "{text}");
+    text.replace(&account_line, &format!("{account_line}{fields}"))
 }
 
 /// Adds the operator's resources to the control plane.

@@ -1,4 +1,4 @@
-//! Limits and timeouts of a sidecar, as options of `leno proxy` and `leno up`.
+//! Defines the options of `leno proxy` and `leno up` for limits and timeouts of sidecars.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -67,11 +67,14 @@ impl SidecarLimitArgs {
 
     /// Returns the options as arguments of another `leno proxy`.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
-        let counts = self.count_options().into_iter();
-        let counts = counts.filter_map(|option| Some((option.name, option.value?.to_string())));
-        let timeouts = self.timeout_options().into_iter();
-        let timeouts =
-            timeouts.filter_map(|option| Some((option.name, format_seconds(option.value?))));
+        let counts = self
+            .count_options()
+            .into_iter()
+            .filter_map(|option| Some((option.name, option.value?.to_string())));
+        let timeouts = self
+            .timeout_options()
+            .into_iter()
+            .filter_map(|option| Some((option.name, format_seconds(option.value?))));
         counts.chain(timeouts).map(|(option, value)| format!("{option}={value}").into()).collect()
     }
 

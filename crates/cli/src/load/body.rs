@@ -1,4 +1,4 @@
-//! Request bodies: from the command line, from a file, or generated.
+//! Reads request bodies from files, and generates bodies of a given size.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -17,16 +17,16 @@ pub(super) struct BodySize(usize);
 pub(super) fn parse_body_size(text: &str) -> Result<BodySize, String> {
     let number_end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(number_end);
-    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+    let unit_bytes = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1 << 10,
         "m" | "mb" | "mib" => 1 << 20,
         _ => 0,
     };
-    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit_bytes));
     match bytes {
-        Some(bytes) if unit > 0 && bytes <= MAX_BODY_BYTES => Ok(BodySize(bytes)),
-        Some(_) if unit > 0 => Err("use at most 64MiB".to_owned()),
+        Some(bytes) if unit_bytes > 0 && bytes <= MAX_BODY_BYTES => Ok(BodySize(bytes)),
+        Some(_) if unit_bytes > 0 => Err("use at most 64MiB".to_owned()),
         _ => Err("use for example 512, 10KiB or 1MiB".to_owned()),
     }
 }

@@ -1,10 +1,10 @@
-//! The report as comma-separated values, one line per rate.
+//! Renders the report of a load run as comma-separated values.
 
 use std::fmt::Write as _;
 
 use super::summary::LoadSummary;
 
-/// Renders a header line, and one line per rate; one line in a closed loop.
+/// Renders a header line, and one line per rate. A closed loop has a single line, without a rate.
 pub(super) fn render(summary: &LoadSummary) -> String {
     let steps =
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };

@@ -1,4 +1,4 @@
-//! Live progress of a run, in one terminal line.
+//! Shows the live progress of a load run in one terminal line.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;

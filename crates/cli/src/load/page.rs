@@ -1,4 +1,4 @@
-//! The report as a self-contained HTML page.
+//! Renders the report of a load run as a self-contained HTML page with plots.
 
 use super::plot::{PlotAxis, PlotLine, PlotMark, PlotTick, SvgPlot, escape_html};
 use super::results::{LoadResults, RateResult};
@@ -7,8 +7,7 @@ use super::table::{format_share, format_time};
 
 /// Renders the report as a self-contained page: no scripts, fonts or images.
 pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
-    let urls = results.plan.targets.iter().map(|target| target.name.as_str());
-    let urls: Vec<&str> = urls.collect();
+    let urls: Vec<&str> = results.plan.targets.iter().map(|target| target.name.as_str()).collect();
     let mut page = HtmlPage::default();
     page.push_text("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.push_text("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
@@ -146,17 +145,18 @@ impl HtmlPage {
     }
 }
 
-/// Plots latency over percentiles, with a logarithmic axis that spreads out the tail.
+/// Plots latency over percentiles. The horizontal axis is logarithmic, so that it spreads out the tail: the
+/// position is the number of nines, with 90 % at 1, 99 % at 2 and 99.9 % at 3.
 fn percentile_plot(results: &LoadResults) -> SvgPlot {
     let rate_count = results.steps.len();
-    let mut nines: f64 = 1.0;
+    let mut most_nines: f64 = 1.0;
     let (mut lowest_us, mut highest_us) = (f64::MAX, 1.0_f64);
     for RateResult { report, .. } in &results.steps {
         let latency = report.sum_targets().latency;
         let (Some(min), Some(max)) = (latency.min(), latency.max()) else {
             continue;
         };
-        nines = nines.max((latency.count() as f64).log10().ceil().min(MAX_NINES));
+        most_nines = most_nines.max((latency.count() as f64).log10().ceil().min(MAX_NINES));
         lowest_us = lowest_us.min(min.as_nanos() as f64 / 1e3);
         highest_us = highest_us.max(max.as_nanos() as f64 / 1e3);
     }
@@ -166,13 +166,13 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
             let share = 1.0 - 10_f64.powf(-nines);
             latency.quantile(share).map(|latency| (share, latency.as_nanos() as f64 / 1e3))
         };
-        let points = (0..=(nines * 40.0) as u32).map(|step| {
+        let points = (0..=(most_nines * 40.0) as u32).map(|step| {
             let x = f64::from(step) / 40.0;
             point_at(x).map(|(_, us)| (x, us.max(1.0).log10()))
         });
         let marks = PERCENTILES.iter().filter_map(|(label, share)| {
             let x = -(1.0 - share).log10();
-            let (_, us) = point_at(x).filter(|_| x <= nines)?;
+            let (_, us) = point_at(x).filter(|_| x <= most_nines)?;
             let text = format!("{label}: {}", format_time(Some(us)));
             Some(PlotMark { x, y: us.max(1.0).log10(), text })
         });
@@ -184,7 +184,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
             marks: marks.collect(),
         }
     });
-    let ticks = (0..=nines as usize).filter_map(|nines| {
+    let ticks = (0..=most_nines as usize).filter_map(|nines| {
         let label = (*NINES_LABELS.get(nines)?).to_owned();
         Some(PlotTick { position: nines as f64, label })
     });
@@ -193,7 +193,7 @@ fn percentile_plot(results: &LoadResults) -> SvgPlot {
         x_axis: PlotAxis {
             label: "share of the requests",
             low: 0.0,
-            high: nines,
+            high: most_nines,
             ticks: ticks.collect(),
         },
         y_axis: PlotAxis {

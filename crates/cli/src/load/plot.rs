@@ -1,4 +1,4 @@
-//! SVG plots: axes, lines, and marks with tooltips.
+//! Draws SVG plots: axes, lines, and marks with tooltips.
 
 use std::fmt::Write as _;
 
@@ -196,23 +196,26 @@ impl SvgPlot {
 
     /// Draws names at the ends of lines, far enough apart to be readable.
     fn draw_names(&self, svg: &mut String) {
-        let line_ends = self.lines.iter().filter_map(|line| {
-            let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
-            (!line.name.is_empty()).then(|| (self.svg_y(y), line))
-        });
-        let mut line_ends: Vec<(f64, &PlotLine)> = line_ends.collect();
+        let mut line_ends: Vec<(f64, &PlotLine)> = self
+            .lines
+            .iter()
+            .filter_map(|line| {
+                let (_, y) = line.points.iter().rev().find_map(|point| *point)?;
+                (!line.name.is_empty()).then(|| (self.svg_y(y), line))
+            })
+            .collect();
         line_ends.sort_by(|(first, _), (second, _)| first.total_cmp(second));
         let mut next_free_y = TOP_MARGIN;
-        for (y, line) in line_ends {
-            let y = y.max(next_free_y);
-            next_free_y = y + NAME_HEIGHT;
+        for (line_end_y, line) in line_ends {
+            let name_y = line_end_y.max(next_free_y);
+            next_free_y = name_y + NAME_HEIGHT;
             append_text(
                 svg,
                 &format!(
                     "<text class=\"name {}\" x=\"{}\" y=\"{:.1}\">{}</text>\n",
                     line.class,
                     WIDTH - RIGHT_MARGIN + 8.0,
-                    y + 4.0,
+                    name_y + 4.0,
                     escape_html(&line.name)
                 ),
             );

@@ -1,4 +1,4 @@
-//! Request rates on the command line: `1000`, or `1000:4000:1000` for several.
+//! Parses request rates (`1000`, or `1000:4000:1000` for several) and shares of requests from the command line.
 
 /// One rate, or several that are measured in turn.
 #[derive(Debug, Clone, PartialEq, Eq)]

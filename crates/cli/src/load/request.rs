@@ -1,4 +1,4 @@
-//! Requests and protocol, from the options of the command line.
+//! Builds the requests of a load run, and selects its protocol, from the options of the command line.
 
 use std::net::SocketAddr;
 
@@ -54,7 +54,7 @@ impl LoadArgs {
     /// # Errors
     /// If a name does not resolve, or a body cannot be read.
     pub(super) async fn build_requests(&self) -> anyhow::Result<Vec<LoadTarget>> {
-        let proxy = match &self.proxy {
+        let proxy_address = match &self.proxy {
             None => None,
             Some(proxy) => {
                 let authority = parse_authority(proxy)
@@ -63,8 +63,8 @@ impl LoadArgs {
             }
         };
         let body = self.read_body()?;
-        let hosts = self.header.iter().filter(|header| header.is_host());
-        let host = hosts.map(|header| header.value.as_str()).next_back();
+        let host_headers = self.header.iter().filter(|header| header.is_host());
+        let host = host_headers.map(|header| header.value.as_str()).next_back();
         let method = match (&self.method, &body) {
             (Some(method), _) => method.as_str(),
             (None, Some(_)) => "POST",
@@ -72,24 +72,25 @@ impl LoadArgs {
         };
         let body = body.unwrap_or_default();
         let mut targets = Vec::with_capacity(self.targets.len());
-        for target in &self.targets {
-            let address: SocketAddr = match proxy {
-                Some(proxy) => proxy,
-                None => target.authority.resolve().await?,
+        for weighted_url in &self.targets {
+            let address: SocketAddr = match proxy_address {
+                Some(proxy_address) => proxy_address,
+                None => weighted_url.authority.resolve().await?,
             };
             let headers = self.header.iter().filter(|header| !header.is_host());
+            let has_proxy = proxy_address.is_some();
             targets.push(LoadTarget {
-                name: target.url.clone(),
+                name: weighted_url.url.clone(),
                 address,
-                form: if proxy.is_some() { TargetForm::Absolute } else { TargetForm::Origin },
+                form: if has_proxy { TargetForm::Absolute } else { TargetForm::Origin },
                 method: method.to_owned(),
-                path: target.path.clone(),
-                host: host.unwrap_or(&target.host).to_owned(),
+                path: weighted_url.path.clone(),
+                host: host.unwrap_or(&weighted_url.host).to_owned(),
                 headers: headers
                     .map(|header| (header.name.clone(), header.value.clone()))
                     .collect(),
                 body: body.clone(),
-                weight: target.weight,
+                weight: weighted_url.weight,
             });
         }
         Ok(targets)

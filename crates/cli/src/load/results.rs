@@ -1,4 +1,4 @@
-//! Results of a load run with the settings that it used, and the settings' descriptions for all report formats.
+//! Holds the results of a load run with the settings that it used, and describes the settings for the reports.
 
 use leno_load::{ConnectionReuse, LoadPlan, LoadProtocol, LoadReport};
 

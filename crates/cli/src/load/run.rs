@@ -1,7 +1,8 @@
-//! Execution of load runs, with live progress and a final report.
+//! Executes a load run: measures each rate in turn, shows the live progress, and prints the report.
 
 use std::fs::File;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,12 +27,11 @@ use crate::{output, stop};
 /// [`UsageError`] for invalid arguments, and any error that prevents the measurement.
 pub(super) async fn run(args: LoadArgs) -> anyhow::Result<ExitCode> {
     let plan = args.build_plan().await?;
-    // An output file that cannot be written fails before the run, not after it.
-    let page_file = args
-        .html
-        .as_ref()
-        .map(|path| File::create(path).with_context(|| format!("cannot write {}", path.display())));
-    let page_file = page_file.transpose()?;
+    // The file is created before the run, so that a path that cannot be written does not cost the results.
+    let create_page_file = |path: &PathBuf| {
+        File::create(path).with_context(|| format!("cannot write {}", path.display()))
+    };
+    let page_file = args.html.as_ref().map(create_page_file).transpose()?;
     let results = run_rates(&args, plan).await?;
     let summary = LoadSummary::from_results(&results);
     match args.output {
@@ -92,21 +92,23 @@ async fn run_rates(args: &LoadArgs, plan: LoadPlan) -> anyhow::Result<LoadResult
             break;
         }
         let connections = args.connections;
-        let plan = LoadPlan {
+        let step_plan = LoadPlan {
             load_model: match rate {
                 None => LoadModel::Closed { connections },
                 Some(rate) => LoadModel::Open { rate, connections },
             },
             ..results.plan.clone()
         };
-        let mut live_progress = LiveProgress::new(&plan, index, rate_count);
-        let report = run_step(plan, args.threads, &stop_handle, &mut live_progress).await;
+        let mut live_progress = LiveProgress::new(&step_plan, index, rate_count);
+        let outcome = run_step(step_plan, args.threads, &stop_handle, &mut live_progress).await;
         live_progress.clear();
-        results.steps.push(RateResult { rate, report: report? });
+        results.steps.push(RateResult { rate, report: outcome? });
     }
     Ok(results)
 }
 
+/// Measures one rate, or a closed loop. A stop signal ends the measurement early with a report, and a second one
+/// without a report.
 async fn run_step(
     plan: LoadPlan,
     threads: usize,
@@ -126,7 +128,7 @@ async fn run_step(
             outcome = &mut stop_signal => {
                 outcome?;
                 if stop_handle.is_stopped() {
-                    bail!("stopped twice: no report");
+                    bail!("stopped by a second signal, without a report");
                 }
                 stop_handle.stop();
                 stop_signal.set(wait_for_signal_after(SIGNAL_PAUSE));

@@ -1,4 +1,5 @@
-//! Summary of the results: the JSON report, a stable interface for other programs.
+//! Summarizes the results of a load run as numbers. The JSON report is this summary, a stable interface for other
+//! programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use serde::Serialize;
 
 use super::results::{LoadResults, RateResult};
 
-/// The results as numbers. Times are in microseconds if the name says so.
+/// The results as numbers. The suffix `_us` means microseconds, `_s` seconds.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct LoadSummary {
     /// All requests scheduled within the measured time.
@@ -28,7 +29,7 @@ pub(super) struct LoadSummary {
     pub(super) connections: usize,
     /// The requested rate, in requests per second; `None` in a closed loop and in the summary of several rates.
     pub(super) rate: Option<f64>,
-    /// One summary per rate; empty if there is only one.
+    /// One summary per rate; empty for a closed loop or a single rate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) steps: Vec<LoadSummary>,
     pub(super) timeline: Vec<IntervalSummary>,
@@ -58,7 +59,9 @@ pub(super) struct IntervalSummary {
     pub(super) at_s: f64,
     pub(super) requests: u64,
     pub(super) errors: u64,
+    /// The median latency of successful requests, in microseconds; `None` without successful requests.
     pub(super) p50: Option<f64>,
+    /// The 99th percentile of the same latency, in microseconds.
     pub(super) p99: Option<f64>,
     /// The measured length of the interval, in seconds.
     #[serde(skip)]

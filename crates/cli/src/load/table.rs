@@ -1,4 +1,4 @@
-//! The report of a load run as tables for people.
+//! Renders the report of a load run as tables for people.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,8 @@ use super::results::LoadResults;
 use super::summary::LoadSummary;
 use crate::output::{Listing, ListingColumn, OutputFormat};
 
-/// Renders the targets, the settings and the tables. Tables that would say nothing are omitted.
+/// Renders the targets, the settings and the tables. Omits the errors if there are none, and the statuses and
+/// targets unless there are several.
 pub(super) fn render(results: &LoadResults, summary: &LoadSummary) -> String {
     let mut text = String::new();
     for target in &results.plan.targets {
@@ -56,11 +57,12 @@ fn rate_table(summary: &LoadSummary) -> Listing {
         if summary.steps.is_empty() { std::slice::from_ref(summary) } else { &summary.steps };
     for step in steps {
         let latency = step.latency_us;
-        let times = [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999, latency.max];
+        let latencies =
+            [latency.p50, latency.p90, latency.p95, latency.p99, latency.p999, latency.max];
         let rate = step.rate.map(|rate| format!("{rate:.0}/s"));
         let counts =
             [step.requests.to_string(), format!("{:.0}/s", step.rps), step.errors.to_string()];
-        let times = times.into_iter().chain([step.own_cpu_us_per_request]).map(format_time);
+        let times = latencies.into_iter().chain([step.own_cpu_us_per_request]).map(format_time);
         listing.add_row(rate.into_iter().chain(counts).chain(times));
     }
     listing

@@ -1,4 +1,4 @@
-//! Target URLs on the command line, with weights.
+//! Parses target URLs with weights from the command line, and resolves their hosts.
 
 use anyhow::Context as _;
 use hyper::Uri;
@@ -78,12 +78,13 @@ impl UrlAuthority {
     /// If the name does not resolve.
     pub(super) async fn resolve(&self) -> anyhow::Result<SocketAddr> {
         let Self { name, port } = self;
-        let addresses = lookup_host((name.as_str(), *port)).await;
-        let addresses: Vec<SocketAddr> =
-            addresses.with_context(|| format!("cannot find `{name}`"))?.collect();
+        let addresses: Vec<SocketAddr> = lookup_host((name.as_str(), *port))
+            .await
+            .with_context(|| format!("cannot find `{name}`"))?
+            .collect();
         if let [_, _, ..] = addresses.as_slice() {
             for address in &addresses {
-                if let Ok(Ok(_)) = timeout(PROBE_TIMEOUT, TcpStream::connect(address)).await {
+                if let Ok(Ok(_)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
                     return Ok(*address);
                 }
             }
@@ -92,7 +93,8 @@ impl UrlAuthority {
     }
 }
 
-/// Splits off `=WEIGHT`. A query value has the same form: in a query only a second `=` counts.
+/// Splits off `=WEIGHT`; the weight is 1 without it. A query parameter such as `?id=7` has the same form, so
+/// after a query parameter only a second `=`, as in `?id=7=2`, begins a weight.
 fn split_weight(text: &str) -> Result<(&str, u32), String> {
     let Some((url, digits)) = text.rsplit_once('=') else {
         return Ok((text, 1));
@@ -112,7 +114,7 @@ fn split_weight(text: &str) -> Result<(&str, u32), String> {
 const HTTP_PORT: u16 = 80;
 
 /// The time for one of several addresses to accept a connection before the next one is tried.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

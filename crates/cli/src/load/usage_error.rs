@@ -1,4 +1,4 @@
-//! Usage errors that are detected before any request.
+//! Defines the error for options that contradict each other or cannot be used, detected before any request.
 
 /// An error in the options or in their combination, with a message for users.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Conversion of a `TrafficTarget` and its references to an `AccessPolicy`.
+//! Converts an SMI `TrafficTarget`, with the route groups and routes that it references, to an `AccessPolicy`.
 
 use leno_model::{
     HttpRouteGroup, Object, PolicyName, PortSet, Protocol, TargetRule, TcpRoute, TrafficTarget,
@@ -25,29 +25,29 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
     let mut allow_rules: Vec<Value> = Vec::new();
     for rule in rules {
         match rule {
-            TargetRule::Http { group, matches } => {
-                let object = find_object(objects, |object| match object {
-                    Object::HttpRouteGroup(candidate) if candidate.name == *group => {
-                        Some(candidate)
-                    }
+            TargetRule::Http { group: group_name, matches: match_names } => {
+                let found_group = find_object(objects, |object| match object {
+                    Object::HttpRouteGroup(group) if group.name == *group_name => Some(group),
                     _ => None,
                 });
                 let group: &HttpRouteGroup =
-                    object.ok_or_else(|| format!("no HTTPRouteGroup {group}"))?;
-                for match_name in matches {
-                    let named_match =
-                        group.matches.iter().find(|named_match| named_match.name == *match_name);
-                    let named_match = named_match
+                    found_group.ok_or_else(|| format!("no HTTPRouteGroup {group_name}"))?;
+                for match_name in match_names {
+                    let named_match = group
+                        .matches
+                        .iter()
+                        .find(|named_match| named_match.name == *match_name)
                         .ok_or_else(|| format!("{} has no match {match_name}", group.name))?;
                     requests.push(write_access_request(&named_match.request));
                 }
             }
-            TargetRule::Tcp { route } => {
-                let object = find_object(objects, |object| match object {
-                    Object::TcpRoute(candidate) if candidate.name == *route => Some(candidate),
+            TargetRule::Tcp { route: route_name } => {
+                let found_route = find_object(objects, |object| match object {
+                    Object::TcpRoute(route) if route.name == *route_name => Some(route),
                     _ => None,
                 });
-                let route: &TcpRoute = object.ok_or_else(|| format!("no TCPRoute {route}"))?;
+                let route: &TcpRoute =
+                    found_route.ok_or_else(|| format!("no TCPRoute {route_name}"))?;
                 allow_rules.push(convert_tcp_rule(objects, target, route, &allowed_peers)?);
             }
         }
@@ -75,25 +75,25 @@ pub(super) fn convert_target(objects: &[&Object], target: &TrafficTarget) -> Res
     }))
 }
 
-/// Returns the rule that opens the ports of a `TCPRoute`. The rule also allows HTTP, so the meaning is equal
-/// only if no workload serves HTTP on these ports.
+/// Returns the rule that allows connections to the ports of a `TCPRoute`. The native rule also allows HTTP
+/// requests. Returns an error unless the input has workloads of the target, and none of them serves HTTP on
+/// these ports.
 fn convert_tcp_rule(
     objects: &[&Object],
     target: &TrafficTarget,
     route: &TcpRoute,
     allowed_peers: &[Value],
 ) -> Result<Value, String> {
-    let workloads = objects.iter().filter_map(|object| match object {
+    let target_workloads = objects.iter().filter_map(|object| match object {
         Object::Workload(workload) if workload.account == target.destination => Some(workload),
         _ => None,
     });
     let serves_http = |workload: &Workload| {
-        let ports = workload.ports.iter();
-        let mut ports = ports.filter(|port| route.ports.contains(port.port));
-        ports.any(|port| port.protocol != Protocol::Tcp)
+        let mut route_ports = workload.ports.iter().filter(|port| route.ports.contains(port.port));
+        route_ports.any(|port| port.protocol != Protocol::Tcp)
     };
-    let mut workloads = workloads.peekable();
-    if workloads.peek().is_none() || workloads.any(serves_http) {
+    let mut target_workloads = target_workloads.peekable();
+    if target_workloads.peek().is_none() || target_workloads.any(serves_http) {
         return Err(format!(
             "the TCPRoute {} allows only opaque TCP on its ports, and an AccessPolicy would also allow HTTP there",
             route.name

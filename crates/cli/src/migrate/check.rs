@@ -1,4 +1,5 @@
-//! `leno migrate check`: a dry run of the conversion of other meshes' rules.
+//! `leno migrate check`: converts the rules of other meshes from files or a cluster without writing anything, and
+//! reports the outcomes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! The rules of other meshes in a cluster, read from the API server as documents for the conversion.
+//! Reads the rules of other meshes from the Kubernetes API server, as documents to convert, and lists
+//! annotations and labels of other meshes that Leno ignores.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,10 @@ use crate::yaml;
 pub(super) async fn read_objects(
     client: &Client,
 ) -> anyhow::Result<(Vec<SourceDocument>, Vec<IgnoredSetting>)> {
-    let discovery = Discovery::new(client.clone()).run().await;
-    let discovery = discovery.map_err(|error| format_api_error(ApiError::from(error)))?;
+    let discovery = Discovery::new(client.clone())
+        .run()
+        .await
+        .map_err(|error| format_api_error(ApiError::from(error)))?;
     let mut documents = Vec::new();
     for group in discovery.groups().filter(|group| is_convertible_group(group.name())) {
         for (resource, capabilities) in group.recommended_resources() {
@@ -97,10 +100,10 @@ fn to_document(
 
 /// Lists the annotations and labels of other meshes, with their locations.
 async fn list_ignored_settings(client: &Client) -> anyhow::Result<Vec<IgnoredSetting>> {
-    let mut settings: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    collect_ignored_settings::<Namespace>(client, "Namespace", &mut settings).await?;
-    collect_ignored_settings::<Pod>(client, "Pod", &mut settings).await?;
-    let ignored_settings = settings.into_iter().map(|(setting, locations)| {
+    let mut locations_by_setting: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    collect_ignored_settings::<Namespace>(client, "Namespace", &mut locations_by_setting).await?;
+    collect_ignored_settings::<Pod>(client, "Pod", &mut locations_by_setting).await?;
+    let ignored_settings = locations_by_setting.into_iter().map(|(setting, locations)| {
         let omitted_count = locations.len().saturating_sub(MAX_LOCATIONS);
         let mut location = locations.into_iter().take(MAX_LOCATIONS).collect::<Vec<_>>().join(", ");
         if omitted_count > 0 {
@@ -112,10 +115,11 @@ async fn list_ignored_settings(client: &Client) -> anyhow::Result<Vec<IgnoredSet
     Ok(ignored_settings.collect())
 }
 
+/// Adds the ignored annotations and labels of all objects of a kind, each with the objects that have it.
 async fn collect_ignored_settings<K>(
     client: &Client,
     kind: &str,
-    settings: &mut BTreeMap<String, Vec<String>>,
+    locations_by_setting: &mut BTreeMap<String, Vec<String>>,
 ) -> anyhow::Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
@@ -130,12 +134,12 @@ where
                 Some(namespace) => format!("{kind} {namespace}/{name}"),
                 None => format!("{kind} {name}"),
             };
-            let annotations = metadata.annotations.into_iter().flatten();
-            let annotations = annotations.map(|(key, _)| ("annotation", key));
+            let annotations =
+                metadata.annotations.into_iter().flatten().map(|(key, _)| ("annotation", key));
             let labels = metadata.labels.into_iter().flatten().map(|(key, _)| ("label", key));
             for (setting_kind, key) in annotations.chain(labels) {
                 if is_ignored(&key) {
-                    settings
+                    locations_by_setting
                         .entry(format!("{setting_kind} {key}"))
                         .or_default()
                         .push(location.clone());

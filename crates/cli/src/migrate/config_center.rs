@@ -1,4 +1,8 @@
-//! Items of Sermant's configuration center in their stored form, keys with YAML text, and their conversion.
+//! Reads the items of Sermant's configuration center, such as ServiceComb KIE, and converts them.
+//!
+//! An item is a key with YAML text. Leno reads items with route rules and outlier detection unchanged. The key of
+//! a governance rule is `servicecomb.RULE_TYPE.SCENARIO`: the item `servicecomb.matchGroup.SCENARIO` selects the
+//! requests to which all rules of a scenario (Sermant's "scene") apply.
 
 mod group;
 mod rule;
@@ -11,7 +15,7 @@ use super::document::DocumentContent;
 use super::rewrite::RewriteResult;
 use super::yaml;
 
-/// An item of a configuration center: a key with a text of rules.
+/// An item of a configuration center.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConfigCenterItem {
     /// The key, such as `servicecomb.rateLimiting.checkout`.
@@ -29,22 +33,28 @@ pub(super) fn parse_items(text: &str) -> Vec<ConfigCenterItem> {
     if values.iter().any(|(path, _)| path == "apiVersion") {
         return Vec::new();
     }
-    let find_entry = |path: String| values.iter().find(|(key, _)| *key == path);
-    let keys = values.iter().filter(|(_, key)| is_item_key(key));
-    let items = keys.filter_map(|(path, key)| {
-        let prefix =
-            path.strip_suffix("key").filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
-        let content = find_entry(format!("{prefix}value"))
-            .or_else(|| find_entry(format!("{prefix}content")))?;
-        let is_disabled =
-            find_entry(format!("{prefix}status")).is_some_and(|(_, status)| status == "disabled");
-        (!is_disabled).then(|| ConfigCenterItem { key: key.clone(), content: content.1.clone() })
-    });
-    let items: Vec<ConfigCenterItem> = items.collect();
+    let value_at = |requested_path: String| {
+        let entry = values.iter().find(|(path, _)| *path == requested_path);
+        entry.map(|(_, value)| value)
+    };
+    let item_keys = values.iter().filter(|(_, value)| is_item_key(value));
+    let items: Vec<ConfigCenterItem> = item_keys
+        .filter_map(|(path, key)| {
+            let prefix = path
+                .strip_suffix("key")
+                .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))?;
+            let content = value_at(format!("{prefix}value"))
+                .or_else(|| value_at(format!("{prefix}content")))?;
+            let is_disabled =
+                value_at(format!("{prefix}status")).is_some_and(|status| status == "disabled");
+            (!is_disabled).then(|| ConfigCenterItem { key: key.clone(), content: content.clone() })
+        })
+        .collect();
     if items.is_empty() { parse_lines(text) } else { items }
 }
 
-/// Parses the items of a map with keys at the start of lines; empty if another line is at the start.
+/// Parses the items of a map whose keys are at the start of lines, each followed by indented content. Returns no
+/// items if a line starts with anything but an item key, a space, `-` or `#`.
 fn parse_lines(text: &str) -> Vec<ConfigCenterItem> {
     let mut items: Vec<ConfigCenterItem> = Vec::new();
     for line in text.lines() {
@@ -74,10 +84,10 @@ fn is_item_key(text: &str) -> bool {
     text.starts_with("servicecomb.") || text == REMOVAL_KEY
 }
 
-/// Reads an item. Returns the title, the text and the content of its document.
+/// Reads an item. Returns the title, the text and the content of the document for it.
 ///
 /// # Errors
-/// The problems, if the item is a supported rule that is rejected.
+/// The problems of the rule, if Leno reads items with this key and rejects the content.
 pub(super) fn read_item(
     item: ConfigCenterItem,
     namespace: &str,
@@ -145,8 +155,9 @@ fn to_object_name(text: &str) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// Converts an item with a traffic rule, for the requests of its scenario's match group. `items` are all items,
-/// `objects` all objects of the input.
+/// Converts an item with a governance rule, for the requests of its scenario's match group. The match group itself
+/// is not needed once a rule of its scenario is converted. `items` are all items, `objects` all objects of the
+/// input.
 pub(super) fn convert_item(
     items: &[&ConfigCenterItem],
     objects: &[&Object],
@@ -156,14 +167,14 @@ pub(super) fn convert_item(
     if let Some(reason) = rule::previous_rule_reason(&item.key) {
         return RewriteResult::Dropped(reason);
     }
-    let Some((family, scenario)) = split_key(item) else {
-        return RewriteResult::Dropped("unknown key, and without a scenario".to_owned());
+    let Some((rule_type, scenario)) = split_key(item) else {
+        return RewriteResult::Dropped("the key is unknown, and has no scenario".to_owned());
     };
     let is_in_scenario = |item: &ConfigCenterItem| {
         split_key(item).is_some_and(|(_, item_scenario)| item_scenario == scenario)
     };
     let scenario_items = || items.iter().filter(|item| is_in_scenario(item));
-    if family == "matchGroup" {
+    if rule_type == "matchGroup" {
         let other_items = scenario_items().filter(|other_item| other_item.key != item.key);
         let mut results =
             other_items.map(|other_item| convert_item(items, objects, other_item, namespace));
@@ -184,37 +195,37 @@ pub(super) fn convert_item(
     let conversion = group::parse_group(&group_item.content)
         .map_err(|reason| format!("{}: {reason}", group_item.key))
         .and_then(|group| {
-            rule::convert_rule(
-                family,
-                (&to_object_name(scenario), namespace),
-                &group,
-                &item.content,
-            )
+            let object_name = to_object_name(scenario);
+            rule::convert_rule(rule_type, &object_name, namespace, &group, &item.content)
         })
-        .and_then(|conversion| reject_conflict(items, objects, item, conversion));
+        .and_then(|(object, difference)| {
+            reject_conflict(items, objects, item, &object)?;
+            Ok((object, difference))
+        });
     match conversion {
         Ok((object, difference)) => RewriteResult::Changed(vec![object], vec![difference]),
         Err(reason) => RewriteResult::Dropped(reason),
     }
 }
 
-/// Rejects a rule if another policy of the same kind may apply to the same requests: only one of two policies
-/// applies.
+/// Rejects the native policy of an item if another item of the same rule type, or a native policy of the same
+/// kind, may apply to the same requests. Leno would apply only one of the two policies.
 fn reject_conflict(
     items: &[&ConfigCenterItem],
     objects: &[&Object],
     item: &ConfigCenterItem,
-    converted: (Value, &'static str),
-) -> Result<(Value, &'static str), String> {
-    let kind = converted.0["kind"].as_str().unwrap_or_default();
-    let family = split_key(item).map(|(family, _)| family);
-    let duplicate = items.iter().find(|other_item| {
-        other_item.key != item.key && split_key(other_item).map(|other_item| other_item.0) == family
+    native_policy: &Value,
+) -> Result<(), String> {
+    let kind = native_policy["kind"].as_str().unwrap_or_default();
+    let rule_type = split_key(item).map(|(rule_type, _)| rule_type);
+    let same_type_item = items.iter().find(|other_item| {
+        let other_type = split_key(other_item).map(|(other_type, _)| other_type);
+        other_item.key != item.key && other_type == rule_type
     });
-    if let Some(duplicate) = duplicate {
+    if let Some(same_type_item) = same_type_item {
         return Err(format!(
-            "{} is a second one: write one {kind} for both manually",
-            duplicate.key
+            "{} is another rule of this type; write one {kind} for both manually",
+            same_type_item.key
         ));
     }
     let conflict = objects.iter().find_map(|object| match object {
@@ -227,23 +238,23 @@ fn reject_conflict(
         Some(conflict) => Err(format!(
             "{conflict} may apply to the same requests: merge this rule into it manually"
         )),
-        None => Ok(converted),
+        None => Ok(()),
     }
 }
 
-/// Splits a key into family and scenario (Sermant's "scene").
+/// Splits an item's key into rule type and scenario; `None` if the key has no scenario.
 fn split_key(item: &ConfigCenterItem) -> Option<(&str, &str)> {
     item.key.strip_prefix("servicecomb.")?.split_once('.')
 }
 
-/// True if an item is a rule that limits incoming requests.
+/// True if an item is a rule that may reject requests.
 pub(super) fn limits_requests(item: &ConfigCenterItem) -> bool {
-    split_key(item).is_some_and(|(family, _)| LIMITING_FAMILIES.contains(&family))
+    split_key(item).is_some_and(|(rule_type, _)| LIMITING_RULE_TYPES.contains(&rule_type))
 }
 
-/// The families with rules that reject requests.
-const LIMITING_FAMILIES: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
-/// The key of Sermant's outlier detection.
+/// The types of rules that reject requests.
+const LIMITING_RULE_TYPES: &[&str] = &["rateLimiting", "bulkhead", "circuitBreaker", "system"];
+/// The key of the item that configures Sermant's outlier detection.
 const REMOVAL_KEY: &str = "sermant.removal.config";
 
 #[cfg(test)]

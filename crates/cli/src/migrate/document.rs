@@ -1,5 +1,5 @@
-//! Reader of the documents to convert, from files, a text or a cluster, with the text and the parsed content of
-//! each.
+//! Reads the documents to convert from files, from a text or from a cluster. Each document keeps its original text
+//! and its parsed content.
 
 use std::fmt;
 use std::fs;
@@ -39,8 +39,8 @@ pub(super) enum DocumentSource {
 pub(super) enum DocumentContent {
     /// An object that Leno reads.
     Object(Box<Object>),
-    /// The settings of another mesh: its permissive traffic policy mode, its egress mode, and enabled settings that
-    /// Leno does not support.
+    /// The `MeshConfig` of another mesh: its permissive traffic policy mode, its egress mode, and enabled settings
+    /// that Leno does not support.
     Settings { is_permissive: bool, egress: Egress, unsupported: Vec<String> },
     /// An item of Sermant's configuration center without a corresponding object.
     ConfigCenter(ConfigCenterItem),
@@ -151,14 +151,15 @@ struct DocumentReader {
 }
 
 impl DocumentReader {
-    /// Reads one file; its documents go to the output file `output_file`.
-    fn read(&mut self, file: &Path, output_file: &Path, text: &str, namespace: &str) {
-        for (line, text) in split_documents(text) {
+    /// Reads one file with the content `file_text`. The results of its documents are written to `output_file`.
+    fn read(&mut self, file: &Path, output_file: &Path, file_text: &str, namespace: &str) {
+        for (line, text) in split_documents(file_text) {
             let location = format!("{}:{line}", output::format_line(&file.display()));
             let items = config_center::parse_items(text);
             if !items.is_empty() {
-                let location = (location, output_file.to_owned());
-                let results = items.into_iter().map(|item| read_item(item, namespace, &location));
+                let results = items
+                    .into_iter()
+                    .map(|item| read_item(item, namespace, &location, output_file));
                 let (documents, problems): (Vec<_>, Vec<_>) = results.partition(Result::is_ok);
                 self.documents.extend(documents.into_iter().flatten());
                 self.problems.extend(problems.into_iter().filter_map(Result::err));
@@ -181,7 +182,10 @@ impl DocumentReader {
     fn into_documents(self) -> anyhow::Result<Vec<SourceDocument>> {
         let Self { documents, problems } = self;
         if !problems.is_empty() {
-            bail!("correct these first; nothing was written:\n  {}", problems.join("\n  "));
+            bail!(
+                "documents are rejected, and nothing was written; correct them first:\n  {}",
+                problems.join("\n  ")
+            );
         }
         if documents.iter().all(|document| matches!(document.content, DocumentContent::Comments)) {
             bail!("no documents: set YAML files with -f");
@@ -190,23 +194,24 @@ impl DocumentReader {
     }
 }
 
-/// Reads an item as a document at this location and of this file.
+/// Reads an item of Sermant's configuration center as a document.
 fn read_item(
     item: ConfigCenterItem,
     namespace: &str,
-    (location, output_file): &(String, PathBuf),
+    location: &str,
+    output_file: &Path,
 ) -> Result<SourceDocument, String> {
     let (title, text, content) = config_center::read_item(item, namespace)?;
     Ok(SourceDocument {
-        location: location.clone(),
+        location: location.to_owned(),
         title,
-        output_file: output_file.clone(),
+        output_file: output_file.to_owned(),
         text,
         content,
     })
 }
 
-/// Returns the YAML files of a path, as every other command reads them.
+/// Returns the YAML files at a path: the same files that `leno check -f` reads.
 fn find_files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let files = FileSource::list_files(path);
     if files.is_empty() {
@@ -215,23 +220,28 @@ fn find_files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads the title and the content of a document; `None` if the document is empty.
+/// Reads the title and the content of a document; `None` if the document is empty. `line` is the document's first
+/// line in the file.
+///
+/// # Errors
+/// If the document is a `List`, or is of a native kind and rejected. A rejected document of another mesh is returned
+/// as [`DocumentContent::Unread`] instead.
 fn read_document(
-    file: &Path,
+    path: &Path,
     line: usize,
     text: &str,
     source: DocumentSource,
 ) -> Result<Option<(String, DocumentContent)>, String> {
-    let name = output::format_line(&file.display());
+    let file = output::format_line(&path.display());
     let values = outline_document(text);
-    let find_value = |path: &str| {
-        let entry = values.iter().flatten().find(|(field, _)| field == path);
+    let find_value = |field_path: &str| {
+        let entry = values.iter().flatten().find(|(field, _)| field == field_path);
         entry.map(|(_, value)| value.as_str())
     };
     if find_value("kind") == Some("List") {
-        return Err(format!("{name}:{line}: is a List; write each item as a separate document"));
+        return Err(format!("{file}:{line}: is a List; write each item as a separate document"));
     }
-    let (mut objects, rejected) = read_str(&name, text);
+    let (mut objects, rejected) = read_str(&file, text);
     if let (Some((object, _)), true) = (objects.pop(), rejected.is_empty()) {
         let title = object.object_key().to_string();
         return Ok(Some((title, DocumentContent::Object(Box::new(object)))));
@@ -261,35 +271,39 @@ fn read_document(
         (is_convertible || is_subdomain_of(group, ISTIO_DOMAIN)) && !ALLOWING_KINDS.contains(&kind);
     match (is_unknown_kind, is_convertible) {
         (true, _) => {
-            let describe_rejection = |rejection: &RejectedDocument| {
-                let field = rejection.location.field.as_deref();
-                let field = field.filter(|_| rejection.problem.starts_with("is "));
-                let field = field.map(|field| format!("{field} ")).unwrap_or_default();
-                format!("{field}{}", rejection.problem)
-            };
-            let reason = rejected.first().map(describe_rejection).unwrap_or_default();
+            let reason = rejected.first().map(describe_unknown_kind).unwrap_or_default();
             Ok(Some((title, DocumentContent::Unread { reason, may_restrict_access })))
         }
         (false, true) => {
-            let reason = rejected.iter().map(|rejection| {
+            let problems = rejected.iter().map(|rejection| {
                 let field = rejection.location.field.as_deref().unwrap_or("document");
                 format!("{field}: {}; {}", rejection.problem, rejection.hint)
             });
-            let reason = reason.collect::<Vec<_>>().join("; ");
+            let reason = problems.collect::<Vec<_>>().join("; ");
             Ok(Some((title, DocumentContent::Unread { reason, may_restrict_access })))
         }
         (false, false) => {
             let problems = rejected.iter().map(|rejection| {
                 let line_in_document = rejection.location.line.unwrap_or(1) as usize;
-                let line = line + line_in_document.saturating_sub(1);
+                let line_in_file = line + line_in_document.saturating_sub(1);
                 let field = rejection.location.field.as_deref().unwrap_or("document");
                 format!(
-                    "{name}:{line}: {title}: {field}: {}; {}",
+                    "{file}:{line_in_file}: {title}: {field}: {}; {}",
                     rejection.problem, rejection.hint
                 )
             });
             Err(problems.collect::<Vec<_>>().join("\n  "))
         }
+    }
+}
+
+/// Describes the rejection of a document with an unknown kind or API version. A problem such as `is unknown`
+/// needs the name of the field before it.
+fn describe_unknown_kind(rejection: &RejectedDocument) -> String {
+    let problem = &rejection.problem;
+    match rejection.location.field.as_deref() {
+        Some(field) if problem.starts_with("is ") => format!("{field} {problem}"),
+        _ => problem.clone(),
     }
 }
 
@@ -352,7 +366,7 @@ const ALLOWING_KINDS: &[&str] = &[
     "ServiceEntry",
 ];
 
-/// A part of the settings' fields that configure an authorization service, such as
+/// The common part of the fields that configure an external authorization service: `externalAuthorization` and
 /// `inboundExternalAuthorization`.
 const EXTERNAL_AUTHORIZATION: &str = "xternalAuthorization";
 

@@ -1,8 +1,8 @@
-//! Conversion of the `MeshConfig` of OSM, osm-edge and FSM: the settings with an equivalent, and the
-//! unsupported ones.
+//! Reads the `MeshConfig` of OSM, osm-edge and FSM, lists its settings that Leno does not support, and converts the
+//! supported ones to a native `MeshConfig`.
 
 use leno_kubernetes::read::{
-    ALWAYS_ON, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
+    ALWAYS_ON_FIELDS, EXCLUSION_LISTS, INGRESS_GATEWAY, UNSUPPORTED_FIELDS, enables_something,
 };
 use leno_model::Egress;
 use serde_json::{Value, json};
@@ -32,9 +32,11 @@ pub(super) fn read_mesh_config(
     let exclusion_lists = EXCLUSION_LISTS.iter().filter(|_| source == DocumentSource::File).map(
         |(field, annotation)| (*field, format!("annotate namespaces or pods with `{annotation}`")),
     );
-    let ingress_gateway = [INGRESS_GATEWAY].into_iter().filter(|_| source == DocumentSource::File);
-    let ingress_gateway = ingress_gateway.map(|(field, hint)| (field, hint.to_owned()));
-    let disabled_features = ALWAYS_ON
+    let ingress_gateway = [INGRESS_GATEWAY]
+        .into_iter()
+        .filter(|_| source == DocumentSource::File)
+        .map(|(field, hint)| (field, hint.to_owned()));
+    let disabled_features = ALWAYS_ON_FIELDS
         .iter()
         .filter(|(field, _)| find_value(field) == Some("false"))
         .map(|(field, hint)| (*field, (*hint).to_owned()));

@@ -1,4 +1,4 @@
-//! Conversion of request matches and durations to values of native manifests.
+//! Writes request matches and durations as YAML values of `AccessPolicy`s and Gateway API routes.
 
 use std::time::Duration;
 
@@ -63,12 +63,12 @@ fn write_header_match(header_match: &FieldMatch) -> Value {
 }
 
 /// Formats a duration for manifests; `None` if it is not a whole number of milliseconds.
-pub(super) fn format_duration(time: Duration) -> Option<String> {
-    let milliseconds = time.subsec_millis();
-    if time.subsec_nanos() != milliseconds * 1_000_000 {
+pub(super) fn format_duration(duration: Duration) -> Option<String> {
+    let milliseconds = duration.subsec_millis();
+    if duration.subsec_nanos() != milliseconds * 1_000_000 {
         return None;
     }
-    Some(match (time.as_secs(), milliseconds) {
+    Some(match (duration.as_secs(), milliseconds) {
         (seconds, 0) => format!("{seconds}s"),
         (0, milliseconds) => format!("{milliseconds}ms"),
         (seconds, milliseconds) => format!("{seconds}s{milliseconds}ms"),

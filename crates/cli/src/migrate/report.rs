@@ -1,4 +1,4 @@
-//! Migration report: the outcome of every document, for people and for programs.
+//! Builds the migration report: the outcome of every document, as text for people and as JSON for programs.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Conversion of all documents, each to its outcome.
+//! Converts all documents of the input, and decides the outcome of each: replaced, unchanged, not needed or
+//! dropped.
 
 use std::collections::BTreeSet;
 
@@ -33,11 +34,13 @@ pub(super) enum RewriteResult {
 /// Converts every document, and returns the results in the same order. Objects without a namespace get `namespace`.
 pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<RewriteResult> {
     let objects: Vec<&Object> = documents.iter().filter_map(SourceDocument::object).collect();
-    let config_center_items = documents.iter().filter_map(|document| match &document.content {
-        DocumentContent::ConfigCenter(item) => Some(item),
-        _ => None,
-    });
-    let config_center_items: Vec<&ConfigCenterItem> = config_center_items.collect();
+    let config_center_items: Vec<&ConfigCenterItem> = documents
+        .iter()
+        .filter_map(|document| match &document.content {
+            DocumentContent::ConfigCenter(item) => Some(item),
+            _ => None,
+        })
+        .collect();
     let mut has_config = objects.iter().any(|object| matches!(object, Object::MeshConfig(_)));
     let mut results: Vec<RewriteResult> = documents
         .iter()
@@ -52,9 +55,9 @@ pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<Rewr
             }
             DocumentContent::ConfigCenter(item) => {
                 match config_center::convert_item(&config_center_items, &objects, item, namespace) {
-                    RewriteResult::Changed(objects, differences) => {
-                        match validate_converted(&objects) {
-                            Ok(()) => RewriteResult::Changed(objects, differences),
+                    RewriteResult::Changed(converted, differences) => {
+                        match validate_converted(&converted) {
+                            Ok(()) => RewriteResult::Changed(converted, differences),
                             Err(reason) => RewriteResult::Dropped(reason),
                         }
                     }
@@ -71,50 +74,53 @@ pub(super) fn rewrite(documents: &[SourceDocument], namespace: &str) -> Vec<Rewr
     results
 }
 
+/// Converts an object that Leno reads. `objects` are all objects of the input, which `object` may reference.
 fn convert_object(objects: &[&Object], object: &Object) -> RewriteResult {
-    let outcome = match object {
+    let conversion = match object {
         Object::TrafficTarget(target) => {
             access::convert_target(objects, target).map(|object| vec![object])
         }
         Object::TrafficSplit(split) => split::convert_split(objects, split),
         // The content of groups and routes is part of the objects that reference them.
         Object::HttpRouteGroup(_) | Object::TcpRoute(_) => {
-            // `retain_referenced` and `drop_unreferenced` correct the result where other documents reference it.
+            // `retain_referenced` and `drop_unreferenced` correct this result if unchanged or dropped documents
+            // may reference the object.
             return RewriteResult::NotNeeded(
                 "its rules are part of the policies that referenced it, or no policy \
                 referenced it",
             );
         }
         Object::ServicePolicy(policy) => match setting::convert_policy(objects, policy) {
-            Some(outcome) => outcome,
+            Some(conversion) => conversion,
             None if policy.name.kind == ServicePolicyKind::SermantRemoval => {
                 Err("an OutlierDetection has another algorithm: write one manually".to_owned())
             }
             None => return RewriteResult::Native,
         },
         Object::SermantRouteRule(item) => match sermant::convert_item(objects, item) {
-            Ok(NativeEquivalent { objects, differences }) if !differences.is_empty() => {
-                return match validate_converted(&objects) {
-                    Ok(()) => RewriteResult::Changed(objects, differences),
+            Ok(NativeEquivalent { objects: converted, differences }) if !differences.is_empty() => {
+                return match validate_converted(&converted) {
+                    Ok(()) => RewriteResult::Changed(converted, differences),
                     Err(reason) => RewriteResult::Unchanged(reason),
                 };
             }
-            outcome => outcome.map(|native| native.objects),
+            conversion => conversion.map(|equivalent| equivalent.objects),
         },
         Object::Ingress(_) | Object::Egress(_) | Object::Retry(_) | Object::AccessCert(_) => {
             Err("it has no native equivalent, and is supported unchanged".to_owned())
         }
         _ => return RewriteResult::Native,
     };
-    match outcome.and_then(|objects| validate_converted(&objects).map(|()| objects)) {
-        Ok(objects) => RewriteResult::Rewritten(objects),
+    match conversion.and_then(|converted| validate_converted(&converted).map(|()| converted)) {
+        Ok(converted) => RewriteResult::Rewritten(converted),
         Err(reason) => RewriteResult::Unchanged(reason),
     }
 }
 
-/// Validates converted objects: if native kinds have narrower bounds, the original stays.
-fn validate_converted(objects: &[Value]) -> Result<(), String> {
-    for object in objects {
+/// Returns the reason if Leno rejects a converted object, because native kinds have narrower bounds. The original
+/// document then stays.
+fn validate_converted(converted: &[Value]) -> Result<(), String> {
+    for object in converted {
         let (_, rejected) = read_str("new", &yaml::write_document(object));
         if let Some(rejection) = rejected.first() {
             let field = rejection.location.field.as_deref().unwrap_or_default();
@@ -127,11 +133,10 @@ fn validate_converted(objects: &[Value]) -> Result<(), String> {
 /// Avoids duplicate names of one kind: a document that would become the second stays unchanged, or is dropped if it
 /// cannot stay.
 fn resolve_duplicate_names(documents: &[SourceDocument], results: &mut [RewriteResult]) {
-    let remaining = documents.iter().zip(results.iter());
-    let remaining = remaining.filter(|(_, result)| {
+    let remaining_documents = documents.iter().zip(results.iter()).filter(|(_, result)| {
         matches!(result, RewriteResult::Native | RewriteResult::Unchanged(_))
     });
-    let mut names_in_use: BTreeSet<String> = remaining
+    let mut names_in_use: BTreeSet<String> = remaining_documents
         .filter_map(|(document, _)| Some(document.object()?.object_key().to_string()))
         .collect();
     for (document, result) in documents.iter().zip(results) {
@@ -143,7 +148,7 @@ fn resolve_duplicate_names(documents: &[SourceDocument], results: &mut [RewriteR
         match names.iter().find(|name| names_in_use.contains(*name)) {
             Some(name) => {
                 let reason = format!("it would become a second {name}");
-                // An item without an object cannot stay.
+                // Leno does not read these items of a configuration center, so they cannot stay.
                 let can_stay = !matches!(document.content, DocumentContent::ConfigCenter(_));
                 *result = if can_stay {
                     RewriteResult::Unchanged(reason)

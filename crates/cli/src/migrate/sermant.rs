@@ -1,30 +1,29 @@
-//! Conversion of items of Sermant's configuration center to `TagRoute`s and `Lane`s.
+//! Converts Sermant route rules to `TagRoute`s and `Lane`s.
 
 mod native;
 mod write;
 
-use leno_model::{
-    Object, SermantRouteRule, SermantRules, ServiceName, TagRoute, TagRules, TagScope,
-};
+use leno_model::{Object, SermantRouteRule, SermantRules, TagRoute, TagRules, TagScope};
 use serde_json::{Value, json};
 
 use self::native::{DecisionDifferences, convert_lanes, convert_rules};
 use self::write::{write_fallbacks, write_lane_rule, write_preference, write_rule};
 
-/// The equivalent native objects, and the differences between their decisions and those of the original.
+/// The equivalent native objects, and sentences about the cases in which they decide differently than the original.
 pub(super) struct NativeEquivalent {
     pub(super) objects: Vec<Value>,
     pub(super) differences: Vec<&'static str>,
 }
 
-/// Converts an item to `TagRoute`s and `Lane`s, or returns the reason why their meaning would differ.
+/// Converts the route rules of an item to a `TagRoute` and a `Lane` per scope, or returns the reason why their
+/// meaning would differ.
 pub(super) fn convert_item(
     objects: &[&Object],
     item: &SermantRouteRule,
 ) -> Result<NativeEquivalent, String> {
     let mut differences = DecisionDifferences::default();
     let mut converted_objects = Vec::new();
-    for (scope, SermantRules { rules, lanes }) in &item.entries {
+    for (scope, sermant_rules) in &item.entries {
         if let Some(conflict) = find_conflict(objects, item, scope) {
             return Err(conflict);
         }
@@ -40,15 +39,16 @@ pub(super) fn convert_item(
                 "spec": spec,
             })
         };
-        let rules = convert_rules(rules, &mut differences)?;
-        if !rules.is_empty() {
-            converted_objects.push(build_object("TagRoute", write_tag_route(scope, &rules)?));
+        let tag_rules = convert_rules(&sermant_rules.rules, &mut differences)?;
+        if !tag_rules.is_empty() {
+            converted_objects.push(build_object("TagRoute", write_tag_route(scope, &tag_rules)?));
         }
-        let lanes = convert_lanes(lanes, &mut differences)?;
-        if let (TagScope::Service(ServiceName { name, .. }, _), false) = (scope, lanes.is_empty()) {
-            let rules: Result<Vec<Value>, String> = lanes.iter().map(write_lane_rule).collect();
-            converted_objects
-                .push(build_object("Lane", json!({"service": name.as_str(), "rules": rules?})));
+        let lanes = convert_lanes(&sermant_rules.lanes, &mut differences)?;
+        if let (TagScope::Service(service, _), false) = (scope, lanes.is_empty()) {
+            let lane_rules: Result<Vec<Value>, String> =
+                lanes.iter().map(write_lane_rule).collect();
+            let spec = json!({"service": service.name.as_str(), "rules": lane_rules?});
+            converted_objects.push(build_object("Lane", spec));
         }
     }
     if converted_objects.is_empty() {
@@ -67,9 +67,10 @@ fn write_tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, Stri
         TagScope::Mesh => json!({"scope": "mesh"}),
     };
     if !tag_rules.rules.is_empty() {
-        let rules: Result<Vec<Value>, String> = tag_rules.rules.iter().map(write_rule).collect();
+        let yaml_rules: Result<Vec<Value>, String> =
+            tag_rules.rules.iter().map(write_rule).collect();
         spec["fallbackPolicy"] = write_fallbacks(&tag_rules.fallback_policy);
-        spec["rules"] = rules?.into();
+        spec["rules"] = yaml_rules?.into();
     }
     if !tag_rules.caller_rules.is_empty() {
         let preferences: Result<Vec<Value>, String> =
@@ -79,15 +80,15 @@ fn write_tag_route(scope: &TagScope, tag_rules: &TagRules) -> Result<Value, Stri
     Ok(spec)
 }
 
-/// Returns the reason if another rule would apply together with the converted rules, but not with the original:
-/// only the first of two items with one key counts, and native rules take precedence over those of the
-/// configuration center.
+/// Returns the reason if another rule would apply together with the converted rules, but not together with the
+/// original ones. Of two items with the same key only the first applies, and a native rule takes precedence over
+/// items of the configuration center; after conversion, both rules would apply.
 fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope) -> Option<String> {
-    let rules = item.entries.iter().filter(|(rule_scope, _)| rule_scope == scope);
-    let (mut by_request, mut by_caller) = (false, false);
-    for (_, SermantRules { rules, .. }) in rules {
-        by_request |= !rules.rules.is_empty();
-        by_caller |= !rules.caller_rules.is_empty();
+    let scope_entries = item.entries.iter().filter(|(entry_scope, _)| entry_scope == scope);
+    let (mut has_request_rules, mut has_caller_rules) = (false, false);
+    for (_, SermantRules { rules, .. }) in scope_entries {
+        has_request_rules |= !rules.rules.is_empty();
+        has_caller_rules |= !rules.caller_rules.is_empty();
     }
     let matches_scope = |other_scope: &TagScope| match (other_scope, scope) {
         (TagScope::Service(other, _), TagScope::Service(service, _)) => other == service,
@@ -103,8 +104,8 @@ fn find_conflict(objects: &[&Object], item: &SermantRouteRule, scope: &TagScope)
             Object::TagRoute(TagRoute { scope: other_scope, rules, .. })
                 if matches_scope(other_scope) =>
             {
-                let is_conflict = by_request && !rules.rules.is_empty()
-                    || by_caller && !rules.caller_rules.is_empty();
+                let is_conflict = has_request_rules && !rules.rules.is_empty()
+                    || has_caller_rules && !rules.caller_rules.is_empty();
                 is_conflict
                     .then_some("now it takes precedence, and after conversion both would apply")
             }

@@ -1,8 +1,9 @@
-//! Conversion of an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`.
+//! Converts an `UpstreamTrafficSetting` to a `CircuitBreaker` and a `RateLimit`, and a `TrafficWarmup` to a
+//! `LoadBalancing`.
 
 use leno_model::{
-    CircuitBreaker, FailureThreshold, FixedResponse, Object, PathMatch, PolicyScope, Rate,
-    RateLimitKey, RateLimits, RateRule, ServicePolicy, ServicePolicyKind, ServiceRule, SlowStart,
+    CircuitBreaker, FixedResponse, Object, PathMatch, PolicyScope, Rate, RateLimitKey, RateLimits,
+    RateRule, RequestThreshold, ServicePolicy, ServicePolicyKind, ServiceRule, SlowStart,
     TripConditions,
 };
 use serde_json::{Map, Value, json};
@@ -18,7 +19,7 @@ pub(super) fn convert_policy(
     match &policy.rule {
         ServiceRule::UpstreamTrafficSetting(settings) => {
             let (breaker, limits) = &**settings;
-            Some(convert_limits(objects, policy, breaker, limits))
+            Some(convert_traffic_setting(objects, policy, breaker, limits))
         }
         ServiceRule::LoadBalancing(rule)
             if policy.name.kind == ServicePolicyKind::TrafficWarmup =>
@@ -39,7 +40,7 @@ fn convert_slow_start(
     if let Some(reason) = conflict_reason(objects, policy, &[ServicePolicyKind::LoadBalancing]) {
         return Err(reason);
     }
-    let Some(SlowStart { duration: time, min_percent }) = slow_start else {
+    let Some(SlowStart { duration, min_percent }) = slow_start else {
         return Err("it is disabled: remove it".to_owned());
     };
     Ok(vec![json!({
@@ -48,7 +49,7 @@ fn convert_slow_start(
         "metadata": {"name": name.name.as_str(), "namespace": name.namespace.as_str()},
         "spec": {
             "targetRefs": [{"kind": "Service", "name": name.name.as_str()}],
-            "warmup": {"duration": format_exact_duration(time)?, "minimumPercent": min_percent},
+            "warmup": {"duration": format_exact_duration(duration)?, "minimumPercent": min_percent},
         },
     })])
 }
@@ -84,7 +85,9 @@ fn conflict_reason(
     })
 }
 
-fn convert_limits(
+/// Converts an `UpstreamTrafficSetting`, given as its circuit breaker and its rate limits, to a native policy
+/// for each of the two that is set.
+fn convert_traffic_setting(
     objects: &[&Object],
     policy: &ServicePolicy,
     breaker: &CircuitBreaker,
@@ -104,12 +107,12 @@ fn convert_limits(
     let PolicyScope::Services(targets) = &policy.scope else {
         return Err("it applies to a whole namespace".to_owned());
     };
-    let targets: Vec<Value> = targets
+    let target_refs: Vec<Value> = targets
         .iter()
         .map(|target| json!({"kind": "Service", "name": target.service.name.as_str()}))
         .collect();
     let build_object = |kind: ServicePolicyKind, mut spec: Map<String, Value>| {
-        spec.shift_insert(0, "targetRefs".to_owned(), json!(targets));
+        spec.shift_insert(0, "targetRefs".to_owned(), json!(target_refs));
         json!({
             "apiVersion": "leno.dev/v1alpha1",
             "kind": kind.as_str(),
@@ -120,17 +123,18 @@ fn convert_limits(
             "spec": spec,
         })
     };
-    let mut objects = Vec::new();
+    let mut native_policies = Vec::new();
     if *breaker != CircuitBreaker::default() {
-        objects.push(build_object(
+        native_policies.push(build_object(
             ServicePolicyKind::CircuitBreaker,
             build_circuit_breaker_spec(breaker)?,
         ));
     }
     if !limits.is_empty() {
-        objects.push(build_object(ServicePolicyKind::RateLimit, build_rate_limit_spec(limits)?));
+        native_policies
+            .push(build_object(ServicePolicyKind::RateLimit, build_rate_limit_spec(limits)?));
     }
-    Ok(objects)
+    Ok(native_policies)
 }
 
 fn build_circuit_breaker_spec(breaker: &CircuitBreaker) -> Result<Map<String, Value>, String> {
@@ -185,7 +189,7 @@ fn build_trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> 
     if let Some(percent) = to_whole_percent(trip.failure_threshold)? {
         spec.insert("percent".to_owned(), json!(percent));
     }
-    if let Some(slow) = trip.slow {
+    if let Some(slow) = trip.slow_requests {
         let percent = to_whole_percent(slow.threshold)?
             .ok_or("a ratio of slow requests without a percentage")?;
         spec.insert(
@@ -200,15 +204,15 @@ fn build_trip_spec(trip: &TripConditions) -> Result<Map<String, Value>, String> 
 
 /// Converts a ratio to whole percent; `None` without a ratio. Returns a reason if the threshold has no
 /// equivalent.
-fn to_whole_percent(threshold: FailureThreshold) -> Result<Option<u32>, String> {
+fn to_whole_percent(threshold: RequestThreshold) -> Result<Option<u32>, String> {
     match threshold {
-        FailureThreshold { count: Some(_), .. } => {
+        RequestThreshold { count: Some(_), .. } => {
             Err("a circuit opens at a number of failures, natively only at a percentage".to_owned())
         }
-        FailureThreshold { share_ppm: Some(ppm), count: None } if ppm % 10_000 != 0 => {
+        RequestThreshold { share_ppm: Some(ppm), count: None } if ppm % 10_000 != 0 => {
             Err("a ratio is not a whole percentage".to_owned())
         }
-        FailureThreshold { share_ppm, count: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
+        RequestThreshold { share_ppm, count: None } => Ok(share_ppm.map(|ppm| ppm / 10_000)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Conversion of a `TrafficSplit` to Gateway API routes.
+//! Converts an SMI `TrafficSplit` to an `HTTPRoute` or a `TCPRoute`, or both, for each port of its root service.
 
 use leno_model::{
     HttpRouteGroup, Object, Protocol, RouteParent, Service, ServiceName, ServicePort, TrafficSplit,
@@ -14,11 +14,13 @@ pub(super) fn convert_split(
     split: &TrafficSplit,
 ) -> Result<Vec<Value>, String> {
     let root = &split.root.service;
-    let service = objects.iter().find_map(|object| match object {
-        Object::Service(service) if service.name == *root => Some(service),
-        _ => None,
-    });
-    let service: &Service = service.ok_or_else(|| format!("the input has no Service {root}"))?;
+    let service: &Service = objects
+        .iter()
+        .find_map(|object| match object {
+            Object::Service(service) if service.name == *root => Some(service),
+            _ => None,
+        })
+        .ok_or_else(|| format!("the input has no Service {root}"))?;
     reject_conflicts(objects, split)?;
     if let Some(backend) =
         split.backends.iter().find(|backend| backend.service.namespace != root.namespace)
@@ -62,14 +64,13 @@ pub(super) fn convert_split(
 
 /// Rejects a split if other rules for the same service would apply together with it or override it.
 fn reject_conflicts(objects: &[&Object], split: &TrafficSplit) -> Result<(), String> {
-    let root = &split.root.service;
+    let root: &ServiceName = &split.root.service;
     let targets_root =
         |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *root);
-    let root_name: &ServiceName = root;
     for object in objects {
         let (is_conflict, object_key) = match object {
             Object::TrafficSplit(other_split) => (
-                other_split.root.service == *root_name && other_split.name != split.name,
+                other_split.root.service == *root && other_split.name != split.name,
                 object.object_key(),
             ),
             Object::HttpRoute(route) | Object::GrpcRoute(route) => {
@@ -108,11 +109,13 @@ fn build_http_route(
     };
     let mut matches: Vec<Value> = Vec::new();
     for group_name in groups {
-        let group: Option<&HttpRouteGroup> = objects.iter().find_map(|object| match object {
-            Object::HttpRouteGroup(group) if group.name == *group_name => Some(group),
-            _ => None,
-        });
-        let group = group.ok_or_else(|| format!("no HTTPRouteGroup {group_name}"))?;
+        let group: &HttpRouteGroup = objects
+            .iter()
+            .find_map(|object| match object {
+                Object::HttpRouteGroup(group) if group.name == *group_name => Some(group),
+                _ => None,
+            })
+            .ok_or_else(|| format!("no HTTPRouteGroup {group_name}"))?;
         matches.extend(
             group.matches.iter().flat_map(|named_match| write_route_matches(&named_match.request)),
         );

@@ -1,4 +1,4 @@
-//! Access log options of a sidecar.
+//! Defines the access log options of a sidecar.
 
 use std::ffi::OsString;
 
@@ -64,8 +64,8 @@ impl AccessLogArgs {
 
     /// Returns the settings as command line options.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
-        let template = self.access_log_template.as_ref();
-        let template = template.map(|value| format!("--access-log-template={value}"));
+        let template =
+            self.access_log_template.as_ref().map(|value| format!("--access-log-template={value}"));
         let sampling =
             self.access_log_sampling.map(|value| format!("--access-log-sampling={value}"));
         let mode = Some(format!("--access-log={}", self.access_log.as_str()));

@@ -1,4 +1,5 @@
-//! Mesh membership options of a proxy: its workload and its credentials for joining.
+//! Defines the options with which a proxy joins the mesh: its workload, its credentials, and the addresses of
+//! control planes. Values of the last run and of the token file replace missing options.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -70,9 +71,9 @@ impl MemberArgs {
         let defaults = MeshDefaults::load(&state_directory, self.token_file.as_deref(), &workload)?;
         let trust_domain = self.trust_domain.or(defaults.trust_domain).with_context(|| {
             let credential_error = defaults.credential_error.as_ref();
-            let credential_error = credential_error.map(|error| format!(" ({error})")).unwrap_or_default();
+            let error_note = credential_error.map(|error| format!(" ({error})")).unwrap_or_default();
             format!(
-                "{workload} has no usable certificate in {}{credential_error} and no token file: create one with \
+                "{workload} has no usable certificate in {}{error_note} and no token file: create one with \
                  `leno token {workload} --out FILE` and pass --token-file FILE, or pass \
                  --trust-domain with --service-account-token",
                 state_directory.display()
@@ -122,19 +123,18 @@ struct MeshDefaults {
 }
 
 impl MeshDefaults {
-    /// Takes the trust domain from the certificate of the last run while it is valid, otherwise from the token
-    /// file. The control planes are those of the token file if there is no valid certificate, otherwise those of
-    /// the last run, or of the token file if none are saved.
+    /// Returns the values of the last run if its certificate is valid, otherwise the values of the token file.
+    /// If the preferred source has no control plane addresses, the addresses of the other source are used.
     fn load(
         state_directory: &Path,
         token_file: Option<&Path>,
         workload: &WorkloadName,
     ) -> anyhow::Result<Self> {
-        let (credential, credential_error) = match Credential::load(state_directory) {
+        let (stored_credential, credential_error) = match Credential::load(state_directory) {
             Ok(credential) => (credential, None),
             Err(error) => (None, Some(error)),
         };
-        let credential = credential.filter(|credential| {
+        let valid_credential = stored_credential.filter(|credential| {
             credential.workload() == Some(workload) && !credential.is_expired(SystemTime::now())
         });
         let saved_text =
@@ -144,7 +144,7 @@ impl MeshDefaults {
             });
         let saved_addresses: Vec<ControlAddress> =
             saved_text.lines().filter_map(|line| line.parse().ok()).collect();
-        let mut defaults = match (credential, token_file) {
+        let mut defaults = match (valid_credential, token_file) {
             (Some(credential), _) => {
                 let trust_domain = Some(credential.id().trust_domain.clone());
                 Self { trust_domain, ..Self::default() }

@@ -1,4 +1,5 @@
-//! Status reports of a sidecar to its supervisor, and the supervisor's orders.
+//! Reports a sidecar's listeners and requests in progress to its supervisor, `leno up`, and executes the
+//! supervisor's orders. Both are lines of JSON over the socket at the sidecar's standard input.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -80,7 +81,7 @@ impl From<SupervisorOrder> for PortStates {
 }
 
 impl SidecarReport {
-    /// Returns the address of the HTTP proxy listener; `None` if it is closed or there is none.
+    /// Returns the address of the HTTP proxy listener; `None` if the sidecar has no such listener, or it is closed.
     pub(crate) fn http_proxy(&self) -> Option<SocketAddr> {
         self.open_listeners.get("http-proxy").copied()
     }
@@ -118,6 +119,8 @@ pub(super) fn report_listeners<F: Fn() -> u64>(
     Ok(report_changes(sources, supervisor))
 }
 
+/// Sends a report on every change of the listeners, and of the requests in progress while the supervisor has
+/// ordered their count. Without a supervisor only logs the listeners.
 async fn report_changes<F: Fn() -> u64>(
     mut sources: ReportSources<F>,
     supervisor: Option<UnixStream>,

@@ -1,4 +1,4 @@
-//! Optional settings of a sidecar: addresses, threads, access log, limits and timeouts.
+//! Defines the optional settings of sidecars and gateways: addresses, threads, access log, limits and timeouts.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -248,7 +248,7 @@ mod tests {
         ];
         let dns_proxy = parse_config(&command_line).dns_proxy.unwrap();
         assert_eq!(dns_proxy.domain.to_string(), "corp.example");
-        assert_eq!(dns_proxy.at[0], "127.0.0.1:15053".parse().unwrap());
+        assert_eq!(dns_proxy.listen_addresses[0], "127.0.0.1:15053".parse().unwrap());
         let scratch = tempfile::tempdir().unwrap();
         let mut config = parse_config(&command_line);
         let file = scratch.path().join("resolv.conf");

@@ -1,4 +1,4 @@
-//! Atomic nf_tables updates over netlink: sidecar images contain no `nft` program.
+//! Replaces Leno's nf_tables table atomically over netlink, because sidecar images contain no `nft` program.
 
 use std::io;
 use std::net::IpAddr;
@@ -38,9 +38,9 @@ pub(super) fn replace_table(chains: &[NftChain]) -> anyhow::Result<()> {
     ];
     for chain in chains {
         requests.push(("a chain", NfTablesMessage::NewChain(build_chain_message(chain.hook))));
-        let rule =
+        let to_request =
             |rule| ("a rule", NfTablesMessage::NewRule(build_rule_message(chain.hook, rule)));
-        requests.extend(chain.rules.iter().map(rule));
+        requests.extend(chain.rules.iter().map(to_request));
     }
     send_batch(&requests)
 }
@@ -70,8 +70,8 @@ fn send_batch(requests: &[(&str, NfTablesMessage)]) -> anyhow::Result<()> {
                 acknowledged_count += 1;
                 continue;
             };
-            let request = usize::try_from(reply.sequence).ok();
-            let request = request.and_then(|sequence| requests.get(sequence.checked_sub(1)?));
+            let sequence = usize::try_from(reply.sequence).ok();
+            let request = sequence.and_then(|sequence| requests.get(sequence.checked_sub(1)?));
             let description = request.map_or("the transaction", |(description, _)| description);
             return Err(add_hint(error).context(format!("the kernel rejected {description}")));
         }
@@ -161,13 +161,13 @@ fn build_chain_message(hook: NetfilterHook) -> ChainMessage {
 }
 
 fn build_rule_message(hook: NetfilterHook, rule: &NftRule) -> RuleMessage {
-    let expressions = rule
+    let expressions: Vec<ListAttribute<ExpressionAttribute>> = rule
         .matches
         .iter()
         .flat_map(build_match_expressions)
-        .chain(build_verdict_expressions(rule.verdict));
-    let expressions: Vec<ListAttribute<ExpressionAttribute>> =
-        expressions.map(ListAttribute::from).collect();
+        .chain(build_verdict_expressions(rule.verdict))
+        .map(ListAttribute::from)
+        .collect();
     RuleMessage {
         attributes: vec![
             RuleAttribute::Table(TABLE.to_owned()),
@@ -193,17 +193,17 @@ fn build_match_expressions(nft_match: &NftMatch) -> Vec<Expressions> {
         NftMatch::TcpPort(port) => build_port_expressions(IPPROTO_TCP, *port),
         NftMatch::UdpPort(port) => build_port_expressions(IPPROTO_UDP, *port),
         NftMatch::DestinationRange(range) => {
-            let (family, offset, first_octets) = match range.first_address() {
-                IpAddr::V4(first_octets) => (NFPROTO_IPV4, 16, first_octets.octets().to_vec()),
-                IpAddr::V6(first_octets) => (NFPROTO_IPV6, 24, first_octets.octets().to_vec()),
+            let (family, offset, octets) = match range.first_address() {
+                IpAddr::V4(address) => (NFPROTO_IPV4, 16, address.octets().to_vec()),
+                IpAddr::V6(address) => (NFPROTO_IPV6, 24, address.octets().to_vec()),
             };
-            let length = u32::try_from(first_octets.len()).unwrap_or(0);
+            let length = u32::try_from(octets.len()).unwrap_or(0);
             vec![
                 load_meta(MetaKey::Nfproto),
                 compare_register(vec![family]),
                 load_header(BASE_NETWORK, offset, length),
                 mask_register(range.mask(), length),
-                compare_register(first_octets),
+                compare_register(octets),
             ]
         }
     }

@@ -1,4 +1,4 @@
-//! Packet filter rules for redirection, and their `nft` syntax.
+//! Defines the nftables rules that redirect connections, and formats them in `nft` syntax.
 
 use std::fmt;
 
@@ -67,9 +67,9 @@ impl NetfilterHook {
 
 /// Formats the chains in `nft -f` syntax, replacing the existing table.
 pub(super) fn to_text(chains: &[NftChain]) -> String {
-    let chains: String = chains.iter().map(ToString::to_string).collect();
+    let chain_texts: String = chains.iter().map(ToString::to_string).collect();
     format!(
-        "add table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chains}}}\n"
+        "add table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n{chain_texts}}}\n"
     )
 }
 

@@ -1,4 +1,4 @@
-//! Verification of redirection, with a probe connection before the sidecar starts.
+//! Verifies with a probe connection that connections are redirected, before the sidecar starts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -8,7 +8,8 @@ use leno_proxy::OUTBOUND_PORT;
 use rustix::io::Errno;
 use socket2::SockRef;
 
-/// Verifies the redirection: listens on the sidecar's port, and connects to unused addresses.
+/// Verifies the redirection: listens on the sidecar's port, and connects to addresses that no host has. With
+/// redirection these connections arrive at the port.
 ///
 /// # Errors
 /// If no connection arrives at the port, for any IP version.
@@ -45,7 +46,8 @@ fn is_redirected(unused_address: IpAddr) -> anyhow::Result<bool> {
     else {
         return Ok(false);
     };
-    // The kernel completes the handshake before `accept`; without a connection here, another host responded.
+    // The kernel completes the handshake before `accept`. If no connection arrives at the listener, another
+    // host has responded to the probe.
     SockRef::from(&listener).set_read_timeout(Some(PROBE_TIMEOUT))?;
     let accepted_address = listener.accept().map(|(_, peer_address)| peer_address);
     Ok(accepted_address.is_ok_and(|peer_address| {

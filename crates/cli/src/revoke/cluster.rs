@@ -1,4 +1,4 @@
-//! Revocation of a Kubernetes pod, as an entry of `spec.revoked` in the MeshConfig.
+//! Revokes a Kubernetes pod with an entry of `spec.revoked` in the MeshConfig.
 
 use std::collections::BTreeSet;
 
@@ -40,20 +40,23 @@ pub(super) async fn run(
                 selected_workload: None,
             });
         };
-        let changed = edit_entries(&mut entries, selected, change);
+        let has_changed = edit_entries(&mut entries, selected, change);
         let result = RevocationResult {
             revoked_workloads: parse_revoked_workloads(&entries),
-            selected_workload: Some((selected.clone(), changed)),
+            selected_workload: Some((selected.clone(), has_changed)),
         };
-        if !changed {
+        if !has_changed {
             return Ok(result);
         }
-        let spec = config.data.get_mut("spec").and_then(Value::as_object_mut);
-        let spec = spec.context("the MeshConfig has no `spec`")?;
-        spec.insert("revoked".to_owned(), Value::Array(entries));
-        let name = config.metadata.name.clone().unwrap_or_default();
-        // The object carries the resource version that it replaces.
-        let name = ObjectName::new(&name)?;
+        config
+            .data
+            .get_mut("spec")
+            .and_then(Value::as_object_mut)
+            .context("the MeshConfig has no `spec`")?
+            .insert("revoked".to_owned(), Value::Array(entries));
+        let name = ObjectName::new(&config.metadata.name.clone().unwrap_or_default())?;
+        // The object has the resource version that was read. The API server rejects the replacement with 409 if
+        // another client has changed the object since.
         match mesh_config_api(&client)?.replace(&name, &PostParams::default(), &config).await {
             Ok(_) => return Ok(result),
             Err(error) if error.status_code() == Some(409) => {}
@@ -81,9 +84,12 @@ async fn query_pod_uid(client: &Client, workload: &WorkloadName) -> anyhow::Resu
 
 /// Reads the single MeshConfig of the cluster.
 async fn read_mesh_config(client: &Client) -> anyhow::Result<DynamicObject> {
-    let configs = mesh_config_api(client)?.list(&ListParams::default().limit(2)).await;
-    let mut configs =
-        configs.map_err(format_api_error).context("cannot read the MeshConfig")?.items;
+    let mut configs = mesh_config_api(client)?
+        .list(&ListParams::default().limit(2))
+        .await
+        .map_err(format_api_error)
+        .context("cannot read the MeshConfig")?
+        .items;
     match (configs.pop(), configs.is_empty()) {
         (Some(config), true) => Ok(config),
         (Some(_), false) => bail!("the cluster has several MeshConfigs: remove all but one"),

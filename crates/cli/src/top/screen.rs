@@ -1,4 +1,4 @@
-//! Rendering of `leno top`: from the mesh status and the screen size to text.
+//! Renders the screen of `leno top` as text, from the mesh status, the screen size and the style.
 
 use std::cmp::Ordering;
 
@@ -56,14 +56,14 @@ fn total_per_second(sidecar: &SidecarTraffic) -> f64 {
 }
 
 fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortOrder) -> Ordering {
-    let sort_value = |rates: &RateStatus| match order {
+    let value_in_column = |rates: &RateStatus| match order {
         SortOrder::Rate => Some(rates.per_second),
         SortOrder::Success => rates.success.map(|share| 1.0 - share),
         SortOrder::P50 => rates.p50_ms,
         SortOrder::P99 => rates.p99_ms,
         SortOrder::Name => None,
     };
-    let sort_value = |rates: &RateStatus| sort_value(rates).unwrap_or(-1.0);
+    let sort_value = |rates: &RateStatus| value_in_column(rates).unwrap_or(-1.0);
     sort_value(&second.rates)
         .total_cmp(&sort_value(&first.rates))
         .then_with(|| first.name.cmp(&second.name))
@@ -72,19 +72,13 @@ fn compare_rates(first: &NamedRateStatus, second: &NamedRateStatus, order: SortO
 /// Renders all tables completely, for output that is not a terminal.
 pub(super) fn render_all(content: &ScreenContent, format: OutputFormat) -> String {
     let tables = [
-        service_table(content),
-        rejection_table(content),
-        route_table(content),
-        sidecar_table(content),
-    ]
-    .map(|table| table.render(format));
-    let tables = tables.into_iter().zip([
-        content.traffic.services.len(),
-        content.traffic.rejections.len(),
-        content.traffic.routes.len(),
-        content.traffic.sidecars.len(),
-    ]);
-    let table_texts = tables.filter(|(_, rows)| *rows > 0).map(|(table, _)| table);
+        (service_table(content), content.traffic.services.len()),
+        (rejection_table(content), content.traffic.rejections.len()),
+        (route_table(content), content.traffic.routes.len()),
+        (sidecar_table(content), content.traffic.sidecars.len()),
+    ];
+    let non_empty_tables = tables.into_iter().filter(|(_, row_count)| *row_count > 0);
+    let table_texts = non_empty_tables.map(|(table, _)| table.render(format));
     let text = table_texts.collect::<Vec<_>>().join("\n");
     match text.is_empty() {
         true => format!("{}\n", no_traffic_text(content)),
@@ -108,7 +102,7 @@ pub(super) fn render_screen(
     style: ScreenStyle,
 ) -> String {
     let mut lines = vec![render_header(content, size, style), String::new()];
-    let tables = [
+    let tables: Vec<_> = [
         (
             service_table(content).render(OutputFormat::Table),
             rate_styles(&content.traffic.services),
@@ -119,9 +113,10 @@ pub(super) fn render_screen(
         ),
         (route_table(content).render(OutputFormat::Table), rate_styles(&content.traffic.routes)),
         (sidecar_table(content).render(OutputFormat::Table), Vec::new()),
-    ];
-    let tables: Vec<_> =
-        tables.into_iter().filter(|(table, _)| table.lines().count() > 1).collect();
+    ]
+    .into_iter()
+    .filter(|(table, _)| table.lines().count() > 1)
+    .collect();
     if tables.is_empty() {
         lines.push(truncate_line(no_traffic_text(content), size.columns));
     }
@@ -186,14 +181,16 @@ fn render_header(content: &ScreenContent, size: ScreenSize, style: ScreenStyle) 
         format_rate(total_rate)
     );
     let to_screen_line = |text: &str| truncate_line(&escape_cell(text), size.columns);
-    let text = match describe_scope(&content.status) {
+    let scoped_text = match describe_scope(&content.status) {
         Some(scope) => format!("{text} · {scope}"),
         None => text,
     };
     match &content.error {
-        Some(error) => style
-            .paint(&to_screen_line(&format!("{text} · not updated: {error}")), LineStyle::Failing),
-        None => style.paint(&to_screen_line(&text), LineStyle::Header),
+        Some(error) => style.paint(
+            &to_screen_line(&format!("{scoped_text} · not updated: {error}")),
+            LineStyle::Failing,
+        ),
+        None => style.paint(&to_screen_line(&scoped_text), LineStyle::Header),
     }
 }
 
@@ -236,9 +233,9 @@ fn route_table(content: &ScreenContent) -> Listing {
     rate_table(COLUMNS, &content.traffic.routes)
 }
 
-fn rate_table(columns: &'static [ListingColumn], rates: &[NamedRateStatus]) -> Listing {
+fn rate_table(columns: &'static [ListingColumn], named_rates: &[NamedRateStatus]) -> Listing {
     let mut listing = Listing::new(columns);
-    for NamedRateStatus { name, rates } in rates {
+    for NamedRateStatus { name, rates } in named_rates {
         listing.add_row([
             name.clone(),
             format_rate(rates.per_second),

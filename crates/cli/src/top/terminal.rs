@@ -1,4 +1,4 @@
-//! Terminal handling for live views: alternate screen and unbuffered keys, restored on exit.
+//! Switches the terminal to live mode, with the alternate screen and unbuffered keys, and restores it on exit.
 
 use std::io::{self, Read as _, Write as _};
 use std::sync::OnceLock;
@@ -39,7 +39,7 @@ impl LiveTerminal {
         Ok(terminal)
     }
 
-    /// Restores the terminal modes without a write, which its reader may block.
+    /// Restores the terminal modes without a write to the terminal, which could block.
     pub(super) fn restore() {
         if let Some(original_modes) = ORIGINAL_MODES.get() {
             termios::tcsetattr(io::stdin(), OptionalActions::Now, original_modes).ok();
@@ -67,8 +67,8 @@ impl LiveTerminal {
 
     /// Returns the columns and rows of the terminal; 80 and 24 if the size is unknown.
     pub(super) fn size(&self) -> (usize, usize) {
-        let size = termios::tcgetwinsize(io::stdout());
-        let size = size.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+        let size = termios::tcgetwinsize(io::stdout())
+            .map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
         size.ok().filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or((80, 24))
     }
 

@@ -1,4 +1,5 @@
-//! Supervisor of a workload's application: starts it once its sidecar is ready, and restarts it after an exit.
+//! Supervises a workload's application: starts it once its sidecar is ready, restarts it after an exit, and reports
+//! its phase and ports to the control plane and the sidecar.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -82,20 +83,20 @@ impl ApplicationProgress {
             ApplicationPhase::Restarting => ApplicationState::Restarting,
             ApplicationPhase::Stopped => ApplicationState::Stopped,
         };
-        let problems = self.ports.iter();
-        let problems =
-            problems.filter_map(|(port, state)| Some((*port, state.describe_problem()?)));
+        let port_problems =
+            self.ports.iter().filter_map(|(port, state)| Some((*port, state.describe_problem()?)));
         Some(Application {
             state,
             since: self.phase_since,
             restarts: self.restarts,
             failures: self.failures,
             last_exit: self.last_exit.clone(),
-            ports: problems.collect(),
+            ports: port_problems.collect(),
         })
     }
 
-    /// Returns the state for the sidecar.
+    /// Returns the order to the sidecar: for each port, whether it forwards requests, holds them until the
+    /// application is ready, or rejects them.
     pub(super) fn to_order(&self) -> SupervisorOrder {
         let (ports, otherwise) = match self.phase {
             ApplicationPhase::External => (BTreeMap::new(), PortStateOrder::Open),
@@ -104,14 +105,14 @@ impl ApplicationProgress {
             ApplicationPhase::Restarting
             | ApplicationPhase::Starting(_)
             | ApplicationPhase::Running(_) => {
-                let order = |port: &ObservedPort| match port {
+                let port_order = |observed: &ObservedPort| match observed {
                     ObservedPort::Starting | ObservedPort::Overdue(_) => PortStateOrder::Starting,
                     // A connection to a port that is not listening fails by itself.
                     ObservedPort::Ready | ObservedPort::NotListening => PortStateOrder::Open,
                     ObservedPort::Unready => PortStateOrder::Down,
                     ObservedPort::Taken(process) => PortStateOrder::Taken(process.clone()),
                 };
-                let ports = self.ports.iter().map(|(port, state)| (*port, order(state)));
+                let ports = self.ports.iter().map(|(port, state)| (*port, port_order(state)));
                 // A port that was just added is not observed yet.
                 let otherwise = match self.phase {
                     ApplicationPhase::Restarting => PortStateOrder::Down,
@@ -125,7 +126,7 @@ impl ApplicationProgress {
     }
 }
 
-/// Changes the phase. If the phase is the same, nothing changes, including the time of the last change.
+/// Changes the phase and its start time. Does nothing if the application is in this phase already.
 fn change_phase(progress: &watch::Sender<ApplicationProgress>, phase: ApplicationPhase) {
     progress.send_if_modified(|progress| {
         let has_changed = progress.phase != phase;
@@ -172,7 +173,7 @@ pub(super) async fn supervise(
         let start = Instant::now();
         let exit =
             run_application(command_builder, &launch, placement, &mut inputs, progress).await;
-        // All processes of its group have exited.
+        // All processes of the application's process group have exited.
         process_groups::remove_record(&command_builder.record_path(&name));
         command_builder.running_applications().remove_run(&name);
         let (reason, child) = match exit {
@@ -215,6 +216,8 @@ enum ApplicationExit {
     Exited(String, Option<Box<ChildProcess>>),
 }
 
+/// Runs the application once: until it exits, until its command or environment changes, or until `inputs.stop`.
+/// All of its processes have exited on return.
 async fn run_application(
     command_builder: &CommandBuilder,
     launch: &ApplicationLaunch,
@@ -222,9 +225,9 @@ async fn run_application(
     inputs: &mut ApplicationInputs,
     progress: &watch::Sender<ApplicationProgress>,
 ) -> ApplicationExit {
-    let workload = inputs.workload.borrow().name.clone();
-    let name = workload.to_string();
-    let command = command_builder.application_command(&workload, launch, placement);
+    let workload_name = inputs.workload.borrow().name.clone();
+    let name = workload_name.to_string();
+    let command = command_builder.application_command(&workload_name, launch, placement);
     let listening_before = ports::listening_inodes();
     let line_source = LineSource::new(name.clone(), &name);
     let mut child = match ChildProcess::spawn(
@@ -237,30 +240,30 @@ async fn run_application(
         Err(error) => return ApplicationExit::Exited(error.to_string(), None),
     };
     let pid = child.pid();
-    let mut descendants = ApplicationRun::from_leader(pid);
-    if let Some(run) = descendants.clone() {
-        command_builder.running_applications().add_run(&workload, run);
+    let mut application_run = ApplicationRun::from_leader(pid);
+    if let Some(run) = application_run.clone() {
+        command_builder.running_applications().add_run(&workload_name, run);
     }
     change_phase(progress, ApplicationPhase::Starting(pid));
     let has_own_namespace = !placement.wrapper.is_empty();
     let workload = inputs.workload.clone();
-    let port_watch = watch_ports(
+    let port_observation = observe_ports(
         ObservedApplication { pid, workload, listening_before, has_own_namespace },
         progress,
     );
-    let record = command_builder.record_path(&inputs.workload.borrow().name);
+    let record_path = command_builder.record_path(&workload_name);
     let ApplicationInputs { workload, reports, stop } = inputs;
     let outdated_wait = wait_until_outdated(workload, reports, launch);
     let exit = tokio::select! {
         status = child.wait_until_exited() => {
             let reason = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-            kill_leftovers(&name, descendants.as_ref(), Duration::ZERO).await;
+            kill_leftovers(&name, application_run.as_ref(), Duration::ZERO).await;
             return ApplicationExit::Exited(reason, Some(Box::new(child)));
         }
         () = outdated_wait => ApplicationExit::Outdated,
         _ = stop.wait_for(|stop| *stop) => ApplicationExit::Stopped,
-        never = port_watch => match never {},
-        never = process_groups::maintain_record(&record, pid) => match never {},
+        never = port_observation => match never {},
+        never = process_groups::maintain_record(&record_path, pid) => match never {},
     };
     if matches!(exit, ApplicationExit::Outdated) {
         // New requests wait for the next process while this one completes its requests.
@@ -271,9 +274,9 @@ async fn run_application(
                 "the command of the application changed: its requests in progress are completed first"
             );
             progress.send_modify(|progress| progress.is_draining = true);
-            let max_wait = command_builder.drain_timeout() / 2;
+            let drain_timeout = command_builder.drain_timeout() / 2;
             tokio::select! {
-                () = sidecar::wait_until_idle(|| is_busy(reports), max_wait) => {}
+                () = sidecar::wait_until_idle(|| is_busy(reports), drain_timeout) => {}
                 _ = child.wait_until_exited() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
@@ -281,22 +284,22 @@ async fn run_application(
         }
     }
     let deadline = Instant::now() + STOP_TIMEOUT;
-    // The first process may stop the others in its own order, as supervisors do.
-    descendants.iter_mut().for_each(ApplicationRun::record_descendants);
+    // The application's first process may be a supervisor, which stops its children in its own order.
+    application_run.iter_mut().for_each(ApplicationRun::record_descendants);
     if child.stop(STOP_TIMEOUT).await == StopOutcome::Forced {
         tracing::warn!(name, "the application did not exit on SIGTERM and was killed");
     }
-    descendants.iter().for_each(|descendants| descendants.signal_all(Signal::TERM));
+    application_run.iter().for_each(|run| run.signal_all(Signal::TERM));
     let remaining_wait = deadline.saturating_duration_since(Instant::now()).max(MIN_LEFTOVERS_WAIT);
-    kill_leftovers(&name, descendants.as_ref(), remaining_wait).await;
+    kill_leftovers(&name, application_run.as_ref(), remaining_wait).await;
     exit
 }
 
 /// Kills the processes of an application that left its process group: they would hold the ports that the next
 /// process needs.
-async fn kill_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wait: Duration) {
-    let Some(descendants) = descendants else { return };
-    for description in descendants.wait_or_kill(max_wait).await {
+async fn kill_leftovers(name: &str, application_run: Option<&ApplicationRun>, max_wait: Duration) {
+    let Some(run) = application_run else { return };
+    for description in run.wait_or_kill(max_wait).await {
         tracing::info!(
             name,
             process = description,
@@ -305,13 +308,13 @@ async fn kill_leftovers(name: &str, descendants: Option<&ApplicationRun>, max_wa
     }
 }
 
-/// True until the sidecar reports that no request is in progress; false if no sidecar runs.
+/// True until the sidecar reports that no request is in progress; false while no sidecar runs.
 fn is_busy(reports: &watch::Receiver<Option<SidecarReport>>) -> bool {
     reports.borrow().as_ref().is_some_and(|report| report.in_flight != Some(0))
 }
 
 /// Updates the states of the ports and the phase of the application. Never returns.
-async fn watch_ports(
+async fn observe_ports(
     observed: ObservedApplication,
     progress: &watch::Sender<ApplicationProgress>,
 ) -> Infallible {

@@ -1,4 +1,4 @@
-//! A child process, its output, and its graceful or forced end.
+//! Runs a child process: forwards its output to the console, and stops it gracefully or by force.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -33,8 +33,8 @@ pub(super) struct ChildProcess {
 pub(super) enum StopScope {
     /// The process itself.
     Process,
-    /// The process and its descendants that stayed in its group. They do not outlive the process: they would
-    /// hold the ports that the next one needs.
+    /// The process and its descendants that stayed in its process group. They are killed when the process exits,
+    /// because they would hold the ports that the next process needs.
     Group,
 }
 
@@ -55,9 +55,11 @@ impl ChildProcess {
             .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
-        let pid = process.id().and_then(|id| i32::try_from(id).ok());
-        let pid = pid.and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("the process has no id"))?;
+        let pid = process
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| io::Error::other("the process has no id"))?;
         started_pids().insert(pid.as_raw_nonzero().get());
         let (mut output_tasks, console_progress) = (JoinSet::new(), ConsoleProgress::default());
         let clone_inputs = |output_stream| {
@@ -116,8 +118,8 @@ impl ChildProcess {
         }
     }
 
-    /// Waits up to `OUTPUT_GRACE` for the output of an exited process, and leaves the rest to one of `tasks`,
-    /// so that the caller can continue.
+    /// Waits up to `OUTPUT_GRACE` for the output of an exited process. A new task of `tasks` forwards output
+    /// that is still missing then, so that the caller can continue.
     pub(super) async fn finish_output_in_background(mut self, tasks: &mut JoinSet<()>) {
         if timeout(OUTPUT_GRACE, self.wait_for_output()).await.is_ok() {
             return;
@@ -152,8 +154,8 @@ impl ChildProcess {
         if self.scope == StopScope::Process {
             return;
         }
-        // A zombie that is not reaped still counts as a member of the group; then the end of the output
-        // decides.
+        // A zombie still counts as a member of the group. If only zombies remain, the end of the output ends the
+        // wait, because no process can write to it anymore.
         while test_kill_process_group(self.pid).is_ok() {
             // Orphaned members may be children of this process.
             while let Ok(Some(_)) = waitpgid(self.pid, WaitOptions::NOHANG) {}
@@ -183,12 +185,12 @@ impl ChildProcess {
         if self.is_reaped {
             return;
         }
-        let result = match self.scope {
+        let delivery = match self.scope {
             StopScope::Process if self.process.id().is_none() => return,
             StopScope::Process => kill_process(self.pid, signal),
             StopScope::Group => kill_process_group(self.pid, signal),
         };
-        if let Err(error) = result {
+        if let Err(error) = delivery {
             tracing::debug!(pid = self.pid(), %error, "a signal was not delivered");
         }
     }

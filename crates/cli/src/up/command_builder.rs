@@ -1,4 +1,5 @@
-//! Commands that start the processes of a workload: its sidecar and its application.
+//! Builds the commands that start the processes of a workload, its sidecar and its application, and prepares the
+//! sidecar's state directory and token.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -96,9 +97,12 @@ impl CommandBuilder {
         placement: &Placement,
     ) -> anyhow::Result<Command> {
         let name = &workload.name;
-        let state_directory = self.settings.data.join("proxies");
-        let state_directory =
-            state_directory.join(name.namespace.as_str()).join(name.name.as_str());
+        let state_directory = self
+            .settings
+            .data
+            .join("proxies")
+            .join(name.namespace.as_str())
+            .join(name.name.as_str());
         let token_path = self.prepare_state_directory(workload, &state_directory)?;
         let mut command = self.leno_command(placement);
         if let Some(level) = &self.settings.log_level {
@@ -172,7 +176,8 @@ impl CommandBuilder {
         }
     }
 
-    /// Prepares a sidecar's state directory. Returns a new token file unless the certificate there is valid.
+    /// Prepares a sidecar's state directory. Returns the path of a new token file, or `None` if the directory has a
+    /// valid certificate of the workload. Removes a credential that is damaged or belongs to another identity.
     fn prepare_state_directory(
         &self,
         workload: &Workload,

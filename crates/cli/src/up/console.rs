@@ -1,4 +1,4 @@
-//! The console: lines of many processes, each with the name of its process.
+//! Writes the output of many processes to the console line by line, each line with the name of its process.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
@@ -74,10 +74,10 @@ impl Console {
         mut source: impl AsyncRead + Unpin,
     ) {
         let width = self.name_width.fetch_max(line_source.name.len(), Ordering::Relaxed);
-        let prefix = |width: usize| line_source.line_prefix(width, output);
+        let render_prefix = |width: usize| line_source.line_prefix(width, output);
         let mut splitter = LineSplitter::default();
         let mut chunk = vec![0; CHUNK_BYTES];
-        let mut prefix_text = prefix(width.max(line_source.name.len()));
+        let mut prefix = render_prefix(width.max(line_source.name.len()));
         loop {
             let byte_count = source.read(&mut chunk).await.unwrap_or(0);
             let lines = match chunk.get(..byte_count) {
@@ -85,10 +85,10 @@ impl Console {
                 _ => splitter.remaining_lines(),
             };
             if !lines.is_empty() {
-                prefix_text = prefix(self.name_width.load(Ordering::Relaxed));
+                prefix = render_prefix(self.name_width.load(Ordering::Relaxed));
             }
             for line in lines {
-                self.write(output, &[prefix_text.as_bytes(), &line, b"\n"].concat()).await;
+                self.write(output, &[prefix.as_bytes(), &line, b"\n"].concat()).await;
                 progress.count_line();
             }
             if byte_count == 0 {
@@ -102,7 +102,8 @@ impl Console {
         self.write(output, text.as_bytes()).await;
     }
 
-    /// Adds lines to the queue of an output. A slow reader of the output slows down processes that write much; a blocked reader loses lines.
+    /// Adds lines to the queue of an output. While the queue is full, the process that wrote the lines waits.
+    /// Once the terminal or pipe has accepted no line for `BLOCKED_TIMEOUT`, the lines are dropped and counted.
     async fn write(&self, output: OutputStream, text: &[u8]) {
         let queue = match output {
             OutputStream::Stdout => &self.stdout_queue,
@@ -125,11 +126,11 @@ pub(super) struct LineSource {
 }
 
 impl LineSource {
-    /// Creates a line source. `family` selects the color: a workload's sidecar and application have the same
-    /// one.
-    pub(super) fn new(name: String, family: &str) -> Self {
-        // FNV-1a: the same name always has the same color.
-        let hash = family.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    /// Creates a line source. Sources with the same `color_key` have the same color, such as a workload's
+    /// sidecar and its application.
+    pub(super) fn new(name: String, color_key: &str) -> Self {
+        // FNV-1a: the same key always has the same color.
+        let hash = color_key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
         let color_index = usize::try_from(hash % COLORS.len() as u64).unwrap_or(0);
@@ -156,7 +157,8 @@ struct LineSplitter {
 }
 
 impl LineSplitter {
-    /// Returns the complete lines, and those of the maximum length.
+    /// Returns the lines that `bytes` complete. A line without an end is returned in parts once it reaches the
+    /// maximum length.
     fn split_lines(&mut self, mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut lines = Vec::new();
         while let Some(line_end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -175,7 +177,7 @@ impl LineSplitter {
         lines
     }
 
-    /// Returns the remaining bytes at the end of the input.
+    /// Returns the last line if it has no newline at the end of the input; otherwise nothing.
     fn remaining_lines(&mut self) -> Vec<Vec<u8>> {
         match self.partial_line.is_empty() {
             true => Vec::new(),

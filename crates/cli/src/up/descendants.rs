@@ -1,4 +1,4 @@
-//! Processes that an application started, including those in other process groups and sessions.
+//! Finds and stops the processes that an application started, including those in other process groups and sessions.
 //!
 //! The first process of an application gets a unique environment variable, which its descendants inherit, and
 //! adopts its orphaned descendants. When the first process exits, `leno up` adopts the remaining descendants;
@@ -24,10 +24,11 @@ use super::sockets::{self, ProcessEntry};
 /// One run of an application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApplicationRun {
+    /// The process ID of the first process.
     leader: i32,
     /// The start time of the first process, in clock ticks since boot.
     started: u64,
-    /// The variable and its value, as in the environment.
+    /// The environment variable of the run: `LENO_APPLICATION_RUN=PID_NAMESPACE/LEADER/STARTED`.
     marker: String,
     /// The descendants at the last call of `record_descendants`, with their start times.
     recorded_descendants: BTreeMap<i32, u64>,
@@ -48,12 +49,12 @@ impl ApplicationRun {
         Self { leader, started, marker, recorded_descendants: BTreeMap::new() }
     }
 
-    /// Returns the name and the value of the variable.
+    /// Returns the name and the value of the environment variable that marks the run's processes.
     pub(crate) fn environment_variable(&self) -> Option<(&str, &str)> {
         self.marker.split_once('=')
     }
 
-    /// Signals the live processes.
+    /// Signals the live processes of the run.
     pub(super) fn signal_all(&self, signal: Signal) {
         for pid in self.member_processes() {
             // A process that has just exited needs no signal.
@@ -103,12 +104,13 @@ impl ApplicationRun {
         killed.into_values().collect()
     }
 
-    /// Returns the live processes, including those that `leno up` adopted and that have no variable.
+    /// Returns the live processes of the run, and the processes without the variable that `leno up` adopted,
+    /// which may belong to an earlier run.
     fn killable_processes(&self) -> Vec<i32> {
         sockets::all_pids().filter(|pid| self.contains(*pid) || self.may_contain(*pid)).collect()
     }
 
-    /// Returns the live processes.
+    /// Returns the live processes of the run: those recorded as descendants, and those with the variable.
     pub(super) fn member_processes(&self) -> Vec<i32> {
         sockets::all_pids().filter(|pid| self.contains(*pid)).collect()
     }
@@ -147,8 +149,8 @@ fn has_variable_line(pid: i32, is_match: impl Fn(&[u8]) -> bool) -> bool {
     environment.split(|byte| *byte == 0).any(is_match)
 }
 
-/// Makes this process, `leno up`, the subreaper of its applications' descendants. The init process of a PID
-/// namespace adopts orphans anyway, also of processes that belong to no application.
+/// Makes this process, `leno up`, the subreaper of its applications' descendants, so that it adopts their
+/// orphans. Does nothing as the init process of a PID namespace, which adopts all orphans of the namespace.
 ///
 /// # Errors
 /// If the kernel rejects the request.

@@ -1,4 +1,4 @@
-//! A mesh on one machine: an embedded control plane and the processes of every workload.
+//! Runs a mesh on one machine: an embedded control plane, and the processes of every workload.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -113,18 +113,17 @@ impl LocalMesh {
         let workload_states = self.workload_states();
         let status = Arc::clone(&self.status.borrow());
         let mut summary_workloads = Vec::new();
-        for member in &workload_states {
-            let network_namespace =
-                self.command_builder.placements().namespace_of(&member.workload.name).await;
-            summary_workloads.push(SummaryWorkload { workload_state: member, network_namespace });
+        for workload_state in &workload_states {
+            let name = &workload_state.workload.name;
+            let network_namespace = self.command_builder.placements().namespace_of(name).await;
+            summary_workloads.push(SummaryWorkload { workload_state, network_namespace });
         }
         let text = summary::render(&status, &summary_workloads, data_option);
         self.command_builder.console().print_text(OutputStream::Stdout, text).await;
-        let is_waiting = |member: &&WorkloadState| !member.is_up();
         let waiting_workloads: Vec<String> = workload_states
             .iter()
-            .filter(is_waiting)
-            .map(|member| member.workload.name.to_string())
+            .filter(|workload_state| !workload_state.is_up())
+            .map(|workload_state| workload_state.workload.name.to_string())
             .collect();
         if !waiting_workloads.is_empty() {
             tracing::warn!(workloads = waiting_workloads.join(", "), "not up yet");
@@ -189,7 +188,8 @@ impl LocalMesh {
     }
 }
 
-/// The interval between two checks of starting applications, which can settle without an event.
+/// The interval between two checks of starting applications, which settle without an event when their start
+/// takes too long.
 const SETTLE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Creates the placement of workloads. With network namespaces, the control plane listens on the gateway

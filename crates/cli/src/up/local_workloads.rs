@@ -1,4 +1,4 @@
-//! The workloads of this machine: one sidecar, and optionally one application, for each of them.
+//! Runs the workloads of this machine: for each of them one sidecar, and one application if it has a command.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +19,8 @@ use super::sidecar;
 use crate::output;
 use crate::proxy::SidecarReport;
 
-/// The workloads of this machine, each with its processes.
+/// The workloads of this machine, each with its processes. A member is a workload whose processes run, or are being
+/// started or stopped.
 pub(super) struct LocalWorkloads {
     command_builder: Rc<CommandBuilder>,
     desired_workloads: BTreeMap<WorkloadName, Arc<Workload>>,
@@ -34,7 +35,8 @@ struct LocalWorkload {
     stage: watch::Sender<WorkloadStage>,
     reports: watch::Receiver<Option<SidecarReport>>,
     application: watch::Receiver<ApplicationProgress>,
-    count_sender: watch::Sender<bool>,
+    /// True if the sidecar should report its requests in progress.
+    report_active_sender: watch::Sender<bool>,
     /// True once the sidecar has stopped permanently.
     drained: watch::Receiver<bool>,
     /// The task that supervises the processes.
@@ -216,7 +218,7 @@ impl LocalWorkloads {
     /// Waits until no sidecar has a request in progress, for `max_wait` at most.
     async fn wait_until_idle(&self, max_wait: Duration) {
         for member in self.members.values() {
-            member.count_sender.send_replace(true);
+            member.report_active_sender.send_replace(true);
         }
         let is_busy = |member: &LocalWorkload| {
             let report = member.reports.borrow();
@@ -225,11 +227,14 @@ impl LocalWorkloads {
         sidecar::wait_until_idle(|| self.members.values().any(is_busy), max_wait).await;
     }
 
+    /// Starts desired workloads that are no members, updates members whose workload changed, and drains members
+    /// that are not desired or have another service account.
     fn apply_desired(&mut self) {
         for (name, member) in &self.members {
             let current_workload = member.workload.borrow().clone();
             match self.desired_workloads.get(name) {
-                // A certificate contains the account: another account is another identity.
+                // A certificate contains the account, so a sidecar cannot take another account. Such a member is
+                // drained, and started again after its removal.
                 Some(desired_workload) if desired_workload.account == current_workload.account => {
                     if *desired_workload != current_workload {
                         member.workload.send_replace(Arc::clone(desired_workload));
@@ -261,14 +266,14 @@ impl LocalWorkload {
         tasks: &mut JoinSet<WorkloadName>,
     ) -> Self {
         let name = workload.name.clone();
-        let (workload, workloads) = watch::channel(Arc::clone(workload));
+        let (workload, workload_receiver) = watch::channel(Arc::clone(workload));
         let (stage, stage_receiver) = watch::channel(WorkloadStage::Running);
         let (report_sender, reports) = watch::channel(None);
         let (progress_sender, application) = watch::channel(ApplicationProgress::waiting());
-        let (count_sender, report_active_requests) = watch::channel(false);
+        let (report_active_sender, report_active_requests) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
         let mut channels = WorkloadChannels {
-            workloads,
+            workload_receiver,
             stage_receiver,
             report_sender,
             progress_sender,
@@ -276,7 +281,7 @@ impl LocalWorkload {
             drained_sender,
             change_notify,
         };
-        let task = tasks.spawn_local(async move {
+        let abort_handle = tasks.spawn_local(async move {
             if let Some(placement) = channels.wait_for_placement(&command_builder, &name).await {
                 channels.supervise(&command_builder, &placement).await;
             }
@@ -285,10 +290,11 @@ impl LocalWorkload {
             command_builder.placements().release_workload(&name).await;
             name
         });
-        let task = task.id();
-        Self { workload, stage, reports, application, count_sender, drained, task }
+        let task = abort_handle.id();
+        Self { workload, stage, reports, application, report_active_sender, drained, task }
     }
 
+    /// Sets the stage if it is later than the current one.
     fn move_to_stage(&self, new_stage: WorkloadStage) {
         self.stage.send_if_modified(|stage| {
             let has_changed = *stage < new_stage;
@@ -300,7 +306,7 @@ impl LocalWorkload {
 
 /// The channels of the task that supervises a member.
 struct WorkloadChannels {
-    workloads: watch::Receiver<Arc<Workload>>,
+    workload_receiver: watch::Receiver<Arc<Workload>>,
     stage_receiver: watch::Receiver<WorkloadStage>,
     report_sender: watch::Sender<Option<SidecarReport>>,
     progress_sender: watch::Sender<ApplicationProgress>,
@@ -333,11 +339,11 @@ impl WorkloadChannels {
 
     /// Supervises the sidecar and the application until the member is drained and stopped.
     async fn supervise(&self, command_builder: &CommandBuilder, placement: &Placement) {
-        let initial_workload = self.workloads.borrow().clone();
+        let initial_workload = self.workload_receiver.borrow().clone();
         let (stop_application, application_stops) = watch::channel(false);
         let (stop_sidecar, sidecar_stops) = watch::channel(false);
         let application_inputs = ApplicationInputs {
-            workload: self.workloads.clone(),
+            workload: self.workload_receiver.clone(),
             reports: self.report_sender.subscribe(),
             stop: application_stops,
         };
@@ -352,7 +358,7 @@ impl WorkloadChannels {
             drop(stage_receiver.wait_for(|stage| *stage >= WorkloadStage::Draining).await);
             stop_sidecar.send_replace(true);
         };
-        let sidecar = async {
+        let supervise_sidecar = async {
             sidecar::supervise(
                 command_builder,
                 placement,
@@ -382,7 +388,7 @@ impl WorkloadChannels {
                     application_inputs,
                     &self.progress_sender
                 ),
-                sidecar,
+                supervise_sidecar,
                 wait_for_drain,
             )
         };

@@ -1,4 +1,5 @@
-//! `leno up --netns`: one network namespace per workload, its traffic redirected by nftables.
+//! `leno up --netns`: creates one network namespace per workload, and redirects its traffic to the sidecar with
+//! nftables.
 
 mod leftovers;
 
@@ -36,7 +37,7 @@ pub(crate) struct NetnsOptions {
     exclude_inbound_ports: Vec<u16>,
 }
 
-/// The network namespaces of one `leno up`, and the bridge that connects them. Removed on drop.
+/// The network namespaces of one `leno up`, and the bridge device that connects them. Removed on drop.
 #[derive(Debug)]
 pub(super) struct WorkloadNamespaces {
     options: NetnsOptions,
@@ -120,9 +121,12 @@ impl WorkloadNamespaces {
         }
     }
 
+    /// Creates a workload's network namespace with a veth pair to the bridge, addresses, routes, redirection
+    /// rules and a `resolv.conf`.
     fn build_namespace(&self, workload: &WorkloadName) -> anyhow::Result<()> {
         let WorkloadNamespace { name, host_number } = &self.namespaces[workload];
-        let address = format!("{}/16", self.options.netns_subnet.host_address(*host_number));
+        let own_address = self.options.netns_subnet.host_address(*host_number);
+        let interface_address = format!("{own_address}/16");
         let gateway = self.gateway().to_string();
         let host_device = host_interface(name);
         run_ip(&["netns", "add", name])?;
@@ -140,25 +144,24 @@ impl WorkloadNamespaces {
         ])?;
         run_ip(&["link", "set", &host_device, "master", &self.bridge, "up"])?;
         run_ip(&["-n", name, "link", "set", "lo", "up"])?;
-        run_ip(&["-n", name, "address", "add", &address, "dev", "eth0"])?;
+        run_ip(&["-n", name, "address", "add", &interface_address, "dev", "eth0"])?;
         run_ip(&["-n", name, "link", "set", "eth0", "up"])?;
         run_ip(&["-n", name, "route", "add", "default", "via", &gateway])?;
         if has_ipv6() {
-            // No packet leaves by this route: a connection needs a source address and a route before it can be
-            // redirected.
-            let address = format!("{NETWORK_V6}{host_number:x}/128");
-            run_ip(&["-n", name, "-6", "address", "add", &address, "dev", "eth0", "nodad"])?;
+            // The kernel selects a source address and a route for a connection before nftables redirects it. No
+            // packet leaves by this route.
+            let ipv6_address = format!("{NETWORK_V6}{host_number:x}/128");
+            run_ip(&["-n", name, "-6", "address", "add", &ipv6_address, "dev", "eth0", "nodad"])?;
             run_ip(&["-n", name, "-6", "route", "add", "default", "dev", "eth0"])?;
         }
-        let own_address = self.options.netns_subnet.host_address(*host_number);
         let rules = render_redirection_rules(self.gateway(), own_address, &self.options);
         run_with_input("ip", &["netns", "exec", name, "nft", "-f", "-"], &rules)?;
         let etc_path = etc_directory(name);
         std::fs::create_dir_all(&etc_path).with_context(|| etc_path.display().to_string())?;
-        let namespace = &workload.namespace;
+        let mesh_namespace = &workload.namespace;
         let resolv_conf = format!(
             "nameserver 127.0.0.1\n\
-             search {namespace}.svc.cluster.local svc.cluster.local cluster.local\n"
+             search {mesh_namespace}.svc.cluster.local svc.cluster.local cluster.local\n"
         );
         std::fs::write(etc_path.join("resolv.conf"), resolv_conf)
             .with_context(|| format!("{}/resolv.conf", etc_path.display()))
@@ -196,15 +199,15 @@ impl Subnet {
         let Some(IpRoute { dst, dev }) = self.read_routes()?.into_iter().next() else {
             return Ok(());
         };
-        let device_text = dev.map(|device| match leftovers::creator_pid(&device) {
+        let describe_device = |device: String| match leftovers::creator_pid(&device) {
             Some(creator) => {
                 format!(
                     " through {device}, the bridge of another `leno up --netns` (process {creator})"
                 )
             }
             None => format!(" through {device}"),
-        });
-        let device_text = device_text.unwrap_or_default();
+        };
+        let device_text = dev.map(describe_device).unwrap_or_default();
         bail!(
             "{self} is in use: this machine already routes {dst}{device_text}; choose another /16 with --netns-subnet"
         );
@@ -278,8 +281,8 @@ fn render_redirection_rules(
         true => String::new(),
         false => format!("    {match_text} {{ {} }} return\n", items.join(", ")),
     };
-    let ports = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
-    let outbound_ports = return_rule("tcp dport", ports(&options.exclude_outbound_ports));
+    let to_texts = |ports: &[u16]| ports.iter().map(u16::to_string).collect();
+    let outbound_ports = return_rule("tcp dport", to_texts(&options.exclude_outbound_ports));
     let range_rule = |family: &str| {
         let ranges = options.exclude_outbound_ranges.iter();
         let matching_ranges =
@@ -287,7 +290,7 @@ fn render_redirection_rules(
         return_rule(&format!("{family} daddr"), matching_ranges.collect())
     };
     let (outbound_ranges, outbound_ranges_v6) = (range_rule("ip"), range_rule("ip6"));
-    let inbound_ports = return_rule("tcp dport", ports(&options.exclude_inbound_ports));
+    let inbound_ports = return_rule("tcp dport", to_texts(&options.exclude_inbound_ports));
     format!(
         "table ip leno {{\n\
          \x20 chain output {{\n    type nat hook output priority -100; policy accept;\n\
@@ -342,7 +345,7 @@ fn run_ip_for_cleanup(arguments: &[&str]) {
 }
 
 fn remove_namespace(name: &str) {
-    // A closing socket keeps a namespace and its link for a minute after the name is removed.
+    // A closing socket keeps a namespace and its veth pair for a minute after the name is removed.
     run_ip_for_cleanup(&["link", "del", &host_interface(name)]);
     run_ip_for_cleanup(&["netns", "del", name]);
     let etc_path = etc_directory(name);
@@ -351,7 +354,7 @@ fn remove_namespace(name: &str) {
     }
 }
 
-/// Returns the name of the host end of a namespace's link; 15 bytes at most.
+/// Returns the name of the host's end of a namespace's veth pair; 15 bytes at most.
 fn host_interface(namespace: &str) -> String {
     namespace.replacen("leno", "ln", 1)
 }

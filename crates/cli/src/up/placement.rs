@@ -1,4 +1,5 @@
-//! Placement of workloads on the machine: the wrapper of their processes and the options of their sidecars.
+//! Places workloads on the machine, in the host's network namespace or in their own: determines the wrapper
+//! command of their processes and the options of their sidecars.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,5 @@
-//! Readiness of an application: the ports on which it listens itself, and those that another process holds.
+//! Observes the ports of an application: whether it listens on them, whether its readiness check succeeds, and
+//! whether another process listens there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -42,7 +43,7 @@ impl ObservedPort {
             Self::Overdue(problem) => Some((*problem).to_owned()),
             Self::NotListening => Some(PORT_NOT_LISTENING.to_owned()),
             Self::Unready => Some(PORT_UNREADY.to_owned()),
-            Self::Taken(holder) => Some(format!("{holder} listens there")),
+            Self::Taken(process) => Some(format!("{process} listens there")),
         }
     }
 
@@ -96,19 +97,18 @@ pub(super) async fn observe_ports(
     let mut check_state = PortCheckState::default();
     let mut delay = FIRST_CHECK_DELAY;
     loop {
-        let (application, previous_state) = (observed.clone(), check_state.clone());
+        let (application, mut next_check_state) = (observed.clone(), check_state.clone());
         let age = start.elapsed();
         let check_task = spawn_blocking(move || {
-            let mut check_state = previous_state;
-            let ports = check_ports(&application, &mut check_state, age);
-            (ports, check_state)
+            let ports = check_ports(&application, &mut next_check_state, age);
+            (ports, next_check_state)
         });
-        let Ok((ports, next_check_state)) = check_task.await else { return };
-        check_state = next_check_state;
+        let Ok((ports, updated_check_state)) = check_task.await else { return };
+        check_state = updated_check_state;
         let has_started = !ports.values().any(ObservedPort::is_starting);
-        port_states.send_if_modified(|previous_state| {
-            let has_changed = *previous_state != ports;
-            *previous_state = ports;
+        port_states.send_if_modified(|published_ports| {
+            let has_changed = *published_ports != ports;
+            *published_ports = ports;
             has_changed
         });
         delay = if has_started { CHECK_INTERVAL } else { (delay * 2).min(STARTUP_CHECK_INTERVAL) };
@@ -137,7 +137,7 @@ fn check_ports(
             }
             PortOwner::Unowned => starting_state(age, PORT_NOT_LISTENING),
             PortOwner::Application => ObservedPort::Ready,
-            PortOwner::Other(holder) => ObservedPort::Taken(holder),
+            PortOwner::Other(process) => ObservedPort::Taken(process),
         };
         ports.insert(port.port, state);
     }
@@ -154,18 +154,22 @@ fn check_ports(
     ports
 }
 
-/// The owner of a port.
+/// The owner of a port: the process that listens on it.
 #[derive(Debug, PartialEq, Eq)]
 enum PortOwner {
+    /// No process listens on the port.
     Unowned,
+    /// Only processes of the application listen on the port.
     Application,
+    /// Another process, with this description, listens on the port.
     Other(String),
 }
 
 /// Returns the owner of the sockets at one address. The kernel distributes connections among several sockets
 /// (`SO_REUSEPORT`), so that a single socket of another process makes that process the owner. A socket belongs
-/// to the application if any of its processes has it open. A socket with a hidden owner belongs to another
-/// process if it existed before the application.
+/// to the application if any of the application's processes has it open. If `/proc` shows no process with the
+/// socket, it belongs to another process if it was listening before the application started, and else to the
+/// application.
 fn find_owner(
     observed: &ObservedApplication,
     check_state: &mut PortCheckState,
@@ -174,9 +178,11 @@ fn find_owner(
     let is_known = |check_state: &PortCheckState, inode: u64| {
         check_state.own_sockets.contains(&inode) || check_state.other_sockets.contains_key(&inode)
     };
-    let unknown_inodes =
-        sockets.iter().map(|socket| socket.inode).filter(|inode| !is_known(check_state, *inode));
-    let unknown_inodes: Vec<u64> = unknown_inodes.collect();
+    let unknown_inodes: Vec<u64> = sockets
+        .iter()
+        .map(|socket| socket.inode)
+        .filter(|inode| !is_known(check_state, *inode))
+        .collect();
     let own_pids = if unknown_inodes.is_empty() {
         BTreeSet::new()
     } else {
@@ -188,15 +194,15 @@ fn find_owner(
             continue;
         }
         let other_pids = sockets::all_pids().filter(|pid| !own_pids.contains(pid));
-        let holder = match sockets::find_socket_owner(inode, other_pids) {
+        let process = match sockets::find_socket_owner(inode, other_pids) {
             Some(pid) => sockets::describe_process(pid),
             None if observed.listening_before.contains(&inode) => "another process".to_owned(),
             None => continue,
         };
-        check_state.other_sockets.insert(inode, holder);
+        check_state.other_sockets.insert(inode, process);
     }
     match sockets.iter().find_map(|socket| check_state.other_sockets.get(&socket.inode)) {
-        Some(holder) => PortOwner::Other(holder.clone()),
+        Some(process) => PortOwner::Other(process.clone()),
         None if sockets.is_empty() => PortOwner::Unowned,
         None => PortOwner::Application,
     }
@@ -223,12 +229,12 @@ fn check_readiness(
     let path = path.to_owned();
     let namespace_pid = observed.has_own_namespace.then_some(observed.pid);
     // The thread stays in the namespace that it enters.
-    let thread = std::thread::Builder::new().name("readiness".to_owned());
-    let thread = thread.spawn(move || {
+    let thread_builder = std::thread::Builder::new().name("readiness".to_owned());
+    let thread = thread_builder.spawn(move || {
         if let Some(pid) = namespace_pid {
-            let file = File::open(format!("/proc/{pid}/ns/net"))?;
+            let namespace_file = File::open(format!("/proc/{pid}/ns/net"))?;
             move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&file),
+                std::os::fd::AsFd::as_fd(&namespace_file),
                 Some(LinkNameSpaceType::Network),
             )?;
         }

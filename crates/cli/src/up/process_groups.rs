@@ -1,5 +1,5 @@
-//! Process groups of applications, recorded in the data directory: the next `leno up` kills the groups that a
-//! killed `leno up` left.
+//! Records the process groups of applications in the data directory, so that the next `leno up` can kill the groups
+//! that a killed `leno up` left.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -79,15 +79,16 @@ pub(super) async fn maintain_record(path: &Path, pid: i32) -> Infallible {
 
 /// Records the process group of an application with this first process, a child of `leno up`.
 fn write_record(path: &Path, pid: i32) -> anyhow::Result<()> {
-    let process = sockets::read_process(pid).filter(|process| !process.is_zombie);
-    let process = process.with_context(|| format!("/proc does not show the process {pid}"))?;
+    let process = sockets::read_process(pid)
+        .filter(|process| !process.is_zombie)
+        .with_context(|| format!("/proc does not show the process {pid}"))?;
     let (boot, namespace) = (boot_id()?, pid_namespace()?);
     let supervisor = (
         process.parent,
         sockets::read_process(process.parent).map_or(0, |process| process.started),
     );
-    let ProcessEntry { group, session, started, .. } = process;
-    let group = ProcessGroup { boot, namespace, leader: group, started, session, supervisor };
+    let ProcessEntry { group: leader, session, started, .. } = process;
+    let group = ProcessGroup { boot, namespace, leader, started, session, supervisor };
     let record = serde_json::to_vec(&group)?;
     if let Some(directory) = path.parent() {
         create_private_directory(directory)?;
@@ -111,14 +112,14 @@ pub(super) async fn stop_leftovers(data_directory: &Path) -> Vec<String> {
     let mut killed_processes = Vec::new();
     for path in list_files(&data_directory.join(RECORDS_DIRECTORY))
         .iter()
-        .flat_map(|namespace| list_files(namespace))
+        .flat_map(|namespace_directory| list_files(namespace_directory))
     {
         let record = read_regular(&path, FileOrigin::Leno, MAX_RECORD_BYTES).ok().flatten();
         let group = record.and_then(|record| serde_json::from_slice::<ProcessGroup>(&record).ok());
         let has_ended = match group {
             Some(group) if group.is_leftover() => {
                 killed_processes.extend(group.kill_all().await);
-                // Processes that left the group.
+                // Kills the application's processes that left the group.
                 let run = ApplicationRun::new(&group.namespace, group.leader, group.started);
                 killed_processes.extend(run.wait_or_kill(Duration::ZERO).await);
                 group.living_members().is_empty() && run.member_processes().is_empty()

@@ -1,4 +1,4 @@
-//! Restart back-off of processes: the delay doubles after each failure, up to `MAX_RESTART_DELAY`.
+//! Computes the delay before a process is restarted: it doubles after each failure, up to `MAX_RESTART_DELAY`.
 
 use std::time::Duration;
 

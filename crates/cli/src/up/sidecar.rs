@@ -1,4 +1,5 @@
-//! Supervisor of a workload's sidecar: starts it, and restarts it after an exit until the workload stops.
+//! Supervises a workload's sidecar: starts it, restarts it after an exit until the workload stops, and
+//! exchanges reports and orders with it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as SocketPair;
@@ -77,6 +78,7 @@ enum SidecarExit {
     Replaced,
 }
 
+/// Runs the sidecar once: until it exits, until `inputs.stop`, or until another sidecar has joined in its place.
 async fn run_sidecar(
     command_builder: &CommandBuilder,
     placement: &Placement,
@@ -85,16 +87,16 @@ async fn run_sidecar(
     inputs: &mut SupervisorInputs,
 ) -> anyhow::Result<SidecarExit> {
     let mut command = command_builder.sidecar_command(workload, placement)?;
-    let (socket, child_socket) = SocketPair::pair().context("a socket for its reports")?;
+    let (std_socket, child_socket) = SocketPair::pair().context("a socket for its reports")?;
     command.stdin(Stdio::from(OwnedFd::from(child_socket)));
     let name = workload.name.to_string();
     let line_source = LineSource::new(format!("{name} sidecar"), &name);
     let mut child =
         ChildProcess::spawn(command, StopScope::Process, command_builder.console(), &line_source)
             .context("the sidecar cannot be started")?;
-    socket.set_nonblocking(true).context("the socket of its reports")?;
-    let socket = UnixStream::from_std(socket).context("the socket of its reports")?;
-    let (report_reader, order_writer) = socket.into_split();
+    std_socket.set_nonblocking(true).context("the socket of its reports")?;
+    let own_socket = UnixStream::from_std(std_socket).context("the socket of its reports")?;
+    let (report_reader, order_writer) = own_socket.into_split();
     let receive_reports_task = receive_reports(report_reader, reports);
     let send_orders_task = send_orders(
         order_writer,
@@ -111,12 +113,12 @@ async fn run_sidecar(
                 return Ok(SidecarExit::Exited(status?));
             }
             _ = inputs.stop.wait_for(|stop| *stop) => {
-                let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
-                return Ok(SidecarExit::Stopped(child.stop(max_wait).await));
+                let stop_timeout = command_builder.drain_timeout() + DRAIN_GRACE;
+                return Ok(SidecarExit::Stopped(child.stop(stop_timeout).await));
             }
             () = &mut replacement => {
-                let max_wait = command_builder.drain_timeout() + DRAIN_GRACE;
-                child.stop(max_wait).await;
+                let stop_timeout = command_builder.drain_timeout() + DRAIN_GRACE;
+                child.stop(stop_timeout).await;
                 return Ok(SidecarExit::Replaced);
             }
             () = &mut receive_reports_task, if is_receiving => is_receiving = false,
@@ -130,7 +132,7 @@ async fn wait_until_replaced(
     mut replaced_sidecars: watch::Receiver<Arc<ReplacedSidecars>>,
     workload: &WorkloadName,
 ) {
-    // The last rejection of the previous process.
+    // A rejection that is present at the start concerns the previous process of the sidecar.
     let previous_rejection = replaced_sidecars.borrow_and_update().get(workload).copied();
     let is_rejected = |rejections: &Arc<ReplacedSidecars>| {
         let latest_rejection = rejections.get(workload).copied();

@@ -1,4 +1,4 @@
-//! Listening sockets and their owners, from `/proc`.
+//! Reads listening sockets, their owners and processes from `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -97,11 +97,13 @@ pub(super) fn sockets_for(
         return exact_matches;
     }
     let wildcard_sockets = |is_ipv4: bool| {
-        let wildcard_sockets = sockets.iter().filter(move |socket| {
-            let (ip, is_same_port) = (socket.address.ip(), socket.address.port() == address.port());
-            is_same_port && ip.is_unspecified() && ip.is_ipv4() == is_ipv4
-        });
-        wildcard_sockets.collect::<Vec<&ListeningSocket>>()
+        let is_match = |socket: &&ListeningSocket| {
+            let ip = socket.address.ip();
+            socket.address.port() == address.port()
+                && ip.is_unspecified()
+                && ip.is_ipv4() == is_ipv4
+        };
+        sockets.iter().filter(is_match).collect::<Vec<&ListeningSocket>>()
     };
     // An IPv6 wildcard socket accepts IPv4 connections as well, unless it is IPv6-only or an IPv4 wildcard
     // socket exists.

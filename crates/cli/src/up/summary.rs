@@ -1,4 +1,4 @@
-//! Summary that `leno up` prints once the mesh is up: workloads, problems and example commands.
+//! Renders the summary that `leno up` prints once the mesh is up: workloads, problems and example commands.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,8 @@ pub(super) struct SummaryWorkload<'a> {
     pub(super) network_namespace: Option<String>,
 }
 
-/// Renders the summary: the health of the mesh, a table of the workloads, their problems, and example commands with `data_option` appended.
+/// Renders the summary: the health of the mesh, a table of the workloads, their problems, and example commands
+/// with `data_option` appended.
 pub(super) fn render(
     status: &Status,
     members: &[SummaryWorkload<'_>],
@@ -36,18 +37,19 @@ pub(super) fn render(
     for SummaryWorkload { workload_state, network_namespace } in members {
         let workload = &workload_state.workload;
         // Redirected workloads have no HTTP proxy listener.
-        let proxy =
+        let http_proxy =
             workload_state.report.as_ref().and_then(crate::proxy::SidecarReport::http_proxy);
-        let proxy = proxy.map(|proxy| proxy.to_string()).unwrap_or_default();
-        let outbound_listeners = workload.outbound_listeners.iter();
-        let outbound_listeners: Vec<String> = outbound_listeners
+        let proxy_text = http_proxy.map(|address| address.to_string()).unwrap_or_default();
+        let listener_texts: Vec<String> = workload
+            .outbound_listeners
+            .iter()
             .map(|listener| format!("{} → {}:{}", listener.listen, listener.service, listener.port))
             .collect();
         listing.add_row([
             workload.name.to_string(),
             describe_application(workload_state),
-            if has_namespaces { network_namespace.clone().unwrap_or_default() } else { proxy },
-            outbound_listeners.join(", "),
+            if has_namespaces { network_namespace.clone().unwrap_or_default() } else { proxy_text },
+            listener_texts.join(", "),
         ]);
     }
     summary.push_str(&listing.render(OutputFormat::Table));
@@ -70,7 +72,7 @@ fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
     let verb_form = |count: usize, singular: &str, plural: &str| {
         if count == 1 { singular } else { plural }.to_owned()
     };
-    let problem_texts = [
+    let problem_texts: Vec<String> = [
         (closed_count, "listener", verb_form(closed_count, "is closed", "are closed")),
         (
             unstable_count,
@@ -86,11 +88,11 @@ fn describe_health(members: &[SummaryWorkload<'_>]) -> String {
                 "are not served by their applications",
             ),
         ),
-    ];
-    let problem_texts = problem_texts.into_iter().filter(|(count, ..)| *count > 0);
-    let problem_texts: Vec<String> = problem_texts
-        .map(|(count, noun, state)| format!("{} {state}", format_count(count, noun)))
-        .collect();
+    ]
+    .into_iter()
+    .filter(|(count, ..)| *count > 0)
+    .map(|(count, noun, state)| format!("{} {state}", format_count(count, noun)))
+    .collect();
     match problem_texts.as_slice() {
         [] => "The mesh is up".to_owned(),
         problem_texts => format!("The mesh is up, but {}", problem_texts.join(" and ")),
@@ -113,17 +115,17 @@ fn list_problems(workload_state: &WorkloadState) -> Vec<String> {
 }
 
 fn describe_application(workload_state: &WorkloadState) -> String {
-    let ports = workload_state.workload.ports.iter().map(|port| port.port.to_string());
-    let ports: Vec<String> = ports.collect();
-    let ports = match ports.is_empty() {
-        true => String::new(),
-        false if ports.len() == 1 => format!("port {}", ports.join(", ")),
-        false => format!("ports {}", ports.join(", ")),
+    let ports: Vec<String> =
+        workload_state.workload.ports.iter().map(|port| port.port.to_string()).collect();
+    let ports_text = match ports.as_slice() {
+        [] => String::new(),
+        [port] => format!("port {port}"),
+        ports => format!("ports {}", ports.join(", ")),
     };
-    match (workload_state.application_pid(), ports.is_empty()) {
+    match (workload_state.application_pid(), ports_text.is_empty()) {
         (Some(pid), true) => format!("process {pid}"),
-        (Some(pid), false) => format!("{ports}, process {pid}"),
-        (None, _) => ports,
+        (Some(pid), false) => format!("{ports_text}, process {pid}"),
+        (None, _) => ports_text,
     }
 }
 

@@ -1,11 +1,12 @@
-//! Checks of a certificate's claim to a workload, and the instance of the next certificate.
+//! Checks if a certificate permits its holder to act for a workload, and selects the instance for the renewed
+//! certificate. The instance distinguishes successive holders of one workload name: a pod's UID or a registration.
 
 use std::time::SystemTime;
 
 use leno_identity::VerifiedPeer;
 use leno_model::{Instance, SpiffeId, TrustDomain, Workload, WorkloadName};
 
-/// The fields of the last certificate that its renewal depends on.
+/// The fields of the previous certificate that its renewal depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PreviousCertificate {
     pub(crate) instance: Option<Instance>,

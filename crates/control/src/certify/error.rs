@@ -1,4 +1,4 @@
-//! The reasons for rejected certificate requests, and the text that a client receives for each of them.
+//! Defines the reasons for rejected certificate requests, and the text that a client receives for each of them.
 
 use std::io;
 use std::sync::Mutex;

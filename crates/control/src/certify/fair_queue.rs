@@ -1,4 +1,4 @@
-//! A queue that serves its sources in turn: a flood from one source delays only that source.
+//! Defines a queue that serves its sources in turn: many joins from one source delay only that source.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,5 @@
-//! Reviews of tokens that were not made here: limited per source, and none for a token that was just rejected.
+//! Runs the reviews of tokens of another issuer (Kubernetes). The number of reviews is limited per source, and a
+//! token that was just rejected is not reviewed again.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -40,7 +41,7 @@ pub(crate) enum ReviewNotStarted {
     /// The token was just rejected.
     #[error("{0}")]
     Rejected(String),
-    /// Too many other tokens of its source were rejected.
+    /// Too many other tokens from the same source were rejected.
     #[error(
         "too many tokens from {0} were rejected in the last seconds, and reviews for this address are suspended: retry in a second"
     )]
@@ -70,7 +71,7 @@ impl TokenReviews {
         self.reviewer.as_ref()
     }
 
-    /// Permits the review of a token, or returns the reason against it.
+    /// Returns `Ok` if a token may be reviewed, otherwise the reason why it may not.
     pub(super) fn permit_review(
         &self,
         pending_join: &PendingJoin,
@@ -165,7 +166,8 @@ impl TokenReviews {
                     now,
                 );
             }
-            // This does not invalidate the token, but it occupied a review slot for the full timeout.
+            // An unavailable reviewer does not make the token invalid. But the review may have occupied a slot for
+            // the full timeout, so it counts against the source.
             Err(ReviewError::Unavailable(_)) => self.suspects.record_rejection(source, now),
         }
     }

@@ -1,4 +1,5 @@
-//! Recently rejected tokens, and the sources that sent many of them: both are excluded from reviews for seconds.
+//! Remembers recently rejected tokens and the sources that sent many of them (suspects). Both are excluded from
+//! reviews for some seconds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -52,28 +53,36 @@ impl Suspects {
     }
 }
 
-/// Digests of recently rejected tokens, with the reason.
+/// The recently rejected tokens, by their digests.
 #[derive(Debug, Default)]
 pub(super) struct RejectedTokens {
-    reasons: BTreeMap<[u8; 32], (String, Instant)>,
-    /// The digests in `reasons`, the oldest first.
+    rejections: BTreeMap<[u8; 32], TokenRejection>,
+    /// The digests in `rejections`, the oldest first.
     eviction_order: VecDeque<[u8; 32]>,
+}
+
+#[derive(Debug)]
+struct TokenRejection {
+    reason: String,
+    rejected_at: Instant,
 }
 
 impl RejectedTokens {
     /// Returns the reason if the token was rejected recently.
     pub(super) fn rejection_reason(&self, digest: &[u8; 32], now: Instant) -> Option<&str> {
-        let (reason, rejected_at) = self.reasons.get(digest)?;
-        (now.duration_since(*rejected_at) < REJECTION_VALIDITY).then_some(reason)
+        let rejection = self.rejections.get(digest)?;
+        let is_recent = now.duration_since(rejection.rejected_at) < REJECTION_VALIDITY;
+        is_recent.then_some(rejection.reason.as_str())
     }
 
     pub(super) fn insert(&mut self, digest: [u8; 32], reason: String, now: Instant) {
-        if self.reasons.insert(digest, (reason, now)).is_none() {
+        let rejection = TokenRejection { reason, rejected_at: now };
+        if self.rejections.insert(digest, rejection).is_none() {
             self.eviction_order.push_back(digest);
         }
         while self.eviction_order.len() > MAX_REJECTED_TOKENS {
             if let Some(oldest) = self.eviction_order.pop_front() {
-                self.reasons.remove(&oldest);
+                self.rejections.remove(&oldest);
             }
         }
     }
@@ -81,13 +90,13 @@ impl RejectedTokens {
 
 /// The interval at which the count of a source decreases by one.
 const DECREASE_INTERVAL: Duration = Duration::from_secs(1);
-/// The count at which tokens of a source are no longer reviewed, until it decreases: then one review per
-/// second.
+/// The count at which tokens of a source are no longer reviewed. The count decreases by one each second, so at the
+/// limit a source gets about one review per second.
 pub(super) const MAX_REJECTED_PER_SOURCE: u32 = 16;
 /// Maximum sources kept; beyond it, those with the fewest rejections are evicted.
 const MAX_SUSPECTS: usize = 4096;
-/// The time for which a rejected token is not reviewed again: it does not become valid, but the API server may
-/// load a new key.
+/// The time for which a rejected token is not reviewed again. A rejection is not final: the API server may load the
+/// key of the token's issuer later.
 const REJECTION_VALIDITY: Duration = Duration::from_secs(10);
 /// Maximum rejected tokens kept; beyond it, the oldest are evicted.
 const MAX_REJECTED_TOKENS: usize = 1024;
@@ -140,7 +149,7 @@ mod tests {
             tokens.insert(digest(number), number.to_string(), now);
         }
         assert_eq!(
-            (tokens.reasons.len(), tokens.eviction_order.len()),
+            (tokens.rejections.len(), tokens.eviction_order.len()),
             (MAX_REJECTED_TOKENS, MAX_REJECTED_TOKENS)
         );
         assert_eq!(tokens.rejection_reason(&digest(0), now), None);

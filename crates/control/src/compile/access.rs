@@ -1,4 +1,5 @@
-//! Access rules of a workload: the policies that apply to its account, with all objects they refer to.
+//! Compiles the access rules of a workload from the policies that apply to its account, with all objects that the
+//! policies refer to.
 
 use leno_model::{
     Access, AccessRule, DefaultPolicy, HttpRouteGroup, InboundPolicy, PolicyAction, PolicyRule,
@@ -65,8 +66,8 @@ fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
     for rule in &target.rules {
         match rule {
             TargetRule::Http { group, matches } => {
-                let group = mesh.route_group(group);
-                let allowed_requests = group
+                let allowed_requests = mesh
+                    .route_group(group)
                     .into_iter()
                     .flat_map(|group| matches.iter().filter_map(|name| find_match(group, name)));
                 for request in allowed_requests {
@@ -76,8 +77,8 @@ fn compile_rule(mesh: &Mesh, target: &TrafficTarget) -> AccessRule {
                 }
             }
             TargetRule::Tcp { route } => {
-                if let Some(route) = mesh.tcp_route(route) {
-                    tcp_ports = merge_ports(tcp_ports, &route.ports);
+                if let Some(tcp_route) = mesh.tcp_route(route) {
+                    tcp_ports = merge_ports(tcp_ports, &tcp_route.ports);
                 }
             }
         }

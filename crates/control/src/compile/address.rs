@@ -1,4 +1,4 @@
-//! Address entries: the services and workloads at the addresses that sidecars query.
+//! Compiles address entries: the services and workloads at the addresses that sidecars query.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -57,7 +57,8 @@ impl AddressEntries {
                 false => AddressEntry::External,
             };
         }
-        // Clients of a gateway's address are external, even inside the cluster.
+        // A gateway serves external clients. A sidecar that connects to its address is one of them: the address is
+        // not that of a member for the sidecar.
         let workload =
             mesh.workload_at(address).filter(|workload| mesh.gateway_of(workload).is_none());
         let Some(workload) = workload else {
@@ -71,7 +72,7 @@ impl AddressEntries {
     }
 
     /// True if sidecars balance over the endpoints of a service, or of a service that its routes forward to.
-    /// Otherwise its clients reach it as if there were no mesh: namespaces are migrated one by one.
+    /// Otherwise clients reach the service as if there were no mesh, because its namespace may not be migrated yet.
     fn is_mesh_service(
         &mut self,
         mesh: &Mesh,
@@ -82,7 +83,7 @@ impl AddressEntries {
         if is_balanced(mesh, &service.name) {
             return true;
         }
-        // Cached: many sidecars query the same addresses repeatedly.
+        // The configuration is cached, because many sidecars query the same addresses repeatedly.
         let Some(service_config) =
             service_configs.service_config(mesh, &ClientClass::AllClients, &service.name)
         else {
@@ -96,7 +97,7 @@ impl AddressEntries {
     /// entry has the service under which the port's requests are counted.
     fn forwarded_ports(&mut self, mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, AddressPort> {
         let mut services: Vec<&Service> = mesh.services_of(&workload.name).collect();
-        // Stable sort: services are ordered by name.
+        // The sort is stable, and services are ordered by name.
         services.sort_by_key(|service| service.selector.len());
         let mut ports = BTreeMap::new();
         for service in services {

@@ -1,4 +1,4 @@
-//! Compilation of a workload's ingress and egress rules, and the problems of ingress policies.
+//! Compiles a workload's ingress and egress rules, and finds the problems of ingress policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -8,7 +8,6 @@ use leno_model::{
     IngressRule, IngressSource, IpRange, MatchedBy, MeshConfig, Name, PolicyName, RequestMatch,
     RouteGroupName, ServiceName, Workload,
 };
-
 use leno_registry::NODE_NETWORK_LABEL;
 
 use crate::mesh::Mesh;
@@ -47,11 +46,11 @@ fn conflicting_policy<'a>(
 ) -> Option<&'a IngressName> {
     let is_selected_by =
         |name: &Name| mesh.services_of(&workload.name).any(|service| service.name.name == *name);
-    let backends = mesh.ingress_in(&policy.name.namespace);
-    let mut backends = backends
+    let mut policy_backends = mesh
+        .ingress_in(&policy.name.namespace)
         .flat_map(|policy| policy.backends.iter().map(move |backend| (&policy.name, backend)));
-    let (preceding_policy, other_backend) =
-        backends.find(|(_, other)| other.port == backend.port && is_selected_by(&other.service))?;
+    let (preceding_policy, other_backend) = policy_backends
+        .find(|(_, other)| other.port == backend.port && is_selected_by(&other.service))?;
     (other_backend.protocol != backend.protocol).then_some(preceding_policy)
 }
 
@@ -64,12 +63,12 @@ fn compile_ingress_rule(
         matches!(source, IngressSource::Service(_) | IngressSource::Range(_))
     };
     let has_address_source = policy.sources.iter().any(|source| is_address_source(&source));
-    let ranges = policy
+    let mut ranges: Vec<IpRange> = policy
         .sources
         .iter()
         .filter(is_address_source)
-        .flat_map(|source| source_ranges(mesh, source));
-    let mut ranges: Vec<IpRange> = ranges.collect();
+        .flat_map(|source| source_ranges(mesh, source))
+        .collect();
     ranges.sort_unstable();
     ranges.dedup();
     // If certificates identify clients, their source address may be unrestricted.
@@ -175,10 +174,9 @@ fn group_matches(mesh: &Mesh, groups: &[RouteGroupName]) -> Option<Vec<RequestMa
     if groups.is_empty() {
         return None;
     }
-    let groups = groups.iter().filter_map(|group| mesh.route_group(group));
-    let matches =
-        groups.flat_map(|group| &group.matches).map(|named_match| named_match.request.clone());
-    Some(matches.collect())
+    let existing_groups = groups.iter().filter_map(|group| mesh.route_group(group));
+    let matches = existing_groups.flat_map(|group| &group.matches);
+    Some(matches.map(|named_match| named_match.request.clone()).collect())
 }
 
 /// Returns the problems that keep a policy, or a part of it, from taking effect, as sentences for its author.

@@ -1,4 +1,4 @@
-//! DNS records for names that a sidecar queries.
+//! Compiles the DNS records of the names that a sidecar queries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The endpoints that sidecars balance over, and the unmeshed endpoints that sidecars and gateways leave out
-//! because of policies that only a sidecar enforces, the default policy, or `egress`.
+//! Decides which services sidecars balance, and which unmeshed endpoints (workloads without a sidecar) sidecars and
+//! gateways leave out: because of policies that only a sidecar enforces, the default policy, or `egress`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,8 +43,9 @@ impl LifecycleStage {
 }
 
 /// True if sidecars balance over the endpoints of a service: a workload of the service has a sidecar, ready or
-/// not. Its ready unmeshed endpoints are included, so a pod that cannot start changes nothing. Sidecars balance
-/// before the first pod with a sidecar is ready: the cluster network would route plaintext to it.
+/// not. Sidecars balance even before that workload is ready, because the cluster network would send plaintext to it
+/// as soon as it is ready. Until then, requests go to the service's ready unmeshed endpoints, so a pod with a sidecar
+/// that cannot start changes nothing.
 ///
 /// While no workload with a sidecar receives requests, `egress: deny` keeps the service outside the mesh,
 /// whether an `Egress` permits it or not. The exceptions are policies that only a sidecar enforces.
@@ -62,18 +63,19 @@ pub(super) fn is_balanced(mesh: &Mesh, name: &ServiceName) -> bool {
         plaintext_restriction(mesh, workload) == Some(PlaintextRestriction::Egress)
             && !requires_sidecar(mesh, service, workload)
     };
-    let unmeshed_workloads =
-        mesh.unmeshed_workloads_of(name).filter(|workload| stage.includes(service, workload));
-    let mut unmeshed_workloads = unmeshed_workloads.peekable();
+    let mut unmeshed_workloads = mesh
+        .unmeshed_workloads_of(name)
+        .filter(|workload| stage.includes(service, workload))
+        .peekable();
     unmeshed_workloads.peek().is_none() || !unmeshed_workloads.all(is_external)
 }
 
-/// True for a service without a selector whose first pod with a sidecar may join at any time, if sidecars
-/// may send plaintext to each of its endpoints. The pod becomes an endpoint only when the cluster
-/// network routes plaintext to it as well.
+/// True for a service without a selector that has no pod with a sidecar yet and may get one at any time, if sidecars
+/// may send plaintext to each of the service's endpoints. Sidecars must balance before that pod joins: it becomes an
+/// endpoint for the control plane only when the cluster network already routes plaintext to it.
 fn is_joining(mesh: &Mesh, service: &Service) -> bool {
-    let unmeshed_workloads = mesh.unmeshed_workloads_of(&service.name);
-    let mut unmeshed_workloads = unmeshed_workloads
+    let mut unmeshed_workloads = mesh
+        .unmeshed_workloads_of(&service.name)
         .filter(|workload| LifecycleStage::Ready.includes(service, workload))
         .peekable();
     let accepts_plaintext = |workload: &Workload| {
@@ -106,8 +108,8 @@ pub(crate) fn plaintext_restriction(
 }
 
 /// Returns the number of ready unmeshed workloads of a service that sidecars leave out because of the default
-/// policy or `egress`, and the setting of the first of them; `None` if there are none, or sidecars do not
-/// balance over the endpoints of the service.
+/// policy or `egress`, and the setting that excludes the first of these workloads. Returns `None` if sidecars leave
+/// out no workload, or do not balance over the endpoints of the service.
 pub(crate) fn restricted_workloads(
     mesh: &Mesh,
     service: &Service,
@@ -164,8 +166,12 @@ fn forwarding_ports(
 
 /// True if a policy that only a sidecar enforces applies at some port of a service at an unmeshed workload.
 pub(super) fn requires_sidecar(mesh: &Mesh, service: &Service, workload: &Workload) -> bool {
-    let port_numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
-    let mut port_numbers = port_numbers.collect::<BTreeSet<u16>>().into_iter();
+    let mut port_numbers = service
+        .ports
+        .iter()
+        .filter_map(|port| target_port(&port.target, workload))
+        .collect::<BTreeSet<u16>>()
+        .into_iter();
     port_numbers
         .any(|port_number| !policies_needing_sidecar(mesh, workload, port_number).is_empty())
 }
@@ -208,12 +214,11 @@ fn access_policies<'a>(
         DefaultPolicy::Allow => action == PolicyAction::Deny,
         DefaultPolicy::Deny => true,
     };
-    let policies = mesh.access_policies_of(workload);
-    let policies =
-        policies.filter(move |policy| policy.rules.iter().any(|rule| rejects(rule.action)));
-    let policies = policies.map(|policy| ObjectKey::AccessPolicy(policy.name.clone()));
-    let targets = mesh.targets_of(&workload.account);
-    let targets = targets.filter(move |_| rejects(PolicyAction::Allow));
+    let policies = mesh
+        .access_policies_of(workload)
+        .filter(move |policy| policy.rules.iter().any(|rule| rejects(rule.action)))
+        .map(|policy| ObjectKey::AccessPolicy(policy.name.clone()));
+    let targets = mesh.targets_of(&workload.account).filter(move |_| rejects(PolicyAction::Allow));
     policies.chain(targets.map(|target| ObjectKey::TrafficTarget(target.name.clone())))
 }
 
@@ -236,8 +241,8 @@ pub(crate) fn excluded_endpoints<'a>(
 }
 
 fn is_excluded(mesh: &Mesh, service: &Service, workload: &Workload, policy: &ObjectKey) -> bool {
-    let port_numbers = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
-    let port_numbers: BTreeSet<u16> = port_numbers.collect();
+    let port_numbers: BTreeSet<u16> =
+        service.ports.iter().filter_map(|port| target_port(&port.target, workload)).collect();
     port_numbers
         .into_iter()
         .any(|port_number| policies_needing_sidecar(mesh, workload, port_number).contains(policy))

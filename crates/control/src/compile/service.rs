@@ -1,4 +1,5 @@
-//! The configuration of a service for one class of clients: authorization, ports, their rules and endpoints.
+//! Compiles the configuration of a service for one class of clients: authorization, and the ports with their rules
+//! and endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -40,8 +41,8 @@ impl ClientClass {
         }
     }
 
-    /// Returns the class for one service: clients share its configuration unless their namespace has routes for
-    /// the service.
+    /// Returns the class for one service: all clients share the configuration of a service, unless their namespace has
+    /// routes for it.
     fn for_service(&self, mesh: &Mesh, service: &ServiceName) -> Self {
         match self {
             Self::Consumers(namespace) if !mesh.has_consumers(service, namespace) => {
@@ -51,7 +52,8 @@ impl ClientClass {
         }
     }
 
-    /// Returns the namespace whose consumer routes apply; those of a gateway's namespace do not.
+    /// Returns the namespace of the consumer routes that apply. Consumer routes in a gateway's namespace do not apply
+    /// to the gateway.
     fn consumer_namespace(&self) -> Option<&Name> {
         match self {
             Self::Consumers(namespace) => Some(namespace),
@@ -77,10 +79,9 @@ impl ClientClass {
 
 /// Compiles the configuration of a service for a class of clients.
 ///
-/// A client may call a service if it may call some workload of the service, or of a backend of its routes: one
-/// that does not deny by default, or an account that a policy lets it call. Endpoints that it may not call are
-/// left out. In a namespace that denies by default, a service without workloads has no account that a policy
-/// could name: it is denied, since no policy allows it.
+/// A client may call a service if it may call at least one workload of the service, or of a backend of its routes: one
+/// that does not deny by default, or that a policy lets it call. Endpoints that it may not call are left out. In a
+/// namespace that denies by default, a service without workloads has no account that a policy could name: it is denied.
 pub(crate) fn compile_service(
     mesh: &Mesh,
     client_class: &ClientClass,
@@ -94,7 +95,7 @@ pub(crate) fn compile_service(
         let port_config = PortConfig {
             name: port.name.clone(),
             protocol: port_protocol(mesh, service, port),
-            routed,
+            has_attached_routes: routed,
             rules,
             endpoints: port_endpoints(
                 mesh,
@@ -115,12 +116,12 @@ pub(crate) fn compile_service(
         name: service.name.clone(),
         client_authorization: ClientAuthorization::Allowed,
         ports: ports.collect(),
-        awaited: is_awaited(mesh, service, &callable_workloads),
+        waits_for_endpoint: is_awaited(mesh, service, &callable_workloads),
     };
     if !is_authorized(mesh, &service_config, client_class, &callable_workloads) {
         service_config.client_authorization = ClientAuthorization::Denied;
         service_config.ports.clear();
-        service_config.awaited = false;
+        service_config.waits_for_endpoint = false;
     }
     service_config
 }
@@ -143,9 +144,7 @@ pub(crate) fn unreported_endpoints(
     service_config: &ServiceConfig,
 ) -> Vec<EndpointId> {
     let callable_workloads = CallableWorkloads::for_client_class(mesh, client_class);
-    let Some(service) = mesh.service(&service_config.name) else {
-        return Vec::new();
-    };
+    let Some(service) = mesh.service(&service_config.name) else { return Vec::new() };
     let ports = service.ports.iter().filter(|port| service_config.ports.contains_key(&port.port));
     let unreported = ports.flat_map(|port| {
         let callable_at = |stage| {
@@ -187,7 +186,7 @@ struct CachedServiceConfig {
     service_config: Arc<ServiceConfig>,
     /// True if an input may have changed since the compilation.
     is_stale: bool,
-    /// The number of eviction passes since the last use in which no snapshot contained the configuration.
+    /// The number of consecutive eviction passes in which no snapshot contained the configuration, since its last use.
     unused_passes: u8,
 }
 
@@ -200,8 +199,8 @@ impl ServiceConfigCache {
         client_class: &ClientClass,
         name: &ServiceName,
     ) -> Option<Arc<ServiceConfig>> {
-        let client_class = client_class.for_service(mesh, name);
-        let key = (name.clone(), client_class.clone());
+        let service_class = client_class.for_service(mesh, name);
+        let key = (name.clone(), service_class.clone());
         let Some(service) = mesh.service(name) else {
             self.entries.remove(&key);
             return None;
@@ -215,7 +214,7 @@ impl ServiceConfigCache {
             None => None,
         };
         self.compiled_count += 1;
-        let service_config = reuse_unchanged(compile_service(mesh, &client_class, service), old);
+        let service_config = reuse_unchanged(compile_service(mesh, &service_class, service), old);
         let cached = CachedServiceConfig {
             service_config: Arc::clone(&service_config),
             is_stale: false,
@@ -241,15 +240,15 @@ impl ServiceConfigCache {
             }
         }
         for service in &affected_set.services {
-            // The first variant sorts first.
-            let configs = self.entries.range_mut((service.clone(), ClientClass::AllClients)..);
-            let configs = configs.take_while(|((name, _), _)| name == service);
+            // `AllClients` is the first variant of `ClientClass`, so the range starts at the service's first entry.
+            let range = self.entries.range_mut((service.clone(), ClientClass::AllClients)..);
+            let configs = range.take_while(|((name, _), _)| name == service);
             configs.for_each(|(_, cached)| cached.is_stale = true);
         }
     }
 
-    /// Evicts entries that are in no snapshot and were unused for [`MAX_UNUSED_PASSES`] passes. Entries that address entries
-    /// depend on are in no snapshot.
+    /// Evicts configurations that are in no snapshot and were unused for [`MAX_UNUSED_PASSES`] passes. A single pass
+    /// without a snapshot does not suffice: configurations that only address entries depend on are never in a snapshot.
     pub(crate) fn evict_unused(&mut self) {
         self.entries.retain(|_, cached| {
             let is_in_snapshot = Arc::strong_count(&cached.service_config) > 1;
@@ -337,9 +336,9 @@ fn is_authorized(
     })
 }
 
-/// Returns the rules of a port in order of route and document, and true if routes are attached. A missing
-/// backend keeps its share: those requests get a 500 response. Of two kinds of routes only the more specific
-/// one applies: `GRPCRoute` before `HTTPRoute`. Without routes, splits apply.
+/// Returns true if `HTTPRoute`s or `GRPCRoute`s are attached to a port, and the port's rules in order of routes and of
+/// rules within a route. A missing backend keeps its share: those requests get a 500 response. If both kinds of routes
+/// are attached, only the `GRPCRoute`s apply. Without routes, the rules are those of splits.
 fn port_rules(
     mesh: &Mesh,
     service: &ServiceName,
@@ -429,12 +428,12 @@ pub(super) fn port_protocol(mesh: &Mesh, service: &Service, port: &ServicePort) 
 
 /// True if a port is declared as TCP, so that requests are not inspected there.
 pub(crate) fn is_opaque(mesh: &Mesh, service: &ServiceName, port: u16) -> bool {
-    let service = mesh.service(service);
-    let port =
-        service.and_then(|service| service.ports.iter().find(|candidate| candidate.port == port));
-    service
-        .zip(port)
-        .is_some_and(|(service, port)| port_protocol(mesh, service, port) == Protocol::Tcp)
+    mesh.service(service).is_some_and(|service_object| {
+        let service_port = service_object.ports.iter().find(|candidate| candidate.port == port);
+        service_port.is_some_and(|service_port| {
+            port_protocol(mesh, service_object, service_port) == Protocol::Tcp
+        })
+    })
 }
 
 /// Returns the endpoints of a port, ordered by workload name. Each endpoint has the labels that
@@ -479,14 +478,15 @@ fn endpoints_at_stage(
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
     let callable = select_callable_workloads(mesh, service, port, callable_workloads, stage);
-    let endpoints = callable.filter_map(|(workload, port_number)| {
-        let address = *mesh.sidecar_listeners(&workload.name)?.get(&port_number)?;
-        let id = endpoint_id(&service.name, port, workload);
-        let tags = select_labels(workload, |label| named_labels.contains(label));
-        let account = Some(workload.account.clone());
-        Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
-    });
-    let mut endpoints: Vec<Arc<Endpoint>> = endpoints.collect();
+    let mut endpoints: Vec<Arc<Endpoint>> = callable
+        .filter_map(|(workload, port_number)| {
+            let address = *mesh.sidecar_listeners(&workload.name)?.get(&port_number)?;
+            let id = endpoint_id(&service.name, port, workload);
+            let tags = select_labels(workload, |label| named_labels.contains(label));
+            let account = Some(workload.account.clone());
+            Some(Arc::new(Endpoint { id, address, account, tags, weight: Some(workload.weight) }))
+        })
+        .collect();
     if callable_workloads.allows_any_workload(mesh, &service.name) != Some(false) {
         endpoints.extend(unmeshed_endpoints(
             mesh,
@@ -522,8 +522,8 @@ fn unmeshed_endpoints(
     client_class: &ClientClass,
     stage: LifecycleStage,
 ) -> Vec<Arc<Endpoint>> {
-    let workloads = mesh.unmeshed_workloads_of(&service.name);
-    let workloads = workloads.filter(|workload| stage.includes(service, workload));
+    let all_workloads = mesh.unmeshed_workloads_of(&service.name);
+    let workloads = all_workloads.filter(|workload| stage.includes(service, workload));
     let accepts_plaintext = |workload: &&Workload| {
         client_class.is_gateway() || plaintext_restriction(mesh, workload).is_none()
     };
@@ -552,8 +552,8 @@ pub(crate) fn select_labels(
     labels.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Returns the workloads with a sidecar of a port at a stage that a client may call, each with the port of its
-/// application.
+/// Returns the workloads with a sidecar behind a service port, each with the port of its application: those at `stage`
+/// that the client may call.
 fn select_callable_workloads<'a>(
     mesh: &'a Mesh,
     service: &Service,
@@ -561,10 +561,11 @@ fn select_callable_workloads<'a>(
     callable_workloads: &CallableWorkloads<'_>,
     stage: LifecycleStage,
 ) -> impl Iterator<Item = (&'a Workload, u16)> {
-    let workloads = mesh.service_workloads(&service.name);
-    let workloads = workloads.filter(move |workload| stage.includes(service, workload));
-    let workloads = workloads.filter(|workload| !mesh.is_revoked(workload));
-    let workloads = workloads.filter(|workload| callable_workloads.allows(workload));
+    let workloads = mesh
+        .service_workloads(&service.name)
+        .filter(move |workload| stage.includes(service, workload))
+        .filter(|workload| !mesh.is_revoked(workload))
+        .filter(|workload| callable_workloads.allows(workload));
     workloads.filter_map(|workload| Some((workload, target_port(&port.target, workload)?)))
 }
 

@@ -1,4 +1,4 @@
-//! Compilation of rules for all traffic of a port: rules of TCP routes, and of splits on ports without a route.
+//! Compiles the rules for all traffic of a port: those of TCP routes, and of `TrafficSplit`s on ports without a route.
 
 use leno_model::{
     Name, ObjectKey, RouteKind, RouteName, RouteRule, ServiceName, TcpRule, TrafficSplit,
@@ -59,11 +59,10 @@ pub(crate) fn overriding_objects(mesh: &Mesh, split: &TrafficSplit) -> Vec<Vec<S
     });
     let ports = mesh.service(root).into_iter().flat_map(|service| &service.ports);
     let objects_at_port = |port: u16| {
-        let route = gateway_route_key(mesh, root, port, None);
-        let route = route.map(|object_key| {
+        let overriding_route = gateway_route_key(mesh, root, port, None).map(|object_key| {
             format!("{object_key} is attached to port {port} and takes precedence there")
         });
-        route.into_iter().chain(other_split.clone()).collect()
+        overriding_route.into_iter().chain(other_split.clone()).collect()
     };
     let objects_by_port: Vec<Vec<String>> = ports.map(|port| objects_at_port(port.port)).collect();
     match objects_by_port.is_empty() {
@@ -104,7 +103,8 @@ fn split_for_all_requests<'a>(mesh: &'a Mesh, root: &ServiceName) -> Option<&'a 
     splits_without_matches.min_by_key(|split| split.precedence())
 }
 
-/// Returns the key of a Gateway API route attached to a port, if any: splits do not apply to such a port.
+/// Returns the key of a Gateway API route attached to a port; `None` if no route is attached. Splits do not apply to a
+/// port with a route.
 fn gateway_route_key(
     mesh: &Mesh,
     service: &ServiceName,
@@ -114,12 +114,16 @@ fn gateway_route_key(
     let http_key = mesh
         .http_routes()
         .routes_at_port(service, port, consumer_namespace)
-        .max_by_key(|route| route.kind);
-    let http_key = http_key.map(|route| route.kind.object_key(route.name.clone()));
-    let tcp_keys = mesh.gateway_tcp_routes().routes_at_port(service, port, consumer_namespace);
-    let mut tcp_keys = tcp_keys.map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
-    let tls_keys = mesh.tls_routes().routes_at_port(service, port, consumer_namespace);
-    let mut tls_keys = tls_keys.map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
+        .max_by_key(|route| route.kind)
+        .map(|route| route.kind.object_key(route.name.clone()));
+    let mut tcp_keys = mesh
+        .gateway_tcp_routes()
+        .routes_at_port(service, port, consumer_namespace)
+        .map(|route| ObjectKey::GatewayTcpRoute(route.rule.route.clone()));
+    let mut tls_keys = mesh
+        .tls_routes()
+        .routes_at_port(service, port, consumer_namespace)
+        .map(|route| ObjectKey::TlsRoute(route.rule.route.clone()));
     http_key.or_else(|| tcp_keys.next()).or_else(|| tls_keys.next())
 }
 
@@ -127,8 +131,8 @@ fn gateway_route_key(
 fn split_rule(mesh: &Mesh, split: &TrafficSplit, port: u16) -> Option<RouteRule> {
     let mut rule = split_shares(mesh, split, port).for_requests();
     if let Some(groups) = &split.groups {
-        let groups = groups.iter().filter_map(|group| mesh.route_group(group));
-        let matches = groups.flat_map(|group| &group.matches);
+        let existing_groups = groups.iter().filter_map(|group| mesh.route_group(group));
+        let matches = existing_groups.flat_map(|group| &group.matches);
         rule.matches = matches.map(|named_match| named_match.request.clone()).collect();
     }
     (!rule.matches.is_empty()).then_some(rule)

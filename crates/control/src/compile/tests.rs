@@ -21,7 +21,9 @@ use leno_model::{
 };
 
 use super::*;
-use crate::fixture::{BOOKINFO, mesh_with_sidecars, service_name, strict_bookinfo, workload_name};
+use crate::fixture::{
+    BOOKINFO, default_deny_bookinfo, mesh_with_sidecars, service_name, workload_name,
+};
 
 /// Compiles the configuration of `client` with the services `services`, and compares it as text.
 #[track_caller]
@@ -69,7 +71,7 @@ fn render_config(compiled_config: &CompiledConfig) -> String {
         writeln!(text, "{} {:?}", service_config.name, service_config.client_authorization)
             .unwrap();
         for (number, port) in &service_config.ports {
-            let routed = if port.routed { " routed" } else { "" };
+            let routed = if port.has_attached_routes { " routed" } else { "" };
             writeln!(text, "  {number} {}{routed}", port.protocol).unwrap();
             for rule in &port.rules {
                 let backends = render_backends(&rule.backends);
@@ -162,7 +164,7 @@ spec:
 }
 
 #[test]
-fn a_strict_client_reaches_the_root_of_a_split_through_a_backend() {
+fn with_default_deny_a_client_reaches_the_root_of_a_split_through_a_backend() {
     let split = r#"
 ---
 apiVersion: split.smi-spec.io/v1alpha2
@@ -171,7 +173,7 @@ metadata: {name: details, namespace: bookinfo}
 spec: {service: details, backends: [{service: reviews-v1, weight: 1}, {service: nowhere, weight: 2}]}
 "#;
     check_config(
-        &strict_bookinfo(split),
+        &default_deny_bookinfo(split),
         "productpage-1",
         &["details"],
         &expect![[r#"
@@ -228,9 +230,9 @@ fn a_port_is_counted_under_the_least_specific_service() {
 }
 
 #[test]
-fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoints() {
+fn with_default_deny_a_client_reaches_a_service_through_a_backend_and_only_permitted_endpoints() {
     check_config(
-        &strict_bookinfo(""),
+        &default_deny_bookinfo(""),
         "productpage-1",
         &["details"],
         &expect![[r#"
@@ -252,9 +254,9 @@ fn a_strict_client_reaches_a_service_through_a_backend_and_only_permitted_endpoi
 }
 
 #[test]
-fn a_client_that_no_policy_names_is_denied_in_strict_mode() {
+fn a_client_that_no_policy_names_is_denied_by_default() {
     check_config(
-        &strict_bookinfo(""),
+        &default_deny_bookinfo(""),
         "stranger-1",
         &["reviews", "reviews-v1", "details"],
         &expect![[r#"
@@ -268,9 +270,9 @@ fn a_client_that_no_policy_names_is_denied_in_strict_mode() {
 }
 
 #[test]
-fn a_strict_server_admits_only_what_its_policies_allow() {
+fn a_server_that_denies_by_default_admits_only_the_requests_that_policies_allow() {
     check_config(
-        &strict_bookinfo(""),
+        &default_deny_bookinfo(""),
         "reviews-v1-1",
         &[],
         &expect![[r#"
@@ -283,9 +285,9 @@ fn a_strict_server_admits_only_what_its_policies_allow() {
 }
 
 #[test]
-fn a_strict_server_without_policy_admits_no_client() {
+fn a_server_that_denies_by_default_admits_no_client_without_a_policy() {
     check_config(
-        &strict_bookinfo(""),
+        &default_deny_bookinfo(""),
         "details-1",
         &[],
         &expect![[r#"
@@ -322,7 +324,7 @@ metadata: {name: two, namespace: bookinfo}
 spec: {matches: {ports: [9082, 70]}}
 "#;
     check_config(
-        &strict_bookinfo(added_objects),
+        &default_deny_bookinfo(added_objects),
         "reviews-v1-1",
         &[],
         &expect![[r#"
@@ -334,7 +336,7 @@ spec: {matches: {ports: [9082, 70]}}
     "#]],
     );
     check_config(
-        &strict_bookinfo(added_objects),
+        &default_deny_bookinfo(added_objects),
         "stranger-1",
         &["reviews-v1", "reviews-v2"],
         &expect![[r#"
@@ -364,7 +366,7 @@ spec:
   - {kind: TCPRoute, name: nothing}
 "#;
     check_config(
-        &strict_bookinfo(added_objects),
+        &default_deny_bookinfo(added_objects),
         "details-1",
         &[],
         &expect![[r#"
@@ -374,7 +376,7 @@ spec:
             bookinfo/broken: [bookinfo/productpage] http [] tcp []
     "#]],
     );
-    let mesh = mesh_with_sidecars(&strict_bookinfo(added_objects));
+    let mesh = mesh_with_sidecars(&default_deny_bookinfo(added_objects));
     let target = mesh.traffic_targets().next().unwrap();
     expect![[r#"
         [
@@ -404,7 +406,7 @@ metadata: {name: all, namespace: bookinfo}
 spec: {matches: {}}
 "#;
     check_config(
-        &strict_bookinfo(added_objects),
+        &default_deny_bookinfo(added_objects),
         "details-1",
         &[],
         &expect![[r#"
@@ -417,7 +419,7 @@ spec: {matches: {}}
 }
 
 #[test]
-fn a_service_without_workloads_is_allowed_in_permissive_and_denied_in_strict_mode() {
+fn a_service_without_workloads_is_allowed_or_denied_by_the_default_policy() {
     let empty = r#"
 ---
 apiVersion: v1
@@ -434,7 +436,7 @@ spec: {selector: {app: nobody}, ports: [{port: 80}]}
         (service_config.client_authorization, service_config.ports.len())
     };
     assert_eq!(authorization(&format!("{BOOKINFO}{empty}")), (ClientAuthorization::Allowed, 1));
-    assert_eq!(authorization(&strict_bookinfo(empty)), (ClientAuthorization::Denied, 0));
+    assert_eq!(authorization(&default_deny_bookinfo(empty)), (ClientAuthorization::Denied, 0));
 }
 
 #[test]
@@ -534,7 +536,7 @@ fn unchanged_service_configurations_are_shared_and_changed_ones_keep_their_endpo
 
 #[test]
 fn an_explanation_assumes_the_declared_address_of_every_application() {
-    let objects = crate::fixture::parse_objects(&strict_bookinfo(""));
+    let objects = crate::fixture::parse_objects(&default_deny_bookinfo(""));
     let client = workload_name("productpage-1");
     let snapshot = crate::snapshot_for(&objects, &client, &[service_name("reviews-v1")]).unwrap();
     let endpoints = &snapshot.services[&service_name("reviews-v1")].ports[&9080].endpoints;

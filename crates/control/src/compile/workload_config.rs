@@ -1,4 +1,4 @@
-//! The proxy configuration of a sidecar: its workload, and the rules of its inbound listener.
+//! Compiles the proxy configuration of a sidecar: its workload, and the rules of its inbound listener.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,8 +80,8 @@ fn is_server_first_by_convention(mesh: &Mesh, workload: &Workload, port: &Worklo
         })
 }
 
-/// True if a policy inspects requests at a port of a workload. A convention does not hide requests from it: the
-/// protocol is detected there.
+/// True if a policy inspects requests at a port of a workload. The protocol of such a port is detected, even if the
+/// port's name or number is that of a server-first protocol.
 fn inspects_requests(mesh: &Mesh, workload: &Workload, port_number: u16) -> bool {
     let services = mesh.services_of(&workload.name);
     let mut ports =
@@ -122,7 +122,8 @@ pub(super) fn protocol_by_convention(
     }
 }
 
-/// Returns the protocol that the services forwarding to a port declare, if they agree: gRPC is HTTP/2.
+/// Returns the protocol that the services forwarding to a port declare, if they agree; otherwise detection. HTTP/2
+/// and gRPC agree, because gRPC uses HTTP/2.
 fn declared_protocol(mesh: &Mesh, workload: &Workload, port_number: u16) -> Protocol {
     let ports = mesh.services_of(&workload.name).flat_map(|service| &service.ports);
     let forwarding_ports =
@@ -155,8 +156,12 @@ fn port_lanes(mesh: &Mesh, workload: &Workload) -> BTreeMap<u16, Vec<LaneRule>> 
     let mut lanes: BTreeMap<u16, Vec<LaneRule>> = BTreeMap::new();
     for service in mesh.services_of(&workload.name) {
         let rules = mesh.tags().lanes_of(&service.name);
-        let ports = service.ports.iter().filter_map(|port| target_port(&port.target, workload));
-        let ports: BTreeSet<u16> = ports.filter(|_| !rules.is_empty()).collect();
+        let ports: BTreeSet<u16> = service
+            .ports
+            .iter()
+            .filter_map(|port| target_port(&port.target, workload))
+            .filter(|_| !rules.is_empty())
+            .collect();
         for port in ports {
             lanes.entry(port).or_default().extend(rules.iter().cloned());
         }

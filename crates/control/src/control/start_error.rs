@@ -1,4 +1,4 @@
-//! Errors that prevent the start of a control plane.
+//! Defines the errors that prevent the start of a control plane.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,5 @@
-//! Conditions that break traffic: closed listeners, failing applications, rejected joins, open circuits.
+//! Reports conditions that break traffic, such as closed listeners, failing applications, rejected joins and open
+//! circuits, and conditions that only need attention, such as full tables and dropped log lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -37,9 +38,8 @@ pub(super) fn check_conditions(inputs: &FindingInputs) -> Vec<Finding> {
     let applications = inputs
         .workloads
         .iter()
-        .filter_map(|workload| Some((workload, workload.application.as_ref()?)));
-    let applications =
-        applications.flat_map(|(workload, application)| check_application(workload, application));
+        .filter_map(|workload| Some((workload, workload.application.as_ref()?)))
+        .flat_map(|(workload, application)| check_application(workload, application));
     findings.extend(limit_findings(applications.collect(), "leno get workloads"));
     let open_circuits = conditions_of("circuit-open").map(|(workload, condition)| {
         Finding::problem(
@@ -82,10 +82,12 @@ fn check_dropped_log_lines(inputs: &FindingInputs) -> Vec<Finding> {
         .directory
         .iter()
         .map(|directory| directory.log_lines_dropped)
-        .filter(|lines| *lines > 0);
-    let control_plane_findings = control_plane_findings.map(|lines| {
-        finding(format!("the control plane drops log lines because its output is blocked: {lines}"))
-    });
+        .filter(|lines| *lines > 0)
+        .map(|lines| {
+            finding(format!(
+                "the control plane drops log lines because its output is blocked: {lines}"
+            ))
+        });
     let sidecar_findings = inputs.workloads.iter().flat_map(|workload| {
         let dropped_line_conditions =
             workload.conditions.iter().filter(|condition| condition.kind == "log-lines-dropped");
@@ -159,28 +161,35 @@ fn rejected_join_finding(inputs: &FindingInputs, join: &RejectedJoinStatus) -> F
 
 /// Reports service ports without a declared protocol whose server sends first, each once.
 fn check_detection_delays(inputs: &FindingInputs) -> Vec<Finding> {
-    let conditions = inputs.workloads.iter().flat_map(|workload| &workload.conditions);
-    let delayed_ports = conditions.filter(|condition| condition.kind == "detection-delayed");
-    let delayed_ports: BTreeMap<&str, &str> = delayed_ports
+    let delay_conditions = inputs
+        .workloads
+        .iter()
+        .flat_map(|workload| &workload.conditions)
+        .filter(|condition| condition.kind == "detection-delayed");
+    let reasons_by_port: BTreeMap<&str, &str> = delay_conditions
         .map(|condition| (condition.subject.as_str(), condition.reason.as_str()))
         .collect();
-    let delayed_ports = delayed_ports.into_iter().map(|(port, reason)| {
+    let findings = reasons_by_port.into_iter().map(|(port, reason)| {
         Finding::notice(
             format!("{port} declares no protocol: {reason}"),
             "add `appProtocol: tcp` to this port of the Service",
         )
     });
-    limit_findings(delayed_ports.collect(), "leno get workloads -o json")
+    limit_findings(findings.collect(), "leno get workloads -o json")
 }
 
 /// Reports rejected clients without mutual TLS. Clients with a sidecar bypass the mesh.
 fn check_rejected_clients(inputs: &FindingInputs) -> Vec<Finding> {
-    let member_addresses = inputs.workloads.iter().flat_map(|workload| {
-        let addresses = std::iter::once(&workload.address).chain(&workload.other_addresses);
-        let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
-        addresses.filter(move |address| is_own_address(*address, &workload.labels))
-    });
-    let member_addresses: BTreeSet<IpAddr> = member_addresses.collect();
+    let member_addresses: BTreeSet<IpAddr> = inputs
+        .workloads
+        .iter()
+        .flat_map(|workload| {
+            let addresses = std::iter::once(&workload.address)
+                .chain(&workload.other_addresses)
+                .filter_map(|text| text.parse::<IpAddr>().ok());
+            addresses.filter(move |address| is_own_address(*address, &workload.labels))
+        })
+        .collect();
     let is_member = |name: &str| {
         name.parse::<IpAddr>()
             .is_ok_and(|address| member_addresses.contains(&address.to_canonical()))
@@ -221,14 +230,15 @@ fn check_directories(inputs: &FindingInputs) -> Vec<Finding> {
     let control_plane_findings = inputs
         .directory
         .iter()
-        .filter_map(|directory| Some((&directory.directory, directory.problem.as_ref()?)));
-    let control_plane_findings = control_plane_findings.map(|(directory, problem)| {
-        let message = format!("the control plane cannot write its state in {directory}: {problem}");
-        Finding::problem(message, hint)
-    });
-    let authority_findings =
+        .filter_map(|directory| Some((&directory.directory, directory.problem.as_ref()?)))
+        .map(|(directory, problem)| {
+            let message =
+                format!("the control plane cannot write its state in {directory}: {problem}");
+            Finding::problem(message, hint)
+        });
+    let authority_problems =
         inputs.directory.iter().filter_map(|directory| directory.authority_problem.as_ref());
-    let authority_findings = authority_findings.map(|problem| {
+    let authority_findings = authority_problems.map(|problem| {
         Finding::problem(
             format!("the files of the authority cannot be used: {problem}"),
             "restore them: the control plane uses the previous authority until it stops, and cannot start again without \
@@ -356,8 +366,13 @@ mod tests {
             let mut inputs = healthy_inputs();
             inputs.workloads = vec![serde_json::from_value(status).unwrap()];
             let findings = check_conditions(&inputs);
-            let findings = findings.iter().find(|finding| finding.message.contains(expected));
-            assert_eq!(findings.map(|finding| finding.severity), Some(severity), "{expected}");
+            let matching_finding =
+                findings.iter().find(|finding| finding.message.contains(expected));
+            assert_eq!(
+                matching_finding.map(|finding| finding.severity),
+                Some(severity),
+                "{expected}"
+            );
         }
         assert!(check_conditions(&healthy_inputs()).is_empty());
     }

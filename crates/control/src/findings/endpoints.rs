@@ -1,4 +1,4 @@
-//! Findings about service ports without endpoints, and about excluded endpoints without a sidecar.
+//! Reports service ports without endpoints, and endpoints without a sidecar that sidecars do not call.
 
 use std::collections::BTreeSet;
 
@@ -22,11 +22,11 @@ pub(super) fn check_endpoints(inputs: &FindingInputs) -> Vec<Finding> {
     });
     let empty_port_findings = empty_ports.filter_map(|(service, port)| {
         let receives_requests = ports_in_use.contains(&format!("{}:{port}", service.name));
-        // The traffic of a service without a selector goes to the backends of its routes, and other services
-        // may be outside the mesh: in a cluster, those of every namespace without a workload of the mesh.
-        let has_own_traffic = service.routes.is_empty() && !service.selector.is_empty();
-        let has_own_traffic =
-            has_own_traffic && meshed_namespaces.contains(namespace_of(&service.name));
+        // A service with routes sends its traffic to their backends, and a service without a selector has no workloads
+        // of its own. A service in a namespace without a workload of the mesh is usually outside the mesh.
+        let has_own_traffic = service.routes.is_empty()
+            && !service.selector.is_empty()
+            && meshed_namespaces.contains(namespace_of(&service.name));
         (receives_requests || has_own_traffic)
             .then(|| empty_port_finding(service, port, receives_requests))
     });
@@ -99,10 +99,11 @@ fn used_ports(inputs: &FindingInputs) -> BTreeSet<String> {
             ports_in_use.insert(target.to_owned());
         }
     }
-    let subscribed_services = inputs.proxies.iter().flat_map(|proxy| &proxy.subscriptions);
-    let subscribed_services: BTreeSet<&String> = subscribed_services.collect();
-    let services = inputs.services.iter();
-    let services = services
+    let subscribed_services: BTreeSet<&String> =
+        inputs.proxies.iter().flat_map(|proxy| &proxy.subscriptions).collect();
+    let services = inputs
+        .services
+        .iter()
         .filter(|service| subscribed_services.contains(&service.name) && service.routes.is_empty());
     for service in services {
         ports_in_use

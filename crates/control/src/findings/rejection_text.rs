@@ -1,4 +1,4 @@
-//! Sentences about rejected requests for `leno status` and `leno diagnose`: the rejecting sidecars, and the
+//! Describes rejected requests in sentences for `leno status` and `leno diagnose`: the rejecting sidecars, and the
 //! policies that decided.
 
 use std::collections::BTreeSet;
@@ -79,8 +79,8 @@ pub fn rejection_hint(rejection: &RejectionStatus) -> String {
     }
 }
 
-/// Returns the policies or routes that decided: those that sidecars report, or all of a relevant kind for the
-/// service.
+/// Returns the policies or routes that decided. If sidecars report none, returns all objects for the service of the
+/// kinds that reject requests for this reason.
 fn deciding_objects(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> Vec<String> {
     if !rejection.policies.is_empty() {
         return rejection.policies.clone();
@@ -105,14 +105,20 @@ fn deciding_objects(rejection: &RejectionStatus, objects: MeshObjects<'_>) -> Ve
             false => names_service(destination),
         };
     let kinds = rejecting_kinds(&rejection.reason);
-    let policies = objects.policies.iter().filter(|policy| kinds.contains(&&*policy.kind));
-    let policies = policies.filter(|policy| {
-        policy.destination.split(", ").any(|destination| applies_to(policy, destination))
-    });
-    let policies = policies.map(|policy| format!("{} {}", policy.kind, policy.name));
-    let routes = objects.routes.iter().filter(|route| kinds.contains(&&*route.kind));
-    let routes = routes.filter(|route| route.parents.iter().any(|parent| names_service(parent)));
-    let routes = routes.map(|route| format!("{} {}", route.kind, route.name));
+    let policies = objects
+        .policies
+        .iter()
+        .filter(|policy| kinds.contains(&&*policy.kind))
+        .filter(|policy| {
+            policy.destination.split(", ").any(|destination| applies_to(policy, destination))
+        })
+        .map(|policy| format!("{} {}", policy.kind, policy.name));
+    let routes = objects
+        .routes
+        .iter()
+        .filter(|route| kinds.contains(&&*route.kind))
+        .filter(|route| route.parents.iter().any(|parent| names_service(parent)))
+        .map(|route| format!("{} {}", route.kind, route.name));
     policies.chain(routes).take(MAX_OBJECTS).collect()
 }
 
@@ -163,7 +169,8 @@ fn is_server_reason(reason: &str) -> bool {
     )
 }
 
-/// True for reasons for which a request head cannot be read: the service is unknown if each request names it.
+/// True for reasons for which a request head cannot be read. At a port where each request names its service, such as
+/// the HTTP proxy port, the service of the request is then unknown.
 fn is_head_reason(reason: &str) -> bool {
     matches!(reason, "bad-request" | "head-too-large" | "head-timeout" | "unsupported")
 }

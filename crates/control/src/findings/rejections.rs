@@ -1,4 +1,4 @@
-//! Findings about requests that sidecars reject, and the share of a service's failures that rejections explain.
+//! Reports requests that sidecars reject, and decides if rejections explain the failures of a service.
 
 use crate::status::RejectionStatus;
 
@@ -30,8 +30,8 @@ pub(super) fn check_rejections(inputs: &FindingInputs) -> Vec<Finding> {
     findings.chain(count_finding).collect()
 }
 
-/// True if rejections explain the failures of a service. Without the rejected requests, the service would not be
-/// degraded; or it would not be failing, and rejections are at least half of its failures.
+/// True if rejections explain the failures of a service. They do in two cases: without the rejections, the service
+/// would not be degraded; or without them it would not be failing, and they are at least half of its failures.
 pub(super) fn rejections_explain_failures(
     inputs: &FindingInputs,
     service: &str,

@@ -1,4 +1,4 @@
-//! Match counts of rules, as sidecars report them: over the last hour, and since a rule was first reported.
+//! Counts the matches of rules, as sidecars report them: over the last hour, and since a rule was first reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -39,13 +39,13 @@ impl MatchCounts {
         &mut self,
         mesh: &Mesh,
         reported_rules: &[RuleMatches],
-        at: Duration,
+        now: Duration,
     ) -> u64 {
-        reported_rules.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, at))).sum()
+        reported_rules.iter().map(|matches| u64::from(!self.record_rule(mesh, matches, now))).sum()
     }
 
     /// Counts one rule; returns false if the rule was not stored, or an older one was evicted.
-    fn record_rule(&mut self, mesh: &Mesh, reported: &RuleMatches, at: Duration) -> bool {
+    fn record_rule(&mut self, mesh: &Mesh, reported: &RuleMatches, now: Duration) -> bool {
         let RuleMatches { kind, namespace, name, rule, matches } = reported;
         if !mesh.has_object(&kind.object_key(namespace, name)) || rule.chars().any(char::is_control)
         {
@@ -54,9 +54,9 @@ impl MatchCounts {
         let key = (*kind, namespace.clone(), name.clone(), rule.clone());
         let is_at_limit = !self.rules.contains_key(&key) && self.evict_rule_of_object(&key);
         let new_counts =
-            || MinuteCounts { counts_by_minute: VecDeque::new(), total: 0, last_match: at };
+            || MinuteCounts { counts_by_minute: VecDeque::new(), total: 0, last_match: now };
         let (minutes, evicted) = self.rules.entry(key, new_counts);
-        minutes.add(*matches, at);
+        minutes.add(*matches, now);
         !is_at_limit && evicted.is_none()
     }
 
@@ -77,21 +77,21 @@ impl MatchCounts {
     }
 
     /// Evicts rules without a match for an hour, and those of objects that left the mesh.
-    pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
+    pub(super) fn evict_expired(&mut self, mesh: &Mesh, now: Duration) {
         self.rules.retain(|(kind, namespace, name, _), minutes| {
-            minutes.last_match + HISTORY_LENGTH > at
+            minutes.last_match + HISTORY_LENGTH > now
                 && mesh.has_object(&kind.object_key(namespace, name))
         });
     }
 
     /// Returns the status of every stored rule, ordered by kind, namespace, name and rule.
-    pub(super) fn rule_statuses(&self, at: Duration) -> Vec<RuleStatus> {
+    pub(super) fn rule_statuses(&self, now: Duration) -> Vec<RuleStatus> {
         let status =
             |((kind, namespace, name, rule), minutes): (&RuleKey, &MinuteCounts)| RuleStatus {
                 kind: kind.as_str().to_owned(),
                 name: format!("{namespace}/{name}"),
                 rule: rule.clone(),
-                matches_1h: minutes.last_hour_count(at),
+                matches_1h: minutes.last_hour_count(now),
                 matches: minutes.total,
             };
         self.rules.iter().map(status).collect()
@@ -99,10 +99,10 @@ impl MatchCounts {
 }
 
 impl MinuteCounts {
-    fn add(&mut self, matches: u64, at: Duration) {
+    fn add(&mut self, matches: u64, now: Duration) {
         self.total = self.total.saturating_add(matches);
-        self.last_match = self.last_match.max(at);
-        let minute = minute_number(at);
+        self.last_match = self.last_match.max(now);
+        let minute = minute_number(now);
         match self.counts_by_minute.back_mut() {
             // Time is monotonic, so the last entry is the newest.
             Some((newest, count)) if *newest >= minute => *count = count.saturating_add(matches),
@@ -114,8 +114,8 @@ impl MinuteCounts {
     }
 
     /// Returns the number of matches in the last hour.
-    fn last_hour_count(&self, at: Duration) -> u64 {
-        let oldest_minute = (minute_number(at) + 1).saturating_sub(COUNTED_MINUTES as u64);
+    fn last_hour_count(&self, now: Duration) -> u64 {
+        let oldest_minute = (minute_number(now) + 1).saturating_sub(COUNTED_MINUTES as u64);
         let in_last_hour =
             self.counts_by_minute.iter().filter(|(number, _)| *number >= oldest_minute);
         in_last_hour.fold(0, |total, (_, count)| total.saturating_add(*count))
@@ -123,8 +123,8 @@ impl MinuteCounts {
 }
 
 /// Returns the number of whole minutes before a time.
-fn minute_number(at: Duration) -> u64 {
-    at.as_secs() / 60
+fn minute_number(now: Duration) -> u64 {
+    now.as_secs() / 60
 }
 
 /// The number of minutes in the count of the last hour.

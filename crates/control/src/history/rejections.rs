@@ -1,4 +1,4 @@
-//! Recent requests rejected by sidecars, by destination and reason, with the policies that decided.
+//! Counts the requests that sidecars rejected recently, by destination and reason, with the policies that decided.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Rejections {
         mesh: &Mesh,
         name: &WorkloadName,
         report: &TrafficReport,
-        at: Duration,
+        now: Duration,
     ) -> u64 {
         let mut evicted_count = 0;
         for series in &report.series {
@@ -73,10 +73,10 @@ impl Rejections {
             let is_unmeshed = is_inbound && series.peer.is_none();
             evicted_count += u64::from(match &destination {
                 RejectedDestination::External(client) => {
-                    add_requests(&mut self.external_requests, client, series, at)
+                    add_requests(&mut self.external_requests, client, series, now)
                 }
                 RejectedDestination::Service(service) if is_unmeshed => {
-                    add_requests(&mut self.unmeshed_requests, service, series, at)
+                    add_requests(&mut self.unmeshed_requests, service, series, now)
                 }
                 RejectedDestination::Service(_) => false,
             });
@@ -104,10 +104,10 @@ impl Rejections {
                     let key = (rejected_destination.clone(), reason.label());
                     let (counts, evicted_entry) = table.entry(key, RejectionCounts::default);
                     evicted_count += u64::from(evicted_entry.is_some());
-                    counts.recent_requests.add(at, if is_counted { *count } else { 0 });
-                    counts.sidecars.insert(name.clone(), at);
+                    counts.recent_requests.add(now, if is_counted { *count } else { 0 });
+                    counts.sidecars.insert(name.clone(), now);
                     for policy in &policies {
-                        counts.policies.insert(policy.clone(), at);
+                        counts.policies.insert(policy.clone(), now);
                     }
                 }
             }
@@ -116,19 +116,19 @@ impl Rejections {
     }
 
     /// Evicts entries without a report for an hour, and services and workloads that left the mesh.
-    pub(super) fn evict_expired(&mut self, mesh: &Mesh, at: Duration) {
+    pub(super) fn evict_expired(&mut self, mesh: &Mesh, now: Duration) {
         let exists = |destination: &RejectedDestination| match destination {
             RejectedDestination::Service(service) => mesh.service(service).is_some(),
             RejectedDestination::External(client) => mesh.workload(client).is_some(),
         };
         for table in [&mut self.server_rejections, &mut self.client_rejections] {
             table.retain(|(destination, _), counts| {
-                exists(destination) && counts.last_time() + HISTORY_LENGTH > at
+                exists(destination) && counts.last_time() + HISTORY_LENGTH > now
             });
         }
         let is_service = |service: &ServiceName| mesh.service(service).is_some();
-        self.unmeshed_requests.retain(|service, recent| is_service(service) && recent.sum(at) > 0);
-        self.external_requests.retain(|_, recent| recent.sum(at) > 0);
+        self.unmeshed_requests.retain(|service, recent| is_service(service) && recent.sum(now) > 0);
+        self.external_requests.retain(|_, recent| recent.sum(now) > 0);
     }
 
     /// Returns the rejections of the last half minute that clients received; those that a retry resolved are
@@ -136,7 +136,7 @@ impl Rejections {
     pub(super) fn rejection_statuses(
         &self,
         services: &RecentTable<ServiceName, RequestHistory, MAX_SERVICES>,
-        at: Duration,
+        now: Duration,
     ) -> Vec<RejectionStatus> {
         let keys: std::collections::BTreeSet<&RejectionKey> = self
             .client_rejections
@@ -147,14 +147,17 @@ impl Rejections {
         let status = |key: &RejectionKey| {
             let (destination, reason) = key;
             let [outbound, inbound] = [&self.client_rejections, &self.server_rejections]
-                .map(|table| table.get(key).filter(|counts| counts.is_fresh(at)));
-            let requests = [outbound, inbound].into_iter().flatten();
-            let requests = requests.map(|counts| counts.recent_requests.sum(at)).sum::<u64>();
+                .map(|table| table.get(key).filter(|counts| counts.is_fresh(now)));
+            let requests = [outbound, inbound]
+                .into_iter()
+                .flatten()
+                .map(|counts| counts.recent_requests.sum(now))
+                .sum::<u64>();
             let count_recent =
-                |counts: Option<&RecentCounts>| counts.map_or(0, |counts| counts.sum(at));
+                |counts: Option<&RecentCounts>| counts.map_or(0, |counts| counts.sum(now));
             let total_requests = match destination {
                 RejectedDestination::Service(service) => {
-                    services.get(service).map_or(0, |history| history.recent_requests(at))
+                    services.get(service).map_or(0, |history| history.recent_requests(now))
                         + count_recent(self.unmeshed_requests.get(service))
                 }
                 RejectedDestination::External(client) => {
@@ -168,18 +171,18 @@ impl Rejections {
                 requests,
                 share: requests as f64 / total_requests.max(requests) as f64,
                 side: if inbound.is_some() { "server" } else { "client" }.to_owned(),
-                sidecars: fresh_keys(&source_counts.sidecars, at)
+                sidecars: fresh_keys(&source_counts.sidecars, now)
                     .map(WorkloadName::to_string)
                     .collect(),
                 clients: outbound
                     .into_iter()
-                    .flat_map(|counts| fresh_keys(&counts.sidecars, at))
+                    .flat_map(|counts| fresh_keys(&counts.sidecars, now))
                     .map(WorkloadName::to_string)
                     .collect(),
                 policies: [outbound, inbound]
                     .into_iter()
                     .flatten()
-                    .flat_map(|counts| fresh_keys(&counts.policies, at))
+                    .flat_map(|counts| fresh_keys(&counts.policies, now))
                     .map(|(kind, namespace, name)| format!("{kind} {namespace}/{name}"))
                     .collect::<std::collections::BTreeSet<_>>()
                     .into_iter()
@@ -195,14 +198,14 @@ impl RejectionCounts {
         self.sidecars.iter().map(|(_, last_report)| *last_report).max().unwrap_or_default()
     }
 
-    fn is_fresh(&self, at: Duration) -> bool {
-        is_recent(self.last_time(), at)
+    fn is_fresh(&self, now: Duration) -> bool {
+        is_recent(self.last_time(), now)
     }
 }
 
 impl RecentCounts {
-    fn add(&mut self, at: Duration, count: u64) {
-        let step = step_number(at);
+    fn add(&mut self, now: Duration, count: u64) {
+        let step = step_number(now);
         match self.0.back_mut() {
             // Time is monotonic, so the last entry is the newest.
             Some((newest, sum)) if *newest >= step => *sum = sum.saturating_add(count),
@@ -213,10 +216,10 @@ impl RecentCounts {
         }
     }
 
-    fn sum(&self, at: Duration) -> u64 {
-        let oldest = (step_number(at) + 1).saturating_sub(RECENT_STEPS as u64);
-        let recent = self.0.iter().filter(|(step, _)| *step >= oldest);
-        recent.fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    fn sum(&self, now: Duration) -> u64 {
+        let oldest_step = (step_number(now) + 1).saturating_sub(RECENT_STEPS as u64);
+        let recent_steps = self.0.iter().filter(|(step, _)| *step >= oldest_step);
+        recent_steps.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 }
 
@@ -311,10 +314,10 @@ fn add_requests<K: Ord + Clone>(
     table: &mut RecentTable<K, RecentCounts, MAX_ENTRIES>,
     key: &K,
     series: &TrafficSeries,
-    at: Duration,
+    now: Duration,
 ) -> bool {
     let (counts, evicted_entry) = table.entry(key.clone(), RecentCounts::default);
-    counts.add(at, series.request_count());
+    counts.add(now, series.request_count());
     evicted_entry.is_some()
 }
 
@@ -332,8 +335,9 @@ fn deciding_policies(
         return routes.take(MAX_POLICIES).collect();
     }
     let kinds = rejecting_kinds(reason);
-    let policies = rules.iter().filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0);
-    let mut policies: Vec<PolicyKey> = policies
+    let mut policies: Vec<PolicyKey> = rules
+        .iter()
+        .filter(|rule| kinds.contains(&rule.kind) && rule.matches > 0)
         .map(|rule| (rule.kind, rule.namespace.clone(), rule.name.clone()))
         .filter(|(kind, namespace, name)| mesh.has_object(&kind.object_key(namespace, name)))
         .collect();
@@ -379,13 +383,13 @@ fn rejecting_kinds(reason: Reason) -> Vec<RuleKind> {
 
 fn fresh_keys<K: Ord + Clone, const MAX: usize>(
     table: &RecentTable<K, Duration, MAX>,
-    at: Duration,
+    now: Duration,
 ) -> impl Iterator<Item = &K> {
-    table.iter().filter(move |(_, last_report)| is_recent(**last_report, at)).map(|(key, _)| key)
+    table.iter().filter(move |(_, last_report)| is_recent(**last_report, now)).map(|(key, _)| key)
 }
 
-fn is_recent(last_report: Duration, at: Duration) -> bool {
-    step_number(last_report) + RECENT_STEPS as u64 > step_number(at)
+fn is_recent(last_report: Duration, now: Duration) -> bool {
+    step_number(last_report) + RECENT_STEPS as u64 > step_number(now)
 }
 
 /// Maximum pairs of service and reason on each side: about 200 bytes each.

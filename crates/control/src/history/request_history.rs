@@ -1,4 +1,5 @@
-//! Traffic of one service, route or edge over the last hour: rates, latency quantiles, failure reasons and plots.
+//! Stores the traffic of one service, route or edge over the last hour: rates, latency quantiles, failure reasons and
+//! plots.
 //!
 //! All times are durations since the start of the history.
 
@@ -48,13 +49,13 @@ impl RequestHistory {
     /// Adds the requests of one report, which arrived at this time.
     pub(super) fn add(
         &mut self,
-        at: Duration,
+        now: Duration,
         batch: &RequestBatch,
         reasons: &[(Option<Reason>, u64)],
     ) {
-        self.last_request = self.last_request.max(at);
-        self.fine_ring.add(at, batch);
-        self.coarse_ring.add(at, batch);
+        self.last_request = self.last_request.max(now);
+        self.fine_ring.add(now, batch);
+        self.coarse_ring.add(now, batch);
         self.total_requests = self.total_requests.saturating_add(batch.requests);
         self.total_failed = self.total_failed.saturating_add(batch.failed);
         count_reasons(&mut self.total_reasons, reasons);
@@ -62,7 +63,7 @@ impl RequestHistory {
             return;
         }
         // Time is monotonic, so the last entry is the newest.
-        let step = step_number(at);
+        let step = step_number(now);
         if self.reasons_by_step.back().is_none_or(|(newest, _)| *newest < step) {
             if self.reasons_by_step.len() == RECENT_STEPS {
                 self.reasons_by_step.pop_front();
@@ -75,11 +76,11 @@ impl RequestHistory {
     }
 
     /// Returns the current rates: over the last half minute, or since the first requests if that is shorter.
-    pub(super) fn current_rates(&self, at: Duration) -> RateStatus {
-        let recent_batch = self.fine_ring.sum_recent(at);
-        let window = at.saturating_sub(self.fine_ring.recent_since(at).max(self.first_request));
+    pub(super) fn current_rates(&self, now: Duration) -> RateStatus {
+        let recent_batch = self.fine_ring.sum_recent(now);
+        let window = now.saturating_sub(self.fine_ring.recent_since(now).max(self.first_request));
         let seconds = window.as_secs_f64().max(MIN_WINDOW_SECONDS);
-        let steps = self.fine_ring.steps(at);
+        let steps = self.fine_ring.steps(now);
         let request_share = |count: u64| count as f64 / recent_batch.requests as f64;
         RateStatus {
             per_second: round_rate(recent_batch.requests as f64 / seconds),
@@ -98,13 +99,13 @@ impl RequestHistory {
     }
 
     /// Returns the number of requests in the period of [`RequestHistory::current_rates`].
-    pub(super) fn recent_requests(&self, at: Duration) -> u64 {
-        self.fine_ring.sum_recent(at).requests
+    pub(super) fn recent_requests(&self, now: Duration) -> u64 {
+        self.fine_ring.sum_recent(now).requests
     }
 
     /// Returns the plots of the last minutes and of the last hour.
-    pub(super) fn plots(&self, at: Duration) -> Vec<PlotStatus> {
-        [&self.fine_ring, &self.coarse_ring].map(|ring| plot_ring(ring, at)).into()
+    pub(super) fn plots(&self, now: Duration) -> Vec<PlotStatus> {
+        [&self.fine_ring, &self.coarse_ring].map(|ring| plot_ring(ring, now)).into()
     }
 
     /// Returns the number of requests since the start, by failure reason.
@@ -113,9 +114,9 @@ impl RequestHistory {
     }
 
     /// Returns the reasons in the period of [`RequestHistory::current_rates`].
-    pub(super) fn recent_reasons(&self, at: Duration) -> BTreeMap<String, u64> {
+    pub(super) fn recent_reasons(&self, now: Duration) -> BTreeMap<String, u64> {
         let mut totals = BTreeMap::new();
-        let oldest_step = step_number(at).saturating_sub(RECENT_STEPS as u64 - 1);
+        let oldest_step = step_number(now).saturating_sub(RECENT_STEPS as u64 - 1);
         for (_, reasons) in self.reasons_by_step.iter().filter(|(step, _)| *step >= oldest_step) {
             for (reason, count) in reasons {
                 let total: &mut u64 = totals.entry((*reason).to_owned()).or_default();
@@ -135,12 +136,12 @@ fn count_reasons(totals: &mut ReasonCounts, reasons: &[(Option<Reason>, u64)]) {
 }
 
 /// Returns the number of the fine step that contains this time.
-pub(super) fn step_number(at: Duration) -> u64 {
-    at.as_secs() / FINE_STEP.as_secs()
+pub(super) fn step_number(now: Duration) -> u64 {
+    now.as_secs() / FINE_STEP.as_secs()
 }
 
-fn plot_ring(ring: &StepRing, at: Duration) -> PlotStatus {
-    let steps = ring.steps(at);
+fn plot_ring(ring: &StepRing, now: Duration) -> PlotStatus {
+    let steps = ring.steps(now);
     PlotStatus {
         step_seconds: ring.step_length().as_secs(),
         requests: steps.iter().map(|step| step.requests).collect(),

@@ -1,4 +1,4 @@
-//! Ring buffers of traffic per time step, in a fixed number of bytes.
+//! Defines a ring buffer of traffic per time step, with a bounded size.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -53,9 +53,9 @@ impl StepRing {
         }
     }
 
-    /// Adds requests that were completed at `at`, or shortly before.
-    pub(crate) fn add(&mut self, at: Duration, batch: &RequestBatch) {
-        self.push_steps_until(self.step_number(at));
+    /// Adds requests that were completed at `now`, or shortly before.
+    pub(crate) fn add(&mut self, now: Duration, batch: &RequestBatch) {
+        self.push_steps_until(self.step_number(now));
         let (Some(step), Some(histogram)) = (self.steps.front_mut(), self.histograms.front_mut())
         else {
             return;
@@ -68,10 +68,10 @@ impl StepRing {
         (step.p50, step.p99) = (histogram.quantile(0.50), histogram.quantile(0.99));
     }
 
-    /// Returns the sum of the newest `max_histograms` steps up to `at`, including its current step.
-    pub(crate) fn sum_recent(&self, at: Duration) -> RequestBatch {
+    /// Returns the sum of the newest `max_histograms` steps up to `now`, including its current step.
+    pub(crate) fn sum_recent(&self, now: Duration) -> RequestBatch {
         let mut total = RequestBatch::default();
-        let passed_steps = self.passed_steps(at).unwrap_or(self.max_histograms);
+        let passed_steps = self.passed_steps(now).unwrap_or(self.max_histograms);
         let summed_steps = self.max_histograms.saturating_sub(passed_steps);
         for (step, durations) in self.steps.iter().zip(&self.histograms).take(summed_steps) {
             total.requests += u64::from(step.requests);
@@ -82,15 +82,15 @@ impl StepRing {
     }
 
     /// Returns the start of the oldest step that [`StepRing::sum_recent`] sums.
-    pub(crate) fn recent_since(&self, at: Duration) -> Duration {
+    pub(crate) fn recent_since(&self, now: Duration) -> Duration {
         let steps_before = u64::try_from(self.max_histograms.saturating_sub(1)).unwrap_or(0);
-        let first_step = self.step_number(at).saturating_sub(steps_before);
+        let first_step = self.step_number(now).saturating_sub(steps_before);
         self.step_length.saturating_mul(u32::try_from(first_step).unwrap_or(u32::MAX))
     }
 
-    /// Returns all `capacity` steps, the oldest first and the step of `at` last.
-    pub(crate) fn steps(&self, at: Duration) -> Vec<StepTotals> {
-        let passed_steps = self.passed_steps(at).unwrap_or(self.capacity).min(self.capacity);
+    /// Returns all `capacity` steps, the oldest first and the step of `now` last.
+    pub(crate) fn steps(&self, now: Duration) -> Vec<StepTotals> {
+        let passed_steps = self.passed_steps(now).unwrap_or(self.capacity).min(self.capacity);
         let remaining_steps = self.steps.iter().take(self.capacity - passed_steps);
         let mut steps = vec![StepTotals::default(); passed_steps];
         steps.extend(remaining_steps);
@@ -104,13 +104,13 @@ impl StepRing {
         self.step_length
     }
 
-    fn step_number(&self, at: Duration) -> u64 {
-        u64::try_from(at.as_nanos() / self.step_length.as_nanos().max(1)).unwrap_or(u64::MAX)
+    fn step_number(&self, now: Duration) -> u64 {
+        u64::try_from(now.as_nanos() / self.step_length.as_nanos().max(1)).unwrap_or(u64::MAX)
     }
 
     /// Returns the number of steps that began after the newest one; `None` if the ring is empty.
-    fn passed_steps(&self, at: Duration) -> Option<usize> {
-        let passed_count = self.step_number(at).saturating_sub(self.newest_step);
+    fn passed_steps(&self, now: Duration) -> Option<usize> {
+        let passed_count = self.step_number(now).saturating_sub(self.newest_step);
         (!self.steps.is_empty()).then(|| usize::try_from(passed_count).unwrap_or(usize::MAX))
     }
 
@@ -139,8 +139,8 @@ mod tests {
         RequestBatch { requests, failed, durations: [(bucket, requests)].into_iter().collect() }
     }
 
-    fn step_counts(ring: &StepRing, at: u64) -> Vec<u32> {
-        ring.steps(Duration::from_secs(at)).iter().map(|step| step.requests).collect()
+    fn step_counts(ring: &StepRing, now: u64) -> Vec<u32> {
+        ring.steps(Duration::from_secs(now)).iter().map(|step| step.requests).collect()
     }
 
     fn small_ring() -> StepRing {
@@ -151,8 +151,8 @@ mod tests {
     fn the_oldest_steps_are_dropped_as_time_passes() {
         let mut ring = small_ring();
         assert_eq!(step_counts(&ring, 0), [0; 5]);
-        for at in [3, 9, 12, 38] {
-            ring.add(Duration::from_secs(at), &make_batch(at, 0, 1));
+        for now in [3, 9, 12, 38] {
+            ring.add(Duration::from_secs(now), &make_batch(now, 0, 1));
         }
         assert_eq!(step_counts(&ring, 38), [0, 12, 12, 0, 38]);
         assert_eq!(step_counts(&ring, 59), [12, 0, 38, 0, 0]);

@@ -1,7 +1,7 @@
-//! The servers and files that JWKS may be read from.
+//! Limits the servers and files that JWKS may be read from.
 //!
-//! Rules are objects of a namespace, but the control plane fetches with its own network access and permissions.
-//! The operator's options, not the rule, limit that.
+//! A rule is an object of a namespace, and its author may be a tenant. But the control plane fetches the rule's JWKS
+//! with its own network access and file permissions, so the operator's options limit what it may fetch.
 
 use std::fmt;
 use std::fs::File;
@@ -128,11 +128,14 @@ fn parse_entry(text: &str) -> Result<PermittedServer, String> {
 
 impl fmt::Display for PermittedServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entries = self.entries.iter().map(|entry| match entry {
-            PermittedServer::Host(host) => host.clone(),
-            PermittedServer::Range(range) => range.to_string(),
-        });
-        let entries: Vec<String> = entries.collect();
+        let entries: Vec<String> = self
+            .entries
+            .iter()
+            .map(|entry| match entry {
+                PermittedServer::Host(host) => host.clone(),
+                PermittedServer::Range(range) => range.to_string(),
+            })
+            .collect();
         f.write_str(
             if entries.is_empty() { EMPTY_LIST.to_owned() } else { entries.join(",") }.as_str(),
         )
@@ -154,7 +157,8 @@ impl PermittedFiles {
     /// Opens a regular file, if it is permitted. The path is resolved only below the permitted directory, and
     /// every step of it stays below.
     pub(super) fn open_permitted(&self, path: &Path) -> Result<File, JwksFileOpenError> {
-        // Opening a device can have side effects: the file is checked first.
+        // Opening a device can have side effects. So the path is first opened with `O_PATH`, which does not open the
+        // target itself, and the target is checked.
         let (target, opened_file) = match self {
             Self::None => return Err(JwksFileOpenError::NotPermitted),
             Self::All => {
@@ -170,12 +174,12 @@ impl PermittedFiles {
                 {
                     return Err(JwksFileOpenError::NotPermitted);
                 }
-                let directory =
-                    rustix::fs::open(directory, CHECK_FLAGS | OFlags::DIRECTORY, Mode::empty());
-                let directory = directory.map_err(io::Error::from)?;
+                let opened_directory =
+                    rustix::fs::open(directory, CHECK_FLAGS | OFlags::DIRECTORY, Mode::empty())
+                        .map_err(io::Error::from)?;
                 let open = |flags| {
                     rustix::fs::openat2(
-                        directory.as_fd(),
+                        opened_directory.as_fd(),
                         relative_path,
                         flags,
                         Mode::empty(),

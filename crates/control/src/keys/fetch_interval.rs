@@ -1,4 +1,4 @@
-//! The intervals between JWKS fetches, with jitter and exponential back-off.
+//! Computes the intervals between JWKS fetches, with jitter and exponential back-off.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(super) struct JitterRandom(u64);
 
 impl JitterRandom {
     pub(super) fn new(seed: u64) -> Self {
-        // Xorshift never leaves a state of zero.
+        // A state of zero would stay zero, so one bit is always set.
         Self(seed | 1)
     }
 

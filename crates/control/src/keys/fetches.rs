@@ -1,4 +1,4 @@
-//! The results of JWKS fetches: counters, and the cause of each current failure, for metrics and diagnostics.
+//! Records the results of JWKS fetches for metrics and diagnostics: counters, and the cause of each current failure.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! JWKS in a file on the control plane's machine.
+//! Reads a JWKS from a file on the control plane's machine.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::access::{JwksFileOpenError, PermittedFiles};
 use super::{FETCH_TIMEOUT, JwksResponse};
 
 /// Reads the whole file, after an earlier read of the file has completed. Fails after [`FETCH_TIMEOUT`].
-pub(super) async fn read(
+pub(super) async fn read_key_set(
     path: PathBuf,
     permitted_files: PermittedFiles,
     read_lock: Arc<Mutex<()>>,

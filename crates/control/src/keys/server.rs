@@ -1,4 +1,4 @@
-//! The HTTP request for a JWKS: one connection to a permitted server outside the mesh, with ETag and `max-age`.
+//! Requests a JWKS over HTTP from a permitted server outside the mesh, on one connection, with ETag and `max-age`.
 
 use std::io;
 use std::path::PathBuf;
@@ -71,28 +71,28 @@ async fn request_without_timeout(
     roots_file: Option<PathBuf>,
     permitted_servers: &PermittedServers,
 ) -> Result<JwksResponse, JwksRequestError> {
-    let mut request = Request::get(path)
+    let mut request_builder = Request::get(path)
         .header(HOST, host_header(server))
         .header(ACCEPT, "application/jwk-set+json, application/json;q=0.9")
         .header(USER_AGENT, concat!("leno/", env!("CARGO_PKG_VERSION")))
         .header(CONNECTION, "close");
     if let Some(etag) = etag {
-        request = request.header(IF_NONE_MATCH, etag);
+        request_builder = request_builder.header(IF_NONE_MATCH, etag);
     }
-    let request = request.body(Empty::new())?;
+    let request = request_builder.body(Empty::new())?;
     let permits = |address| permitted_servers.permits_server(server, address);
-    let tcp = connect_permitted(server, &DirectDialer, permits).await;
-    let tcp = tcp.map_err(|error| match error.kind() {
+    let connect_error = |error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => JwksRequestError::NotPermitted,
         _ => JwksRequestError::Unreachable(error),
-    })?;
+    };
+    let tcp = connect_permitted(server, &DirectDialer, permits).await.map_err(connect_error)?;
     match server.scheme {
         Scheme::Http => send_request(tcp, request).await,
         Scheme::Https => {
-            // Roots are read for each fetch: they may have been replaced.
-            let session =
+            // The trust roots are read for each fetch, because their file may have been replaced.
+            let tls_stream =
                 TlsSessions::new(roots_file).open_session(server, b"http/1.1", tcp).await?;
-            send_request(session, request).await
+            send_request(tls_stream, request).await
         }
     }
 }
@@ -126,14 +126,20 @@ async fn read_response(response: Response<Incoming>) -> Result<JwksResponse, Jwk
         status if status.is_redirection() => return Err(JwksRequestError::Redirected(status)),
         status => return Err(JwksRequestError::Status(status)),
     }
-    let body = Limited::new(body, IssuerKeys::MAX_BYTES).collect().await;
-    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
-        true => JwksRequestError::TooLarge,
-        false => JwksRequestError::Interrupted(error),
-    })?;
-    let text = String::from_utf8(body.to_bytes().into()).map_err(|_| JwksRequestError::NotUtf8)?;
-    let etag = response_head.headers.get(ETAG).and_then(|etag| etag.to_str().ok());
-    let etag = etag.filter(|etag| etag.len() <= MAX_ETAG_BYTES).map(str::to_owned);
+    let body_error =
+        |error: Box<dyn std::error::Error + Send + Sync>| match error.is::<LengthLimitError>() {
+            true => JwksRequestError::TooLarge,
+            false => JwksRequestError::Interrupted(error),
+        };
+    let limited_body = Limited::new(body, IssuerKeys::MAX_BYTES);
+    let content = limited_body.collect().await.map_err(body_error)?.to_bytes();
+    let text = String::from_utf8(content.into()).map_err(|_| JwksRequestError::NotUtf8)?;
+    let etag = response_head
+        .headers
+        .get(ETAG)
+        .and_then(|value| value.to_str().ok())
+        .filter(|etag| etag.len() <= MAX_ETAG_BYTES)
+        .map(str::to_owned);
     Ok(JwksResponse::Set { text, etag, max_age })
 }
 

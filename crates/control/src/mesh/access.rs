@@ -1,4 +1,4 @@
-//! Access policies, by the namespace that they apply to.
+//! Indexes access policies by the namespace that they apply to.
 
 use std::collections::BTreeMap;
 
@@ -87,8 +87,11 @@ impl Mesh {
         for workload in self.workloads().filter(is_subject) {
             affected_set.workloads.insert(workload.name.clone());
             if inspects_requests || self.default_policy_of(workload) == DefaultPolicy::Deny {
-                let services = self.services_of(&workload.name).map(|service| &service.name);
-                let services: Vec<ServiceName> = services.cloned().collect();
+                let services: Vec<ServiceName> = self
+                    .services_of(&workload.name)
+                    .map(|service| &service.name)
+                    .cloned()
+                    .collect();
                 for service in &services {
                     self.mark_service_affected(service, affected_set);
                 }

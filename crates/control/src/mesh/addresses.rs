@@ -1,4 +1,4 @@
-//! The index of addresses: services by their cluster IPs, workloads by their own IP addresses.
+//! Indexes addresses: services by their cluster IPs, workloads by their own IP addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! The affected set of a change: the parts of the configuration that may differ afterwards.
+//! Defines the affected set of a change: the parts of the proxies' configurations that may differ after the change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use leno_model::{
 
 use super::Mesh;
 
-/// The affected set of a change. It is never too small; a superset costs a compilation, and its unchanged
-/// output is not sent.
+/// The affected set of a change. It contains at least all parts that differ. It may contain more: unchanged parts
+/// are compiled again, but not sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct AffectedSet {
     /// True if all proxies and services are affected.
@@ -97,7 +97,7 @@ impl Mesh {
     }
 }
 
-/// True if service configurations are the same with either version of a workload.
+/// True if the service configurations of clients are the same with the `old` and the `new` version of a workload.
 pub(super) fn is_same_for_clients(old: Option<&Workload>, new: Option<&Workload>) -> bool {
     match (old, new) {
         (Some(old), Some(new)) => {

@@ -1,5 +1,5 @@
-//! The routes of one type (`HTTPRoute` and `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`), indexed by
-//! parent and backend services.
+//! Indexes the routes of one type (`HTTPRoute` and `GRPCRoute`, `TLSRoute`, `TCPRoute` or `TrafficSplit`) by
+//! their parent and backend services.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,9 +131,10 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         names.filter_map(|name| self.routes.get(name))
     }
 
-    /// Returns the routes attached to a port that apply to clients of the namespace `consumer`: those of this
-    /// namespace (consumer routes); if there are none, or `consumer` is `None`, those of the service's
-    /// namespace (producer routes). The oldest comes first, then the first by name.
+    /// Returns the routes attached to a port that apply to clients of the namespace `consumer`. These are the
+    /// routes of the namespace `consumer` (consumer routes). If there are no consumer routes, or `consumer` is
+    /// `None`, these are the routes of the service's namespace (producer routes). The oldest route comes first;
+    /// routes of the same age are in order of their names.
     pub(crate) fn routes_at_port(
         &self,
         service: &ServiceName,
@@ -155,11 +156,11 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
                     .any(|route| route.namespace() == *name)
         });
         let namespace = consumer.cloned().unwrap_or_else(|| service.namespace.clone());
-        let routes = self
+        let mut routes: Vec<&R> = self
             .attached_to(service)
             .filter(is_attached)
-            .filter(|route| *route.namespace() == namespace);
-        let mut routes: Vec<&R> = routes.collect();
+            .filter(|route| *route.namespace() == namespace)
+            .collect();
         routes.sort_by_key(|route| route.creation_time());
         routes.into_iter()
     }
@@ -184,7 +185,7 @@ impl<K: Ord + Clone, R: AttachedRoute> RouteAttachments<K, R> {
         self.routes_by_backend.values_for(backend).filter_map(|name| self.routes.get(name))
     }
 
-    /// Returns the services with a route of another namespace that has a backend in this one.
+    /// Returns the parent services of the routes in other namespaces that have a backend in `namespace`.
     pub(crate) fn parents_with_backend_in(
         &self,
         namespace: &Name,

@@ -1,4 +1,5 @@
-//! Ingress policies by namespace, egress policies by account, and the certificates of external principals.
+//! Indexes the policies at the boundary of the mesh: ingress policies by namespace and egress policies by account.
+//! Also stores the certificates of external principals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use super::{AffectedSet, Index, Mesh};
 /// All ingress and egress policies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct IngressAndEgress {
-    /// Within a namespace, the first policy by precedence that opens a port applies.
+    /// The ingress policies. Of the policies of a namespace that open a port, the first by precedence applies.
     ingress: BTreeMap<IngressName, IngressPolicy>,
     ingress_by_namespace: Index<Name, IngressName>,
     egress: BTreeMap<PolicyName, EgressPolicy>,
@@ -30,7 +31,7 @@ impl IngressAndEgress {
 
 /// Queries of ingress and egress policies.
 impl Mesh {
-    /// Returns all ingress policies, in order.
+    /// Returns all ingress policies, by name.
     pub(crate) fn ingress_policies(&self) -> impl ExactSizeIterator<Item = &IngressPolicy> {
         self.boundary.ingress.values()
     }
@@ -38,13 +39,14 @@ impl Mesh {
     /// Returns the ingress policies of a namespace, the oldest first, then by name.
     pub(crate) fn ingress_in(&self, namespace: &Name) -> impl Iterator<Item = &IngressPolicy> {
         let names = self.boundary.ingress_by_namespace.values_for(namespace);
-        let policies = names.filter_map(|name| self.boundary.ingress.get(name));
-        let mut policies: Vec<&IngressPolicy> = policies.collect();
+        let mut policies: Vec<&IngressPolicy> =
+            names.filter_map(|name| self.boundary.ingress.get(name)).collect();
         policies.sort_by_key(|policy| policy.precedence());
         policies.into_iter()
     }
 
-    /// Returns the name of the policy that opens the port of `backend` with precedence over `policy`, if any.
+    /// Returns the name of the policy that opens the port of `backend` with precedence over `policy`; `None` if there
+    /// is no such policy.
     pub(crate) fn preceding_ingress(
         &self,
         policy: &IngressPolicy,
@@ -136,7 +138,8 @@ impl Mesh {
         if self.boundary.ingress.is_empty() {
             return;
         }
-        // A workload's address change does not mark its services as changed, since callers see them unchanged.
+        // A change of a workload's address does not mark the workload's services as affected, because the services
+        // stay the same for clients. But ingress rules contain the addresses.
         let services_of_changed_workloads = affected_set
             .workloads
             .iter()

@@ -1,5 +1,6 @@
-//! Services with unmeshed endpoints (workloads without a sidecar). Gateways leave out endpoints whose policies
-//! only a sidecar enforces, so a change of policies affects the configuration of these services.
+//! Finds the services with unmeshed endpoints (workloads without a sidecar). A gateway does not send requests to an
+//! unmeshed endpoint with policies that only a sidecar could enforce, so a change of policies affects the
+//! configuration of these services.
 
 use std::collections::BTreeSet;
 
@@ -28,9 +29,8 @@ impl Mesh {
         let parents_with_routes = self
             .http_routes
             .parents_of_backend(service)
-            .chain(self.tls_routes.parents_of_backend(service));
-        let parents_with_routes =
-            parents_with_routes.chain(self.gateway_tcp_routes.parents_of_backend(service));
+            .chain(self.tls_routes.parents_of_backend(service))
+            .chain(self.gateway_tcp_routes.parents_of_backend(service));
         let parents: BTreeSet<&ServiceName> = parents_with_routes
             .chain(self.traffic_splits.parents_of_backend(service))
             .chain([service])
@@ -39,8 +39,8 @@ impl Mesh {
         backends.any(|backend| parents.contains(&backend.service))
     }
 
-    /// Marks the services with an unmeshed endpoint, or another workload, for which `is_affected` is true, after a
-    /// change of policies.
+    /// Marks the services with unmeshed endpoints after a change of policies: those for which `is_affected` is true
+    /// for at least one workload, with or without a sidecar.
     pub(super) fn mark_unmeshed_services_affected(
         &self,
         is_affected: impl Fn(&Workload) -> bool,
@@ -59,10 +59,12 @@ impl Mesh {
     pub(super) fn mark_shared_services_affected(&self, affected_set: &mut AffectedSet) {
         let unmeshed_workloads =
             affected_set.services.iter().flat_map(|name| self.unmeshed_workloads_of(name));
-        let sharing_services = unmeshed_workloads.flat_map(|workload| {
-            self.unmeshed_workloads.services_by_workload.values_for(&workload.name)
-        });
-        let sharing_services: Vec<ServiceName> = sharing_services.cloned().collect();
+        let sharing_services: Vec<ServiceName> = unmeshed_workloads
+            .flat_map(|workload| {
+                self.unmeshed_workloads.services_by_workload.values_for(&workload.name)
+            })
+            .cloned()
+            .collect();
         affected_set.services.extend(sharing_services);
     }
 }

@@ -1,4 +1,5 @@
-//! Gateways and their proxies, and the unmeshed workloads that gateways and sidecars may send requests to.
+//! Stores gateways and finds their proxies. Also stores the unmeshed workloads (workloads without a sidecar) that
+//! gateways and sidecars may send requests to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ impl Mesh {
         is_proxy_of(&gateway.name, workload).then_some(gateway)
     }
 
-    /// Returns the workloads of a service with a sidecar, by name. Gateway proxies have none.
+    /// Returns the workloads of a service that have a sidecar, by name. Gateway proxies are members without a sidecar.
     pub(crate) fn workloads_with_sidecar(
         &self,
         service: &ServiceName,
@@ -68,9 +69,10 @@ impl Mesh {
             None => drop(self.gateways.remove(name)),
         }
         let account = gateway_account(name);
-        let workloads = account.iter().flat_map(|account| self.account_workloads(account));
-        let workloads = workloads.filter_map(|workload| self.workload(workload));
-        let proxies = workloads.filter(|workload| is_proxy_of(name, workload));
+        let workload_names = account.iter().flat_map(|account| self.account_workloads(account));
+        let proxies = workload_names
+            .filter_map(|workload_name| self.workload(workload_name))
+            .filter(|workload| is_proxy_of(name, workload));
         for proxy in proxies {
             affected_set.workloads.insert(proxy.name.clone());
             // The addresses of the proxy join or leave the mesh.
@@ -92,7 +94,7 @@ impl Mesh {
         if old == new.as_ref() {
             return;
         }
-        // If only its readiness changes, the same services select it.
+        // Without a change of labels, such as when only the readiness changes, the same services select the workload.
         if let (Some(old), Some(new)) = (old, &new)
             && old.labels == new.labels
         {
@@ -120,7 +122,7 @@ impl Mesh {
         }
     }
 
-    /// Updates the index for an added, changed or removed service.
+    /// Updates the unmeshed workloads that a service selects, after the service was added, changed or removed.
     pub(super) fn select_unmeshed_workloads(&mut self, name: &ServiceName, new: Option<&Service>) {
         let UnmeshedWorkloads { by_name, workloads_by_service, services_by_workload } =
             &mut self.unmeshed_workloads;

@@ -1,4 +1,4 @@
-//! A map from a key to a non-empty set.
+//! Defines `Index`, a map from keys to non-empty sets of values.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Conversion of a mesh from and to its objects, and existence checks.
+//! Converts a mesh from and to its objects, and checks if an object exists.
 
 use leno_model::{Object, ObjectKey, RouteKind};
 

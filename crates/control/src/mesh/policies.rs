@@ -1,7 +1,7 @@
-//! Service policies, indexed by service, namespace and JWKS endpoint, and the keys of the endpoints.
+//! Indexes service policies by service, namespace and JWKS endpoint. Also stores the keys that were fetched from
+//! the JWKS endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
-
 use std::sync::Arc;
 
 use leno_model::{
@@ -147,6 +147,7 @@ impl Mesh {
         }
     }
 
+    /// Returns the service policies that apply to a service port.
     fn attached_to(
         &self,
         service: &ServiceName,
@@ -169,7 +170,8 @@ impl Mesh {
         checks
     }
 
-    /// Returns the keys as sent to sidecars: a JWKS endpoint is replaced by its last fetched set, if any.
+    /// Returns the keys as sent to sidecars: a JWKS endpoint is replaced by the key set that was fetched last, or by
+    /// [`IssuerKeys::Pending`] before the first successful fetch.
     fn resolve_keys(&self, keys: &IssuerKeys) -> IssuerKeys {
         match keys.source() {
             None => keys.clone(),
@@ -285,16 +287,17 @@ impl<'a> PolicyContext<'a> for &'a Mesh {
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let Some(service_object) = self.services.get(service) else { return false };
-        let Some(port) = service_object.ports.iter().find(|candidate| candidate.port == port)
+        let Some(service_port) =
+            service_object.ports.iter().find(|candidate| candidate.port == port)
         else {
             return false;
         };
         self.service_workloads(service).any(|workload| {
-            let workload_port = target_port(&port.target, workload);
+            let workload_port = target_port(&service_port.target, workload);
             let mut other_services =
                 self.services_of(&workload.name).filter(|other| other.name != *service);
-            let mut ports = other_services.by_ref().flat_map(|other| &other.ports);
-            ports.any(|port| target_port(&port.target, workload) == workload_port)
+            let mut other_ports = other_services.by_ref().flat_map(|other| &other.ports);
+            other_ports.any(|other| target_port(&other.target, workload) == workload_port)
         })
     }
 
@@ -331,17 +334,20 @@ impl Mesh {
     /// workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let service_object = self.services.get(service);
-        let Some(port) = service_object
+        let Some(service_port) = service_object
             .and_then(|object| object.ports.iter().find(|candidate| candidate.port == port))
         else {
             return false;
         };
         self.service_workloads(service).any(|workload| {
-            let ports = self.services_of(&workload.name);
-            let ports =
-                ports.flat_map(|service| service.ports.iter().map(|port| (&service.name, port)));
-            let inspected_ports = ports.filter(|(name, other)| !is_opaque(self, name, other.port));
-            port.target.sees_requests_at(workload, inspected_ports.map(|(_, other)| &other.target))
+            let all_ports = self
+                .services_of(&workload.name)
+                .flat_map(|service| service.ports.iter().map(|port| (&service.name, port)));
+            let inspected_ports =
+                all_ports.filter(|(name, other)| !is_opaque(self, name, other.port));
+            service_port
+                .target
+                .sees_requests_at(workload, inspected_ports.map(|(_, other)| &other.target))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Retry policies, by the client account that they apply to.
+//! Indexes retry policies by the client account that they apply to.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ impl Mesh {
         account: &ServiceAccount,
     ) -> impl Iterator<Item = &RetryPolicy> {
         let names = self.retries.by_source.values_for(account);
-        let policies = names.filter_map(|name| self.retries.by_name.get(name));
-        let mut policies: Vec<&RetryPolicy> = policies.collect();
+        let mut policies: Vec<&RetryPolicy> =
+            names.filter_map(|name| self.retries.by_name.get(name)).collect();
         policies.sort_by_key(|policy| policy.precedence());
         policies.into_iter()
     }

@@ -1,4 +1,4 @@
-//! Revoked workloads: those in the `MeshConfig`, and those that an operator revoked with `leno revoke`.
+//! Combines the revoked workloads of the `MeshConfig` with those that an operator revoked with `leno revoke`.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,8 @@ use super::{AffectedSet, Mesh};
 impl Mesh {
     /// True if a workload is revoked, individually or by its account.
     pub(crate) fn is_revoked(&self, workload: &Workload) -> bool {
-        let instance = workload.uid.clone().map(Instance::Pod);
-        // A workload without a pod has no UID, so an entry with a UID does not refer to it.
-        let instance = instance.unwrap_or(Instance::Registration(0));
+        // A workload without a pod has no UID, so a revocation with a UID does not refer to it.
+        let instance = workload.uid.clone().map_or(Instance::Registration(0), Instance::Pod);
         self.revocations.accounts.contains(&workload.account)
             || self.revocations.covers_workload(&workload.name, Some(&instance))
     }
@@ -37,6 +36,7 @@ impl Mesh {
         self.collect_revocations();
     }
 
+    /// Combines the revocations of both sources after a change of one of them.
     fn collect_revocations(&mut self) {
         self.revocations = Revocations {
             accounts: self.config.revoked.clone(),

@@ -1,4 +1,5 @@
-//! Listen addresses of sidecars, and workloads whose sidecar must reconnect with another port or account.
+//! Stores the listen addresses of connected sidecars, and the workloads whose sidecar must reconnect with another
+//! port or account.
 
 use std::collections::BTreeSet;
 
@@ -76,7 +77,8 @@ impl Mesh {
         affected_set
     }
 
-    /// Removes a changed workload's sidecar if it may still be that of the old workload.
+    /// After a change of a workload, removes its sidecar if the sidecar may still have the identity of the `old`
+    /// version.
     pub(super) fn update_sidecar(
         &mut self,
         name: &WorkloadName,

@@ -1,5 +1,5 @@
-//! Tag rules and lanes, and their lookup by service. If several scopes have rules for a service, the most specific
-//! scope applies.
+//! Indexes tag rules and lanes by service. Tag rules come from `TagRoute`s and from `SermantRouteRule`s, the rules of
+//! the service mesh Sermant. If several scopes have rules for a service, the most specific scope applies.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,9 @@ impl MatchedAttributes {
         }
     }
 
-    fn matched_labels(&self) -> (bool, BTreeSet<&String>) {
+    /// Returns the parts that determine the caller attributes in proxy configurations: if any rule matches callers,
+    /// and the matched labels. The numbers of objects make no difference there.
+    fn without_counts(&self) -> (bool, BTreeSet<&String>) {
         (self.has_rules(), self.label_counts.keys().collect())
     }
 }
@@ -138,8 +140,10 @@ impl TagObjects {
         let mut lanes: Vec<&Lane> = names.filter_map(|name| self.lanes.get(name)).collect();
         lanes.sort_by_key(|lane| lane.precedence());
         let lane_rules = lanes.into_iter().flat_map(|lane| &lane.rules);
-        let sermant_rules = self.sermant_rules_for(&RuleScope::Service(service.clone()));
-        let sermant_rules = sermant_rules.into_iter().flat_map(|(_, rules)| &rules.lanes);
+        let sermant_rules = self
+            .sermant_rules_for(&RuleScope::Service(service.clone()))
+            .into_iter()
+            .flat_map(|(_, rules)| &rules.lanes);
         let mut rules: Vec<LaneRule> = lane_rules.chain(sermant_rules).cloned().collect();
         rules.sort_by_key(|rule| Reverse(rule.priority));
         rules
@@ -186,18 +190,18 @@ impl TagObjects {
     /// Returns the rules of all `TagRoute`s of a scope.
     fn tag_route_rules(&self, scope: &RuleScope, port: u16) -> TagRules {
         let names = self.routes_by_scope.values_for(scope);
-        let routes = names.filter_map(|name| self.tag_routes.get(name));
-        let routes = routes.filter(|route| match &route.scope {
-            TagScope::Service(_, port_limit) => {
-                port_limit.is_none_or(|port_limit| port_limit == port)
-            }
-            TagScope::Namespace(_) | TagScope::Mesh => true,
-        });
+        let routes =
+            names.filter_map(|name| self.tag_routes.get(name)).filter(|route| match &route.scope {
+                TagScope::Service(_, port_limit) => {
+                    port_limit.is_none_or(|port_limit| port_limit == port)
+                }
+                TagScope::Namespace(_) | TagScope::Mesh => true,
+            });
         TagRules::merge_routes(routes)
     }
 
-    /// Returns the Sermant rules of a scope: those of the oldest object, then of the first by
-    /// name.
+    /// Returns the Sermant rules of a scope. They are from the oldest object; of objects of the same age, from the
+    /// first by name.
     fn sermant_rules_for(&self, scope: &RuleScope) -> Option<&(TagScope, SermantRules)> {
         let names = self.sermant_rules_by_scope.values_for(scope);
         let objects = names.filter_map(|name| self.sermant_rules.get(name));
@@ -234,7 +238,7 @@ impl TagObjects {
             self.tag_routes.insert(name.clone(), new);
         }
         affected.caller_attributes =
-            previous_attributes.matched_labels() != self.matched_attributes.matched_labels();
+            previous_attributes.without_counts() != self.matched_attributes.without_counts();
         affected
     }
 
@@ -266,7 +270,7 @@ impl TagObjects {
         });
         affected.entry_services = entry_services.collect();
         affected.caller_attributes =
-            previous_attributes.matched_labels() != self.matched_attributes.matched_labels();
+            previous_attributes.without_counts() != self.matched_attributes.without_counts();
         affected
     }
 

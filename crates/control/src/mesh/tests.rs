@@ -4,7 +4,7 @@ use leno_model::{DefaultPolicy, Name, Object, ObjectKey};
 
 use super::*;
 use crate::fixture::{
-    BOOKINFO, STRICT, mesh_with_sidecars, parse_objects, service_name, strict_bookinfo,
+    BOOKINFO, DEFAULT_DENY, default_deny_bookinfo, mesh_with_sidecars, parse_objects, service_name,
     workload_name,
 };
 
@@ -114,7 +114,7 @@ spec:
   to: [{group: "", kind: Service}]
 "#;
     let mut mesh = mesh_with_sidecars(&[BOOKINFO, split].concat());
-    let group = parse_objects(STRICT)
+    let group = parse_objects(DEFAULT_DENY)
         .into_iter()
         .find(|object| matches!(object, Object::HttpRouteGroup(_)));
     let root_affected =
@@ -135,9 +135,9 @@ spec:
 }
 
 #[test]
-fn policies_affect_no_proxy_in_permissive_mode() {
+fn policies_affect_no_proxy_if_all_clients_are_allowed_by_default() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
-    for object in parse_objects(&strict_bookinfo("")) {
+    for object in parse_objects(&default_deny_bookinfo("")) {
         if !matches!(object, Object::MeshConfig(_)) {
             let key = object.object_key();
             assert!(mesh.apply(Change::Upsert(object)).is_empty(), "{key}");
@@ -149,7 +149,7 @@ fn policies_affect_no_proxy_in_permissive_mode() {
 
 #[test]
 fn a_policy_affects_its_destination_and_its_sources() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let target = mesh.traffic_targets().next().unwrap().clone();
     let mut changed_target = target.clone();
     changed_target.sources = vec![ServiceAccount::new("bookinfo", "stranger").unwrap()];
@@ -164,7 +164,7 @@ fn a_policy_affects_its_destination_and_its_sources() {
 
 #[test]
 fn a_route_group_affects_only_the_destinations_of_its_policies() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let name = RouteGroupName::new("bookinfo", "reviews").unwrap();
     let affected_set = mesh.apply(Change::Remove(ObjectKey::HttpRouteGroup(name)));
     let expected =
@@ -173,8 +173,8 @@ fn a_route_group_affects_only_the_destinations_of_its_policies() {
 }
 
 #[test]
-fn a_strict_service_affects_the_services_that_route_to_it() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+fn with_default_deny_a_service_affects_the_services_that_route_to_it() {
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let affected_set =
         mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v2-1"))));
     assert_eq!(affected_set.services, service_names(["reviews", "reviews-v2"]));
@@ -184,27 +184,27 @@ fn a_strict_service_affects_the_services_that_route_to_it() {
 
 #[test]
 fn the_default_policy_affects_all_proxies_and_can_be_reverted() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let original_mesh = mesh.clone();
-    let strict = Object::MeshConfig(mesh.config().clone());
+    let default_deny_config = Object::MeshConfig(mesh.config().clone());
     assert!(mesh.apply(Change::Remove(ObjectKey::MeshConfig)).all_proxies);
-    assert!(mesh.apply(Change::Upsert(strict)).all_proxies);
+    assert!(mesh.apply(Change::Upsert(default_deny_config)).all_proxies);
     assert_eq!(mesh, original_mesh);
 }
 
 #[test]
-fn a_strict_workload_in_a_permissive_mesh_affects_all_proxies() {
+fn a_workload_that_denies_by_default_affects_all_proxies_of_a_mesh_that_allows() {
     let mut mesh = mesh_with_sidecars(BOOKINFO);
     let original_mesh = mesh.clone();
     let mut details = mesh.workload(&workload_name("details-1")).unwrap().clone();
-    let permissive = details.clone();
+    let allowing_workload = details.clone();
     details.admission.default_policy = Some(DefaultPolicy::Deny);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
     assert!(mesh.has_default_deny());
     details.admission.default_policy = Some(DefaultPolicy::DryRun);
     assert!(mesh.apply(Change::Upsert(Object::Workload(details.clone()))).all_proxies);
     assert!(!mesh.has_default_deny() && mesh.has_evaluated_policies());
-    let affected_set = mesh.apply(Change::Upsert(Object::Workload(permissive)));
+    let affected_set = mesh.apply(Change::Upsert(Object::Workload(allowing_workload)));
     assert!(
         !affected_set.all_proxies && affected_set.workloads.contains(&details.name),
         "{affected_set:?}"
@@ -224,7 +224,7 @@ fn an_access_policy_affects_its_workloads_and_their_clients() {
         AffectedSet { workloads: workload_names(["details-1"]), ..AffectedSet::default() };
     assert_eq!(affected_set, expected);
     assert!(mesh.apply(Change::Upsert(parse_object(policy))).is_empty());
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let original_mesh = mesh.clone();
     let affected_set = mesh.apply(Change::Upsert(parse_object(policy)));
     assert_eq!(affected_set.workloads, workload_names(["details-1"]));
@@ -279,7 +279,7 @@ fn requests_wait_for_the_sidecar_of_a_changed_workload() {
             service,
         );
         let port = service_config.ports.values().next().unwrap();
-        (port.endpoints.len(), service_config.awaited)
+        (port.endpoints.len(), service_config.waits_for_endpoint)
     };
     let name = workload_name("reviews-v1-1");
     let mut unchanged = mesh_with_sidecars(BOOKINFO);

@@ -1,4 +1,4 @@
-//! The control plane's whole metrics page, as a scraper sees it.
+//! All metrics of the control plane, as a scraper receives them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::fixture::{BOOKINFO, mesh_with_sidecars};
 use crate::history;
 use crate::keys::{FetchOutcome, JwksFetches, KeyUpdate};
 use crate::mesh::Mesh;
-use crate::owner::QueueLengths;
 use crate::peers::Peers;
 use crate::presence::{Presence, StartupGrace};
 use crate::publish::{ConnectedProxies, PublishCounters, SentPush};
+use crate::state_task::QueueLengths;
 use crate::watch::Diagnostics;
 
 /// A control plane with a value for every metric.
@@ -142,7 +142,7 @@ fn connected_proxies(times: Times, now: Instant) -> ConnectedProxies {
 }
 
 #[tokio::test]
-async fn the_page_conforms_to_its_formats() {
+async fn the_metrics_conform_to_their_exposition_formats() {
     let control_plane = ControlPlane::new();
     expect_file!["page.txt"]
         .assert_eq(&control_plane.render_page(ExpositionFormat::Prometheus, None));

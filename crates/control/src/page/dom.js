@@ -1,4 +1,4 @@
-// DOM elements, and figures as text. Text is never parsed as HTML.
+// Creates DOM elements, and formats figures as text. Text is never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-//! The findings of `leno status` for browsers, collected once and shared by all of them.
+//! Returns the findings of `leno status` to browsers. All browsers share a cached result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::admin::{AdminQueries, parse_query, query_owner, stopping_response};
+use crate::admin::{AdminQueries, parse_query, query_state_task, stopping_response};
 use crate::data_directory::DataDirectory;
 use crate::findings::{FindingInputs, UnparsableResponse, collect_findings};
 use crate::http_server::typed_response;
-use crate::owner::AdminResponse;
 use crate::query_share::QueryShare;
+use crate::state_task::AdminResponse;
 
 /// The latest findings as JSON, with the time at which they were collected.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ impl FindingsCache {
         queries: &AdminQueries,
         path: String,
     ) -> Result<Value, ShuttingDown> {
-        let (path, query) = match path.split_once('?') {
-            Some((path, query)) => (path, Some(query)),
+        let (path, query_string) = match path.split_once('?') {
+            Some((path, query_string)) => (path, Some(query_string)),
             None => (&*path, None),
         };
         if path == "/state" {
@@ -81,8 +81,8 @@ impl FindingsCache {
                 .map(|status| json!(status))
                 .ok_or(ShuttingDown);
         }
-        let query = parse_query(path, query).ok_or(ShuttingDown)?;
-        match query_owner(queries, query).await {
+        let admin_query = parse_query(path, query_string).ok_or(ShuttingDown)?;
+        match query_state_task(queries, admin_query).await {
             Some(AdminResponse::Json(value)) => Ok(value),
             Some(
                 AdminResponse::Metrics(..)

@@ -1,4 +1,5 @@
-// The call graph, from left to right: ranks, an order with few crossings in each, and curves.
+// Draws the call graph from left to right: nodes in columns by rank, in an order with few crossings, and curved edges.
+// A curve that passes a column has an invisible node there, a `via`, so that no visible node is in its way.
 
 import { h, s, setText, formatRate, formatShare, formatLatency, healthState } from "./dom.js";
 
@@ -8,7 +9,7 @@ const COLUMN_GAP = 128;
 const NODE_GAP = 34;
 const VIA_HEIGHT = 26;
 const SWEEPS = 8;
-const SCALE_MIN = 0.62;
+const MIN_SCALE = 0.62;
 
 // nodes: [{ id, kind, name, namespace, rates }], edges: [{ from, to, kind, mtls, rates }]. Returns the center of each
 // node by ID, the IDs that the curve of each edge passes by the edge's index, and the size.
@@ -20,7 +21,7 @@ export function layout(nodes, edges) {
   const addToColumn = (id, rank) => { (columns[rank] ??= []).push(id); };
   for (const node of nodes) addToColumn(node.id, ranks.get(node.id));
   const links = [];
-  // A curve that passes other ranks gets a slot in each of them.
+  // A curve that passes other ranks gets a via in each of them.
   const routes = new Map();
   edges.forEach((edge, index) => {
     const [from, to] = [ranks.get(edge.from), ranks.get(edge.to)];
@@ -87,7 +88,8 @@ function rank(nodes, successors) {
   return ranks;
 }
 
-// Sorts each column several times by the mean position of the neighbors in the column before, and then after.
+// Sorts each column several times by the mean position of its nodes' neighbors: in the previous column while going to
+// the right, then in the next column while going to the left.
 function reduceCrossings(columns, links) {
   const left = new Map();
   const right = new Map();
@@ -151,7 +153,7 @@ export function graph({ open }) {
     const svg = s("svg", { class: "graph", role: "group", "aria-label": "Calls between services", viewBox: `${-padding} ${-padding} ${width + 2 * padding} ${height + 2 * padding}` });
     // At most the drawn size, smaller to fit, and never too small to read.
     svg.style.maxWidth = `${width + 2 * padding}px`;
-    svg.style.minWidth = `${(width + 2 * padding) * SCALE_MIN}px`;
+    svg.style.minWidth = `${(width + 2 * padding) * MIN_SCALE}px`;
     const edgeLayer = s("g");
     const labelLayer = s("g");
     const nodeLayer = s("g");

@@ -1,4 +1,4 @@
-// A list of any length: only visible rows are in the DOM.
+// Shows a list of any length: only visible rows are in the DOM.
 
 import { h, setText } from "./dom.js";
 
@@ -19,7 +19,7 @@ export function list({ label, columns, rowState, sort, hint }) {
   const emptyNotice = h("p", { class: "empty" }, "No entries yet.");
   const scrollArea = h("div", { class: "scroll", role: "table", "aria-label": label, tabindex: 0, scroll: drawRows }, h("div", { role: "rowgroup" }, headerRow), body);
   const count = h("span", { class: "note" });
-  // Announced by screen readers after a filter change only, not after each update.
+  // Screen readers announce this summary after a change of the filter, but not after each update.
   const summary = h("span", { class: "hidden", role: "status" });
   const search = h("input", { type: "search", placeholder: "Filter…", "aria-label": `Filter ${label.toLowerCase()}`, input: () => { filter = search.value.trim().toLowerCase(); filterAndSort(); setText(summary, `${visible.length} of ${rows.length} shown`); } });
   const card = h("section", { class: "card list" }, scrollArea, emptyNotice);

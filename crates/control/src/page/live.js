@@ -1,11 +1,11 @@
-// Live requests of one service, as sidecars report them, while the page shows them.
+// Shows live requests of one service, as sidecars report them.
 
 import { h, setText, formatLatency } from "./dom.js";
-import { reportError, watch } from "./mesh.js";
+import { pollPaths, reportError } from "./mesh.js";
 
-const ROWS_MAX = 200;
+const MAX_ROWS = 200;
 const RECORDS_PER_SECOND = 20;
-const LINE_MAX = 256 << 10;
+const MAX_LINE_LENGTH = 256 << 10;
 const RETRY_MS = 500;
 const TOKEN_KEY = "leno-live";
 const READY = "Choose a service. Bodies and query strings are never shown. Press Esc to stop.";
@@ -78,7 +78,7 @@ export function live() {
     while (tap === currentTap) {
       let problem = null;
       try {
-        problem = await read(address, currentTap);
+        problem = await readRecords(address, currentTap);
       } catch (error) {
         if (tap === currentTap) reportError(error);
       }
@@ -88,7 +88,7 @@ export function live() {
     }
   }
 
-  async function read(address, currentTap) {
+  async function readRecords(address, currentTap) {
     const token = sessionStorage.getItem(TOKEN_KEY);
     const headers = token ? { authorization: `Bearer ${token}` } : {};
     const response = await fetch(address, { credentials: "same-origin", headers, signal: currentTap.signal });
@@ -101,7 +101,7 @@ export function live() {
       partialLine += value;
       const lines = partialLine.split("\n");
       partialLine = lines.pop();
-      if (partialLine.length > LINE_MAX) return "The control plane sent a line that is not a request.";
+      if (partialLine.length > MAX_LINE_LENGTH) return "The control plane sent a line that is not a request.";
       // A blank line is a keepalive.
       for (const line of lines) if (line) addRecord(JSON.parse(line));
     }
@@ -113,19 +113,19 @@ export function live() {
       return;
     }
     receivedCount += 1;
-    if (pendingRecords.length === 0) requestAnimationFrame(draw);
+    if (pendingRecords.length === 0) requestAnimationFrame(drawRows);
     pendingRecords.push(record);
-    if (pendingRecords.length > ROWS_MAX) pendingRecords.shift();
+    if (pendingRecords.length > MAX_ROWS) pendingRecords.shift();
   }
 
   // Requests arrive when they end, from several sidecars: rows are ordered by start time. Rows beyond the limit
   // are dropped.
-  function draw() {
+  function drawRows() {
     const newRows = pendingRecords.map((record) => ({ time: toMicroseconds(record.start_time), row: row(record) })).reverse();
     pendingRecords = [];
-    rows = [...newRows, ...rows].sort((a, b) => b.time - a.time).slice(0, ROWS_MAX);
+    rows = [...newRows, ...rows].sort((a, b) => b.time - a.time).slice(0, MAX_ROWS);
     body.replaceChildren(...rows.map((row) => row.row));
-    // A record that was in transit when the user stopped must not replace the note.
+    // A record that arrives after the user has stopped must not replace the note.
     if (tap) setText(note, summary());
   }
 
@@ -145,8 +145,8 @@ export function live() {
     return h("tr", { class: failed ? "bad-ink" : "" }, ...cells.map((value) => h("td", { class: "mono", title: text(value) }, text(value))));
   }
 
-  const unwatch = watch(["/services"], (services) => {
+  const stopPolling = pollPaths(["/services"], (services) => {
     if (names.childElementCount !== services.length) names.replaceChildren(...services.map((service) => h("option", { value: service.name })));
   });
-  return { element, end: () => { unwatch(); stop(""); } };
+  return { element, end: () => { stopPolling(); stop(""); } };
 }

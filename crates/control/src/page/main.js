@@ -1,7 +1,7 @@
-// The frame around the views: the open view, and the state of the mesh as a whole.
+// Draws the frame around the views: the tabs, the open view, and the state of the mesh as a whole.
 
 import { h, setText, formatRate, formatShare, healthState } from "./dom.js";
-import { onErrorChange, watch } from "./mesh.js";
+import { onErrorChange, pollPaths } from "./mesh.js";
 import { storeToken, live } from "./live.js";
 import * as views from "./views.js";
 
@@ -73,7 +73,7 @@ document.getElementById("health").append(requestsChip, successChip, sidecarsChip
 // The number of findings that are problems, as in `leno status`; null until known.
 let problemCount = null;
 
-// Announced by screen readers: the state, and only when it changes. Figures change all the time.
+// Screen readers announce the state of the mesh, but only when it changes: figures change all the time.
 const announcement = document.getElementById("verdict");
 const stateCaptions = { good: "requests succeed", warn: "some requests fail", bad: "requests fail", idle: "no requests" };
 
@@ -99,7 +99,7 @@ const setChip = (element, state, text) => {
   setText(element.lastChild, text);
 };
 
-watch(["/status", "/traffic"], (status, traffic) => {
+pollPaths(["/status", "/traffic"], (status, traffic) => {
   lastResponse = new Date();
   for (const part of [requestsChip, successChip, sidecarsChip]) part.hidden = false;
   setText(trustDomainChip, status.trust_domain);
@@ -125,8 +125,8 @@ watch(["/status", "/traffic"], (status, traffic) => {
 
 showRoute();
 
-// After the first requests of the view, which must not wait for this one.
-watch(["/findings"], (findings) => {
+// These requests start after the first requests of the open view, so that the view does not wait for them.
+pollPaths(["/findings"], (findings) => {
   problemCount = findings.filter((finding) => finding.severity === "problem").length;
   problemsChip.hidden = problemCount === 0;
   setText(problemsChip.lastChild, formatCount(problemCount, "problem"));

@@ -1,4 +1,4 @@
-// The state of the mesh, polled while the page is visible.
+// Polls the state of the mesh from the control plane while the page is visible.
 
 const POLL_MS = 2000;
 
@@ -16,7 +16,7 @@ function fetchShared(path) {
   return request;
 }
 
-// A suspended control plane accepts connections and sends nothing.
+// The timeout of a request: a suspended control plane accepts connections, but sends nothing.
 const TIMEOUT_MS = 5000;
 
 // An error of a request. `isUnavailable` is true without a response, and for a response with a server error, such
@@ -39,11 +39,11 @@ async function fetchJson(path) {
   throw new RequestError((await response.text().catch(() => "")).trim() || `${response.status}`, response.status >= 500);
 }
 
-// The errors of the watches that fail now.
+// The errors of the polls that fail now.
 const errors = new Map();
 let errorListener = () => {};
 
-// Calls the listener with an error, or with null if every watch succeeds. An error of an unavailable control plane
+// Calls the listener with an error, or with null if every poll succeeds. An error of an unavailable control plane
 // has precedence.
 export function onErrorChange(listener) {
   errorListener = listener;
@@ -62,7 +62,7 @@ export function reportError(error) {
 
 // Requests all paths every two seconds and passes the responses to `show` in the same order. Returns a function
 // that stops the requests.
-export function watch(paths, show) {
+export function pollPaths(paths, show) {
   const key = Symbol(paths.join(" "));
   let ended = false;
   let timer = 0;

@@ -1,4 +1,4 @@
-// Plots over time: areas and lines, with the values under the pointer.
+// Draws plots over time: areas and lines, with the values under the pointer.
 
 import { h, s } from "./dom.js";
 
@@ -30,7 +30,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
   const x = (index) => LEFT + (index / Math.max(1, valueCount() - 1)) * (width - LEFT - RIGHT);
 
   function draw() {
-    // The full available width, so that letters keep their size.
+    // The plot is drawn at its actual width, so that text keeps its size.
     width = Math.max(240, svg.clientWidth || width);
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const limit = axisLimit(curves, topMin);
@@ -42,7 +42,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
       parts.push(s("text", { x: LEFT - 8, y: axisY + 4, "text-anchor": "end" }, format(fraction * limit)));
     }
     const totalSeconds = Math.max(0, valueCount() - 1) * stepSeconds;
-    // Without a past there is no time axis.
+    // With a single value, the time axis has only the label `now`.
     for (const fraction of totalSeconds > 0 ? [0, 0.5, 1] : [1]) {
       const seconds = totalSeconds * (1 - fraction);
       const ageText = seconds === 0 ? "now" : seconds >= 120 ? `${Math.round(seconds / 60)} min ago` : `${seconds} s ago`;
@@ -52,7 +52,7 @@ export function plot({ title, curves: curveOptions, format, topMin }) {
     curves.forEach((values, index) => {
       const { color, area } = curveOptions[index];
       for (const run of splitAtGaps(values)) {
-        // An area of zeros is not drawn: a red line would look like a value.
+        // An area of zeros is not drawn: a red line at the bottom would look like failures.
         if (area && run.every(([, value]) => value === 0)) continue;
         const points = run.map(([index, value]) => `${x(index).toFixed(1)} ${y(value).toFixed(1)}`);
         if (area) parts.push(s("path", { class: `area ${color}`, d: `M${x(run[0][0])} ${y(0)} L${points.join(" L")} L${x(run[run.length - 1][0])} ${y(0)} Z` }));

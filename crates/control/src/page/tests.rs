@@ -4,7 +4,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::explanation::{Explainer, Explanation};
-use crate::owner::AdminResponse;
+use crate::state_task::AdminResponse;
 
 fn header_map(pairs: &[(&'static str, &str)]) -> HeaderMap {
     let pair = |(name, value): &(&'static str, &str)| {
@@ -238,7 +238,7 @@ async fn an_explanation_continues_after_its_client_has_disconnected() {
         Ok(Explanation::default())
     });
     let explain_runner = ExplainRunner::with_explainer(Some(explainer));
-    let server = PageServer {
+    let server = PageHandler {
         queries,
         page_token: None,
         live_token: String::new(),
@@ -248,14 +248,14 @@ async fn an_explanation_continues_after_its_client_has_disconnected() {
         explain_share: QueryShare::new(EXPLAIN_PAUSE),
         findings_cache: FindingsCache::new(DataDirectory::new(std::path::PathBuf::new())),
     };
-    let owner = async {
+    let state_task = async {
         let (_, reply) = queries_receiver.recv().await.unwrap();
         reply.send(AdminResponse::Objects(Vec::new())).unwrap();
         starts.recv().await.unwrap();
     };
     tokio::select! {
         _ = server.explain_request("from=a/b") => panic!("it does not wait"),
-        () = owner => {}
+        () = state_task => {}
     }
     // The client has disconnected.
     assert!(!explain_runner.is_idle());

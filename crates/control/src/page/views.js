@@ -1,12 +1,12 @@
-// The views: each creates its elements once, and updates them while it is open.
+// Creates the views. Each view creates its elements once, and updates them while it is open.
 
 import { h, setText, formatRate, formatShare, formatLatency, formatCpu, formatMemory, formatDuration, healthState, sparkline } from "./dom.js";
 import { graph } from "./graph.js";
 import { list } from "./list.js";
 import { plot } from "./plot.js";
-import { reportError, watch } from "./mesh.js";
+import { pollPaths, reportError } from "./mesh.js";
 
-const NODES_MAX = 80;
+const MAX_NODES = 80;
 
 const serviceLink = (service, text = service) => h("a", { href: `#/service/${service}` }, text);
 const joinNames = (items) => items.join(", ") || "–";
@@ -18,7 +18,7 @@ function openView(element, paths, show, end) {
   const loading = h("p", { class: "card empty loading" }, "Loading…");
   element.classList.add("is-loading");
   element.append(loading);
-  const stop = watch(paths, (...responses) => {
+  const stop = pollPaths(paths, (...responses) => {
     element.classList.remove("is-loading");
     loading.remove();
     show(...responses);
@@ -40,13 +40,13 @@ export function topology() {
     const { nodes, edges, hiddenCount } = visibleGraph(traffic, services);
     empty.hidden = nodes.length > 0;
     callGraph.element.hidden = nodes.length === 0;
-    setText(hiddenNote, hiddenCount > 0 ? `the ${NODES_MAX} busiest; ${hiddenCount} more under Services` : "");
+    setText(hiddenNote, hiddenCount > 0 ? `the ${MAX_NODES} busiest; ${hiddenCount} more under Services` : "");
     if (nodes.length > 0) callGraph.update(nodes, edges);
   });
 }
 
-// Returns the services and callers of the call graph. Of too many, the services with the fewest requests that are
-// not failing are left out.
+// Returns the services and callers of the call graph, at most MAX_NODES. The healthy services with the fewest requests
+// are left out first.
 export function visibleGraph(traffic, services) {
   const rates = new Map(traffic.services.map((service) => [service.name, service]));
   const nodes = new Map();
@@ -65,11 +65,11 @@ export function visibleGraph(traffic, services) {
     rates: edge,
   }));
   // Services without callers are included while the whole graph fits.
-  if (services.length <= NODES_MAX / 2) for (const service of services) addNode("service", service.name);
+  if (services.length <= MAX_NODES / 2) for (const service of services) addNode("service", service.name);
   const sortWeight = (node) => (healthState(node.rates) === "bad" ? 1e9 : 0) + (node.rates.per_second ?? 0) + (node.kind === "workload" ? 1e6 : 0);
   const sortedNodes = [...nodes.values()].sort((a, b) => sortWeight(b) - sortWeight(a) || a.id.localeCompare(b.id, "en"));
-  const hiddenCount = Math.max(0, sortedNodes.length - NODES_MAX);
-  const visibleNodes = sortedNodes.slice(0, NODES_MAX).sort((a, b) => a.id.localeCompare(b.id, "en"));
+  const hiddenCount = Math.max(0, sortedNodes.length - MAX_NODES);
+  const visibleNodes = sortedNodes.slice(0, MAX_NODES).sort((a, b) => a.id.localeCompare(b.id, "en"));
   const visibleIds = new Set(visibleNodes.map((node) => node.id));
   edges = edges.filter((edge) => visibleIds.has(edge.from) && visibleIds.has(edge.to));
   return { nodes: visibleNodes, edges, hiddenCount };
@@ -371,7 +371,7 @@ export function explain() {
   };
   const form = h("form", { class: "card ask", submit: decide }, from.element, url.element, method.element, header.element, names, h("button", { class: "primary" }, "Explain"));
   const element = h("div", {}, h("div", { class: "head" }, h("h1", {}, "Explain a request"), h("span", { class: "note" }, "how the mesh would handle a request")), form, h("section", { class: "card" }, output));
-  const end = watch(["/workloads"], (workloads) => {
+  const end = pollPaths(["/workloads"], (workloads) => {
     if (names.childElementCount !== workloads.length) names.replaceChildren(...workloads.map((workload) => h("option", { value: workload.name })));
   });
   return { element, end };

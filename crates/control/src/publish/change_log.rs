@@ -1,4 +1,4 @@
-//! The change log: the most recent changes of the mesh with their causes and times, for operators.
+//! Stores the most recent changes of the mesh with their causes and times, for operators.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -84,7 +84,7 @@ pub(crate) struct RecordedChange {
     pub(crate) cause: ChangeCause,
     /// The time at which the source of the change noticed it: for files, the first file system event.
     pub(crate) noticed_at: Instant,
-    /// The time at which the mesh owner processed the change.
+    /// The time at which the state task processed the change.
     pub(crate) processed_at: Instant,
 }
 

@@ -1,4 +1,4 @@
-//! Per-proxy state of the control plane: identity, subscriptions, and sent configuration.
+//! Holds the control plane's state of one connected proxy: its identity, subscriptions, and sent configuration.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use leno_discovery::{
-    ChangeId, ConfigUpdate, Connected, OwnerResponse, ProxyReport, ResourceRejection,
+    ChangeId, ConfigUpdate, Connected, ProxyReport, ResourceRejection, StateTaskResponse,
     UnknownEndpoints,
 };
 use leno_identity::VerifiedPeer;
@@ -20,14 +20,14 @@ use crate::compile::CompiledConfig;
 #[derive(Debug)]
 pub(crate) struct ConnectedProxy {
     pub(crate) workload: WorkloadName,
-    /// The identity in its certificate.
+    /// The identity in the proxy's certificate.
     pub(crate) peer: VerifiedPeer,
     pub(crate) subscriptions: BTreeSet<ServiceName>,
-    /// The addresses that it queried.
+    /// The addresses that the proxy queried.
     pub(crate) queried_addresses: BTreeSet<IpAddr>,
-    /// The names that it queried.
+    /// The DNS names that the proxy queried.
     pub(crate) queried_names: BTreeSet<ServiceName>,
-    /// The expiry of its last certificate, and thus of its stream.
+    /// The expiry of the proxy's newest certificate, which is also the latest end of the stream.
     pub(crate) expires_at: SystemTime,
     pub(crate) connected_at: Instant,
     pub(crate) admin_address: Option<SocketAddr>,
@@ -35,21 +35,22 @@ pub(crate) struct ConnectedProxy {
     pub(crate) reported_admin_address: Option<SocketAddr>,
     pub(crate) pid: u32,
     pub(crate) version: String,
-    /// The number of the stream: the newest stream of a workload has the highest.
+    /// The session number of the stream; unrelated to sessions of TLS or HTTP. The newest stream of a workload has
+    /// the highest number, at all control planes.
     pub(crate) session: u64,
     /// A number that identifies the process of the proxy; 0 if not reported.
     pub(crate) process_number: u64,
-    /// The process number of the proxy that this one replaced, and the time.
-    pub(crate) replaced_process: Option<(u64, Instant)>,
-    /// The time until which other processes cannot replace this proxy, after two of a workload were connected.
+    /// The process of the proxy that this one replaced; `None` if it replaced none.
+    pub(crate) replaced_process: Option<ReplacedProcess>,
+    /// The time until which other processes cannot replace this proxy. Set when two proxies of one workload run.
     pub(crate) protected_until: Option<Instant>,
-    /// The CA generation that signed its certificate.
+    /// The CA generation that signed the proxy's newest certificate.
     pub(crate) ca_generation: u64,
-    /// The cost of its last compiled configuration, in budget units.
+    /// The cost of the proxy's last compiled configuration, in budget units.
     pub(crate) config_units: u64,
     /// The configuration that was sent last.
     pub(crate) last_update: Option<ConfigUpdate>,
-    /// Endpoints that the proxy keeps if it has them, since their sidecars have not reported yet.
+    /// Endpoints that the proxy keeps if it has them, because their sidecars have not reported yet.
     unknown_endpoints: UnknownEndpoints,
     /// The newest change that the proxy has applied, together with all earlier ones.
     pub(crate) applied_change: Option<ChangeId>,
@@ -57,13 +58,21 @@ pub(crate) struct ConnectedProxy {
     pub(crate) applied_at: Option<Instant>,
     /// The bytes of the deltas that the proxy has acknowledged since it was last in sync.
     pub(crate) acknowledged_bytes: u64,
-    /// The number of resources that are held back, since the proxy rejected them.
+    /// The number of resources that the proxy has rejected. It keeps the previous versions of them.
     pub(crate) rejected_count: usize,
-    /// The last rejections, newest last.
+    /// The most recent rejections, the newest last.
     pub(crate) rejections: VecDeque<ResourceRejection>,
     /// The reported state, for operators.
     pub(crate) report: ProxyReport,
-    responses: watch::Sender<OwnerResponse>,
+    responses: watch::Sender<StateTaskResponse>,
+}
+
+/// The process of a proxy that another process replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReplacedProcess {
+    /// The number that identifies the process.
+    pub(crate) process_number: u64,
+    pub(crate) replaced_at: Instant,
 }
 
 impl ConnectedProxy {
@@ -122,18 +131,18 @@ impl ConnectedProxy {
         self.last_update = Some(update.clone());
         self.unknown_endpoints = unknown_endpoints.clone();
         self.responses.send_replace(match unknown_endpoints.is_empty() {
-            true => OwnerResponse::Config(update),
-            false => OwnerResponse::PartialConfig(update, unknown_endpoints),
+            true => StateTaskResponse::Config(update),
+            false => StateTaskResponse::PartialConfig(update, unknown_endpoints),
         });
         PushOutcome::Sent
     }
 
     /// Records that the proxy applied all updates up to `change`, except the resources that it rejected.
-    pub(crate) fn record_applied(&mut self, change: ChangeId, rejected: usize, now: Instant) {
+    pub(crate) fn record_applied(&mut self, change: ChangeId, rejected_count: usize, now: Instant) {
         self.applied_change = Some(change);
         self.applied_at = Some(now);
-        self.rejected_count = rejected;
-        if rejected == 0 {
+        self.rejected_count = rejected_count;
+        if rejected_count == 0 {
             self.rejections.clear();
         }
     }
@@ -153,7 +162,7 @@ impl ConnectedProxy {
 
     /// Ends the stream; the proxy receives the reason.
     pub(crate) fn end_connection(self, reason: String) {
-        self.responses.send_replace(OwnerResponse::Goodbye(reason));
+        self.responses.send_replace(StateTaskResponse::Goodbye(reason));
     }
 
     /// True if the task of the stream has ended.

@@ -1,4 +1,5 @@
-//! Pushes: the time from a change until the last affected proxy has applied it.
+//! Tracks pushes until all their recipients have acknowledged them, and measures convergence times: the time from
+//! a change until the last affected proxy has applied it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use leno_discovery::{ChangeId, ConnectionId};
 use leno_telemetry::Histogram;
 use tokio::time::Instant;
 
-/// Changes that were sent together, and their progress.
+/// A push: changes that were sent together, and the progress of the proxies that must apply them.
 #[derive(Debug, Clone)]
 pub(crate) struct ConfigPush {
     /// The newest change before this push.
@@ -45,7 +46,7 @@ pub(crate) struct PushProgress {
     pub(crate) change: ChangeId,
     pub(crate) processed_at: Instant,
     /// The number of proxies that received an update, and the number of those that have applied it.
-    pub(crate) affected_proxies: usize,
+    pub(crate) recipients: usize,
     pub(crate) applied: usize,
     /// The time from the change until all proxies had applied it; `None` while some have not.
     pub(crate) convergence_time: Option<Duration>,
@@ -80,7 +81,7 @@ impl ConfigPushes {
         self.latest_progress = Some(PushProgress {
             change,
             processed_at: last_change_time,
-            affected_proxies: waiting_proxies.len(),
+            recipients: waiting_proxies.len(),
             applied: 0,
             convergence_time: waiting_proxies.is_empty().then_some(Duration::ZERO),
         });
@@ -98,9 +99,10 @@ impl ConfigPushes {
             last_applied: None,
             change_times,
         });
-        while self.unacknowledged_pushes > MAX_OPEN_PUSHES || self.recent_pushes.len() > MAX_PUSHES
+        while self.unacknowledged_pushes > MAX_UNACKNOWLEDGED_PUSHES
+            || self.recent_pushes.len() > MAX_PUSHES
         {
-            // Its waiting proxies are still reported as out of sync.
+            // The waiting proxies of a dropped push are still reported as out of sync.
             let Some(oldest) = self.recent_pushes.pop_front() else { break };
             self.unacknowledged_pushes -= usize::from(!oldest.waiting_proxies.is_empty());
         }
@@ -117,13 +119,13 @@ impl ConfigPushes {
         if self.unacknowledged_pushes == 0 {
             return;
         }
-        let mut bytes = bytes;
-        // The newest push first: the bytes of an acknowledgment of several pushes count there.
+        let mut uncounted_bytes = bytes;
+        // If an acknowledgment covers several pushes, its bytes count for the newest one.
         for push in self.recent_pushes.iter_mut().rev() {
             if !push.waiting_proxies.remove(&connection) {
                 continue;
             }
-            push.bytes += std::mem::take(&mut bytes);
+            push.bytes += std::mem::take(&mut uncounted_bytes);
             push.last_applied = Some(now);
             let is_complete = push.waiting_proxies.is_empty();
             if is_complete {
@@ -181,7 +183,7 @@ impl ConfigPushes {
 }
 
 /// Maximum pushes with outstanding acknowledgments; beyond it, the oldest is abandoned.
-const MAX_OPEN_PUSHES: usize = 64;
+const MAX_UNACKNOWLEDGED_PUSHES: usize = 64;
 
 /// Maximum pushes kept for queries about a change.
 const MAX_PUSHES: usize = 512;
@@ -207,10 +209,7 @@ mod tests {
         pushes.begin_push(ChangeId(1), vec![start], sent_to(start, [1, 2]));
         pushes.remove_waiting_proxy(ConnectionId(1), 100, at(5));
         let latest = pushes.latest_progress().unwrap();
-        assert_eq!(
-            (latest.affected_proxies, latest.applied, latest.convergence_time),
-            (2, 1, None)
-        );
+        assert_eq!((latest.recipients, latest.applied, latest.convergence_time), (2, 1, None));
         pushes.remove_waiting_proxy(ConnectionId(1), 100, at(6));
         pushes.remove_waiting_proxy(ConnectionId(2), 20, at(9));
         let latest = pushes.latest_progress().unwrap();
@@ -259,7 +258,7 @@ mod tests {
         }
         assert_eq!(
             (pushes.unacknowledged_count(), pushes.recent_pushes.len()),
-            (MAX_OPEN_PUSHES, MAX_OPEN_PUSHES)
+            (MAX_UNACKNOWLEDGED_PUSHES, MAX_UNACKNOWLEDGED_PUSHES)
         );
         pushes.remove_waiting_proxy(ConnectionId(1), 1, now);
         assert_eq!(pushes.unacknowledged_count(), 0);

@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leno_discovery::{ConfigUpdate, Connected, Hello, OwnerResponse};
+use leno_discovery::{ConfigUpdate, Connected, Hello, StateTaskResponse};
 use leno_identity::VerifiedPeer;
 use leno_model::{Change, Object, ObjectKey};
 use tokio::sync::watch;
 
 use super::*;
 use crate::fixture::{
-    BOOKINFO, Dice, LETTERS, connect_sidecars, mesh_with_sidecars, random_change, service_name,
-    strict_bookinfo, workload_name,
+    BOOKINFO, Dice, LETTERS, connect_sidecars, default_deny_bookinfo, mesh_with_sidecars,
+    random_change, service_name, workload_name,
 };
 use crate::mesh::Listeners;
 
@@ -20,7 +20,7 @@ use crate::mesh::Listeners;
 struct PublisherFixture {
     mesh: Mesh,
     connected_proxies: ConnectedProxies,
-    receivers: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<OwnerResponse>)>,
+    receivers: BTreeMap<WorkloadName, (ConnectionId, watch::Receiver<StateTaskResponse>)>,
     now: Instant,
 }
 
@@ -33,7 +33,7 @@ impl PublisherFixture {
     /// Connects the proxy of a workload with subscriptions.
     fn connect_proxy(&mut self, name: &WorkloadName, services: &[&str]) {
         let connection = ConnectionId(self.receivers.len() as u64 + 1);
-        let (responses, receiver) = watch::channel(OwnerResponse::Pending);
+        let (responses, receiver) = watch::channel(StateTaskResponse::Pending);
         let peer = VerifiedPeer {
             id: "spiffe://cluster.local/ns/bookinfo/sa/any".parse().unwrap(),
             workload: Some(name.clone()),
@@ -89,18 +89,18 @@ impl PublisherFixture {
     /// Returns the last update of a workload.
     fn last_update(&self, name: &str) -> Option<ConfigUpdate> {
         match &*self.receivers[&workload_name(name)].1.borrow() {
-            OwnerResponse::Config(update) | OwnerResponse::PartialConfig(update, _) => {
+            StateTaskResponse::Config(update) | StateTaskResponse::PartialConfig(update, _) => {
                 Some(update.clone())
             }
-            OwnerResponse::Pending => None,
-            OwnerResponse::Goodbye(reason) => panic!("{reason}"),
+            StateTaskResponse::Pending => None,
+            StateTaskResponse::Goodbye(reason) => panic!("{reason}"),
         }
     }
 
     /// Returns the workloads with endpoints that a workload was instructed to keep.
     fn kept_workloads(&self, name: &str) -> Vec<String> {
         match &*self.receivers[&workload_name(name)].1.borrow() {
-            OwnerResponse::PartialConfig(_, unknown_endpoints) => unknown_endpoints
+            StateTaskResponse::PartialConfig(_, unknown_endpoints) => unknown_endpoints
                 .iter()
                 .map(|id| format!("{} {}", id.service.name, id.workload.name))
                 .collect(),
@@ -226,7 +226,7 @@ fn a_push_ends_when_all_its_recipients_have_applied_it() {
     fixture.set_listeners("details-1", None);
     fixture.publish();
     let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
-    assert_eq!((latest.affected_proxies, latest.applied, latest.convergence_time), (1, 0, None));
+    assert_eq!((latest.recipients, latest.applied, latest.convergence_time), (1, 0, None));
     let (connection, _) = fixture.receivers[&workload_name("stranger-1")];
     fixture.connected_proxies.remove_proxy(connection, fixture.now + Duration::from_millis(7));
     let latest = fixture.connected_proxies.pushes.latest_progress().unwrap();
@@ -278,7 +278,8 @@ fn changes_are_sent_and_uncertain_endpoints_are_kept_while_sidecars_reconnect() 
 
 #[test]
 fn denied_services_have_no_uncertain_endpoints() {
-    let mesh: Mesh = crate::fixture::parse_objects(&strict_bookinfo("")).into_iter().collect();
+    let mesh: Mesh =
+        crate::fixture::parse_objects(&default_deny_bookinfo("")).into_iter().collect();
     let mut fixture = PublisherFixture::new(mesh);
     fixture.connect_proxy(&workload_name("productpage-1"), &["details"]);
     fixture.connect_proxy(&workload_name("stranger-1"), &["details", "reviews"]);
@@ -315,7 +316,7 @@ fn set_random_address(change: &mut Change, dice: &mut Dice) {
 /// full compilation, and the mesh equals one built at once.
 fn simulate_changes(seed: u64) {
     let mut dice = Dice::new(seed);
-    let mut fixture = PublisherFixture::new(mesh_with_sidecars(&strict_bookinfo("")));
+    let mut fixture = PublisherFixture::new(mesh_with_sidecars(&default_deny_bookinfo("")));
     for name in LETTERS {
         let subscriptions = [dice.pick(LETTERS), dice.pick(LETTERS)];
         fixture.connect_proxy(&workload_name(name), &subscriptions);

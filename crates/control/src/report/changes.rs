@@ -1,4 +1,4 @@
-//! Progress of changes: from their cause to the last proxy that applied them.
+//! Reports the progress of changes, from their cause to the last proxy that applied them.
 
 use leno_discovery::ChangeId;
 

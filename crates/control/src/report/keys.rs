@@ -1,4 +1,4 @@
-//! Failed JWKS fetches, as warnings about the JWT policies that name the endpoint.
+//! Reports failed JWKS fetches as warnings about the JWT policies that name the endpoint, and the issuers without keys.
 
 use leno_model::{KeySource, ObjectKey, RequestCheck, ServicePolicy, TokenRequirement};
 use leno_registry::{DocumentLocation, Warning};
@@ -25,17 +25,17 @@ impl Report<'_> {
         })
     }
 
-    /// Returns the issuers of a policy whose keys could not be fetched so far: a first fetch in progress is not
-    /// a failure yet.
+    /// Returns the issuers of a policy without keys, because no fetch has succeeded so far. While the first fetch is in
+    /// progress, an issuer is not listed.
     pub(super) fn missing_keys(&self, policy: &ServicePolicy) -> Option<MissingKeysStatus> {
         let Some(RequestCheck::Tokens(rule)) = policy.rule.server_check() else { return None };
-        let missing_sources =
-            issuer_sources(policy).filter(|(_, source)| !self.mesh.has_keys(source));
-        let missing_sources = missing_sources.filter_map(|(index, source)| {
-            let (issuer, reason) =
-                (rule.issuers.get(index)?, self.jwks_fetches.failure_cause(source)?);
-            Some(format!("{} ({source} {reason})", issuer.issuer))
-        });
+        let missing_sources = issuer_sources(policy)
+            .filter(|(_, source)| !self.mesh.has_keys(source))
+            .filter_map(|(index, source)| {
+                let (issuer, reason) =
+                    (rule.issuers.get(index)?, self.jwks_fetches.failure_cause(source)?);
+                Some(format!("{} ({source} {reason})", issuer.issuer))
+            });
         let issuers: Vec<String> = missing_sources.collect();
         let requests = match (&rule.required, issuers.len() == rule.issuers.len()) {
             (TokenRequirement::Always, true) => "every request",

@@ -1,4 +1,5 @@
-//! The status of all kinds of policies, for operators: destination, sources, rules, and problems.
+//! Reports the status of policies to operators: destination, sources, rules, and problems. This file has the policies
+//! for access, ingress, egress and retries, and `rules` has service policies and tag rules.
 
 use std::collections::BTreeSet;
 
@@ -35,9 +36,8 @@ impl Report<'_> {
     fn ingress_status(&self, policy: &IngressPolicy) -> PolicyStatus {
         let IngressName { kind, namespace, name } = &policy.name;
         let backends = policy.backends.iter();
-        let destination =
-            backends.clone().map(|backend| format!("{namespace}/{}", backend.service));
-        let destination: BTreeSet<String> = destination.collect();
+        let destination: BTreeSet<String> =
+            backends.clone().map(|backend| format!("{namespace}/{}", backend.service)).collect();
         let sources = policy.sources.iter().map(|source| match source {
             IngressSource::Service(service) => format!("Service {service}"),
             IngressSource::Range(range) => range.to_string(),
@@ -138,11 +138,14 @@ impl Report<'_> {
         let services: Vec<String> = policy.services.iter().map(ToString::to_string).collect();
         let existing_services =
             policy.services.iter().filter(|name| self.mesh.service(name).is_some());
-        let applied_policies = existing_services.filter_map(|service| {
-            let mut source_policies = self.mesh.retries_of(&policy.source);
-            source_policies.find(|other| other.services.contains(service)).map(|other| &other.name)
-        });
-        let applied_policies: Vec<&PolicyName> = applied_policies.collect();
+        let applied_policies: Vec<&PolicyName> = existing_services
+            .filter_map(|service| {
+                let mut source_policies = self.mesh.retries_of(&policy.source);
+                source_policies
+                    .find(|other| other.services.contains(service))
+                    .map(|other| &other.name)
+            })
+            .collect();
         let has_source = self.mesh.account_workloads(&policy.source).next().is_some();
         let is_tcp_service = |name: &ServiceName| {
             let service = self.mesh.service(name).filter(|service| !service.ports.is_empty());
@@ -170,10 +173,9 @@ impl Report<'_> {
         let missing_source =
             (!has_source).then(|| format!("no workload runs under the account {}", policy.source));
         let missing_services =
-            policy.services.iter().filter(|name| self.mesh.service(name).is_none());
-        let missing_services = missing_services.map(|name| {
-            format!("Service {name} does not exist{}", other_namespaces(self.mesh, name))
-        });
+            policy.services.iter().filter(|name| self.mesh.service(name).is_none()).map(|name| {
+                format!("Service {name} does not exist{}", other_namespaces(self.mesh, name))
+            });
         PolicyStatus {
             kind: "Retry".to_owned(),
             name: policy.name.to_string(),
@@ -192,10 +194,10 @@ impl Report<'_> {
         let in_force = self.mesh.is_policy_enforced(policy);
         let selects_workload =
             self.mesh.workloads().any(|workload| policy.selects_account(&workload.account));
-        let accounts = policy.accounts.iter().map(|name| format!("{namespace}/{name}"));
-        let accounts: Vec<String> = accounts.collect();
-        let peers = policy.rules.iter().flat_map(|rule| &rule.peers).map(ToString::to_string);
-        let peers: BTreeSet<String> = peers.collect();
+        let accounts: Vec<String> =
+            policy.accounts.iter().map(|name| format!("{namespace}/{name}")).collect();
+        let peers: BTreeSet<String> =
+            policy.rules.iter().flat_map(|rule| &rule.peers).map(ToString::to_string).collect();
         let rules = policy.rules.iter().map(|rule| {
             let action = rule.action.as_str();
             let requests = match rule.requests.len() {

@@ -1,4 +1,4 @@
-//! Status of service policies and tag rules, for operators.
+//! Reports the status of service policies, tag rules and lanes to operators.
 
 use std::collections::BTreeSet;
 
@@ -64,12 +64,16 @@ impl Report<'_> {
     }
 
     fn sermant_status(&self, rule_object: &SermantRouteRule) -> PolicyStatus {
-        let scopes = rule_object.entries.iter();
-        let scopes: Vec<_> =
-            scopes.map(|(scope, entry)| (scope, &entry.rules, entry.lanes.as_slice())).collect();
+        let scopes: Vec<_> = rule_object
+            .entries
+            .iter()
+            .map(|(scope, entry)| (scope, &entry.rules, entry.lanes.as_slice()))
+            .collect();
         self.scoped_rules_status(TagDialect::Sermant, &rule_object.name, &scopes)
     }
 
+    /// Returns the status of an object with tag rules and lane rules for several scopes. The object is in force if its
+    /// rules apply at one port at least.
     fn scoped_rules_status(
         &self,
         dialect: TagDialect,
@@ -112,8 +116,9 @@ impl Report<'_> {
             (request_rule_count, "by request"),
             (caller_rule_count, "by caller"),
             (lane_rule_count, "for lanes"),
-        ];
-        let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+        ]
+        .into_iter()
+        .filter(|(count, _)| *count > 0);
         PolicyStatus {
             kind: dialect.as_str().to_owned(),
             name: name.to_string(),
@@ -143,20 +148,21 @@ impl Report<'_> {
         let mut no_effect = None;
         for service in self.mesh.services().filter(|service| is_in_scope(&service.name)) {
             let lane_rules = tags.lanes_of(&service.name);
-            let marks = lane_rules.iter().any(|rule| rule.origin.object_key() == *own_key);
+            let marks_requests = lane_rules.iter().any(|rule| rule.origin.object_key() == *own_key);
             let mut deciding_objects: Vec<ObjectKey> = Vec::new();
             let mut has_rules = false;
             for port in &service.ports {
-                let rules = tags.rules_for(&service.name, port.port);
-                let rules = rules.iter();
-                let by_request = rules.clone().flat_map(|rules| &rules.rules);
-                let by_request: Vec<_> = by_request.map(|rule| rule.origin.object_key()).collect();
-                let by_caller = rules.flat_map(|rules| &rules.caller_rules);
-                let by_caller: Vec<_> = by_caller.map(|rule| rule.origin.object_key()).collect();
+                let port_rules = tags.rules_for(&service.name, port.port);
+                let request_rules = port_rules.iter().flat_map(|rules| &rules.rules);
+                let request_rule_objects: Vec<_> =
+                    request_rules.map(|rule| rule.origin.object_key()).collect();
+                let caller_rules = port_rules.iter().flat_map(|rules| &rules.caller_rules);
+                let caller_rule_objects: Vec<_> =
+                    caller_rules.map(|rule| rule.origin.object_key()).collect();
                 let effects = TagEffects {
-                    by_request: by_request.contains(own_key),
-                    by_caller: by_caller.contains(own_key),
-                    marks,
+                    by_request: request_rule_objects.contains(own_key),
+                    by_caller: caller_rule_objects.contains(own_key),
+                    marks: marks_requests,
                 };
                 if !effects.is_none() {
                     has_rules = true;
@@ -167,7 +173,8 @@ impl Report<'_> {
                     };
                     no_effect = no_effect.or(Some(reason));
                 }
-                deciding_objects.extend(by_request.into_iter().chain(by_caller));
+                deciding_objects
+                    .extend(request_rule_objects.into_iter().chain(caller_rule_objects));
             }
             if !has_rules {
                 overriding_objects.extend(

@@ -1,4 +1,4 @@
-//! Status of splits and TCP routes, for operators.
+//! Reports the status of `TrafficSplit`s and `TCPRoute`s, which divide traffic among backends, to operators.
 
 use leno_model::{GatewayTcpRoute, RouteKind, ServiceName, TrafficSplit};
 
@@ -27,9 +27,10 @@ impl Report<'_> {
     /// Returns the status of a `TrafficSplit`: missing objects and ungranted backends, and objects that override it.
     pub(super) fn split_status(&self, split: &TrafficSplit) -> RouteStatus {
         let root = &split.root.service;
-        let backend_texts = split.backends.iter();
-        let backend_texts =
-            backend_texts.map(|backend| format!("{} weight {}", backend.service, backend.weight));
+        let backend_texts = split
+            .backends
+            .iter()
+            .map(|backend| format!("{} weight {}", backend.service, backend.weight));
         let kind = RouteKind::Split.as_str();
         let parents = std::iter::once(root.to_string());
         let mut status = RouteStatus::new(kind, &split.name, parents, 1, backend_texts.collect());

@@ -1,4 +1,4 @@
-//! Counters of connections: bytes per direction, failures and evictions, and exported metric points.
+//! Counts the bytes, failures and evictions of all connections, and the metric points exported to a collector.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,12 +38,12 @@ impl ConnectionCounters {
         self.failed_connections.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the number of evicted half-open connections.
+    /// Returns the number of evicted pending connections.
     pub(crate) fn evicted_count(&self) -> u64 {
         self.evicted_connections.load(Ordering::Relaxed)
     }
 
-    /// Counts an evicted half-open connection.
+    /// Counts an evicted pending connection.
     pub(super) fn record_eviction(&self) {
         self.evicted_connections.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,25 +1,26 @@
-//! A stream of a client that is not authenticated yet: it counts as half-open until its first message is complete.
+//! Wraps the stream of a client that is not authenticated yet: the connection counts as pending until the
+//! client's first message is complete.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use leno_listen::HalfOpen;
+use leno_listen::PendingConnection;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that waits for its peer until the first message is complete; then the message is verified. The
-/// stream is half-open until then.
+/// A stream that marks its connection as waiting for the peer until the first message is complete. After that, this
+/// process verifies the message.
 #[derive(Debug)]
 pub(crate) struct UnverifiedStream<S> {
     stream: S,
-    half_open: Arc<HalfOpen>,
+    pending_connection: Arc<PendingConnection>,
     first_message: FirstMessage,
 }
 
 impl<S> UnverifiedStream<S> {
-    pub(crate) fn new(stream: S, half_open: Arc<HalfOpen>) -> Self {
-        Self { stream, half_open, first_message: FirstMessage::default() }
+    pub(crate) fn new(stream: S, pending_connection: Arc<PendingConnection>) -> Self {
+        Self { stream, pending_connection, first_message: FirstMessage::default() }
     }
 }
 
@@ -61,12 +62,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for UnverifiedStream<S> {
                 let new_bytes = buffer.filled().get(filled_before..).unwrap_or_default();
                 self.first_message.record(new_bytes);
                 if self.first_message.is_complete() {
-                    self.half_open.mark_busy();
+                    self.pending_connection.mark_served();
                 }
-                Poll::Ready(self.half_open.record_progress().map_err(io::Error::from))
+                Poll::Ready(self.pending_connection.record_progress().map_err(io::Error::from))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => self.half_open.poll_waiting(cx).map_err(io::Error::from),
+            Poll::Pending => self.pending_connection.poll_waiting(cx).map_err(io::Error::from),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Traffic reports for operators: current rates, and plots of the last hour.
+//! Defines the JSON responses about traffic: current rates, and plots of the last hour.
 
 use std::collections::BTreeMap;
 

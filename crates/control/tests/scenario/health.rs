@@ -1,6 +1,6 @@
 //! The health listener of a control plane: readiness, metrics, unknown hosts, and floods of scrapes.
 
-use leno_control::Health;
+use leno_control::HealthListener;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::*;
 
 /// Sends a GET request. Returns the status code and the whole response.
-async fn send_get(health: &Health, path: &str) -> (u16, String) {
+async fn send_get(health: &HealthListener, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(health.address()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -20,7 +20,7 @@ async fn send_get(health: &Health, path: &str) -> (u16, String) {
 #[test]
 fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
     run(async {
-        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = HealthListener::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         assert_eq!(send_get(&health, "/livez").await.0, 200);
         let (status, response) = send_get(&health, "/readyz").await;
         assert!(status == 503 && response.contains("not loaded yet"), "{response}");
@@ -44,7 +44,7 @@ fn a_control_plane_is_alive_before_it_is_ready_and_not_ready_during_shutdown() {
 #[test]
 fn a_request_with_an_unknown_host_name_gets_only_a_status() {
     run(async {
-        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = HealthListener::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let get_with_host = async |host: &str, path: &str| {
             let mut stream = TcpStream::connect(health.address()).await.unwrap();
             let request =
@@ -70,7 +70,7 @@ fn a_request_with_an_unknown_host_name_gets_only_a_status() {
 #[test]
 fn a_client_that_half_closes_gets_its_response() {
     run(async {
-        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = HealthListener::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
         for _ in 0..10 {
@@ -85,7 +85,7 @@ fn a_client_that_half_closes_gets_its_response() {
 }
 
 /// Clients that connect repeatedly, each with many scrapes on every connection, until this is dropped.
-fn flood_scrapes(health: &Health) -> JoinSet<()> {
+fn flood_scrapes(health: &HealthListener) -> JoinSet<()> {
     const CLIENTS: usize = 80;
     let (address, source) = (health.address(), SocketAddr::from(([127, 0, 0, 2], 0)));
     let scrapes = "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(500);
@@ -110,7 +110,7 @@ fn flood_scrapes(health: &Health) -> JoinSet<()> {
 #[test]
 fn scrapes_of_one_client_do_not_block_the_kubelet_or_another_collector() {
     run(async {
-        let health = Health::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let health = HealthListener::start_server("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let shop = Shop::open().await;
         health.set_ready(&shop.control);
         let clients = flood_scrapes(&health);

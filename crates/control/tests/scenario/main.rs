@@ -9,11 +9,11 @@
 #[path = "../../../listen/src/tests/crowd.rs"]
 mod crowd;
 mod flood;
-mod half_open;
 mod health;
 mod instances;
 mod object_status;
 mod peers;
+mod pending_connections;
 mod proxy;
 mod pushed;
 #[path = "../../../outside/src/tests/receiver.rs"]
@@ -55,7 +55,7 @@ metadata: {name: stock, namespace: shop}
 spec: {selector: {app: stock}, ports: [{name: http, port: 80, targetPort: http}]}
 "#;
 
-const STRICT: &str = r#"
+const DEFAULT_DENY: &str = r#"
 ---
 apiVersion: leno.dev/v1alpha1
 kind: MeshConfig
@@ -165,7 +165,7 @@ fn proxies_join_subscribe_and_receive_changes() {
         let update = client.wait_for_update(|update| stock_addresses(update).is_some()).await;
         assert_eq!(stock_addresses(&update), Some(vec![listener_address()]));
 
-        shop.write_objects(&format!("{MESH}{STRICT}"));
+        shop.write_objects(&format!("{MESH}{DEFAULT_DENY}"));
         let is_denied = |update: &ConfigUpdate| {
             let service_config = update.snapshot.services.get(&stock_service());
             service_config.is_some_and(|service_config| {
@@ -376,7 +376,7 @@ fn a_restarted_control_plane_keeps_the_endpoints_of_its_members() {
         // Meanwhile the objects change, and the sidecar of stock is slow to reconnect.
         let later = "---\napiVersion: v1\nkind: Service\nmetadata: {name: later, namespace: shop}\n\
                      spec: {selector: {app: stock}, ports: [{port: 80, targetPort: http}]}\n";
-        write_objects(directory.path(), &format!("{MESH}{STRICT}{later}"));
+        write_objects(directory.path(), &format!("{MESH}{DEFAULT_DENY}{later}"));
         let mut config = test_config(directory.path());
         config.times.startup_grace = Duration::from_secs(3600);
         let control = Control::start(config).await.unwrap();
@@ -398,8 +398,8 @@ fn a_restarted_control_plane_keeps_the_endpoints_of_its_members() {
         let later = ServiceName::new("shop", "later").unwrap();
         let mut stream =
             Proxy::resume(&control, &client, &[stock_service(), later.clone()], &first).await;
-        let strict = Access::AllowListed(Vec::new());
-        stream.wait_for_update(|update| update.snapshot.config.access != strict).await;
+        let deny_all = Access::AllowListed(Vec::new());
+        stream.wait_for_update(|update| update.snapshot.config.access != deny_all).await;
         let update = stream.received_updates().pop().unwrap();
         assert_eq!(
             stock_addresses(&update),
@@ -563,17 +563,17 @@ fn two_control_planes_cannot_share_a_data_directory_unless_one_has_ended() {
 fn a_mesh_with_an_invalid_configuration_does_not_start() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        write_objects(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
+        write_objects(directory.path(), &format!("{MESH}{}", DEFAULT_DENY.replace("deny", "Deny")));
         match Control::start(test_config(directory.path())).await {
             Err(StartError::MeshConfig(rejected)) => {
                 assert!(rejected[0].to_string().contains("MeshConfig mesh"), "{rejected:?}");
             }
             other => panic!("{other:?}"),
         }
-        write_objects(directory.path(), &format!("{MESH}{STRICT}"));
+        write_objects(directory.path(), &format!("{MESH}{DEFAULT_DENY}"));
         let control = Control::start(test_config(directory.path())).await.unwrap();
         // The last valid configuration stays in force: a mistake does not open a running mesh.
-        write_objects(directory.path(), &format!("{MESH}{}", STRICT.replace("deny", "Deny")));
+        write_objects(directory.path(), &format!("{MESH}{}", DEFAULT_DENY.replace("deny", "Deny")));
         control.reload_files();
         let mut status = control.watch_status();
         let status = status.wait_for(|status| status.rejected == 1).await.unwrap();
@@ -585,7 +585,9 @@ fn a_mesh_with_an_invalid_configuration_does_not_start() {
 fn the_trust_domain_of_a_running_mesh_does_not_change() {
     run(async {
         let shop = Shop::open().await;
-        shop.write_objects(&format!("{MESH}{STRICT}").replace("cluster.local", "other.example"));
+        shop.write_objects(
+            &format!("{MESH}{DEFAULT_DENY}").replace("cluster.local", "other.example"),
+        );
         let mut status = shop.control.watch_status();
         let status = status.wait_for(|status| status.default_policy == "deny").await.unwrap();
         assert_eq!(status.trust_domain, "cluster.local");
@@ -610,8 +612,8 @@ fn updates_may_come_from_another_source() {
             leno_registry::RegistryUpdate { changes, ..leno_registry::RegistryUpdate::default() }
         };
         let (updates_sender, updates) = mpsc::channel(MAX_UPDATES);
-        let strict = STRICT.replace("cluster.local", "other.example");
-        updates_sender.send(parse_update(&strict)).await.unwrap();
+        let default_deny_update = DEFAULT_DENY.replace("cluster.local", "other.example");
+        updates_sender.send(parse_update(&default_deny_update)).await.unwrap();
         let config = Config::new(directory.path().join("data"), Vec::new());
         let control = Control::start_with_updates(config, updates).await.unwrap();
         assert_eq!(control.trust_domain().to_string(), "other.example");

@@ -43,7 +43,7 @@ async fn start_replica(directory: &Path, name: &str) -> (Control, DiscoveredPeer
     let discovered_peers = watch::Sender::new(BTreeSet::new());
     let mut config = test_config(&replica_directory);
     config.times.disconnect_grace = Duration::from_millis(200);
-    config.found_peers = Some(discovered_peers.subscribe());
+    config.discovered_peers = Some(discovered_peers.subscribe());
     (Control::start(config).await.unwrap(), discovered_peers)
 }
 

@@ -31,7 +31,7 @@ impl Shop {
 }
 
 #[test]
-fn the_control_plane_exports_the_metrics_of_its_page_and_counts_points() {
+fn the_control_plane_exports_the_scraped_metrics_and_counts_points() {
     run(async {
         let rejection = response_with(400, None, b"not today".to_vec());
         let receiver = Receiver::start(vec![rejection]).await;

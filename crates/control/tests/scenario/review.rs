@@ -101,7 +101,7 @@ fn a_revoked_account_cannot_join_with_the_token_of_a_pod() {
     run(async {
         let shop = open_shop(Duration::ZERO).await;
         let account = "revoked: [{kind: ServiceAccount, name: client, namespace: shop}]";
-        let config_with_revocation = STRICT.replace("defaultPolicy: deny", account);
+        let config_with_revocation = DEFAULT_DENY.replace("defaultPolicy: deny", account);
         shop.write_objects(&format!("{MESH}{config_with_revocation}"));
         let mut join_result = join_as(&shop, "of-client", "client-1").await;
         while join_result.is_ok() {

@@ -71,8 +71,8 @@ fn retry_pauses(routes: &PortRoutes, request: &RequestView<'_>, case: &Value) ->
             idempotent: is_idempotent(request.method),
             body_replayable: case["body"].as_str() != Some("lost"),
             response_started: failure["started"].as_bool().unwrap_or(false),
-            number,
-            alternatives: 0,
+            earlier_attempts: number,
+            other_endpoints: 0,
             waited: Duration::ZERO,
         };
         let failure_reason =

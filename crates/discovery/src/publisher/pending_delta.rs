@@ -1,5 +1,5 @@
-//! All differences between a proxy's resources and a snapshot, in an order that can be split into several
-//! deltas.
+//! Collects all differences between a proxy's resources and a snapshot, in an order that allows a split into
+//! several deltas.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::resource::{
 
 /// All differences between the held and the desired resources of a proxy.
 ///
-/// In the order of the fields, each prefix keeps references valid: endpoints are removed before their port, and
-/// added after it; addresses are added after their services, and names last; services are removed after the
-/// last reference to them.
+/// The differences are sent in the order of the fields, so that the references of a proxy stay valid after each
+/// delta. Endpoints are removed before their port and added after it. Addresses are added after their services,
+/// and DNS names last. Services are removed after the last reference to them.
 #[derive(Debug, Default)]
 pub(super) struct PendingDelta {
     /// Removed endpoints of services that remain.
@@ -36,6 +36,14 @@ pub(super) struct PendingDelta {
     removed: Vec<ResourceKey>,
 }
 
+/// The first differences of a [`PendingDelta`], as many as fit into one delta.
+pub(super) struct DeltaPrefix {
+    pub(super) upserts: Vec<Upsert>,
+    pub(super) removed: Vec<ResourceKey>,
+    /// True if these are all differences.
+    pub(super) whole: bool,
+}
+
 impl PendingDelta {
     pub(super) fn new(
         snapshot: &Snapshot,
@@ -43,18 +51,18 @@ impl PendingDelta {
         held_versions: &HeldVersions,
         retained: RetainedResources<'_>,
     ) -> Self {
-        let mut draft = Self::default();
+        let mut pending_delta = Self::default();
         if synced_snapshot
             .is_none_or(|synced_snapshot| !is_same(&synced_snapshot.config, &snapshot.config))
         {
-            draft.add_workload_config(snapshot, held_versions, retained);
+            pending_delta.add_workload_config(snapshot, held_versions, retained);
         }
         for (name, service) in &snapshot.services {
             let synced_service =
                 synced_snapshot.and_then(|synced_snapshot| synced_snapshot.services.get(name));
             if synced_service.is_none_or(|synced_service| !is_same(synced_service, service)) {
                 let synced_service = synced_service.map(|synced_service| &**synced_service);
-                draft.add_service(
+                pending_delta.add_service(
                     service,
                     synced_service,
                     held_versions.services.get(name),
@@ -62,14 +70,14 @@ impl PendingDelta {
                 );
             }
         }
-        draft.add_addresses(snapshot, synced_snapshot, held_versions, retained);
-        draft.add_names(snapshot, synced_snapshot, held_versions, retained);
+        pending_delta.add_addresses(snapshot, synced_snapshot, held_versions, retained);
+        pending_delta.add_names(snapshot, synced_snapshot, held_versions, retained);
         for (name, service) in &held_versions.services {
             if !snapshot.services.contains_key(name) {
-                draft.remove_service(name, service, retained);
+                pending_delta.remove_service(name, service, retained);
             }
         }
-        draft
+        pending_delta
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -92,9 +100,8 @@ impl PendingDelta {
         upserts.filter(|upsert| upsert.content.len() > MAX_RESOURCE_BYTES)
     }
 
-    /// Takes the first differences that fit into one delta. Returns upserts, removals, and true if these are
-    /// all differences.
-    pub(super) fn take_prefix(self) -> (Vec<Upsert>, Vec<ResourceKey>, bool) {
+    /// Takes the first differences that fit into one delta.
+    pub(super) fn take_prefix(self) -> DeltaPrefix {
         let mut available_bytes = MAX_DELTA_BYTES;
         let mut whole = true;
         let mut take_bytes = |bytes: usize| {
@@ -114,7 +121,7 @@ impl PendingDelta {
         upserts.extend(self.names);
         upserts.retain(|upsert| take_bytes(encoded_size(&upsert.key) + upsert.content.len()));
         removed.extend(self.removed.into_iter().filter(|key| take_key(key, &mut take_bytes)));
-        (upserts, removed, whole)
+        DeltaPrefix { upserts, removed, whole }
     }
 
     fn add_workload_config(
@@ -206,7 +213,7 @@ impl PendingDelta {
         if is_sent {
             self.upserts.push(upsert);
         }
-        // Endpoints of a service that the proxy rejects are not sent.
+        // Without a version of the service itself, the proxy would reject its endpoints.
         if is_sent || held_version.is_some() {
             for (port_number, port) in &service.ports {
                 let synced_port =
@@ -287,6 +294,7 @@ impl PendingDelta {
     }
 }
 
+/// True if two values are equal. Values of one `Arc` are not compared.
 fn is_same<T: PartialEq>(left: &Arc<T>, right: &Arc<T>) -> bool {
     Arc::ptr_eq(left, right) || left == right
 }
@@ -319,6 +327,6 @@ const MAX_ADDRESS_BYTES: usize = 16;
 /// The maximum content of a delta: a message, minus its own fields and absent services.
 const MAX_DELTA_BYTES: usize = 3 << 20;
 
-/// The maximum size of a resource: a service with 10,000 rules is about half as large, and a delta has room for
-/// it and a little more.
+/// The maximum size of a resource. A service with 10,000 rules is about half as large, and a delta has room for
+/// a resource of the maximum size.
 pub(super) const MAX_RESOURCE_BYTES: usize = 5 << 19;

@@ -1,5 +1,5 @@
-//! Resources that a proxy rejected. The publisher withholds each of them until the resource itself or a
-//! dependency changes.
+//! Records the resources that a proxy rejected. The publisher withholds each of them until the resource itself
+//! or a dependency changes.
 
 use std::collections::BTreeMap;
 
@@ -32,11 +32,11 @@ struct RejectedResource {
 /// The change that makes another attempt worthwhile.
 #[derive(Debug)]
 enum RetryTrigger {
-    /// A change of the content itself.
+    /// A change of the rejected content.
     ContentChanged,
     /// A change of the state of another resource.
     DependencyChanged(ResourceKey, DependencyState),
-    /// Any configuration newer than this change: the proxy did not name the invalid part of the delta.
+    /// Any configuration newer than this change. The proxy did not name the invalid resource of the delta.
     NextConfig(ChangeId),
 }
 
@@ -54,7 +54,7 @@ impl RejectedResources {
         self.entries.is_empty()
     }
 
-    /// True if exactly this content, or the removal, was rejected.
+    /// True if exactly this version was rejected, or the removal if `version` is `None`.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.version == version)
     }
@@ -142,25 +142,26 @@ impl RejectedResources {
         }
     }
 
-    /// Releases all resources that wait for the state of another one; returns true if there were any.
+    /// Releases all resources that wait for the state of another resource. Returns true if any was released.
     pub(super) fn try_release_dependents(&mut self) -> bool {
         let old_count = self.entries.len();
         self.release_dependents();
         self.entries.len() < old_count
     }
 
-    /// Releases rejections about references after the proxy accepted a set of absent services: dangling
-    /// references may be valid now, and referenced resources may be removable.
+    /// Releases all resources that wait for the state of another resource. Called after the proxy has accepted
+    /// a set of absent services: references to these services are valid now, and services without references
+    /// may be removable.
     pub(super) fn release_dependents(&mut self) {
         self.entries
             .retain(|_, entry| !matches!(entry.retry_trigger, RetryTrigger::DependencyChanged(..)));
     }
 
-    /// Releases rejected resources with a changed or held desired version, and resources that the proxy
-    /// may accept now.
+    /// Releases resources with another desired version than the rejected one or with a desired version that is
+    /// held by now, and resources with a retry trigger that occurred.
     pub(super) fn release_outdated(&mut self, update: &ConfigUpdate, held: &HeldVersions) {
         self.entries.retain(|key, entry| {
-            let desired_version = desired_version(&update.snapshot, key);
+            let desired_version = find_desired_version(&update.snapshot, key);
             let is_withheld = match &entry.retry_trigger {
                 RetryTrigger::ContentChanged => true,
                 RetryTrigger::DependencyChanged(dependency, state) => {
@@ -176,7 +177,7 @@ impl RejectedResources {
 impl DependencyState {
     fn new(key: &ResourceKey, update: &ConfigUpdate, held: &HeldVersions) -> Self {
         Self {
-            desired_version: desired_version(&update.snapshot, key),
+            desired_version: find_desired_version(&update.snapshot, key),
             held_version: held.version(key),
             is_absent: key.service().is_some_and(|service| update.absent.contains(service)),
         }
@@ -184,7 +185,7 @@ impl DependencyState {
 }
 
 /// Returns the desired version of a resource; `None` if it is not in the snapshot.
-fn desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVersion> {
+fn find_desired_version(snapshot: &Snapshot, key: &ResourceKey) -> Option<ResourceVersion> {
     let content = match key {
         ResourceKey::Workload => encode_workload_config(&snapshot.config),
         ResourceKey::Service(name) => encode_service(snapshot.services.get(name)?),

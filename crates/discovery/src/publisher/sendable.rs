@@ -1,4 +1,4 @@
-//! The part of a desired configuration that can be sent while some of its endpoints are uncertain.
+//! Selects the part of a desired configuration that can be sent while some of its endpoints are unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::unknown_endpoints::UnknownEndpoints;
 
 /// Returns the part of a snapshot to send now.
 ///
-/// Excluded are services that are new to the proxy and have no known endpoints yet, and services that route to
-/// them: a request for such a service waits at the proxy, as for any unknown service, instead of failing for
-/// lack of endpoints. Services that a held service routes to are always sent, because references must be
-/// valid.
+/// Excludes services that are new to the proxy and have no known endpoints yet, and services that route to
+/// them. A request for an excluded service waits at the proxy, as for any service that the proxy does not hold,
+/// instead of failing for lack of endpoints. Services that a held service routes to are always included,
+/// because references must be valid.
 pub(super) fn select_sendable_part(
     snapshot: &Arc<Snapshot>,
     unknown_endpoints: &UnknownEndpoints,
@@ -54,7 +54,7 @@ pub(super) fn select_sendable_part(
 pub(super) struct RetainedResources<'a> {
     /// Rejected resources.
     pub(super) rejected_resources: &'a RejectedResources,
-    /// Uncertain endpoints and addresses.
+    /// Endpoints and addresses that may still exist.
     pub(super) unknown_endpoints: &'a UnknownEndpoints,
 }
 
@@ -62,32 +62,33 @@ impl RetainedResources<'_> {
     /// True if this version, or the removal if `version` is `None`, is not sent although it differs from the
     /// held version.
     pub(super) fn contains(&self, key: &ResourceKey, version: Option<ResourceVersion>) -> bool {
-        let is_uncertain = match key {
+        let is_unknown = match key {
             ResourceKey::Endpoint(id) => version.is_none() && self.unknown_endpoints.contains(id),
             ResourceKey::Address(address) => self.unknown_endpoints.contains_address(address),
             ResourceKey::Workload | ResourceKey::Service(_) | ResourceKey::Name(_) => false,
         };
-        is_uncertain || self.rejected_resources.contains(key, version)
+        is_unknown || self.rejected_resources.contains(key, version)
     }
 }
 
-/// Returns the services with a port that has no known and no retained endpoint, but may still get one.
+/// Returns the services with a port that has only unknown endpoints, none of them held by the proxy.
 fn find_services_without_endpoints<'a>(
     snapshot: &'a Snapshot,
     unknown_endpoints: &'a UnknownEndpoints,
     held: &HeldVersions,
 ) -> BTreeSet<&'a ServiceName> {
-    let mut has_endpoint = BTreeMap::new();
+    let mut has_endpoint_by_port = BTreeMap::new();
     for EndpointId { service, port, workload } in unknown_endpoints.iter() {
         let port_config =
             snapshot.services.get(service).and_then(|service| service.ports.get(port));
         let has_known = port_config.is_none_or(|port_config| !port_config.endpoints.is_empty());
-        let has_retained = held.services.get(service);
-        let has_retained = has_retained
-            .is_some_and(|held| held.endpoints.contains_key(&(*port, workload.clone())));
-        *has_endpoint.entry((service, port)).or_insert(false) |= has_known || has_retained;
+        let has_retained = held.services.get(service).is_some_and(|held_service| {
+            held_service.endpoints.contains_key(&(*port, workload.clone()))
+        });
+        *has_endpoint_by_port.entry((service, port)).or_insert(false) |= has_known || has_retained;
     }
-    let without_endpoints = has_endpoint.into_iter().filter(|(_, has_endpoint)| !has_endpoint);
+    let without_endpoints =
+        has_endpoint_by_port.into_iter().filter(|(_, has_endpoint)| !has_endpoint);
     without_endpoints.map(|((service, _), _)| service).collect()
 }
 

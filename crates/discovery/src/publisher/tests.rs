@@ -271,7 +271,7 @@ fn a_configuration_larger_than_a_message_is_sent_in_parts() {
     assert_eq!(subscriber.held_versions().len(), 1, "services take their endpoints with them");
 }
 
-/// Returns the configuration without some endpoints of a service; their absence is uncertain.
+/// Returns the configuration without some endpoints of a service, and the IDs of these unknown endpoints.
 fn without_endpoints(
     mut update: ConfigUpdate,
     name: &str,
@@ -292,40 +292,43 @@ fn endpoint_count(subscriber: &Subscriber, name: &str) -> usize {
 }
 
 #[test]
-fn uncertain_endpoints_are_retained_and_certain_changes_are_sent() {
+fn unknown_endpoints_are_retained_and_other_changes_are_sent() {
     let (_, mut subscriber) = publisher_and_subscriber(bookinfo_update());
     let mut publisher = Publisher::new(subscriber.held_versions());
-    let (mut partial, uncertain) = without_endpoints(bookinfo_update(), "ratings", &[0, 2]);
-    partial.change = ChangeId(2);
-    Arc::make_mut(&mut Arc::make_mut(&mut partial.snapshot).config).outbound_listeners.clear();
-    let services = &mut Arc::make_mut(&mut partial.snapshot).services;
+    let (mut partial_update, unknown_ids) =
+        without_endpoints(bookinfo_update(), "ratings", &[0, 2]);
+    partial_update.change = ChangeId(2);
+    Arc::make_mut(&mut Arc::make_mut(&mut partial_update.snapshot).config)
+        .outbound_listeners
+        .clear();
+    let services = &mut Arc::make_mut(&mut partial_update.snapshot).services;
     services.insert(service_name("details"), Arc::new(service_config("details", 1)));
-    publisher.set_partial_update(partial.clone(), uncertain.into_iter().collect());
+    publisher.set_partial_update(partial_update.clone(), unknown_ids.into_iter().collect());
     let deltas = publish_all(&mut publisher, &mut subscriber, accept_all);
     assert!(deltas.len() == 1 && deltas[0].removed.is_empty(), "{deltas:?}");
-    assert_eq!(publisher.applied_change(), Some(ChangeId(2)), "all certain changes were sent");
+    assert_eq!(publisher.applied_change(), Some(ChangeId(2)), "all known changes were sent");
     let held = &subscriber.current_update().unwrap().snapshot;
-    assert_eq!(held.config, partial.snapshot.config);
+    assert_eq!(held.config, partial_update.snapshot.config);
     assert_eq!(
         (endpoint_count(&subscriber, "details"), endpoint_count(&subscriber, "ratings")),
         (1, 3)
     );
 
     // One of the two comes back at another address, the other one does not.
-    let (mut certain, _) = without_endpoints(partial.clone(), "ratings", &[]);
+    let (mut complete_update, _) = without_endpoints(partial_update.clone(), "ratings", &[]);
     let mut moved = service_endpoint(&service_name("ratings"), 2);
     moved.address.set_port(9);
-    let services = &mut Arc::make_mut(&mut certain.snapshot).services;
+    let services = &mut Arc::make_mut(&mut complete_update.snapshot).services;
     let ratings = Arc::make_mut(services.get_mut(&service_name("ratings")).unwrap());
     ratings.ports.get_mut(&9080).unwrap().endpoints.push(Arc::new(moved));
-    certain.change = ChangeId(3);
-    publisher.set_update(certain.clone());
+    complete_update.change = ChangeId(3);
+    publisher.set_update(complete_update.clone());
     let deltas = publish_all(&mut publisher, &mut subscriber, accept_all);
     assert_eq!(
         deltas[0].removed,
         [ResourceKey::Endpoint(service_endpoint(&service_name("ratings"), 0).id)]
     );
-    assert_eq!(subscriber.current_update(), Some(&certain));
+    assert_eq!(subscriber.current_update(), Some(&complete_update));
 }
 
 #[test]
@@ -336,14 +339,14 @@ fn a_new_service_without_known_endpoints_is_withheld_with_the_services_that_rout
         update_with(1, [reviews, service_config("ratings", 2), service_config("details", 1)]);
     let mut publisher = Publisher::new(Vec::new());
     let mut subscriber = Subscriber::new();
-    let (without_any, uncertain) = without_endpoints(full_update.clone(), "ratings", &[0, 1]);
-    publisher.set_partial_update(without_any, uncertain.into_iter().collect());
+    let (without_any, unknown_ids) = without_endpoints(full_update.clone(), "ratings", &[0, 1]);
+    publisher.set_partial_update(without_any, unknown_ids.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     let services = &subscriber.current_update().unwrap().snapshot.services;
     assert_eq!(services.keys().collect::<Vec<_>>(), [&service_name("details")]);
 
-    let (with_one, uncertain) = without_endpoints(full_update.clone(), "ratings", &[1]);
-    publisher.set_partial_update(with_one.clone(), uncertain.into_iter().collect());
+    let (with_one, unknown_ids) = without_endpoints(full_update.clone(), "ratings", &[1]);
+    publisher.set_partial_update(with_one.clone(), unknown_ids.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     assert_eq!(subscriber.current_update(), Some(&with_one), "one endpoint is known");
 }
@@ -361,8 +364,8 @@ fn the_backends_of_a_held_service_are_sent_even_without_endpoints() {
         update_with(1, [reviews].into_iter().chain(ratings.into_iter().flatten()))
     };
     let (mut publisher, mut subscriber) = publisher_and_subscriber(full_update(false));
-    let (partial, uncertain) = without_endpoints(full_update(true), "ratings", &[0]);
-    publisher.set_partial_update(partial, uncertain.into_iter().collect());
+    let (partial, unknown_ids) = without_endpoints(full_update(true), "ratings", &[0]);
+    publisher.set_partial_update(partial, unknown_ids.into_iter().collect());
     publish_all(&mut publisher, &mut subscriber, accept_all);
     let services = &subscriber.current_update().unwrap().snapshot.services;
     let names: Vec<_> = services.keys().collect();

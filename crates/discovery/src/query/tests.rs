@@ -57,7 +57,7 @@ async fn run_control_plane(
 ) {
     let (queue, mut events) = event_queue(16);
     let result = serve_proxy(server_end, CONNECTION, queue.create_sender(budget), None, operators);
-    let owner = async {
+    let state_task = async {
         let mut response_senders = Vec::new();
         while let Some(queued) = events.recv().await {
             if let Event::Connected(connected) = queued.event {
@@ -67,7 +67,7 @@ async fn run_control_plane(
     };
     tokio::select! {
         result = result => result.unwrap_or_else(|error| assert!(!error.to_string().is_empty())),
-        () = owner => {}
+        () = state_task => {}
     }
 }
 

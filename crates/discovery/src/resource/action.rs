@@ -1,5 +1,5 @@
-//! Wire conversion of rule actions: header edits, redirects, rewrites, mirrors, retries, CORS and session
-//! persistence.
+//! Converts rule actions to and from the wire: header edits, redirects, rewrites, mirrors, retries, CORS and
+//! session persistence.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use leno_model::{
 };
 
 use super::fault::parse_share;
-use super::field::{InvalidField, convert_each, parse_optional_name, parse_port};
+use super::field::{InvalidField, convert_each, parse_optional_name, parse_port, to_nanoseconds};
 use super::service::{backend_to_wire, plain_backend_from_wire};
 use super::{cors, retry, session_persistence};
 use crate::proto;
@@ -31,6 +31,8 @@ pub(super) fn to_wire(actions: &RuleActions) -> Option<proto::RuleActions> {
     })
 }
 
+/// Parses the actions of a rule with these matches. Rejects too many mirrors, and a redirect together with a
+/// rewrite.
 pub(super) fn from_wire(
     wire: proto::RuleActions,
     matches: &[RequestMatch],
@@ -53,7 +55,8 @@ pub(super) fn from_wire(
         persistence: persistence.map_err(|invalid| invalid.with_parent("persistence"))?,
     };
     if actions.mirrors.len() > RuleActions::MAX_MIRRORS {
-        return Err(InvalidField::new("mirrors", "are too many"));
+        let reason = format!("has more than {} elements", RuleActions::MAX_MIRRORS);
+        return Err(InvalidField::new("mirrors", reason));
     }
     if actions.redirect.is_some() && actions.rewrite.is_some() {
         return Err(InvalidField::new("rewrite", "must be absent with a redirection"));
@@ -65,11 +68,6 @@ fn mirror_from_wire(wire: proto::Backend) -> Result<WeightedBackend, InvalidFiel
     let mirror = plain_backend_from_wire(wire)?;
     parse_share(mirror.weight).map_err(|invalid| InvalidField::new("weight", invalid.reason))?;
     Ok(mirror)
-}
-
-/// Encodes a duration in nanoseconds, at most 2^64 (584 years).
-pub(super) fn to_nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn headers_to_wire(edits: &HeaderEdits) -> Option<proto::HeaderEdits> {
@@ -192,6 +190,7 @@ fn path_to_wire(path: &PathEdit) -> proto::PathEdit {
     proto::PathEdit { edit: Some(edit) }
 }
 
+/// Parses a path edit. A prefix can be replaced only if the rule has a single match of a prefix or of any path.
 fn path_from_wire(
     wire: Option<proto::PathEdit>,
     matches: &[RequestMatch],

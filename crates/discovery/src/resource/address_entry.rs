@@ -1,4 +1,4 @@
-//! Wire conversion of address entries: the service or workload at an IP address.
+//! Converts address entries to and from the wire. An entry is the service or workload at an IP address.
 
 use std::sync::Arc;
 

@@ -1,11 +1,9 @@
-//! Wire conversion of load balancing settings, which are a part of a port's traffic policy.
+//! Converts load balancing settings to and from the wire. They are a part of a port's traffic policy.
 
 use leno_model::{BalanceAlgorithm, HashKey, LoadBalancing, PortLoadBalancing, SlowStart};
 
-use super::field::InvalidField;
-use super::traffic_policy::{
-    parse_duration, parse_u8, policy_from_wire, policy_to_wire, to_nanoseconds,
-};
+use super::field::{InvalidField, to_nanoseconds};
+use super::traffic_policy::{parse_duration, parse_u8, policy_from_wire, policy_to_wire};
 use crate::proto;
 use crate::proto::balancing::Algorithm;
 use crate::proto::hash_key::Key;
@@ -33,6 +31,8 @@ pub(super) fn to_wire(balancing: &PortLoadBalancing) -> proto::Balancing {
     }
 }
 
+/// Parses settings. `by_latency` selects peak EWMA instead of least request, and is rejected with other
+/// algorithms; slow start is rejected with hash-based algorithms.
 pub(super) fn from_wire(wire: proto::Balancing) -> Result<PortLoadBalancing, InvalidField> {
     let algorithm = match wire.algorithm {
         None => {

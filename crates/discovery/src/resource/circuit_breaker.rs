@@ -1,18 +1,18 @@
-//! Wire conversion of circuit breakers, which are a part of a port's traffic policy, and of the fixed
+//! Converts circuit breakers, which are a part of a port's traffic policy, to and from the wire, and the fixed
 //! responses that several policies configure.
 
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, CircuitLimits, FailureThreshold, FixedResponse, PortCircuitBreaker,
+    CircuitBreaker, CircuitLimits, FixedResponse, PortCircuitBreaker, RequestThreshold,
     SlowRequests, TripConditions,
 };
 
 use super::action::{header_from_wire, header_to_wire};
-use super::field::InvalidField;
+use super::field::{InvalidField, to_nanoseconds};
 use super::traffic_policy::{
     classes_from_wire, classes_to_wire, parse_duration, parse_nonzero, parse_u8, policy_from_wire,
-    policy_to_wire, to_nanoseconds,
+    policy_to_wire,
 };
 use crate::proto;
 
@@ -86,13 +86,15 @@ fn trip_to_wire(trip: &TripConditions) -> proto::TripConditions {
         min_requests: trip.min_requests,
         failed: Some(threshold_to_wire(trip.failure_threshold)),
         consecutive_failures: trip.consecutive_failures.unwrap_or(0),
-        slow_nanoseconds: trip.slow.map_or(0, |slow| to_nanoseconds(slow.min_duration)),
-        slow: trip.slow.map(|slow| threshold_to_wire(slow.threshold)),
+        slow_nanoseconds: trip.slow_requests.map_or(0, |slow| to_nanoseconds(slow.min_duration)),
+        slow: trip.slow_requests.map(|slow| threshold_to_wire(slow.threshold)),
         open_nanoseconds: to_nanoseconds(trip.open_duration),
         half_open_requests: trip.half_open_requests,
     }
 }
 
+/// Parses the conditions that open a circuit: at least one failure condition; 0 disables consecutive failures
+/// and slow requests.
 fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, InvalidField> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
@@ -112,19 +114,19 @@ fn trip_from_wire(wire: proto::TripConditions) -> Result<TripConditions, Invalid
         min_requests: wire.min_requests,
         failure_threshold: threshold_from_wire(wire.failed),
         consecutive_failures: (wire.consecutive_failures > 0).then_some(wire.consecutive_failures),
-        slow,
+        slow_requests: slow,
         open_duration: parse_duration("open_nanoseconds", wire.open_nanoseconds)?,
         half_open_requests: parse_nonzero("half_open_requests", wire.half_open_requests)?,
     })
 }
 
-fn threshold_to_wire(threshold: FailureThreshold) -> proto::FailureThreshold {
-    let FailureThreshold { share_ppm, count: number } = threshold;
-    proto::FailureThreshold { share_ppm: share_ppm.unwrap_or(0), number: number.unwrap_or(0) }
+fn threshold_to_wire(threshold: RequestThreshold) -> proto::FailureThreshold {
+    let RequestThreshold { share_ppm, count } = threshold;
+    proto::FailureThreshold { share_ppm: share_ppm.unwrap_or(0), number: count.unwrap_or(0) }
 }
 
-fn threshold_from_wire(wire: Option<proto::FailureThreshold>) -> FailureThreshold {
+fn threshold_from_wire(wire: Option<proto::FailureThreshold>) -> RequestThreshold {
     let proto::FailureThreshold { share_ppm, number } = wire.unwrap_or_default();
     let nonzero = |number: u32| (number > 0).then_some(number);
-    FailureThreshold { share_ppm: nonzero(share_ppm), count: nonzero(number) }
+    RequestThreshold { share_ppm: nonzero(share_ppm), count: nonzero(number) }
 }

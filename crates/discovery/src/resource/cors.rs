@@ -1,4 +1,4 @@
-//! Wire conversion of CORS policies, which are a part of rule actions.
+//! Converts CORS policies to and from the wire. They are a part of rule actions.
 
 use leno_model::{AllowedWords, Cors, HeaderEdits, OriginPattern};
 
@@ -8,14 +8,15 @@ use crate::proto;
 pub(super) fn to_wire(cors: &Cors) -> proto::Cors {
     proto::Cors {
         origins: cors.origins.iter().map(ToString::to_string).collect(),
-        credentials: cors.credentials,
+        credentials: cors.allows_credentials,
         methods: Some(words_to_wire(&cors.methods)),
         headers: Some(words_to_wire(&cors.headers)),
-        exposed: Some(words_to_wire(&cors.exposed)),
+        exposed: Some(words_to_wire(&cors.exposed_headers)),
         max_age_seconds: cors.max_age_seconds,
     }
 }
 
+/// Parses a policy with at least one origin.
 pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, InvalidField> {
     let origin =
         |text: String| OriginPattern::new(&text).map_err(|error| InvalidField::new("", error));
@@ -25,10 +26,10 @@ pub(super) fn from_wire(wire: proto::Cors) -> Result<Cors, InvalidField> {
     }
     Ok(Cors {
         origins,
-        credentials: wire.credentials,
+        allows_credentials: wire.credentials,
         methods: words_from_wire("methods", wire.methods)?,
         headers: words_from_wire("headers", wire.headers)?,
-        exposed: words_from_wire("exposed", wire.exposed)?,
+        exposed_headers: words_from_wire("exposed", wire.exposed)?,
         max_age_seconds: wire.max_age_seconds,
     })
 }

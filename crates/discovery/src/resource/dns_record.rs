@@ -1,4 +1,4 @@
-//! Wire conversion of DNS records: the addresses of a service name.
+//! Converts DNS records to and from the wire. A record contains the addresses of a service name.
 
 use leno_model::DnsRecord;
 
@@ -10,9 +10,10 @@ pub(super) fn to_wire(dns_record: &DnsRecord) -> proto::DnsRecord {
     proto::DnsRecord { addresses: addresses.collect() }
 }
 
+/// Parses a record. The addresses must be sorted and unique, so that equal records have equal encodings.
 pub(super) fn from_wire(wire: proto::DnsRecord) -> Result<DnsRecord, InvalidField> {
     if wire.addresses.len() > MAX_ADDRESSES_OF_NAME {
-        return Err(InvalidField::new("addresses", "more than 64 addresses"));
+        return Err(InvalidField::new("addresses", "has more than 64 addresses"));
     }
     let addresses =
         convert_each("addresses", wire.addresses, |bytes| parse_ip_address("", &bytes))?;

@@ -1,4 +1,4 @@
-//! Wire conversion of endpoints. The ID of an endpoint is its resource key.
+//! Converts endpoints to and from the wire. The ID of an endpoint is in its resource key.
 
 use leno_model::{Endpoint, EndpointId, Weight};
 
@@ -15,6 +15,8 @@ pub(super) fn to_wire(endpoint: &Endpoint) -> proto::Endpoint {
     }
 }
 
+/// Parses the endpoint with this ID. An empty account means that the endpoint has no sidecar; weight 0 means no
+/// weight.
 pub(super) fn from_wire(id: &EndpointId, wire: &proto::Endpoint) -> Result<Endpoint, InvalidField> {
     let address = parse_socket_address("address", wire.address.as_ref())?;
     if address.port() == 0 {

@@ -1,14 +1,12 @@
-//! Wire conversion of fault injection rules, which are a part of a port's traffic policy.
+//! Converts fault injection rules to and from the wire. They are a part of a port's traffic policy.
 
 use leno_model::{FaultAbort, FaultDelay, FaultRule, PortFaults};
 
 use super::circuit_breaker::{response_from_wire, response_to_wire};
-use super::field::{InvalidField, convert_each};
+use super::field::{InvalidField, convert_each, to_nanoseconds};
 use super::inbound::{peer_from_wire, peer_to_wire};
 use super::request;
-use super::traffic_policy::{
-    parse_duration, parse_u8, policy_from_wire, policy_to_wire, to_nanoseconds,
-};
+use super::traffic_policy::{parse_duration, parse_u8, policy_from_wire, policy_to_wire};
 use crate::proto;
 
 pub(super) fn to_wire(faults: &PortFaults) -> proto::Faults {
@@ -45,6 +43,7 @@ fn rule_to_wire(rule: &FaultRule) -> proto::FaultRule {
     }
 }
 
+/// Parses a rule, which must have a delay or an abort.
 fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, InvalidField> {
     let delay = wire.delay.map(delay_from_wire).transpose();
     let abort = wire.abort.map(abort_from_wire).transpose();
@@ -62,11 +61,11 @@ fn rule_from_wire(wire: proto::FaultRule) -> Result<FaultRule, InvalidField> {
 }
 
 fn delay_from_wire(wire: proto::FaultDelay) -> Result<FaultDelay, InvalidField> {
-    let time = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
-    if time > FaultDelay::MAX_DELAY {
-        return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is too long")));
+    let duration = parse_duration("time_nanoseconds", wire.time_nanoseconds)?;
+    if duration > FaultDelay::MAX_DELAY {
+        return Err(InvalidField::new("time_nanoseconds", format!("{duration:?} is too long")));
     }
-    Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, duration: time })
+    Ok(FaultDelay { share_ppm: parse_share(wire.share_ppm)?, duration })
 }
 
 fn abort_from_wire(wire: proto::FaultAbort) -> Result<FaultAbort, InvalidField> {

@@ -1,10 +1,11 @@
-//! Parsing and encoding of single fields: names, ports, protocols and addresses. An error contains the path
-//! of the invalid field.
+//! Parses and encodes single fields: names, ports, protocols and addresses. An error contains the path of the
+//! invalid field.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::str::FromStr;
+use std::time::Duration;
 
 use leno_model::{Name, Protocol, ServiceAccount};
 
@@ -31,6 +32,11 @@ impl InvalidField {
         };
         Self { field, reason: self.reason }
     }
+}
+
+/// Encodes a duration in nanoseconds, at most 2^64 (584 years).
+pub(super) fn to_nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Converts each element; an error contains the index of the element.

@@ -1,4 +1,4 @@
-//! Wire conversion of gateway configurations: ports, listeners, certificates and rules.
+//! Converts gateway configurations to and from the wire: ports, listeners, certificates and rules.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,6 +23,7 @@ pub(super) fn to_wire(gateway: &Gateway) -> proto::Gateway {
     }
 }
 
+/// Parses a gateway. Its port numbers must be unique.
 pub(super) fn from_wire(wire: proto::Gateway) -> Result<Gateway, InvalidField> {
     let ports = convert_each("ports", wire.ports, port_from_wire)?;
     let mut numbers = BTreeSet::new();

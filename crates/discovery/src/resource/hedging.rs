@@ -1,9 +1,9 @@
-//! Wire conversion of hedging settings, which are a part of a port's traffic policy.
+//! Converts hedging settings to and from the wire. They are a part of a port's traffic policy.
 
 use leno_model::{HedgeRule, PortHedging};
 
-use super::field::{InvalidField, convert_each};
-use super::traffic_policy::{parse_duration, policy_from_wire, policy_to_wire, to_nanoseconds};
+use super::field::{InvalidField, convert_each, to_nanoseconds};
+use super::traffic_policy::{parse_duration, policy_from_wire, policy_to_wire};
 use crate::proto;
 
 pub(super) fn to_wire(hedging: &PortHedging) -> proto::Hedging {

@@ -1,4 +1,4 @@
-//! Wire conversion of inbound access policies, which the server's sidecar enforces.
+//! Converts inbound access policies, which the server's sidecar enforces, to and from the wire.
 
 use leno_model::{
     ClaimMatch, InboundPolicy, NamePattern, PeerMatch, PolicyAction, PolicyRule, PortSet,

@@ -1,5 +1,5 @@
-//! Wire conversion of ingress rules, for clients outside the mesh, and of egress rules, for destinations
-//! outside the mesh.
+//! Converts ingress rules, for clients outside the mesh, and egress rules, for destinations outside the mesh,
+//! to and from the wire.
 
 use leno_model::{
     ClientCertificateMode, EgressRule, IngressProtocol, IngressRule, MatchedBy, RequestMatch,

@@ -1,4 +1,4 @@
-//! Wire conversion of JWT validation policies: issuers, keys, token locations and claims.
+//! Converts JWT validation policies to and from the wire: issuers, keys, token locations and claims.
 
 use std::time::Duration;
 
@@ -6,10 +6,9 @@ use leno_model::{
     ClaimHeader, IssuerKeys, JwtIssuer, JwtLocation, JwtValidation, TokenRequirement,
 };
 
-use super::field::{InvalidField, convert_each};
+use super::field::{InvalidField, convert_each, to_nanoseconds};
 use super::request;
 use super::request_check::parse_header_name;
-use super::traffic_policy::to_nanoseconds;
 use crate::proto;
 
 pub(super) fn to_wire(rule: &JwtValidation) -> proto::JwtValidation {
@@ -82,6 +81,7 @@ fn issuer_to_wire(issuer: &JwtIssuer) -> proto::JwtIssuer {
     }
 }
 
+/// Parses an issuer with at least one token location. Empty keys mean that the keys are not known yet.
 fn issuer_from_wire(wire: proto::JwtIssuer) -> Result<JwtIssuer, InvalidField> {
     use proto::jwt_location::Place as Wire;
     let locations = convert_each("places", wire.places, |wire| match wire.place {

@@ -1,4 +1,4 @@
-//! Wire conversion of observability settings: tracing, access log and pushed metrics.
+//! Converts observability settings to and from the wire: tracing, access log and pushed metrics.
 
 use std::time::Duration;
 

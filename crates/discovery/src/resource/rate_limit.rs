@@ -1,4 +1,4 @@
-//! Wire conversion of the rate and concurrency limits of application ports.
+//! Converts the rate and concurrency limits of application ports to and from the wire.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use leno_model::{
 };
 
 use super::circuit_breaker::{response_from_wire, response_to_wire};
-use super::field::{InvalidField, convert_each, parse_port};
+use super::field::{InvalidField, convert_each, parse_port, to_nanoseconds};
 use super::inbound::{peer_from_wire, peer_to_wire};
-use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
+use super::traffic_policy::{policy_from_wire, policy_to_wire};
 use super::{request, request_check};
 use crate::proto;
 
@@ -32,6 +32,7 @@ pub(super) fn from_wire(wire: proto::LimitedPort) -> Result<(u16, Vec<PortLimits
     Ok((parse_port("port", wire.port)?, policies))
 }
 
+/// Parses the limits of one policy, at least one.
 fn limits_from_wire(wire: proto::RateLimits) -> Result<PortLimits, InvalidField> {
     let connections = wire.connections.map(rate_from_wire).transpose();
     let concurrency = wire.concurrency.map(concurrency_from_wire).transpose();
@@ -67,11 +68,16 @@ fn rule_to_wire(rule: &RateRule) -> proto::RateRule {
     }
 }
 
+/// Parses a rule. The number of buckets is 0 for one bucket for all requests, and at least 1 for a bucket per
+/// client or header value.
 fn rule_from_wire(wire: proto::RateRule) -> Result<RateRule, InvalidField> {
     use proto::rate_rule::Key as Wire;
     let buckets = match wire.buckets {
         number if number <= Rate::MAX_BUCKETS => number,
-        number => return Err(InvalidField::new("buckets", format!("{number} are too many"))),
+        number => {
+            let reason = format!("{number} is more than {}", Rate::MAX_BUCKETS);
+            return Err(InvalidField::new("buckets", reason));
+        }
     };
     let nonzero_buckets = || match buckets {
         0 => Err(InvalidField::new("buckets", "is 0")),
@@ -116,6 +122,7 @@ fn concurrency_to_wire(concurrency: &Concurrency) -> proto::Concurrency {
     }
 }
 
+/// Parses concurrency limits: from 1 to the maximum number of tokens, with a minimum that is at most the limit.
 fn concurrency_from_wire(wire: proto::Concurrency) -> Result<Concurrency, InvalidField> {
     let requests = wire.requests;
     if !(1..=Rate::MAX_TOKENS).contains(&requests) {
@@ -165,10 +172,10 @@ fn rate_from_wire(wire: proto::Rate) -> Result<Rate, InvalidField> {
         1.. if count <= max => Ok(count),
         _ => Err(InvalidField::new(field, format!("{count} is not from 1 to {max}"))),
     };
-    let time = Duration::from_nanos(wire.time_nanoseconds);
-    if !(Rate::MIN_PERIOD..=Rate::MAX_PERIOD).contains(&time) {
-        return Err(InvalidField::new("time_nanoseconds", format!("{time:?} is out of range")));
+    let period = Duration::from_nanos(wire.time_nanoseconds);
+    if !(Rate::MIN_PERIOD..=Rate::MAX_PERIOD).contains(&period) {
+        return Err(InvalidField::new("time_nanoseconds", format!("{period:?} is out of range")));
     }
     let count = parse_count("count", wire.count, Rate::MAX_TOKENS)?;
-    Ok(Rate { count, period: time, burst: parse_count("size", wire.size, Rate::MAX_BUCKET_SIZE)? })
+    Ok(Rate { count, period, burst: parse_count("size", wire.size, Rate::MAX_BUCKET_SIZE)? })
 }

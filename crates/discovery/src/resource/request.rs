@@ -1,4 +1,4 @@
-//! Wire conversion of request matches, which rules of all kinds share.
+//! Converts request matches, which rules of all kinds share, to and from the wire.
 
 use leno_model::{FieldMatch, PathMatch, RequestMatch, ValueMatch};
 
@@ -14,9 +14,10 @@ pub(super) fn to_wire(request: &RequestMatch) -> proto::RequestMatch {
     }
 }
 
+/// Parses a match. Methods must not be empty, and header names must be lower case.
 pub(super) fn from_wire(wire: proto::RequestMatch) -> Result<RequestMatch, InvalidField> {
     if wire.methods.iter().any(String::is_empty) {
-        return Err(InvalidField::new("methods", "a method is empty"));
+        return Err(InvalidField::new("methods", "has an empty method"));
     }
     let headers = convert_each("headers", wire.headers, field_from_wire)?;
     if let Some(header) =

@@ -1,4 +1,5 @@
-//! Wire conversion of request checks (external authorization and JWT validation) and of global rate limits.
+//! Converts request checks (external authorization and JWT validation) and global rate limits to and from the
+//! wire.
 
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use leno_model::{
 };
 
 use super::circuit_breaker::{response_from_wire, response_to_wire};
-use super::field::{InvalidField, convert_each, parse_name, parse_port};
-use super::traffic_policy::{policy_from_wire, policy_to_wire, to_nanoseconds};
+use super::field::{InvalidField, convert_each, parse_name, parse_port, to_nanoseconds};
+use super::traffic_policy::{policy_from_wire, policy_to_wire};
 use super::{jwt, request};
 use crate::proto;
 
@@ -113,6 +114,7 @@ pub(super) fn limit_to_wire(limit: &GlobalLimit) -> proto::GlobalLimit {
     }
 }
 
+/// Parses a global rate limit: a domain, and at least one descriptor with at least one entry each.
 pub(super) fn limit_from_wire(wire: proto::GlobalLimit) -> Result<GlobalLimit, InvalidField> {
     let descriptors = convert_each("descriptors", wire.descriptors, |wire| {
         let entries = convert_each("entries", wire.entries, entry_from_wire)?;
@@ -174,7 +176,7 @@ fn entry_from_wire(wire: proto::DescriptorEntry) -> Result<DescriptorEntry, Inva
 
 fn check_service_to_wire(check_service: &CheckService) -> proto::CheckService {
     use proto::check_service::At;
-    let address = match &check_service.at {
+    let address = match &check_service.address {
         CheckServiceAddress::Service { service, port } => {
             At::Service(proto::CheckServiceName { name: service.to_string(), port: (*port).into() })
         }
@@ -219,7 +221,7 @@ fn check_service_from_wire(
         true => FailureMode::Allow,
         false => FailureMode::Deny,
     };
-    Ok(CheckService { at: address, timeout, failure_mode })
+    Ok(CheckService { address, timeout, failure_mode })
 }
 
 pub(super) fn parse_header_name(name: String) -> Result<String, InvalidField> {

@@ -1,12 +1,11 @@
-//! Wire conversion of retry settings, of a rule and of a service.
+//! Converts the retry settings of rules and services to and from the wire.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leno_model::{RetryRule, ServiceName, ServiceRetry};
 
-use super::action::to_nanoseconds;
-use super::field::{InvalidField, convert_each, parse_name};
+use super::field::{InvalidField, convert_each, parse_name, to_nanoseconds};
 use crate::proto;
 
 pub(super) fn rule_to_wire(rule: &RetryRule) -> proto::RetryRule {

@@ -1,4 +1,4 @@
-//! Wire conversion of a service configuration for one client, without its endpoints.
+//! Converts the configuration of a service for one client, without its endpoints, to and from the wire.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use leno_model::{
 use super::action::{headers_to_wire, parse_header_edits, rewrite_from_wire, rewrite_to_wire};
 use super::field::{
     InvalidField, collect_by_port, convert_each, parse_name, parse_optional_name, parse_port,
-    parse_protocol, protocol_to_wire,
+    parse_protocol, protocol_to_wire, to_nanoseconds,
 };
 use super::{action, hedging, request, tag, traffic_policy};
 use crate::proto;
@@ -20,10 +20,11 @@ pub(super) fn to_wire(service: &ServiceConfig) -> proto::Service {
     proto::Service {
         denied: service.client_authorization == ClientAuthorization::Denied,
         ports: service.ports.iter().map(|(number, port)| port_to_wire(*number, port)).collect(),
-        awaited: service.awaited,
+        awaited: service.waits_for_endpoint,
     }
 }
 
+/// Parses a service. A service that the client may not call has no ports.
 pub(super) fn from_wire(
     name: &ServiceName,
     wire: proto::Service,
@@ -36,7 +37,12 @@ pub(super) fn from_wire(
         }
         false => ClientAuthorization::Allowed,
     };
-    Ok(ServiceConfig { name: name.clone(), client_authorization, ports, awaited: wire.awaited })
+    Ok(ServiceConfig {
+        name: name.clone(),
+        client_authorization,
+        ports,
+        waits_for_endpoint: wire.awaited,
+    })
 }
 
 fn port_to_wire(number: u16, port: &PortConfig) -> proto::ServicePort {
@@ -44,7 +50,7 @@ fn port_to_wire(number: u16, port: &PortConfig) -> proto::ServicePort {
         port: number.into(),
         name: port.name.as_ref().map(ToString::to_string),
         protocol: protocol_to_wire(port.protocol),
-        routed: port.routed,
+        routed: port.has_attached_routes,
         rules: port.rules.iter().map(rule_to_wire).collect(),
         tls_rules: port.tls_rules.iter().map(tls_rule_to_wire).collect(),
         traffic_policy: traffic_policy::to_wire(&port.traffic_policy),
@@ -64,7 +70,7 @@ fn port_from_wire(wire: proto::ServicePort) -> Result<(u16, PortConfig), Invalid
     let port = PortConfig {
         name: parse_optional_name("name", wire.name.as_deref())?,
         protocol: parse_protocol("protocol", wire.protocol)?,
-        routed: wire.routed,
+        has_attached_routes: wire.routed,
         rules: convert_each("rules", wire.rules, rule_from_wire)?,
         endpoints: Vec::new(),
         tls_rules: convert_each("tls_rules", wire.tls_rules, tls_rule_from_wire)?,
@@ -88,13 +94,14 @@ pub(super) fn rule_to_wire(rule: &RouteRule) -> proto::Rule {
         route: rule.route.to_string(),
         matches: rule.matches.iter().map(request::to_wire).collect(),
         backends: rule.backends.iter().map(backend_to_wire).collect(),
-        timeout_nanoseconds: rule.request_timeout.map(action::to_nanoseconds),
+        timeout_nanoseconds: rule.request_timeout.map(to_nanoseconds),
         actions: action::to_wire(&rule.actions),
         grpc: rule.kind == RouteKind::Grpc,
         object: object_to_wire(rule.kind).into(),
     }
 }
 
+/// Parses a rule with at least one match.
 pub(super) fn rule_from_wire(wire: proto::Rule) -> Result<RouteRule, InvalidField> {
     if wire.matches.is_empty() {
         return Err(InvalidField::new("matches", "is empty: at least one match is needed"));
@@ -122,6 +129,7 @@ fn object_to_wire(kind: RouteKind) -> proto::RuleObject {
     }
 }
 
+/// Parses the kind of a route. A TLSRoute has a message of its own.
 fn kind_from_wire(grpc: bool, object: i32) -> Result<RouteKind, InvalidField> {
     match (grpc, proto::RuleObject::try_from(object)) {
         (false, Ok(proto::RuleObject::Unspecified)) => Ok(RouteKind::Http),
@@ -207,7 +215,7 @@ pub(super) fn plain_backend_from_wire(
     }
 }
 
-/// Parses a backend of a rule with these matches; they determine whether a prefix can be replaced.
+/// Parses a backend of a rule with these matches, which determine if a path prefix can be replaced.
 fn backend_from_wire(
     wire: proto::Backend,
     matches: &[RequestMatch],

@@ -1,11 +1,10 @@
-//! Wire conversion of session persistence settings, which are a part of rule actions.
+//! Converts session persistence settings to and from the wire. They are a part of rule actions.
 
 use std::time::Duration;
 
 use leno_model::{PersistenceType, SessionPersistence};
 
-use super::action::to_nanoseconds;
-use super::field::InvalidField;
+use super::field::{InvalidField, to_nanoseconds};
 use crate::proto;
 
 pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersistence {
@@ -17,8 +16,8 @@ pub(super) fn to_wire(persistence: &SessionPersistence) -> proto::SessionPersist
     proto::SessionPersistence {
         name: persistence.name.clone(),
         carrier: kind.into(),
-        absolute_nanoseconds: persistence.absolute.map(to_nanoseconds),
-        idle_nanoseconds: persistence.idle.map(to_nanoseconds),
+        absolute_nanoseconds: persistence.absolute_timeout.map(to_nanoseconds),
+        idle_nanoseconds: persistence.idle_timeout.map(to_nanoseconds),
         path: persistence.path.clone(),
     }
 }
@@ -47,8 +46,8 @@ pub(super) fn from_wire(
     Ok(SessionPersistence {
         name: wire.name,
         kind,
-        absolute: wire.absolute_nanoseconds.map(Duration::from_nanos),
-        idle: wire.idle_nanoseconds.map(Duration::from_nanos),
+        absolute_timeout: wire.absolute_nanoseconds.map(Duration::from_nanos),
+        idle_timeout: wire.idle_nanoseconds.map(Duration::from_nanos),
         path: wire.path,
     })
 }

@@ -1,5 +1,5 @@
-//! Wire conversion of tag rules, which select the endpoints of a service by their tags, and of caller
-//! attributes.
+//! Converts tag rules, which select the endpoints of a service by their tags, and caller attributes to and from
+//! the wire.
 
 mod conditions;
 mod lane;
@@ -31,6 +31,7 @@ pub(super) fn to_wire(rules: &TagRules) -> proto::TagRules {
     }
 }
 
+/// Parses rules. The number of distinct path stems is limited.
 pub(super) fn from_wire(wire: proto::TagRules) -> Result<TagRules, InvalidField> {
     let sources = &wire.sources;
     let rules = convert_each("rules", wire.rules, |rule| rule_from_wire(rule, sources))?;
@@ -93,15 +94,17 @@ fn origin_from_wire(source: &proto::TagSource, index: u32) -> Result<RuleOrigin,
     Ok(RuleOrigin { dialect, name: parse_name("name", &source.name)?, index })
 }
 
+/// Parses the origin of a rule: the object at `source_index` in `sources`, and the index of the rule in that
+/// object.
 fn parse_origin_at(
     sources: &[proto::TagSource],
-    source: u32,
+    source_index: u32,
     index: u32,
 ) -> Result<RuleOrigin, InvalidField> {
-    let tag_source =
-        usize::try_from(source).ok().and_then(|source_position| sources.get(source_position));
-    let tag_source =
-        tag_source.ok_or_else(|| InvalidField::new("source", format!("{source} is not listed")))?;
+    let listed_source =
+        usize::try_from(source_index).ok().and_then(|position| sources.get(position));
+    let tag_source = listed_source
+        .ok_or_else(|| InvalidField::new("source", format!("{source_index} is not listed")))?;
     origin_from_wire(tag_source, index).map_err(|invalid| invalid.with_parent("source"))
 }
 

@@ -481,8 +481,8 @@ fn any_actions() -> impl Strategy<Value = RuleActions> {
         name,
         kind: [PersistenceType::Cookie, PersistenceType::LastingCookie, PersistenceType::Header]
             [kind],
-        absolute: Some(absolute),
-        idle: Some(idle).filter(|_| kind > 0),
+        absolute_timeout: Some(absolute),
+        idle_timeout: Some(idle).filter(|_| kind > 0),
         path: Some("/a".to_owned()).filter(|_| kind == 1),
     });
     let mirrors = vec(mirror, 0..=RuleActions::MAX_MIRRORS);
@@ -523,10 +523,10 @@ fn any_cors() -> impl Strategy<Value = Cors> {
     (origins, any::<bool>(), words(), words(), words(), any::<u32>()).prop_map(
         |(origins, credentials, methods, headers, exposed, max_age_seconds)| Cors {
             origins,
-            credentials,
+            allows_credentials: credentials,
             methods,
             headers,
-            exposed,
+            exposed_headers: exposed,
             max_age_seconds,
         },
     )
@@ -610,7 +610,7 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
             PortConfig {
                 name,
                 protocol,
-                routed,
+                has_attached_routes: routed,
                 rules,
                 endpoints: vec![Arc::new(fixture::service_endpoint(
                     &fixture::service_name("a"),
@@ -629,13 +629,13 @@ fn any_service_config() -> impl Strategy<Value = ServiceConfig> {
                 name,
                 client_authorization: ClientAuthorization::Denied,
                 ports: BTreeMap::new(),
-                awaited,
+                waits_for_endpoint: awaited,
             },
             false => ServiceConfig {
                 name,
                 client_authorization: ClientAuthorization::Allowed,
                 ports,
-                awaited,
+                waits_for_endpoint: awaited,
             },
         },
     )

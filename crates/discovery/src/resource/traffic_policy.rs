@@ -1,4 +1,5 @@
-//! Wire conversion of a port's traffic policy: outlier detection, and fields that its other parts share.
+//! Converts a port's traffic policy to and from the wire: outlier detection, and fields that other parts of the
+//! policy share.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use leno_model::{
     ServicePolicyKind, ServicePolicyName, TrafficPolicy,
 };
 
-use super::field::InvalidField;
+use super::field::{InvalidField, to_nanoseconds};
 use super::{balancing, circuit_breaker, fault};
 use crate::proto;
 
@@ -26,6 +27,8 @@ pub(super) fn to_wire(traffic_policy: &TrafficPolicy) -> Option<proto::TrafficPo
     })
 }
 
+/// Parses policies, without hedging, which has a field of its own. A present message without any known policy
+/// is rejected.
 pub(super) fn from_wire(wire: Option<proto::TrafficPolicy>) -> Result<TrafficPolicy, InvalidField> {
     let Some(wire) = wire else {
         return Ok(TrafficPolicy::default());
@@ -113,6 +116,8 @@ pub(super) fn classes_to_wire(classes: &FailureClasses) -> proto::FailureClasses
     }
 }
 
+/// Parses failure classes. The gRPC codes must be sorted and unique, so that equal classes have equal
+/// encodings.
 pub(super) fn classes_from_wire(
     wire: Option<proto::FailureClasses>,
 ) -> Result<FailureClasses, InvalidField> {
@@ -195,6 +200,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
+/// Parses native outlier detection: at least one failure condition, and a failure rate only if its percentage
+/// is set.
 fn native_from_wire(wire: proto::OutlierDetection) -> Result<OutlierDetection, InvalidField> {
     let failures = classes_from_wire(wire.failures)?;
     if failures.is_empty() {
@@ -263,11 +270,6 @@ fn sermant_from_wire(wire: proto::SermantRemoval) -> Result<SermantRemoval, Inva
         error_rate_ppm: wire.error_rate_ppm,
     };
     Ok(SermantRemoval { common, rule })
-}
-
-/// Encodes a duration in nanoseconds, at most 2^64 (584 years).
-pub(super) fn to_nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Parses a duration of at least a millisecond: a time that is divided into windows must not be zero.

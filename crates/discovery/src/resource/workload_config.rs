@@ -1,4 +1,4 @@
-//! Wire conversion of a workload's configuration.
+//! Converts a workload's configuration to and from the wire.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

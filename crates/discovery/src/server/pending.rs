@@ -1,5 +1,5 @@
-//! The events of one connection that the mesh owner has not taken yet: only the newest state of each kind, so
-//! that memory is bounded.
+//! Collects the events of one connection that the state task, the task that owns the control plane's state, has
+//! not taken yet. Only the newest state of each kind is kept, so memory is bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -12,21 +12,22 @@ use crate::message::{CertificateReply, Hello, InboundListener, ResourceRejection
 use crate::subscriptions::TrackedSubscriptions;
 use crate::traffic::TrafficReport;
 
-/// All events that the owner has not taken yet. Each part is bounded.
+/// All events that the state task has not taken yet. Each part is bounded.
 #[derive(Debug)]
 pub(super) struct PendingEvents {
     connection: ConnectionId,
     pub(super) subscriptions: TrackedSubscriptions,
     listeners: Option<Listeners>,
-    /// The listeners that the owner took last; `None` before the proxy has sent any.
+    /// The listeners that the state task took last; `None` before the proxy has sent any.
     last_listeners: Option<Listeners>,
-    /// The newest report; `None` if the owner has it.
-    report: Option<Box<ProxyReport>>,
-    /// The report that the owner took last.
-    last_report: ProxyReport,
+    /// The newest operational state of the proxy; `None` if the state task has it.
+    proxy_report: Option<Box<ProxyReport>>,
+    /// The operational state that the state task took last.
+    last_proxy_report: ProxyReport,
     /// The newest rejections, at most [`MAX_REJECTIONS`].
     rejections: VecDeque<ResourceRejection>,
     applied: Option<Applied>,
+    /// The oldest traffic report that the state task has not taken.
     traffic: Option<Box<TrafficReport>>,
     /// A certificate signing request (DER), and the sender of its result.
     certificate_request: Option<(Vec<u8>, CertificateReply)>,
@@ -35,11 +36,13 @@ pub(super) struct PendingEvents {
 /// The addresses of listeners by application port.
 type Listeners = BTreeMap<u16, SocketAddr>;
 
-/// The last acknowledgement, with the bytes of deltas since the last event.
+/// The newest acknowledgement of a delta.
 #[derive(Debug)]
 struct Applied {
     change: ChangeId,
+    /// The number of resources that are withheld because the proxy rejected them.
     rejected_count: usize,
+    /// The bytes of all deltas sent since the state task took the previous acknowledgement.
     bytes: u64,
 }
 
@@ -48,7 +51,7 @@ struct Applied {
 pub(super) enum AllowedEvents {
     /// All of them.
     All,
-    /// Events of negligible cost to the owner: the budget of the connection is exceeded.
+    /// Events of negligible cost to the state task: the budget of the connection is exceeded.
     Cheap,
 }
 
@@ -60,8 +63,8 @@ impl PendingEvents {
             subscriptions: TrackedSubscriptions::from_hello(hello),
             listeners: None,
             last_listeners: (!listeners.is_empty()).then_some(listeners),
-            report: None,
-            last_report: hello.report.clone(),
+            proxy_report: None,
+            last_proxy_report: hello.report.clone(),
             rejections: VecDeque::new(),
             applied: None,
             traffic: None,
@@ -69,33 +72,38 @@ impl PendingEvents {
         }
     }
 
-    /// Updates the listeners of the proxy. Listeners that the owner already has cause no event.
+    /// Updates the listeners of the proxy. Listeners that the state task already has cause no event.
     pub(super) fn update_listeners(&mut self, listeners: &[InboundListener]) {
         let listeners = listeners_by_port(listeners);
         self.listeners = (self.last_listeners.as_ref() != Some(&listeners)).then_some(listeners);
     }
 
-    /// Updates the operational state of the proxy.
-    pub(super) fn report_state(&mut self, report: ProxyReport) {
-        self.report = (self.last_report != report).then(|| Box::new(report));
+    /// Updates the operational state of the proxy. A state that the state task already has causes no event.
+    pub(super) fn update_proxy_report(&mut self, proxy_report: ProxyReport) {
+        self.proxy_report =
+            (self.last_proxy_report != proxy_report).then(|| Box::new(proxy_report));
     }
 
-    /// Adds rejected or unsent resources. The newest ones are kept.
+    /// Adds resources that the proxy rejected, or that are too large to send. Only the newest
+    /// [`MAX_REJECTIONS`] are kept.
     pub(super) fn add_rejections(&mut self, rejections: Vec<ResourceRejection>) {
         self.rejections.extend(rejections);
         let surplus_count = self.rejections.len().saturating_sub(MAX_REJECTIONS);
         self.rejections.drain(..surplus_count);
     }
 
-    /// Records the newest applied change.
+    /// Records the newest applied change, and the bytes of the deltas that led to it.
     pub(super) fn add_applied(&mut self, change: ChangeId, rejected_count: usize, bytes: u64) {
         let pending_bytes = self.applied.take().map_or(0, |applied| applied.bytes);
         self.applied =
             Some(Applied { change, rejected_count, bytes: pending_bytes.saturating_add(bytes) });
     }
 
-    /// Adds a traffic report. Returns it if another report is pending.
-    pub(super) fn add_report(&mut self, traffic: Box<TrafficReport>) -> Option<Box<TrafficReport>> {
+    /// Adds a traffic report, or returns it if another traffic report is pending.
+    pub(super) fn add_traffic_report(
+        &mut self,
+        traffic: Box<TrafficReport>,
+    ) -> Option<Box<TrafficReport>> {
         match self.traffic {
             Some(_) => Some(traffic),
             None => self.traffic.replace(traffic),
@@ -109,16 +117,17 @@ impl PendingEvents {
 
     /// True if there is an event to send.
     pub(super) fn has_next_event(&self, allowed_events: AllowedEvents) -> bool {
-        let has_costly = self.listeners.is_some() || self.subscriptions.has_changed();
+        let has_costly_event = self.listeners.is_some() || self.subscriptions.has_changed();
         self.certificate_request.is_some()
             || !self.rejections.is_empty()
             || self.applied.is_some()
-            || self.report.is_some()
+            || self.proxy_report.is_some()
             || self.traffic.is_some()
-            || allowed_events == AllowedEvents::All && has_costly
+            || allowed_events == AllowedEvents::All && has_costly_event
     }
 
-    /// Returns the next event. Rejections precede the change that was applied despite them.
+    /// Returns the next event to send; `None` if no allowed event is pending. Rejections precede the change
+    /// that the proxy applied without the rejected resources.
     pub(super) fn next_event(&mut self, allowed_events: AllowedEvents) -> Option<Event> {
         let connection = self.connection;
         if let Some((csr, reply)) = self.certificate_request.take() {
@@ -131,8 +140,8 @@ impl PendingEvents {
         if let Some(Applied { change, rejected_count, bytes }) = self.applied.take() {
             return Some(Event::Applied { connection, change, rejected_count, bytes });
         }
-        if let Some(report) = self.report.take() {
-            self.last_report.clone_from(&report);
+        if let Some(report) = self.proxy_report.take() {
+            self.last_proxy_report.clone_from(&report);
             return Some(Event::Reported { connection, report });
         }
         if allowed_events == AllowedEvents::All
@@ -223,16 +232,16 @@ mod tests {
             ..ProxyReport::default()
         };
         let mut pending_events = empty_pending();
-        pending_events.report_state(ProxyReport::default());
+        pending_events.update_proxy_report(ProxyReport::default());
         assert!(!pending_events.has_next_event(AllowedEvents::All));
-        pending_events.report_state(closed());
+        pending_events.update_proxy_report(closed());
         let Some(Event::Reported { report, .. }) = pending_events.next_event(AllowedEvents::Cheap)
         else {
             panic!("it is an event")
         };
         assert_eq!(*report, closed());
-        pending_events.report_state(ProxyReport::default());
-        pending_events.report_state(closed());
+        pending_events.update_proxy_report(ProxyReport::default());
+        pending_events.update_proxy_report(closed());
         assert!(!pending_events.has_next_event(AllowedEvents::All));
     }
 

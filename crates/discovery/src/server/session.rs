@@ -1,4 +1,5 @@
-//! A connection after its first message: the event loop, and the handlers of the proxy's messages.
+//! Runs a connection after its first message: the event loop, and the handlers of the proxy's messages. The
+//! state task, the task that owns the control plane's state, receives the results as events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::envelope::{
     addresses_from_wire, delta_to_wire, issued_to_wire, listeners_from_wire, rejections_from_wire,
     services_from_wire,
 };
-use crate::event::OwnerResponse;
+use crate::event::StateTaskResponse;
 use crate::frame::{FrameReader, FrameWriter, MAX_MESSAGE_BYTES, MAX_OUTBOX_BYTES};
 use crate::keepalive::Keepalive;
 use crate::key::ChangeId;
@@ -30,29 +31,29 @@ use crate::tap::{OpenTap, TapRecords, records_from_wire, tap_to_wire};
 use crate::traffic::traffic_from_wire;
 use crate::{MAX_ADDRESSES, MAX_NAMES, MAX_SUBSCRIPTIONS};
 
-/// A connection after its first message.
+/// The control plane's state of one connection, after the proxy's first message.
 pub(super) struct Session<'a, W> {
     writer: &'a mut FrameWriter<W>,
     publisher: Publisher,
-    /// The events that the mesh owner has not taken yet.
+    /// The events that the state task has not taken yet.
     pending_events: Box<PendingEvents>,
-    events: &'a EventSender,
+    event_sender: &'a EventSender,
     keepalive: Keepalive,
     /// The deadline for the acknowledgement of the delta in flight; `None` if none is in flight.
     acknowledgement_deadline: Option<Instant>,
-    /// The pending certificate request.
-    pending_renewal: Option<Renewal>,
+    /// The certificate request that the state task has not answered.
+    pending_certificate: Option<PendingCertificate>,
     /// The earliest time to forward the next certificate request.
-    next_renewal_at: Instant,
+    next_certificate_at: Instant,
     /// The rate limit for traffic reports.
     traffic_limit: MessageRateLimit,
     /// The rate limit for messages with tapped requests.
     tap_limit: MessageRateLimit,
-    /// The number of series in dropped traffic reports.
+    /// The number of series in traffic reports that were dropped. The next report includes it as overflow.
     dropped_series: u32,
     /// The last reported acknowledgement: the change, and the number of rejected resources.
     last_acknowledgement: Option<(ChangeId, usize)>,
-    /// Bytes of deltas that were not reported yet.
+    /// The bytes of deltas sent since the last reported acknowledgement.
     delta_bytes: u64,
     /// The workload of the proxy.
     workload: WorkloadName,
@@ -62,8 +63,8 @@ pub(super) struct Session<'a, W> {
     queries: Box<StreamQueries>,
 }
 
-/// A certificate request without a response of the mesh owner.
-struct Renewal {
+/// A certificate request of the proxy that was forwarded to the state task.
+struct PendingCertificate {
     id: u64,
     receiver: oneshot::Receiver<Result<IssuedCertificate, IssuanceFailure>>,
 }
@@ -72,7 +73,7 @@ struct Renewal {
 pub(super) enum ConnectionEnd {
     /// The proxy closed it.
     Closed,
-    /// The mesh owner ended it.
+    /// The state task ended it.
     Goodbye(String),
     /// An error occurred.
     Failed(ServeError),
@@ -114,7 +115,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         publisher: Publisher,
         pending_events: Box<PendingEvents>,
         workload: WorkloadName,
-        events: &'a EventSender,
+        event_sender: &'a EventSender,
         open_taps: watch::Receiver<Arc<Vec<OpenTap>>>,
         queries: Box<StreamQueries>,
     ) -> Self {
@@ -123,11 +124,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             writer,
             publisher,
             pending_events,
-            events,
+            event_sender,
             keepalive: Keepalive::new(now),
             acknowledgement_deadline: None,
-            pending_renewal: None,
-            next_renewal_at: now,
+            pending_certificate: None,
+            next_certificate_at: now,
             traffic_limit: MessageRateLimit {
                 next_at: now,
                 interval: MIN_TRAFFIC_INTERVAL,
@@ -151,34 +152,34 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     pub(super) async fn run<R: AsyncRead + Unpin>(
         &mut self,
         reader: &mut FrameReader<R>,
-        mut responses: watch::Receiver<OwnerResponse>,
+        mut responses: watch::Receiver<StateTaskResponse>,
     ) -> Result<ConnectionEnd, ServeError> {
         if !self.open_taps.borrow_and_update().is_empty() {
             self.send_ping(0)?;
         }
-        let events = self.events;
+        let event_sender = self.event_sender;
         loop {
             let now = Instant::now();
             let (read_again_at, work_again_at) =
-                (events.budget().next_read_at(now), events.budget().next_work_at(now));
+                (event_sender.budget().next_read_at(now), event_sender.budget().next_work_at(now));
             let allowed_events =
                 if work_again_at.is_none() { AllowedEvents::All } else { AllowedEvents::Cheap };
-            // A proxy that does not read responses, or has exceeded its budget, is not read.
+            // Nothing is read from a proxy that does not read its own messages or has exceeded its budget.
             let may_read = read_again_at.is_none() && self.writer.queued_bytes() < MAX_OUTBOX_BYTES;
             tokio::select! {
-                frame = read_message(reader, events.budget()), if may_read => {
+                frame = read_message(reader, event_sender.budget()), if may_read => {
                     let Some(message) = frame? else { return Ok(ConnectionEnd::Closed) };
                     self.keepalive.record_received(Instant::now());
                     self.handle_message(message)?;
                 }
-                slot = events.reserve_slot(), if self.pending_events.has_next_event(allowed_events) => {
+                slot = event_sender.reserve_slot(), if self.pending_events.has_next_event(allowed_events) => {
                     let slot = slot.map_err(|_| ServeError::Stopped)?;
                     if let Some(event) = self.pending_events.next_event(allowed_events) {
                         slot.send_event(event);
                     }
                 }
                 () = wait_until(read_again_at) => {
-                    if events.budget().is_abused(Instant::now()) {
+                    if event_sender.budget().is_abused(Instant::now()) {
                         return Err(ServeError::Overload);
                     }
                 }
@@ -187,19 +188,19 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
                 changed = responses.changed() => {
                     let owner_response = responses.borrow_and_update().clone();
                     match owner_response {
-                        OwnerResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
+                        StateTaskResponse::Goodbye(reason) => return Ok(ConnectionEnd::Goodbye(reason)),
                         _ if changed.is_err() => {
                             return Ok(ConnectionEnd::Goodbye(SESSION_ENDED_REASON.to_owned()));
                         }
-                        OwnerResponse::Pending => {}
-                        OwnerResponse::Config(update) => self.publisher.set_update(update),
-                        OwnerResponse::PartialConfig(update, unknown_endpoints) => {
+                        StateTaskResponse::Pending => {}
+                        StateTaskResponse::Config(update) => self.publisher.set_update(update),
+                        StateTaskResponse::PartialConfig(update, unknown_endpoints) => {
                             self.publisher.set_partial_update(update, unknown_endpoints);
                         }
                     }
                 }
                 write_result = self.writer.flush(), if !self.writer.is_idle() => write_result?,
-                result = wait_for_certificate(&mut self.pending_renewal) => self.send_certificate(result)?,
+                result = wait_for_certificate(&mut self.pending_certificate) => self.send_certificate(result)?,
                 () = sleep_until(self.keepalive.ping_at()), if self.writer.is_idle() => self.send_ping(0)?,
                 () = wait_for_taps(&mut self.open_taps), if may_read => self.send_ping(0)?,
                 query = self.queries.next(), if may_read => {
@@ -212,10 +213,10 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         }
     }
 
-    /// Forwards messages of the proxy that arrived before the stream ended.
+    /// Sends the events of messages that arrived before the stream ended.
     pub(super) async fn finish(mut self) {
         while let Some(event) = self.pending_events.next_event_after_end() {
-            if self.events.send_event(event).await.is_err() {
+            if self.event_sender.send_event(event).await.is_err() {
                 return;
             }
         }
@@ -254,9 +255,11 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
             Some(from_proxy::Message::Listeners(wire)) => {
                 self.pending_events.update_listeners(&listeners_from_wire(&wire.listeners)?);
                 let report = report_from_wire(wire.conditions, wire.named_addresses)?;
-                self.pending_events.report_state(report);
+                self.pending_events.update_proxy_report(report);
             }
-            Some(from_proxy::Message::Traffic(wire)) => self.store_report(wire, Instant::now()),
+            Some(from_proxy::Message::Traffic(wire)) => {
+                self.store_traffic_report(wire, Instant::now())
+            }
             Some(from_proxy::Message::Certificate(wire)) => {
                 self.forward_certificate_request(wire)?
             }
@@ -264,13 +267,14 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         Ok(())
     }
 
-    /// Stores a report for the mesh owner. A report that arrives too soon is only counted.
-    fn store_report(&mut self, wire: proto::Traffic, now: Instant) {
+    /// Stores a traffic report for the state task. A report that arrives too soon, or while another one is
+    /// pending, is dropped; the next report includes the number of its series as overflow.
+    fn store_traffic_report(&mut self, wire: proto::Traffic, now: Instant) {
         let mut traffic = Box::new(traffic_from_wire(wire));
         traffic.overflowed = traffic.overflowed.saturating_add(self.dropped_series);
         self.dropped_series = 0;
         let dropped_report = match self.traffic_limit.take_message(now) {
-            true => self.pending_events.add_report(traffic),
+            true => self.pending_events.add_traffic_report(traffic),
             false => Some(traffic),
         };
         if let Some(traffic) = dropped_report {
@@ -307,7 +311,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     fn receive_query_part(&mut self, wire: proto::QueryAnswer) {
         let units = reading_units(wire.part.len());
         if self.queries.receive_part(wire) {
-            self.events.budget().refund_reading(units, Instant::now());
+            self.event_sender.budget().refund_reading(units, Instant::now());
         }
     }
 
@@ -316,33 +320,33 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.publisher.acknowledge(nonce).map(drop).ok_or_else(|| unknown_nonce(nonce))
     }
 
-    /// Forwards a certificate request: one at a time, and at a limited rate, because each is costly.
+    /// Forwards a certificate request to the state task. One request may be pending at a time, and their rate
+    /// is limited, because each request is costly.
     fn forward_certificate_request(
         &mut self,
         wire: proto::CertificateRequest,
     ) -> Result<(), ServeError> {
-        if self.pending_renewal.is_some() {
-            return Err(ServeError::Malformed(SECOND_RENEWAL_ERROR.to_owned()));
+        if self.pending_certificate.is_some() {
+            return Err(ServeError::Malformed(SECOND_CERTIFICATE_REQUEST_ERROR.to_owned()));
         }
         let now = Instant::now();
         let rejection = if wire.csr.len() > MAX_CSR_BYTES {
             "the request is larger than 64 KiB"
-        } else if now < self.next_renewal_at {
+        } else if now < self.next_certificate_at {
             "certificate requests are too frequent: try again later"
         } else {
             let (reply, receiver) = oneshot::channel();
-            self.pending_renewal = Some(Renewal { id: wire.id, receiver });
-            self.next_renewal_at = now + MIN_RENEWAL_INTERVAL;
+            self.pending_certificate = Some(PendingCertificate { id: wire.id, receiver });
+            self.next_certificate_at = now + MIN_CERTIFICATE_INTERVAL;
             self.pending_events.add_certificate_request(wire.csr, reply);
             return Ok(());
         };
-        let outcome = Some(proto::certificate::Outcome::Error(rejection.to_owned()));
-        self.send_message(to_proxy::Message::Certificate(proto::Certificate {
-            id: wire.id,
-            outcome,
-        }))
+        let outcome = proto::certificate::Outcome::Error(rejection.to_owned());
+        let certificate = proto::Certificate { id: wire.id, outcome: Some(outcome) };
+        self.send_message(to_proxy::Message::Certificate(certificate))
     }
 
+    /// Sends the result of a certificate request to the proxy.
     fn send_certificate(&mut self, result: CertificateResult) -> Result<(), ServeError> {
         let outcome = match result.result {
             Ok(issued) => proto::certificate::Outcome::Issued(issued_to_wire(issued)),
@@ -352,7 +356,8 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
         self.send_message(to_proxy::Message::Certificate(certificate))
     }
 
-    /// Sends the next delta, and records the change that the proxy has reached.
+    /// Sends the next delta. Then records resources that are too large to send, and the newest change that the
+    /// proxy has applied, as events for the state task.
     fn send_next_delta(&mut self) -> Result<(), ServeError> {
         if let Some(delta) = self.publisher.next_delta() {
             self.acknowledgement_deadline = Some(Instant::now() + ACKNOWLEDGE_TIMEOUT);
@@ -387,6 +392,7 @@ impl<'a, W: AsyncWrite + Unpin> Session<'a, W> {
     }
 }
 
+/// Parses the subscriptions of one message. Fails if it contains more entries than a proxy may subscribe to.
 fn lists_from_wire(wire: proto::Services) -> Result<SubscriptionLists, ServeError> {
     let proto::Services { names, addresses, dns_names } = wire;
     let is_within_limits = names.len() <= MAX_SUBSCRIPTIONS
@@ -415,7 +421,7 @@ struct MessageRateLimit {
     next_at: Instant,
     /// The average minimum time between two messages.
     interval: Duration,
-    /// The burst, as unused time.
+    /// The maximum unused time that allows a burst: messages for this time may follow each other at once.
     burst: Duration,
 }
 
@@ -424,8 +430,8 @@ impl MessageRateLimit {
     fn take_message(&mut self, now: Instant) -> bool {
         let is_permitted = self.next_at <= now;
         if is_permitted {
-            let earliest = now.checked_sub(self.burst).unwrap_or(now);
-            self.next_at = self.next_at.max(earliest) + self.interval;
+            let burst_start = now.checked_sub(self.burst).unwrap_or(now);
+            self.next_at = self.next_at.max(burst_start) + self.interval;
         }
         is_permitted
     }
@@ -438,17 +444,19 @@ struct CertificateResult {
 }
 
 /// Waits for the result of the pending certificate request; forever if there is none. Cancel-safe.
-async fn wait_for_certificate(pending_renewal: &mut Option<Renewal>) -> CertificateResult {
-    let Some(Renewal { id, receiver }) = pending_renewal else {
+async fn wait_for_certificate(
+    pending_certificate: &mut Option<PendingCertificate>,
+) -> CertificateResult {
+    let Some(PendingCertificate { id, receiver }) = pending_certificate else {
         return std::future::pending().await;
     };
     let issuance_result = receiver.await.unwrap_or_else(|_| Err(ISSUANCE_DROPPED_REASON.into()));
     let certificate = CertificateResult { id: *id, result: issuance_result };
-    *pending_renewal = None;
+    *pending_certificate = None;
     certificate
 }
 
-/// Waits for a new set of taps; forever if there will be none.
+/// Waits for a new set of taps; forever once the registry of taps is dropped.
 async fn wait_for_taps(taps: &mut watch::Receiver<Arc<Vec<OpenTap>>>) {
     if taps.changed().await.is_err() {
         std::future::pending().await
@@ -477,7 +485,7 @@ const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The minimum time between two certificate requests of one connection. Certificates live for at least a second
 /// and are renewed after half of that; after a failure proxies wait for twice this long.
-pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const MIN_CERTIFICATE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The average minimum time between two traffic reports: half of the minimum that the protocol allows proxies.
 const MIN_TRAFFIC_INTERVAL: Duration = Duration::from_millis(500);
@@ -496,14 +504,14 @@ const TAPPED_BURST: Duration = Duration::from_secs(1);
 pub(super) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The error for a proxy that has two pending certificate requests.
-const SECOND_RENEWAL_ERROR: &str = "a certificate request while another one is pending";
+const SECOND_CERTIFICATE_REQUEST_ERROR: &str = "a certificate request while another one is pending";
 
 /// The error for a message with too many subscriptions.
 const TOO_MANY_SUBSCRIPTIONS_ERROR: &str =
     "a message requests more resources than a proxy may subscribe to";
 
-/// The goodbye when the mesh owner drops the connection without a reason.
+/// The goodbye when the state task drops the connection without a reason.
 const SESSION_ENDED_REASON: &str = "the control plane has ended the session of this workload";
 
-/// The response to a certificate request that the mesh owner dropped.
+/// The response to a certificate request that the state task dropped.
 const ISSUANCE_DROPPED_REASON: &str = "the control plane could not respond: try again";

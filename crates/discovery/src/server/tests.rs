@@ -1,4 +1,4 @@
-//! Tests of both ends over a stream in memory, with a scripted mesh owner.
+//! Tests of both ends over a stream in memory, with a scripted state task.
 
 mod flood;
 mod lists;
@@ -23,19 +23,19 @@ use crate::message::{
     ConfigUpdate, InboundListener, IssuanceFailure, IssuedCertificate, ResourceRejection,
 };
 use crate::queue::{EventSender, QueuedEvent, event_queue};
-use crate::server::session::MIN_RENEWAL_INTERVAL;
+use crate::server::session::MIN_CERTIFICATE_INTERVAL;
 use crate::subscriber::Subscriber;
 use crate::subscriptions::SubscriptionChange;
 use crate::traffic::TrafficReport;
 
 const CONNECTION: ConnectionId = ConnectionId(7);
 
-/// The mesh owner of a single connection.
-struct Owner {
+/// The state task of a single connection.
+struct StateTask {
     events: mpsc::Receiver<QueuedEvent>,
 }
 
-impl Owner {
+impl StateTask {
     async fn wait_for_connected(&mut self) -> Connected {
         match self.next_event().await {
             Some(Event::Connected(connected)) => *connected,
@@ -92,19 +92,19 @@ fn describe_event(event: &Event) -> String {
     }
 }
 
-/// Returns a queue to the owner, and the sending end of one connection with its own budget.
+/// Returns a queue to the state task, and the sending end of one connection with its own budget.
 fn event_sender() -> (EventSender, mpsc::Receiver<QueuedEvent>) {
     let (queue, events) = event_queue(16);
     (queue.create_sender(Arc::new(Budget::new(Instant::now()))), events)
 }
 
-/// Returns a server for one connection, its owner, and the other end of the stream.
-fn start_server() -> (impl Future<Output = Result<(), ServeError>>, Owner, DuplexStream) {
+/// Returns a server for one connection, its state task, and the other end of the stream.
+fn start_server() -> (impl Future<Output = Result<(), ServeError>>, StateTask, DuplexStream) {
     let (server_end, proxy_end) = duplex(4096);
     let (sender, events) = event_sender();
     (
         serve_proxy(server_end, CONNECTION, sender, None, OperatorSessions::new(1)),
-        Owner { events },
+        StateTask { events },
         proxy_end,
     )
 }
@@ -138,7 +138,7 @@ async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
         Some(Duration::from_secs(7)),
         OperatorSessions::new(1),
     );
-    let mut owner = Owner { events };
+    let mut state_task = StateTask { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut reporter) = (Subscriber::new(), TrafficReporter { report_count: 0 });
     let start = Instant::now();
@@ -150,12 +150,12 @@ async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
         &mut reporter,
     );
     let script = async {
-        let responses = owner.wait_for_connected().await.responses;
-        assert_eq!(owner.describe_next_event().await, "traffic of 1s");
+        let responses = state_task.wait_for_connected().await.responses;
+        assert_eq!(state_task.describe_next_event().await, "traffic of 1s");
         let first_report_time = start.elapsed();
-        assert_eq!(owner.describe_next_event().await, "traffic of 3s");
+        assert_eq!(state_task.describe_next_event().await, "traffic of 3s");
         let second_report_time = start.elapsed();
-        responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
+        responses.send_replace(StateTaskResponse::Goodbye("enough".to_owned()));
         (first_report_time, second_report_time)
     };
     let (server_result, _, (first_report_time, second_report_time)) =
@@ -169,7 +169,7 @@ async fn traffic_is_reported_at_the_requested_interval_when_there_was_some() {
 
 #[tokio::test(start_paused = true)]
 async fn excess_traffic_reports_of_a_proxy_are_dropped() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let flood = async {
         let hello = crate::envelope::hello_to_wire(&gateway_hello(), &[]);
         proxy_end.write_all(&frame_message(from_proxy::Message::Hello(hello))).await.unwrap();
@@ -183,9 +183,9 @@ async fn excess_traffic_reports_of_a_proxy_are_dropped() {
         drop(proxy_end);
     };
     let script = async {
-        let _connected = owner.wait_for_connected().await;
+        let _connected = state_task.wait_for_connected().await;
         let mut received_reports = 0;
-        while owner.describe_next_event().await.starts_with("traffic") {
+        while state_task.describe_next_event().await.starts_with("traffic") {
             received_reports += 1;
         }
         received_reports
@@ -197,7 +197,7 @@ async fn excess_traffic_reports_of_a_proxy_are_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn no_traffic_is_reported_without_an_interval() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (_requests, mut queue) = mpsc::channel(1);
     let (mut subscriber, mut reporter) = (Subscriber::new(), TrafficReporter { report_count: 0 });
     let client = follow_control_plane(
@@ -208,11 +208,11 @@ async fn no_traffic_is_reported_without_an_interval() {
         &mut reporter,
     );
     let script = async {
-        let responses = owner.wait_for_connected().await.responses;
+        let responses = state_task.wait_for_connected().await.responses;
         // Meanwhile both ends send pings without payload.
         sleep(MAX_SILENCE * 3).await;
-        responses.send_replace(OwnerResponse::Goodbye("enough".to_owned()));
-        owner.describe_next_event().await
+        responses.send_replace(StateTaskResponse::Goodbye("enough".to_owned()));
+        state_task.describe_next_event().await
     };
     let (server_result, _, last_event) = tokio::join!(server, client, script);
     server_result.unwrap();
@@ -221,7 +221,7 @@ async fn no_traffic_is_reported_without_an_interval() {
 
 #[tokio::test(start_paused = true)]
 async fn an_update_is_applied_and_acknowledged() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut updates = Vec::new();
@@ -233,18 +233,18 @@ async fn an_update_is_applied_and_acknowledged() {
         follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let next_update = update_with(2, [service_config("ratings", 1)]);
     let script = async {
-        let connected = owner.wait_for_connected().await;
+        let connected = state_task.wait_for_connected().await;
         assert_eq!(connected.connection, CONNECTION);
         assert_eq!(connected.hello, gateway_hello());
-        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
-        connected.responses.send(OwnerResponse::Config(next_update.clone())).unwrap();
-        assert_eq!(owner.describe_next_event().await, "applied 2, 0 rejected");
+        connected.responses.send(StateTaskResponse::Config(bookinfo_update())).unwrap();
+        assert_eq!(state_task.describe_next_event().await, "applied 1, 0 rejected");
+        connected.responses.send(StateTaskResponse::Config(next_update.clone())).unwrap();
+        assert_eq!(state_task.describe_next_event().await, "applied 2, 0 rejected");
         let equal = ConfigUpdate { change: ChangeId(3), ..next_update.clone() };
-        connected.responses.send(OwnerResponse::Config(equal)).unwrap();
-        assert_eq!(owner.describe_next_event().await, "applied 3, 0 rejected");
+        connected.responses.send(StateTaskResponse::Config(equal)).unwrap();
+        assert_eq!(state_task.describe_next_event().await, "applied 3, 0 rejected");
         drop(requests);
-        assert_eq!(owner.describe_next_event().await, "disconnected 7");
+        assert_eq!(state_task.describe_next_event().await, "disconnected 7");
     };
     let (server_result, client_error, ()) = tokio::join!(server, client, script);
     server_result.unwrap();
@@ -255,7 +255,7 @@ async fn an_update_is_applied_and_acknowledged() {
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_applied() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply =
@@ -269,12 +269,12 @@ async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_appl
     let client =
         follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
-        let connected = owner.wait_for_connected().await;
+        let connected = state_task.wait_for_connected().await;
         let next_update = update_with(5, [service_config("bad", 1), service_config("good", 1)]);
-        connected.responses.send(OwnerResponse::Config(next_update)).unwrap();
+        connected.responses.send(StateTaskResponse::Config(next_update)).unwrap();
         let expected = "rejected service bookinfo/bad: rule 1: unclosed group in `(`";
-        assert_eq!(owner.describe_next_event().await, expected);
-        assert_eq!(owner.describe_next_event().await, "applied 5, 1 rejected");
+        assert_eq!(state_task.describe_next_event().await, expected);
+        assert_eq!(state_task.describe_next_event().await, "applied 5, 1 rejected");
         drop(requests);
     };
     let (server_result, _, ()) = tokio::join!(server, client, script);
@@ -285,20 +285,20 @@ async fn a_rejected_resource_is_reported_with_its_reason_and_the_others_are_appl
 
 #[tokio::test(start_paused = true)]
 async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(8);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let issued = IssuedCertificate { chain: vec![vec![1], vec![2]], roots: vec![vec![3]] };
-    let renew = async |owner: &mut Owner,
+    let renew = async |state_task: &mut StateTask,
                        result: Option<Result<IssuedCertificate, IssuanceFailure>>| {
         let (reply, receiver) = oneshot::channel();
         requests.send(ProxyRequest::Renew { csr: vec![9], reply }).await.unwrap();
-        match owner.next_event().await.unwrap() {
+        match state_task.next_event().await.unwrap() {
             Event::CertificateRequested { connection: CONNECTION, csr, reply } if csr == [9] => {
-                // Without a result, the owner drops the request.
+                // Without a result, the state task drops the request.
                 if let Some(result) = result {
                     reply.send(result).unwrap();
                 }
@@ -306,34 +306,34 @@ async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
             event => panic!("not a certificate request: {event:?}"),
         }
         let result = receiver.await.unwrap();
-        sleep(MIN_RENEWAL_INTERVAL).await;
+        sleep(MIN_CERTIFICATE_INTERVAL).await;
         result
     };
     let script = async {
-        let _connected = owner.wait_for_connected().await;
+        let _connected = state_task.wait_for_connected().await;
         requests
             .send(ProxyRequest::Subscribe(vec![service_name("a"), service_name("b")]))
             .await
             .unwrap();
-        assert_eq!(owner.describe_next_event().await, "+services {bookinfo/a, bookinfo/b}");
+        assert_eq!(state_task.describe_next_event().await, "+services {bookinfo/a, bookinfo/b}");
         requests.send(ProxyRequest::Unsubscribe(vec![service_name("a")])).await.unwrap();
-        assert_eq!(owner.describe_next_event().await, "-services {bookinfo/a}");
+        assert_eq!(state_task.describe_next_event().await, "-services {bookinfo/a}");
         requests.send(ProxyRequest::SubscribeAddresses(vec![[10, 96, 0, 1].into()])).await.unwrap();
-        assert_eq!(owner.describe_next_event().await, "+addresses {10.96.0.1}");
+        assert_eq!(state_task.describe_next_event().await, "+addresses {10.96.0.1}");
         requests
             .send(ProxyRequest::UnsubscribeAddresses(vec![[10, 96, 0, 1].into()]))
             .await
             .unwrap();
-        assert_eq!(owner.describe_next_event().await, "-addresses {10.96.0.1}");
+        assert_eq!(state_task.describe_next_event().await, "-addresses {10.96.0.1}");
         let listener = InboundListener { port: 80, address: ([127, 0, 0, 1], 15_003).into() };
         requests
             .send(ProxyRequest::Listeners(vec![listener], ProxyReport::default()))
             .await
             .unwrap();
-        assert_eq!(owner.describe_next_event().await, format!("listeners {:?}", [listener]));
-        assert_eq!(renew(&mut owner, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
-        assert_eq!(renew(&mut owner, Some(Err("no".into()))).await, Err("no".into()));
-        let reason = renew(&mut owner, None).await.unwrap_err().reason;
+        assert_eq!(state_task.describe_next_event().await, format!("listeners {:?}", [listener]));
+        assert_eq!(renew(&mut state_task, Some(Ok(issued.clone()))).await, Ok(issued.clone()));
+        assert_eq!(renew(&mut state_task, Some(Err("no".into()))).await, Err("no".into()));
+        let reason = renew(&mut state_task, None).await.unwrap_err().reason;
         assert!(reason.contains("try again"), "{reason}");
     };
     tokio::select! {
@@ -346,10 +346,10 @@ async fn requests_reach_the_owner_and_certificates_reach_the_proxy() {
 #[tokio::test(start_paused = true)]
 async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
     for (response, reason) in [
-        (Some(OwnerResponse::Goodbye("not your workload".into())), "not your workload"),
+        (Some(StateTaskResponse::Goodbye("not your workload".into())), "not your workload"),
         (None, "has ended the session"),
     ] {
-        let (server, mut owner, proxy_end) = start_server();
+        let (server, mut state_task, proxy_end) = start_server();
         let (_requests, mut queue) = mpsc::channel(1);
         let mut subscriber = Subscriber::new();
         let mut apply = |_: ConfigUpdate| Ok(());
@@ -361,12 +361,12 @@ async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
             &mut apply,
         );
         let script = async {
-            let connected = owner.wait_for_connected().await;
+            let connected = state_task.wait_for_connected().await;
             if let Some(response) = response {
                 connected.responses.send(response).unwrap();
             }
             drop(connected);
-            assert_eq!(owner.describe_next_event().await, "disconnected 7");
+            assert_eq!(state_task.describe_next_event().await, "disconnected 7");
         };
         let (server_result, client_error, ()) = tokio::join!(server, client, script);
         server_result.unwrap();
@@ -377,17 +377,17 @@ async fn the_owner_ends_a_connection_with_a_goodbye_or_by_dropping_it() {
 
 #[tokio::test(start_paused = true)]
 async fn pings_keep_idle_streams_open() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let client =
         follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let script = async {
-        let connected = owner.wait_for_connected().await;
+        let connected = state_task.wait_for_connected().await;
         sleep(Duration::from_secs(24 * 3600)).await;
-        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
-        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
+        connected.responses.send(StateTaskResponse::Config(bookinfo_update())).unwrap();
+        assert_eq!(state_task.describe_next_event().await, "applied 1, 0 rejected");
         drop(requests);
     };
     let (server_result, client_error, ()) = tokio::join!(server, client, script);
@@ -397,7 +397,7 @@ async fn pings_keep_idle_streams_open() {
 
 /// Sends these bytes as a proxy, then stays silent, and reads the responses.
 async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let proxy = async {
         // The server may have closed the stream.
         proxy_end.write_all(bytes).await.ok();
@@ -407,10 +407,10 @@ async fn serve_bytes(bytes: &[u8]) -> (Result<(), ServeError>, Vec<String>) {
     let script = async {
         let mut events = Vec::new();
         let mut connection = None;
-        while let Some(event) = owner.next_event().await {
+        while let Some(event) = state_task.next_event().await {
             events.push(describe_event(&event));
             if let Event::Connected(connected) = event {
-                connected.responses.send(OwnerResponse::Config(bookinfo_update())).ok();
+                connected.responses.send(StateTaskResponse::Config(bookinfo_update())).ok();
                 connection = Some(connected);
             }
         }
@@ -490,19 +490,19 @@ async fn an_invalid_message_ends_the_connection_with_a_reason() {
     }
 }
 
-fn framed_renewal(id: u64) -> Vec<u8> {
+fn certificate_frame(id: u64) -> Vec<u8> {
     frame_message(from_proxy::Message::Certificate(proto::CertificateRequest { id, csr: vec![9] }))
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_second_certificate_request_before_the_response_ends_the_connection() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let script = async {
-        proxy_end.write_all(&[framed_hello(), framed_renewal(1)].concat()).await.unwrap();
-        let _connected = owner.wait_for_connected().await;
-        let _first_request = owner.next_event().await.unwrap();
-        proxy_end.write_all(&framed_renewal(2)).await.unwrap();
-        assert_eq!(owner.describe_next_event().await, "disconnected 7");
+        proxy_end.write_all(&[framed_hello(), certificate_frame(1)].concat()).await.unwrap();
+        let _connected = state_task.wait_for_connected().await;
+        let _first_request = state_task.next_event().await.unwrap();
+        proxy_end.write_all(&certificate_frame(2)).await.unwrap();
+        assert_eq!(state_task.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     let error = server_result.unwrap_err().to_string();
@@ -511,23 +511,23 @@ async fn a_second_certificate_request_before_the_response_ends_the_connection() 
 
 #[tokio::test(start_paused = true)]
 async fn certificate_requests_in_quick_succession_are_rejected() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let script = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
-        let _connected = owner.wait_for_connected().await;
+        let _connected = state_task.wait_for_connected().await;
         let (read_half, mut write_half) = tokio::io::split(&mut proxy_end);
         let mut reader = FrameReader::new(read_half, 1 << 20);
         for (id, is_forwarded) in [(1, true), (2, false), (3, true)] {
-            write_half.write_all(&framed_renewal(id)).await.unwrap();
+            write_half.write_all(&certificate_frame(id)).await.unwrap();
             if is_forwarded {
-                // The owner drops the request, which is a response.
-                assert_eq!(owner.describe_next_event().await, "certify [9]");
+                // The state task drops the request, which is a response.
+                assert_eq!(state_task.describe_next_event().await, "certify [9]");
             }
             let frame = reader.next().await.unwrap().unwrap();
             let message = format!("{:?}", proto::ToProxy::decode(frame).unwrap().message);
             assert_eq!(message.contains("too frequent"), !is_forwarded, "{id}: {message}");
             if !is_forwarded {
-                sleep(MIN_RENEWAL_INTERVAL).await;
+                sleep(MIN_CERTIFICATE_INTERVAL).await;
             }
         }
     };
@@ -540,18 +540,18 @@ async fn certificate_requests_in_quick_succession_are_rejected() {
 #[tokio::test(start_paused = true)]
 async fn requests_of_a_proxy_that_never_reads_are_no_longer_read() {
     const REQUESTS: usize = 100_000;
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let mut request_count = 0;
     let script = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
-        let _connected = owner.wait_for_connected().await;
-        proxy_end.write_all(&framed_renewal(0)).await.unwrap();
-        assert_eq!(owner.describe_next_event().await, "certify [9]");
+        let _connected = state_task.wait_for_connected().await;
+        proxy_end.write_all(&certificate_frame(0)).await.unwrap();
+        assert_eq!(state_task.describe_next_event().await, "certify [9]");
         // The response is being sent; from now on each request is rejected, which is a response too.
-        sleep(MIN_RENEWAL_INTERVAL / 2).await;
+        sleep(MIN_CERTIFICATE_INTERVAL / 2).await;
         let flood = async {
             while request_count < REQUESTS {
-                proxy_end.write_all(&framed_renewal(1)).await.unwrap();
+                proxy_end.write_all(&certificate_frame(1)).await.unwrap();
                 request_count += 1;
             }
         };
@@ -575,17 +575,17 @@ async fn waits_for_a_proxy_are_bounded() {
     assert!(matches!(server_result, Err(ServeError::Unacknowledged)), "{server_result:?}");
     assert_eq!(events, ["connected", "disconnected 7"]);
 
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let script = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
-        let connected = owner.wait_for_connected().await;
-        connected.responses.send(OwnerResponse::Config(bookinfo_update())).unwrap();
+        let connected = state_task.wait_for_connected().await;
+        connected.responses.send(StateTaskResponse::Config(bookinfo_update())).unwrap();
         FrameReader::new(&mut proxy_end, 1 << 20).next().await.unwrap().unwrap();
         let start = Instant::now();
         let ack = frame_message(from_proxy::Message::Ack(proto::Ack { nonce: 1 }));
         proxy_end.write_all(&ack).await.unwrap();
-        assert_eq!(owner.describe_next_event().await, "applied 1, 0 rejected");
-        assert_eq!(owner.describe_next_event().await, "disconnected 7");
+        assert_eq!(state_task.describe_next_event().await, "applied 1, 0 rejected");
+        assert_eq!(state_task.describe_next_event().await, "disconnected 7");
         assert_eq!(start.elapsed(), MAX_SILENCE);
         connected
     };
@@ -657,7 +657,7 @@ async fn joins_are_accepted_rejected_or_time_out() {
     for (handle_join, reason) in handlers {
         let (server_end, proxy_end) = duplex(1024);
         let (sender, mut events) = event_sender();
-        let owner = async {
+        let state_task = async {
             match events.recv().await.map(|queued| queued.event) {
                 Some(Event::JoinRequested(pending_join)) => {
                     assert_eq!(
@@ -673,7 +673,7 @@ async fn joins_are_accepted_rejected_or_time_out() {
         let (_, joined, ()) = tokio::join!(
             crate::serve_join(server_end, [127, 0, 0, 1].into(), sender),
             client,
-            owner
+            state_task
         );
         match joined {
             Ok(joined) => assert_eq!((joined, reason), (issued.clone(), "")),

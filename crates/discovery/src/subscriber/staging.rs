@@ -1,5 +1,5 @@
-//! A decoded delta: validates its resources, and builds the resulting configuration from it and the current
-//! one.
+//! Decodes and validates a delta, and builds the resulting configuration from it and the current
+//! configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -52,8 +52,8 @@ impl DecodedDelta {
         if rejections.is_empty() { Ok(decoded_delta) } else { Err(rejections) }
     }
 
-    /// Returns the resulting workload configuration; the current one if it is equal, and `None` if there is
-    /// none.
+    /// Returns the resulting workload configuration: the current one if the delta contains none or an equal
+    /// one. `None` if neither exists.
     pub(super) fn build_workload_config(
         &self,
         current_update: Option<&ConfigUpdate>,
@@ -125,7 +125,7 @@ impl DecodedDelta {
     fn remove(&mut self, key: &ResourceKey) -> Option<ResourceRejection> {
         match key {
             ResourceKey::Workload => {
-                let reason = "a plan can be replaced, not removed";
+                let reason = "the workload configuration can be replaced, not removed";
                 return Some(ResourceRejection::new(key.clone(), reason));
             }
             ResourceKey::Service(name) => {
@@ -171,7 +171,8 @@ impl DecodedDelta {
         self.services.keys().chain(self.endpoints.keys()).collect()
     }
 
-    /// Returns the resulting service with its endpoints; `None` if there is no such service.
+    /// Returns the resulting service with its endpoints. If neither the delta nor the current configuration
+    /// contains the service, rejects its endpoints and returns `None`.
     fn rebuild_service(
         &self,
         name: &ServiceName,
@@ -183,10 +184,10 @@ impl DecodedDelta {
         let Some(mut service) =
             self.services.get(name).cloned().or_else(|| old_service.map(without_endpoints))
         else {
-            let unplaced_endpoints = changes.values().flatten();
+            let orphaned_endpoints = changes.values().flatten();
             let reject =
                 |endpoint: &Arc<Endpoint>| reject_endpoint(endpoint, "its service is unknown");
-            rejections.extend(unplaced_endpoints.map(reject));
+            rejections.extend(orphaned_endpoints.map(reject));
             return None;
         };
         let retained_endpoints = old_service.into_iter().flat_map(service_endpoints);
@@ -217,7 +218,8 @@ impl DecodedDelta {
         Some(service)
     }
 
-    /// Checks that every backend of every rule is held or known to be absent.
+    /// Checks that every backend of every rule is in `services` or in `absent`. If this delta removes a service
+    /// that an unchanged service refers to, the removal is rejected; otherwise the referring service is.
     fn check_backends(
         &self,
         services: &BTreeMap<ServiceName, Arc<ServiceConfig>>,
@@ -232,19 +234,19 @@ impl DecodedDelta {
             let Some(backend) = missing_backend else {
                 continue;
             };
-            let (from, to) = (name.clone(), backend.service.clone());
-            let route =
-                find_route_to_backend(service, &to).map_or(String::new(), |key| key.to_string());
+            let (referrer, missing) = (name.clone(), backend.service.clone());
+            let route = find_route_to_backend(service, &missing)
+                .map_or(String::new(), |key| key.to_string());
             let is_wrong_removal =
-                self.removed_services.contains(&to) && !self.services.contains_key(name);
+                self.removed_services.contains(&missing) && !self.services.contains_key(name);
             let (key, because, reason) = if is_wrong_removal {
-                let reason = format!("cannot be removed: {route} of {from} refers to it");
-                (to, from, reason)
+                let reason = format!("cannot be removed: {route} of {referrer} refers to it");
+                (missing, referrer, reason)
             } else {
                 let reason = format!(
-                    "{route} refers to service {to}, which is neither present nor marked as absent"
+                    "{route} refers to service {missing}, which is neither present nor marked as absent"
                 );
-                (from, to, reason)
+                (referrer, missing, reason)
             };
             rejections.push(ResourceRejection {
                 key: ResourceKey::Service(key),

@@ -89,7 +89,7 @@ fn an_invalid_resource_is_rejected_by_name_and_the_configuration_is_unchanged() 
         ),
         (
             build_delta(vec![], vec![ResourceKey::Workload]),
-            "plan: a plan can be replaced, not removed",
+            "plan: the workload configuration can be replaced, not removed",
         ),
         (
             build_delta(vec![upsert(ResourceKey::Workload, Default::default())], vec![]),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leno_discovery::{
     Budget, ChangeId, ConfigUpdate, Connected, ConnectionId, Event, Hello, OperatorSessions,
-    OwnerResponse, QueuedEvent, ResourceRejection, ResourceVersion, Subscriber, event_queue,
+    QueuedEvent, ResourceRejection, ResourceVersion, StateTaskResponse, Subscriber, event_queue,
     follow_control_plane, serve_proxy,
 };
 use leno_model::{
@@ -46,8 +46,8 @@ fn check_control_plane(stream: &[u8]) {
             Some(Duration::from_secs(1)),
             operators,
         );
-        let owner = async {
-            let mut responses: Option<watch::Sender<OwnerResponse>> = None;
+        let state_task = async {
+            let mut responses: Option<watch::Sender<StateTaskResponse>> = None;
             while let Some(QueuedEvent { event, turn: _turn }) = received_events.recv().await {
                 match event {
                     Event::Connected(connected) => {
@@ -55,7 +55,7 @@ fn check_control_plane(stream: &[u8]) {
                         let Connected { connection, hello, responses: sender } = *connected;
                         assert_eq!(connection, CONNECTION);
                         assert!(hello.version.len() <= 64);
-                        sender.send_replace(OwnerResponse::Config(smallest_update()));
+                        sender.send_replace(StateTaskResponse::Config(smallest_update()));
                         responses = Some(sender);
                     }
                     event => {
@@ -65,7 +65,7 @@ fn check_control_plane(stream: &[u8]) {
                 }
             }
         };
-        let (result, ()) = tokio::join!(server, owner);
+        let (result, ()) = tokio::join!(server, state_task);
         assert!(result.is_ok() || result.is_err_and(|error| !error.to_string().is_empty()));
     });
 }

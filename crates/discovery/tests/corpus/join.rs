@@ -34,7 +34,7 @@ fn check_control_plane(stream: &[u8]) {
         drop(events);
         let stream = tokio::io::join(stream, tokio::io::sink());
         let server = serve_join(stream, [127, 0, 0, 1].into(), sender);
-        let owner = async {
+        let state_task = async {
             let mut join_count = 0;
             while let Some(QueuedEvent { event, turn: _turn }) = received_events.recv().await {
                 let Event::JoinRequested(pending_join) = event else {
@@ -47,7 +47,7 @@ fn check_control_plane(stream: &[u8]) {
             }
             assert!(join_count <= 1);
         };
-        let (result, ()) = tokio::join!(server, owner);
+        let (result, ()) = tokio::join!(server, state_task);
         assert!(result.is_ok() || result.is_err_and(|error| !error.to_string().is_empty()));
     });
 }

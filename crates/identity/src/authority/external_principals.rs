@@ -1,4 +1,5 @@
-//! Issuance of certificates for external principals by an authority.
+//! Signs certificates for external principals: clients outside the mesh that authenticate with a certificate of the mesh's
+//! authority.
 
 use std::time::{Duration, SystemTime};
 
@@ -70,12 +71,15 @@ impl Authority {
         })
     }
 
-    /// Returns the roots to verify a chain with, if this authority may have issued it: the certificates after its
-    /// leaf must equal the chain of this authority.
+    /// Returns the roots to verify a chain with. `None` if this authority cannot have issued the chain, because the
+    /// certificates after its leaf differ from the chain of this authority.
     pub(crate) fn roots_for_chain(&self, chain: &[CertificateDer<'static>]) -> Option<Roots> {
         let issuers = chain.get(1..)?;
         match self.chain.is_empty() {
-            true => Roots::new(vec![self.signer.clone()]).ok().filter(|_| issuers.is_empty()),
+            true => {
+                let root = self.signing_certificate.clone();
+                Roots::new(vec![root]).ok().filter(|_| issuers.is_empty())
+            }
             false => (issuers == self.chain).then(|| self.roots.clone()),
         }
     }

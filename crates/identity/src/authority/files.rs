@@ -1,4 +1,5 @@
-//! The files of an authority, for transfer between directories and stores.
+//! Reads and writes the files of an authority as a unit, to copy the authority between a directory and another store such
+//! as a Kubernetes Secret.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,90 +11,97 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
 use super::rotation::{NEXT_KEY_FILE, PREVIOUS_KEY_FILE};
-use super::{AuthoritySource, KEY_FILE, ROOTS_FILE};
+use super::{
+    AuthoritySource, EXTERNAL_ROOTS_FILE, INTERMEDIATE_CHAIN_FILE, INTERMEDIATE_KEY_FILE, KEY_FILE,
+    ROOTS_FILE,
+};
 use crate::directory::create_private_directory;
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::is_self_issued;
 
-/// The files of an authority's directory, by name.
+/// The contents of the files in an authority's directory, by file name. `FILES` lists the possible files.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct AuthorityFiles(BTreeMap<&'static str, String>);
 
 impl AuthorityFiles {
-    /// Selects the files of an authority by name; others are ignored.
+    /// Takes the files that belong to an authority; files with other names are ignored.
     pub fn from_files<'a>(files: impl IntoIterator<Item = (&'a str, String)>) -> Self {
-        let select_file = |(name, text): (&str, String)| {
+        let select_file = |(name, content): (&str, String)| {
             let (file, _) = FILES.iter().find(|(file, _)| *file == name)?;
-            Some((*file, text))
+            Some((*file, content))
         };
         Self(files.into_iter().filter_map(select_file).collect())
     }
 
-    /// Reads the files of a directory, which may not exist.
+    /// Reads the files that exist in a directory; no files if the directory does not exist.
     ///
     /// # Errors
-    /// An I/O error if a file cannot be read.
+    /// An I/O error if an existing file cannot be read.
     pub fn read(dir: &Path) -> io::Result<Self> {
         let mut files = BTreeMap::new();
-        for (file, readers) in FILES {
-            if let Some(text) = read(dir, file, readers)? {
-                files.insert(file, text);
+        for (file, access) in FILES {
+            if let Some(content) = read_file(dir, file, access)? {
+                files.insert(file, content);
             }
         }
         Ok(Self(files))
     }
 
-    /// Replaces the authority files of a directory. A missing directory is created with all files at once.
+    /// Writes these files into a directory and removes other authority files from it. A missing directory is created
+    /// with all files at once.
     ///
     /// # Errors
     /// An I/O error if the directory cannot be written.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         match fs::metadata(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(dir),
-            Ok(_) | Err(_) => self.replace(dir),
+            Ok(_) | Err(_) => self.replace_files(dir),
         }
     }
 
-    /// Creates the directory under another name and renames it, so that it has all files or does not exist.
-    /// Removes the draft of a killed process.
+    /// Writes the files into a staging directory and renames it to `dir`, so that `dir` has all files or does not exist.
+    /// A staging directory that a killed process has left is removed first.
     fn create(&self, dir: &Path) -> io::Result<()> {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
-            return self.replace(dir);
+            return self.replace_files(dir);
         };
         create_private_directory(parent)?;
-        // Control planes share directories, and all of them write the same draft.
+        // Control planes that share the parent directory use the same staging directory, so only one of them may write.
         let lock_path = dir.with_extension("lock");
         let lock_result = disk::open_lock(&lock_path).and_then(|lock| lock.lock().map(|()| lock));
         let _lock = lock_result.map_err(|cause| disk::file_error("lock", &lock_path, cause))?;
         if dir.exists() {
-            return self.replace(dir);
+            return self.replace_files(dir);
         }
-        let draft = parent.join(format!(".draft-{}", name.display()));
-        match fs::remove_dir_all(&draft) {
+        let staging_dir = parent.join(format!(".draft-{}", name.display()));
+        match fs::remove_dir_all(&staging_dir) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                return Err(disk::file_error("remove", &draft, cause));
+                return Err(disk::file_error("remove", &staging_dir, cause));
             }
             Ok(()) | Err(_) => {}
         }
-        create_private_directory(&draft)?;
-        // Keys are written before their roots, as in a new authority.
-        for (file, readers) in FILES.into_iter().rev() {
-            if let Some(text) = self.0.get(file) {
-                disk::replace(&draft.join(file), text.as_bytes(), readers)?;
+        create_private_directory(&staging_dir)?;
+        // Keys are written before roots, in the order of a new authority, where roots without a key mean a lost key. No
+        // process opens the staging directory, so no untrusted key can sign meanwhile.
+        for (file, access) in FILES.into_iter().rev() {
+            if let Some(content) = self.0.get(file) {
+                disk::replace(&staging_dir.join(file), content.as_bytes(), access)?;
             }
         }
-        disk::move_directory(&draft, dir)
+        disk::move_directory(&staging_dir, dir)
     }
 
-    fn replace(&self, dir: &Path) -> io::Result<()> {
+    /// Writes the files whose contents differ into an existing directory, and removes those that `self` does not have.
+    fn replace_files(&self, dir: &Path) -> io::Result<()> {
         create_private_directory(dir)?;
-        // Trusted roots are written first: no certificate may be signed by an untrusted root.
-        for (file, readers) in FILES {
+        // Roots are written before keys: a control plane that reopens the directory meanwhile must not sign with a key
+        // whose root is not yet in the trust bundle.
+        for (file, access) in FILES {
             let path = dir.join(file);
             match self.0.get(file) {
-                Some(text) if read(dir, file, readers)?.as_ref() == Some(text) => {}
-                Some(text) => disk::replace(&path, text.as_bytes(), readers)?,
+                Some(content) if read_file(dir, file, access)?.as_ref() == Some(content) => {}
+                Some(content) => disk::replace(&path, content.as_bytes(), access)?,
                 None => drop(disk::remove(&path)?),
             }
         }
@@ -102,52 +110,55 @@ impl AuthorityFiles {
 
     /// Returns the names and contents of the files.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.0.iter().map(|(file, text)| (*file, text.as_str()))
+        self.0.iter().map(|(file, content)| (*file, content.as_str()))
     }
 
-    /// Returns the names of all possible files.
+    /// Returns the names of all files that an authority can have, whether or not `self` has them.
     pub fn file_names() -> impl Iterator<Item = &'static str> {
         FILES.iter().map(|(file, _)| *file)
     }
 
-    /// Returns the authority source in this directory: a built-in root takes precedence over an external
-    /// intermediate; `None` if there is neither.
+    /// Returns the source of the authority that these files form in `dir`: a built-in root takes precedence over an
+    /// intermediate. `None` if the files of both are incomplete.
     #[must_use]
     pub fn source(&self, dir: &Path) -> Option<AuthoritySource> {
         let has_file = |file| self.0.contains_key(file);
         if has_file(KEY_FILE) && has_file(ROOTS_FILE) {
             return Some(AuthoritySource::BuiltIn(dir.to_owned()));
         }
-        let has_issuer_files = ISSUER_FILES.into_iter().all(has_file);
-        has_issuer_files.then(|| AuthoritySource::Issuer(dir.to_owned()))
+        let has_intermediate = INTERMEDIATE_FILES.into_iter().all(has_file);
+        has_intermediate.then(|| AuthoritySource::Intermediate(dir.to_owned()))
     }
 
-    /// Returns the roots that members trust as PEM: for an intermediate, its root and its own certificate.
+    /// Returns the certificates that members trust, as PEM: the roots of a built-in authority; for an intermediate, the
+    /// external roots and the certificate of the intermediate. `None` if there is no file of roots.
     #[must_use]
     pub fn root_pem(&self) -> Option<String> {
         if let Some(roots) = self.0.get(ROOTS_FILE) {
             return Some(roots.clone());
         }
-        let mut pem = self.0.get(ISSUER_ROOTS_FILE)?.clone();
-        let signer = self.0.get("tls.crt").and_then(|chain| {
-            CertificateDer::pem_slice_iter(chain.as_bytes()).next().and_then(Result::ok)
+        let mut pem = self.0.get(EXTERNAL_ROOTS_FILE)?.clone();
+        let intermediate = self.0.get(INTERMEDIATE_CHAIN_FILE).and_then(|chain_pem| {
+            CertificateDer::pem_slice_iter(chain_pem.as_bytes()).next().and_then(Result::ok)
         });
-        if let Some(signer) = signer.filter(|signer| !is_self_issued(signer)) {
+        // A self-signed CA certificate is one of the external roots already.
+        if let Some(intermediate) = intermediate.filter(|der| !is_self_issued(der)) {
             if !pem.ends_with('\n') {
                 pem.push('\n');
             }
-            write_pem(&mut pem, CERTIFICATE_LABEL, &signer);
+            write_pem(&mut pem, CERTIFICATE_LABEL, &intermediate);
         }
         Some(pem)
     }
 }
 
-/// Reads a file of the directory. The files of an intermediate may be links, as in mounted Secrets.
-fn read(dir: &Path, file: &str, readers: FileReaders) -> io::Result<Option<String>> {
+/// Reads a file of the directory; `None` if it does not exist. The files of an intermediate may be symbolic links, as in
+/// a Secret that Kubernetes mounts.
+fn read_file(dir: &Path, file: &str, access: FileAccess) -> io::Result<Option<String>> {
     let path = dir.join(file);
-    match ISSUER_FILES.contains(&file) {
-        true => disk::read_user_file(&path, readers),
-        false => disk::read(&path, readers),
+    match INTERMEDIATE_FILES.contains(&file) {
+        true => disk::read_user_file(&path, access),
+        false => disk::read(&path, access),
     }
 }
 
@@ -158,22 +169,21 @@ impl fmt::Debug for AuthorityFiles {
     }
 }
 
-/// All files and their readers, in the order in which they are written.
-const FILES: [(&str, FileReaders); 7] = [
-    (ROOTS_FILE, FileReaders::AllUsers),
-    (NEXT_KEY_FILE, FileReaders::Owner),
-    (KEY_FILE, FileReaders::Owner),
-    (PREVIOUS_KEY_FILE, FileReaders::Owner),
-    (ISSUER_ROOTS_FILE, FileReaders::AllUsers),
-    ("tls.crt", FileReaders::AllUsers),
-    ("tls.key", FileReaders::Owner),
+/// All files of an authority and the users that may read them, roots before the keys that sign.
+/// [`AuthorityFiles::replace_files`] writes in this order, and [`AuthorityFiles::create`] in the reverse order.
+const FILES: [(&str, FileAccess); 7] = [
+    (ROOTS_FILE, FileAccess::AllUsers),
+    (NEXT_KEY_FILE, FileAccess::Owner),
+    (KEY_FILE, FileAccess::Owner),
+    (PREVIOUS_KEY_FILE, FileAccess::Owner),
+    (EXTERNAL_ROOTS_FILE, FileAccess::AllUsers),
+    (INTERMEDIATE_CHAIN_FILE, FileAccess::AllUsers),
+    (INTERMEDIATE_KEY_FILE, FileAccess::Owner),
 ];
 
-/// The file of the roots above an intermediate.
-const ISSUER_ROOTS_FILE: &str = "ca.crt";
-
-/// The files of an intermediate, as written by cert-manager.
-const ISSUER_FILES: [&str; 3] = ["tls.key", "tls.crt", ISSUER_ROOTS_FILE];
+/// The files of an intermediate, with the names that cert-manager uses in a Secret. All three must exist.
+const INTERMEDIATE_FILES: [&str; 3] =
+    [INTERMEDIATE_KEY_FILE, INTERMEDIATE_CHAIN_FILE, EXTERNAL_ROOTS_FILE];
 
 #[cfg(test)]
 mod tests {
@@ -202,8 +212,9 @@ mod tests {
             let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
             files.write(&target).unwrap();
             assert!(AuthorityFiles::read(&target).unwrap() == files, "{step}");
-            let copied =
-                AuthorityFiles::from_files(files.iter().map(|(name, text)| (name, text.into())));
+            let copied = AuthorityFiles::from_files(
+                files.iter().map(|(name, content)| (name, content.into())),
+            );
             assert!(copied == files);
             let source = files.source(&target).unwrap();
             assert_eq!(source, AuthoritySource::BuiltIn(target.clone()));
@@ -223,20 +234,20 @@ mod tests {
         let fixture = TestAuthority::new("cluster.local");
         let files = AuthorityFiles::read(fixture.dir.path()).unwrap();
         let scratch = tempfile::tempdir().unwrap();
-        let [target, draft] =
+        let [target, staging_dir] =
             ["authority", ".draft-authority"].map(|name| scratch.path().join(name));
-        // A file blocks the draft directory.
-        fs::write(&draft, "").unwrap();
+        // A file blocks the path of the staging directory.
+        fs::write(&staging_dir, "").unwrap();
         files.write(&target).unwrap_err();
         assert!(!target.exists());
-        // A process was killed before it had written the root.
-        fs::remove_file(&draft).unwrap();
-        fs::create_dir(&draft).unwrap();
-        fs::write(draft.join(KEY_FILE), "another").unwrap();
-        fs::write(draft.join("other"), "").unwrap();
+        // A killed process left a staging directory with a key but without roots.
+        fs::remove_file(&staging_dir).unwrap();
+        fs::create_dir(&staging_dir).unwrap();
+        fs::write(staging_dir.join(KEY_FILE), "another").unwrap();
+        fs::write(staging_dir.join("other"), "").unwrap();
         files.write(&target).unwrap();
         assert!(AuthorityFiles::read(&target).unwrap() == files);
-        assert!(!draft.exists() && !target.join("other").exists());
+        assert!(!staging_dir.exists() && !target.join("other").exists());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&target), mode(&target.join(KEY_FILE))), (0o700, 0o600));
     }
@@ -250,9 +261,12 @@ mod tests {
         assert_eq!(source_of(&[]), None);
         assert_eq!(source_of(&["ca.key"]), None);
         assert_eq!(source_of(&["tls.crt", "tls.key", "other"]), None);
-        let issuer_source = Some(AuthoritySource::Issuer(dir.to_owned()));
-        assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt"]), issuer_source);
-        let own_source = Some(AuthoritySource::BuiltIn(dir.to_owned()));
-        assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]), own_source);
+        let intermediate_source = Some(AuthoritySource::Intermediate(dir.to_owned()));
+        assert_eq!(source_of(&["tls.crt", "tls.key", "ca.crt"]), intermediate_source);
+        let built_in_source = Some(AuthoritySource::BuiltIn(dir.to_owned()));
+        assert_eq!(
+            source_of(&["tls.crt", "tls.key", "ca.crt", "ca.key", "ca.pem"]),
+            built_in_source
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Rotation of the mesh's root certificate in stages: add the new root, activate it, and retire the former root. Every
-//! stage but the last can be rolled back. `leno root` and the control plane use it.
+//! Rotates the mesh's root certificate in stages: adds the new root, activates it, and retires the former root. Each stage
+//! but the last can be rolled back. `leno root` and the control plane use it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use leno_model::TrustDomain;
 
 use super::{Authority, AuthorityError, KEY_FILE, ROOTS_FILE, self_signed_root};
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::key::PrivateKey;
 use crate::roots::Roots;
 
@@ -53,15 +53,15 @@ impl Rotation {
     /// [`AuthorityError`] if a rotation is in progress, or the directory cannot be written.
     pub fn add_root(&self, now: SystemTime) -> Result<(), AuthorityError> {
         self.check_stage(RotationStage::Stable, "a rotation is already in progress")?;
-        let roots = self.open(now)?.roots();
+        let current_roots = self.open(now)?.roots();
         let key = PrivateKey::generate();
-        let root = Roots::new(vec![self_signed_root(&self.trust_domain, &key, now)?])?;
-        let merged_roots = roots.merge_with(&root)?;
-        disk::create(&self.file_path(NEXT_KEY_FILE), key.to_pem().as_bytes(), FileReaders::Owner)?;
+        let new_root = Roots::new(vec![self_signed_root(&self.trust_domain, &key, now)?])?;
+        let merged_roots = current_roots.merge_with(&new_root)?;
+        disk::create(&self.file_path(NEXT_KEY_FILE), key.to_pem().as_bytes(), FileAccess::Owner)?;
         self.write_roots(&merged_roots)
     }
 
-    /// Activates the new root for signing. Every member must trust it by then.
+    /// Activates the new root for signing. Every member must trust the new root already.
     ///
     /// # Errors
     /// [`AuthorityError`] if there is no new root, it is not trusted, or the directory cannot be written.
@@ -76,7 +76,7 @@ impl Rotation {
         self.rename_file(NEXT_KEY_FILE, KEY_FILE)
     }
 
-    /// Stops trusting the former root. No member may have a certificate signed by it.
+    /// Removes the former root from the trust bundle. No member may still have a certificate signed by the former root.
     ///
     /// # Errors
     /// [`AuthorityError`] if the new root does not sign yet, or the directory cannot be written.
@@ -106,6 +106,7 @@ impl Rotation {
         }
     }
 
+    /// Opens the authority that signs in the current stage.
     fn open(&self, now: SystemTime) -> Result<Authority, AuthorityError> {
         Authority::open(&self.dir, &self.trust_domain, now)
     }
@@ -113,16 +114,17 @@ impl Rotation {
     /// True if this key file exists and contains another key than the signing key. An interrupted step may have left a
     /// copy of the signing key.
     fn has_distinct_key(&self, file: &str) -> bool {
+        // `AllUsers` omits the check of the mode: a key that others may read does not change the stage.
         let read_file =
-            |file| disk::read(&self.file_path(file), FileReaders::AllUsers).ok().flatten();
-        let [key, signing_key] = [file, KEY_FILE].map(read_file);
-        key.is_some() && key != signing_key
+            |file| disk::read(&self.file_path(file), FileAccess::AllUsers).ok().flatten();
+        let [key_pem, signing_key_pem] = [file, KEY_FILE].map(read_file);
+        key_pem.is_some() && key_pem != signing_key_pem
     }
 
-    /// Checks that the root of a key is in the trust bundle, as required before the key signs.
+    /// Checks that the root of the key in `file` is in the trust bundle, as required before the key signs.
     fn check_trusted(&self, file: &str, problem: &'static str) -> Result<(), AuthorityError> {
         let key = self.read_key(file)?;
-        let pem = disk::read(&self.file_path(ROOTS_FILE), FileReaders::AllUsers)?;
+        let pem = disk::read(&self.file_path(ROOTS_FILE), FileAccess::AllUsers)?;
         let roots = Roots::from_pem(&pem.ok_or(AuthorityError::RootsFileMissing)?)?;
         match roots.certificates().iter().any(|der| is_for_key(der, &key)) {
             true => Ok(()),
@@ -130,12 +132,14 @@ impl Rotation {
         }
     }
 
+    /// Reads a key file; an error if it does not exist.
     fn read_key(&self, file: &str) -> Result<PrivateKey, AuthorityError> {
-        let pem = disk::read(&self.file_path(file), FileReaders::Owner)?;
+        let pem = disk::read(&self.file_path(file), FileAccess::Owner)?;
         PrivateKey::from_pem(&pem.ok_or(AuthorityError::KeyMissing)?)
             .map_err(AuthorityError::InvalidKey)
     }
 
+    /// Returns an error with this problem unless the rotation is at the required stage.
     fn check_stage(
         &self,
         required_stage: RotationStage,
@@ -157,24 +161,28 @@ impl Rotation {
         Ok(())
     }
 
+    /// Replaces the trust bundle of the members.
     fn write_roots(&self, roots: &Roots) -> Result<(), AuthorityError> {
         let pem = roots.to_pem();
-        Ok(disk::replace(&self.file_path(ROOTS_FILE), pem.as_bytes(), FileReaders::AllUsers)?)
+        Ok(disk::replace(&self.file_path(ROOTS_FILE), pem.as_bytes(), FileAccess::AllUsers)?)
     }
 
+    /// Copies a key file atomically.
     fn copy_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
-        let pem = disk::read(&self.file_path(from), FileReaders::Owner)?
+        let pem = disk::read(&self.file_path(from), FileAccess::Owner)?
             .ok_or(AuthorityError::KeyMissing)?;
-        Ok(disk::replace(&self.file_path(to), pem.as_bytes(), FileReaders::Owner)?)
+        Ok(disk::replace(&self.file_path(to), pem.as_bytes(), FileAccess::Owner)?)
     }
 
     /// Renames a file atomically: after a crash, the stage is the old or the new one.
     fn rename_file(&self, from: &str, to: &str) -> Result<(), AuthorityError> {
-        let (from, to) = (self.file_path(from), self.file_path(to));
-        fs::rename(&from, &to).map_err(|cause| disk::file_error("rename", &from, cause))?;
+        let (from_path, to_path) = (self.file_path(from), self.file_path(to));
+        fs::rename(&from_path, &to_path)
+            .map_err(|cause| disk::file_error("rename", &from_path, cause))?;
         Ok(())
     }
 
+    /// Returns the path of a file of the authority.
     fn file_path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -187,9 +195,9 @@ fn is_for_key(der: &[u8], key: &PrivateKey) -> bool {
         .is_ok_and(|(_, root)| *root.public_key().subject_public_key.data == *key.public_key())
 }
 
-/// The file of the next signing key.
+/// The file of the key that signs after [`Rotation::activate_root`].
 pub(super) const NEXT_KEY_FILE: &str = "next.key";
-/// The file of the previous signing key.
+/// The file of the key that signed before [`Rotation::activate_root`].
 pub(super) const PREVIOUS_KEY_FILE: &str = "previous.key";
 
 #[cfg(test)]
@@ -211,7 +219,7 @@ mod tests {
         issue_member_credential(&authority, &workload_id("ratings"), LEAF_LIFETIME, now())
     }
 
-    /// True if each of the two verifies the other.
+    /// True if each of the two members accepts the other as client and as server.
     fn can_connect(first: &Credential, second: &Credential) -> bool {
         let accepts = |client: &Credential, server: &Credential| {
             let client = client_config(client, &workload_id("ratings"), &[b"x"]).unwrap();

@@ -1,5 +1,5 @@
-//! Succession of intermediate authorities: members trust the current intermediate, and former ones until they
-//! expire.
+//! Replaces an intermediate authority by its successor: members trust the current intermediate, and former ones until
+//! they expire.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +16,7 @@ use x509_parser::der_parser::asn1_rs::Tag;
 
 use super::{Authority, AuthorityError, common_parameters};
 use crate::directory::create_private_directory;
-use crate::disk::{self, FileReaders};
+use crate::disk::{self, FileAccess};
 use crate::pem::{CERTIFICATE_LABEL, write_pem};
 use crate::roots::{Roots, is_self_issued};
 use crate::verify::to_system_time;
@@ -31,21 +31,22 @@ impl Authority {
         if !self.is_intermediate() || !former.is_intermediate() {
             return self;
         }
-        let mut former_intermediates: Vec<CertificateDer<'static>> = vec![former.signer.clone()];
+        let mut former_intermediates: Vec<CertificateDer<'static>> =
+            vec![former.signing_certificate.clone()];
         former_intermediates.extend(former.former_intermediates.iter().cloned());
         let mut cross_certificates = former.cross_certificates.clone();
-        if public_key(&former.signer) != public_key(&self.signer) {
+        if public_key(&former.signing_certificate) != public_key(&self.signing_certificate) {
             match former.cross_sign(&self, now) {
                 Ok(cross_certificate) => cross_certificates.insert(0, cross_certificate),
-                // Without it, members that are offline during the succession have to join again.
+                // Without the cross-certificate, members that are offline during the succession have to join again.
                 Err(error) => drop(error),
             }
         }
         self.with_former_intermediates(former_intermediates, cross_certificates, now)
     }
 
-    /// Adds the trusted intermediates and cross-certificates from the last run of a control plane, and then
-    /// saves those of this run.
+    /// Adds the intermediates and cross-certificates that the previous run of the control plane saved in `file`, and
+    /// saves the result for the next run.
     ///
     /// # Errors
     /// An I/O error if the file cannot be read or written.
@@ -53,7 +54,7 @@ impl Authority {
         if !self.is_intermediate() {
             return Ok(self);
         }
-        let pem = disk::read(file, FileReaders::AllUsers)?.unwrap_or_default();
+        let pem = disk::read(file, FileAccess::AllUsers)?.unwrap_or_default();
         // Damaged certificates are omitted, and therefore not trusted.
         let certificates: Vec<CertificateDer<'static>> =
             CertificateDer::pem_slice_iter(pem.as_bytes())
@@ -61,7 +62,7 @@ impl Authority {
                 .filter_map(Result::ok)
                 .collect();
         let is_cross_certificate = |der: &CertificateDer<'static>| {
-            certificates.iter().any(|issuer| issuer != der && is_issued_by(der, issuer))
+            certificates.iter().any(|other| other != der && is_issued_by(der, other))
         };
         let (cross_certificates, former_intermediates) =
             certificates.iter().cloned().partition(is_cross_certificate);
@@ -71,7 +72,8 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Saves the trusted intermediates for the next run.
+    /// Saves the trusted intermediates and the cross-certificates in `file` for the next run. Does nothing with a
+    /// built-in root.
     ///
     /// # Errors
     /// An I/O error if the file cannot be written.
@@ -80,23 +82,23 @@ impl Authority {
             return Ok(());
         }
         let mut pem = String::new();
-        for der in [&self.signer]
+        for der in [&self.signing_certificate]
             .into_iter()
             .chain(&self.former_intermediates)
             .chain(&self.cross_certificates)
         {
             write_pem(&mut pem, CERTIFICATE_LABEL, der);
         }
-        if disk::read(file, FileReaders::AllUsers)?.as_ref() == Some(&pem) {
+        if disk::read(file, FileAccess::AllUsers)?.as_ref() == Some(&pem) {
             return Ok(());
         }
         if let Some(dir) = file.parent() {
             create_private_directory(dir)?;
         }
-        disk::replace(file, pem.as_bytes(), FileReaders::AllUsers)
+        disk::replace(file, pem.as_bytes(), FileAccess::AllUsers)
     }
 
-    /// True if the signer is an intermediate of an external root.
+    /// True if the signing certificate is an intermediate of an external root.
     pub(super) fn is_intermediate(&self) -> bool {
         !self.chain.is_empty()
     }
@@ -109,7 +111,7 @@ impl Authority {
         cross_certificates: Vec<CertificateDer<'static>>,
         now: SystemTime,
     ) -> Self {
-        let own_key = public_key(&self.signer);
+        let own_key = public_key(&self.signing_certificate);
         let mut retained_intermediates: Vec<CertificateDer<'static>> = Vec::new();
         for former in former_intermediates {
             let is_duplicate =
@@ -138,9 +140,12 @@ impl Authority {
         self.chain.retain(|der| !self.cross_certificates.contains(der));
         self.chain.extend(retained_cross_certificates.iter().cloned());
         let roots = self.roots.certificates().iter().filter(|der| is_self_issued(der));
-        let member_roots =
-            roots.chain([&self.signer]).chain(&retained_intermediates).cloned().collect();
-        // The list is neither empty nor longer than the limit of roots allows.
+        let member_roots = roots
+            .chain([&self.signing_certificate])
+            .chain(&retained_intermediates)
+            .cloned()
+            .collect();
+        // `Roots::new` does not fail: the list is neither empty nor longer than the maximum number of roots.
         if let Ok(roots) = Roots::new(member_roots) {
             self.roots = roots;
             self.former_intermediates = retained_intermediates;
@@ -149,14 +154,15 @@ impl Authority {
         self
     }
 
-    /// Signs a cross-certificate for the successor's key, with the successor's issuer name.
+    /// Signs a cross-certificate: the successor's key and subject name, certified by this authority's key. Members that
+    /// trust only this authority verify the successor's certificates with it.
     fn cross_sign(
         &self,
         successor: &Self,
         now: SystemTime,
     ) -> Result<CertificateDer<'static>, AuthorityError> {
-        let (_, certificate) = x509_parser::parse_x509_certificate(&successor.signer)
-            .map_err(|_| AuthorityError::InvalidIssuer)?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(&successor.signing_certificate)
+            .map_err(|_| AuthorityError::InvalidIntermediate)?;
         let not_after = self.not_after.min(successor.not_after);
         if now >= not_after {
             return Err(AuthorityError::RootExpired);
@@ -164,8 +170,8 @@ impl Authority {
         let mut parameters =
             common_parameters(self.not_before.max(successor.not_before), not_after)?;
         parameters.distinguished_name =
-            subject_name(&certificate).ok_or(AuthorityError::InvalidIssuer)?;
-        // Members that trust only an older intermediate verify a chain of two cross-certificates.
+            subject_name(&certificate).ok_or(AuthorityError::InvalidIntermediate)?;
+        // Members that trust only the intermediate before this one verify a chain of two cross-certificates.
         let path_length = u8::try_from(MAX_CROSS_CERTIFICATES).unwrap_or(u8::MAX);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(path_length));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -174,7 +180,7 @@ impl Authority {
     }
 }
 
-/// Copies the subject of a certificate.
+/// Copies the subject name of a certificate; `None` if an attribute is not UTF-8, printable or IA5 text.
 fn subject_name(certificate: &X509Certificate<'_>) -> Option<DistinguishedName> {
     let mut name = DistinguishedName::new();
     for attribute in certificate.subject().iter_attributes() {
@@ -206,19 +212,20 @@ fn certificate_expiry(der: &CertificateDer<'_>) -> SystemTime {
     expiry.unwrap_or(UNIX_EPOCH)
 }
 
-/// True if the certificate's issuer has the name of the other certificate.
-fn is_issued_by(der: &CertificateDer<'_>, issuer: &CertificateDer<'_>) -> bool {
-    let der = x509_parser::parse_x509_certificate(der);
-    let issuer = x509_parser::parse_x509_certificate(issuer);
-    let (Ok((_, der)), Ok((_, issuer))) = (der, issuer) else { return false };
-    der.issuer().as_raw() == issuer.subject().as_raw()
+/// True if the certificate's issuer name is the subject name of `issuer_der`. Signatures are not verified.
+fn is_issued_by(der: &CertificateDer<'_>, issuer_der: &CertificateDer<'_>) -> bool {
+    let certificate = x509_parser::parse_x509_certificate(der);
+    let issuer = x509_parser::parse_x509_certificate(issuer_der);
+    let (Ok((_, certificate)), Ok((_, issuer))) = (certificate, issuer) else { return false };
+    certificate.issuer().as_raw() == issuer.subject().as_raw()
 }
 
-/// Maximum number of previous intermediates that stay trusted.
+/// Maximum number of former intermediates that stay trusted.
 const MAX_FORMER_INTERMEDIATES: usize = 2;
 
-/// Maximum number of cross-certificates. Members of older releases accept chains of a leaf, the signer and this many.
+/// Maximum number of cross-certificates. Members of older releases accept chains of at most a leaf, the intermediate and
+/// two further certificates.
 const MAX_CROSS_CERTIFICATES: usize = 2;
 
-/// Maximum number of certificates read from the file; more than are ever saved.
+/// Maximum number of certificates read from the file. [`Authority::save_trusted_intermediates`] writes at most five.
 const MAX_SAVED_CERTIFICATES: usize = 16;

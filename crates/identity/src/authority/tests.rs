@@ -36,7 +36,7 @@ fn an_authority_survives_a_restart_and_its_key_is_private() {
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&data_dir.join(KEY_FILE)), 0o600);
     assert_eq!(mode(&data_dir), 0o700);
-    assert_eq!(fs::read_dir(&data_dir).unwrap().count(), 2, "no drafts are left");
+    assert_eq!(fs::read_dir(&data_dir).unwrap().count(), 2, "no temporary file is left");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn certificates_of_other_authorities_and_ids_are_rejected() {
     // A certificate of another authority.
     let external_client = issue(&other, &["batch.corp.example"]).unwrap();
     let external_client =
-        ExternalCertificate { roots: fixture.authority.roots().to_pem(), ..external_client };
+        ExternalCertificate { roots_pem: fixture.authority.roots().to_pem(), ..external_client };
     assert!(
         run_handshake(&external_client_config(&external_client, &server), &config).server.is_err()
     );
@@ -133,7 +133,8 @@ fn certificates_of_other_authorities_and_ids_are_rejected() {
         let mut chain_pem = String::new();
         write_pem(&mut chain_pem, CERTIFICATE_LABEL, &chain[0]);
         let roots = fixture.authority.roots().to_pem();
-        let forged = ExternalCertificate { key, chain: chain_pem, roots, not_after: now() + DAY };
+        let forged =
+            ExternalCertificate { key, chain_pem, roots_pem: roots, not_after: now() + DAY };
         let handshake = run_handshake(&external_client_config(&forged, &server), &config);
         assert_eq!(handshake.server.is_ok(), is_accepted, "{forged:?}");
     }

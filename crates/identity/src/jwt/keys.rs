@@ -1,4 +1,5 @@
-//! The public keys of an issuer: a JWK set (RFC 7517, RFC 7518 §6, RFC 8037).
+//! Parses the public keys of a token issuer from a JWK set (RFC 7517, RFC 7518 §6, RFC 8037), and verifies signatures with
+//! them.
 
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, ECDSA_P521_SHA512_FIXED, ED25519,
@@ -153,6 +154,7 @@ impl JwtKeys {
 }
 
 impl KeyMaterial {
+    /// True if the signature of `signed` was made with this key and the algorithm.
     fn is_valid_signature(&self, algorithm: &str, signed: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Rsa { modulus: n, exponent: e } => {

@@ -11,8 +11,8 @@ use rustls::server::ServerConnection;
 
 use super::*;
 use crate::authority::CertificateSubject;
+use crate::failure_reason::tls_failure_reason;
 use crate::key::PrivateKey;
-use crate::rejection::tls_failure_reason;
 use crate::testing::{
     HandshakeResult, TestAuthority, now, run_handshake, run_handshake_for_name, workload_id,
     workload_name,

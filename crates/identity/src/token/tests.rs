@@ -133,22 +133,26 @@ fn tokens_differ_and_their_lifetimes_are_bounded() {
 }
 
 #[test]
-fn only_expired_tokens_and_old_drafts_are_removed() {
+fn only_expired_tokens_and_old_temporary_files_are_removed() {
     let (_dir, tokens) = open_tokens();
     let ratings = workload_name("ratings-1");
     let issue_time = now();
     tokens.mint(&ratings, MINUTE, issue_time).unwrap();
     let valid = tokens.mint(&ratings, 3 * MINUTE, issue_time).unwrap();
-    let draft = tokens.dir.join(".draft-0000000000000000");
-    File::create(&draft).unwrap();
+    let temporary_path = tokens.dir.join(".draft-0000000000000000");
+    File::create(&temporary_path).unwrap();
     File::create(tokens.dir.join("README")).unwrap();
     // A token file truncated by a failing disk.
-    disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", FileReaders::Owner).unwrap();
-    assert_eq!(tokens.remove_expired(issue_time + 2 * MINUTE).unwrap(), 2, "one token, one draft");
+    disk::create(&tokens.dir.join("0".repeat(64)), b"bookinfo", FileAccess::Owner).unwrap();
+    assert_eq!(
+        tokens.remove_expired(issue_time + 2 * MINUTE).unwrap(),
+        2,
+        "one token, one temporary file"
+    );
     assert_eq!(fs::read_dir(&tokens.dir).unwrap().count(), 3);
     tokens.redeem(&valid, &ratings, issue_time + 2 * MINUTE).unwrap();
     assert_eq!(tokens.remove_expired(issue_time + 2 * MAX_TOKEN_LIFETIME).unwrap(), 0);
-    assert!(!draft.exists());
+    assert!(!temporary_path.exists());
     assert!(tokens.dir.join("README").exists());
 }
 

@@ -1,4 +1,4 @@
-//! Errors of requests to the Kubernetes API server. No error contains a part of a response body.
+//! Defines the errors of requests to the Kubernetes API server. No error contains a part of a response body.
 
 #![expect(
     clippy::disallowed_types,
@@ -80,7 +80,7 @@ impl ApiError {
     /// Converts a transport error. It names addresses and reasons, but no bodies.
     fn from_transport_error(error: &(dyn Error + 'static)) -> Self {
         match error.downcast_ref::<AuthError>() {
-            Some(error) => Self::Client(describe_auth_error(error)),
+            Some(auth_error) => Self::Client(describe_auth_error(auth_error)),
             None => Self::Client(escape_text(&with_causes(error))),
         }
     }

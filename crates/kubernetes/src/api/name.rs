@@ -1,4 +1,5 @@
-//! Names that are valid in an API path. A name can only be created by parsing, so no other text reaches a path.
+//! Defines names that are valid in an API path. A name can only be created by parsing, so no other text reaches
+//! a path.
 
 use std::borrow::Cow;
 use std::fmt;

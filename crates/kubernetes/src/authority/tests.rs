@@ -1,4 +1,4 @@
-//! Synchronization of an authority between directories and a Secret, with a minimal API server.
+//! Tests the synchronization of an authority between directories and a Secret, with a minimal API server.
 
 use leno_identity::Rotation;
 use tempfile::TempDir;

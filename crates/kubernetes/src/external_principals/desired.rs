@@ -1,5 +1,5 @@
-//! Requests for certificates of external principals, and their validation, without I/O. The object store
-//! collects the requests; the reconciler fulfills the valid ones.
+//! Validates the requests for certificates of external principals, without I/O. The object store collects the
+//! requests; the reconciler fulfills the valid requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -35,7 +35,7 @@ pub(crate) struct OwnerObject {
     pub(crate) uid: String,
 }
 
-/// `Kind namespace/name`.
+/// Formats the object as `Kind namespace/name`.
 impl fmt::Display for OwnerObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
@@ -132,53 +132,53 @@ pub(crate) fn validate_requests(
 }
 
 impl CertificateDecisions {
-    fn reject(&mut self, desired: DesiredCertificate, reason: String) {
-        self.desired.unchanged.insert(desired.owner.uid.clone());
-        self.rejected.insert(desired.owner.uid, reason);
+    fn reject(&mut self, request: DesiredCertificate, reason: String) {
+        self.desired.unchanged.insert(request.owner.uid.clone());
+        self.rejected.insert(request.owner.uid, reason);
     }
 }
 
 /// Returns the reason that a request is invalid by itself.
 fn rejection_reason(
-    desired: &DesiredCertificate,
+    request: &DesiredCertificate,
     permissions: &SecretPermissions,
     trust_domain: &TrustDomain,
 ) -> Option<String> {
-    let namespace = &desired.id.secret.namespace;
+    let namespace = &request.id.secret.namespace;
     if permissions.own_namespace.as_ref() == Some(namespace) {
-        let field = desired.field_path("secret.namespace");
+        let field = request.field_path("secret.namespace");
         return Some(format!(
             "{field}: {namespace} is the namespace of {CONTROL}, with the authority of the mesh; \
              use another"
         ));
     }
     if !permissions.namespaces.contains(namespace) {
-        let field = desired.field_path("secret.namespace");
+        let field = request.field_path("secret.namespace");
         return Some(format!(
             "{field}: the control plane may not write Secrets in {namespace}; install it with \
              `--access-certs {namespace}` in addition to its current namespaces (with Helm: \
              `accessCerts`)"
         ));
     }
-    desired.names.iter().enumerate().find_map(|(index, name)| {
-        let reason = check_subject(name, desired.issuing_namespace(), trust_domain).err()?;
-        let field = desired.field_path(&format!("subjectAltNames[{index}]"));
+    request.names.iter().enumerate().find_map(|(index, name)| {
+        let reason = check_subject(name, request.issuing_namespace(), trust_domain).err()?;
+        let field = request.field_path(&format!("subjectAltNames[{index}]"));
         Some(format!("{field}: `{name}` {reason}; use a name outside the mesh"))
     })
 }
 
-/// Returns the names without an owner, each with the namespaces that request it. A name below the trust domain
-/// belongs to its namespace and to the mesh settings.
+/// Returns the names outside the trust domain, each with the namespaces that request it. A name below the trust
+/// domain is the name of an account, and `check_subject` has already decided which namespace may request it.
 fn namespaces_by_name(
     requests: &[DesiredCertificate],
     trust_domain: &TrustDomain,
 ) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut requesting_namespaces: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
-    for desired in requests {
-        for name in desired.names.iter().filter(|name| domain_prefix(name, trust_domain).is_none())
+    for request in requests {
+        for name in request.names.iter().filter(|name| domain_prefix(name, trust_domain).is_none())
         {
             let namespaces = requesting_namespaces.entry(name.clone()).or_default();
-            namespaces.insert(desired.id.secret.namespace.clone());
+            namespaces.insert(request.id.secret.namespace.clone());
         }
     }
     requesting_namespaces
@@ -186,30 +186,29 @@ fn namespaces_by_name(
 
 /// Returns the reason that a request is rejected because an older object has the Secret.
 fn secret_conflict_reason(
-    desired: &DesiredCertificate,
+    request: &DesiredCertificate,
     owners_by_secret: &BTreeMap<SecretName, String>,
 ) -> Option<String> {
-    let secret = &desired.id.secret;
+    let secret = &request.id.secret;
     let older_owner = owners_by_secret.get(secret)?;
-    let field = desired.field_path("secret");
+    let field = request.field_path("secret");
     Some(format!("{field}: {older_owner} is older and uses {secret}; name another Secret"))
 }
 
 /// Returns the reason that a request is rejected because another namespace requests one of its names. If age
-/// decided, an edit of an old
-/// object could claim a name and impersonate another namespace.
+/// decided, the author of an old object could edit it to claim a name and impersonate another namespace.
 fn name_conflict_reason(
-    desired: &DesiredCertificate,
+    request: &DesiredCertificate,
     requesting_namespaces: &BTreeMap<Name, BTreeSet<Name>>,
 ) -> Option<String> {
-    desired.names.iter().enumerate().find_map(|(index, name)| {
-        let other_namespaces = requesting_namespaces.get(name)?.iter().filter(|namespace| **namespace != desired.id.secret.namespace);
-        let other_namespaces: Vec<&str> = other_namespaces.map(Name::as_str).collect();
-        let field = desired.field_path(&format!("subjectAltNames[{index}]"));
+    request.names.iter().enumerate().find_map(|(index, name)| {
+        let conflicting_namespaces = requesting_namespaces.get(name)?.iter().filter(|namespace| **namespace != request.id.secret.namespace);
+        let other_namespaces: Vec<&str> = conflicting_namespaces.map(Name::as_str).collect();
+        let field = request.field_path(&format!("subjectAltNames[{index}]"));
         (!other_namespaces.is_empty()).then(|| {
-            let other_namespaces = other_namespaces.join(", ");
+            let joined_namespaces = other_namespaces.join(", ");
             format!(
-                "{field}: {name} is also requested in {other_namespaces}, and issued to no AccessCert; use \
+                "{field}: {name} is also requested in {joined_namespaces}, and issued to no AccessCert; use \
                  another name"
             )
         })

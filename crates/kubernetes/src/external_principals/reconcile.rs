@@ -1,4 +1,4 @@
-//! Reconciliation of the Secrets of external principals, by the leading control plane.
+//! Reconciles the Secrets of external principals, in the leading control plane.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ struct CertificateReconciler {
 /// The state of a Secret that is or was requested.
 struct SecretReconciliation {
     desired: DesiredCertificate,
-    /// True if an object still requests it.
+    /// True if an object still requests the Secret.
     is_requested: bool,
     /// The Secret at the last check, if it was valid.
     valid_secret: Option<ValidSecret>,
@@ -56,7 +56,7 @@ struct SecretReconciliation {
     /// The time of the next check.
     next_check: Instant,
     /// The number of consecutive failures.
-    failures: u32,
+    failure_count: u32,
     /// The published outcome; `None` while it is unknown.
     outcome: Option<Result<(), String>>,
 }
@@ -78,6 +78,7 @@ enum ReconcileError {
 }
 
 impl CertificateReconciler {
+    /// Reconciles the due Secrets after each change and periodically, while this control plane is the leader.
     async fn run(
         mut self,
         mut authority: watch::Receiver<Arc<Authority>>,
@@ -99,12 +100,12 @@ impl CertificateReconciler {
                 self.publish_outcomes();
                 continue;
             }
-            let authority = Arc::clone(&authority.borrow_and_update());
-            for name in self.due_secrets(&authority) {
+            let current_authority = Arc::clone(&authority.borrow_and_update());
+            for name in self.due_secrets(&current_authority) {
                 if !*is_leader.borrow() {
                     break;
                 }
-                self.reconcile_by_name(&name, &authority).await;
+                self.reconcile_by_name(&name, &current_authority).await;
             }
             self.publish_outcomes();
         }
@@ -116,13 +117,13 @@ impl CertificateReconciler {
         for state in self.secrets.values_mut() {
             state.is_requested = false;
         }
-        for desired in &desired.certificates {
-            let existing = self.secrets.get_mut(&desired.id.secret);
-            match existing.filter(|existing| existing.desired == *desired) {
+        for certificate in &desired.certificates {
+            let existing = self.secrets.get_mut(&certificate.id.secret);
+            match existing.filter(|existing| existing.desired == *certificate) {
                 Some(existing) => existing.is_requested = true,
                 None => {
-                    let new_state = SecretReconciliation::new(desired.clone());
-                    self.secrets.insert(desired.id.secret.clone(), new_state);
+                    let new_state = SecretReconciliation::new(certificate.clone());
+                    self.secrets.insert(certificate.id.secret.clone(), new_state);
                 }
             }
         }
@@ -133,7 +134,7 @@ impl CertificateReconciler {
             self.secrets.values_mut().filter(|state| !state.is_requested && state.outcome.is_some())
         {
             // Check immediately.
-            (state.outcome, state.next_check, state.failures) = (None, Instant::now(), 0);
+            (state.outcome, state.next_check, state.failure_count) = (None, Instant::now(), 0);
         }
     }
 
@@ -157,6 +158,8 @@ impl CertificateReconciler {
             .collect()
     }
 
+    /// Deletes a Secret that is no longer requested; otherwise checks it, and issues a certificate if
+    /// necessary. Schedules the next check.
     async fn reconcile_by_name(&mut self, name: &SecretName, authority: &Authority) {
         let Some(state) = self.secrets.get(name) else { return };
         let issuance =
@@ -186,7 +189,7 @@ impl CertificateReconciler {
                     valid_secret.renewal_time.duration_since(issuance.now).unwrap_or_default();
                 state.next_check = Instant::now() + time_to_renewal.min(POLL_INTERVAL);
                 state.renewal_time = Some(valid_secret.renewal_time);
-                (state.valid_secret, state.failures, state.outcome) =
+                (state.valid_secret, state.failure_count, state.outcome) =
                     (Some(valid_secret), 0, Some(Ok(())));
             }
             Err(error) => self.schedule_retry(name, error),
@@ -198,8 +201,8 @@ impl CertificateReconciler {
     fn schedule_retry(&mut self, name: &SecretName, error: ReconcileError) {
         let Some(state) = self.secrets.get_mut(name) else { return };
         state.next_check = Instant::now()
-            + MIN_RETRY_DELAY.saturating_mul(1 << state.failures.min(6)).min(MAX_RETRY_DELAY);
-        state.failures = state.failures.saturating_add(1);
+            + MIN_RETRY_DELAY.saturating_mul(1 << state.failure_count.min(6)).min(MAX_RETRY_DELAY);
+        state.failure_count = state.failure_count.saturating_add(1);
         // The next check reads the whole Secret, and a change of the authority does not cause immediate
         // retries.
         state.valid_secret = None;
@@ -208,7 +211,7 @@ impl CertificateReconciler {
             ReconcileError::Transient(reason) => {
                 let is_due =
                     state.renewal_time.is_none_or(|renewal_time| renewal_time <= SystemTime::now());
-                (reason, is_due && state.failures > MAX_TRANSIENT_FAILURES)
+                (reason, is_due && state.failure_count > MAX_TRANSIENT_FAILURES)
             }
         };
         let outcome = Err(format!("{}: {reason}", state.desired.field_path("secret")));
@@ -222,11 +225,11 @@ impl CertificateReconciler {
     }
 
     fn publish_outcomes(&self) {
-        let outcomes =
+        let known_outcomes =
             self.secrets.values().filter(|state| state.is_requested).filter_map(|state| {
                 Some((state.desired.owner.uid.clone(), state.outcome.clone()?))
             });
-        let outcomes: CertificateOutcomes = outcomes.collect();
+        let outcomes: CertificateOutcomes = known_outcomes.collect();
         self.outcomes.send_if_modified(|published| {
             let is_changed = **published != outcomes;
             if is_changed {
@@ -246,7 +249,7 @@ impl SecretReconciliation {
             valid_secret: None,
             renewal_time: None,
             next_check,
-            failures: 0,
+            failure_count: 0,
             outcome: None,
         }
     }
@@ -297,16 +300,16 @@ async fn reconcile_secret(
         .map_err(|error| ReconcileError::Permanent(with_causes(&error)))?;
     // Only the version that was read is replaced.
     let parameters = PostParams::default();
-    let written_secret = match is_new {
+    let write_result = match is_new {
         true => api.create(&parameters, &secret).await,
         false => api.replace(&name, &parameters, &secret).await,
     };
-    let written_secret = written_secret.map_err(|error| match error.status_code() {
+    let written_secret = write_result.map_err(|error| match error.status_code() {
         // Another client deleted it meanwhile.
         Some(NOT_FOUND) if !is_new => ReconcileError::Transient(error.to_string()),
         _ => classify_error(&error),
     })?;
-    tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external client");
+    tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "certificate issued for an external principal");
     match check_secret(&written_secret, desired, issuance) {
         SecretState::Valid(renewal_time) => Ok(ValidSecret {
             resource_version: written_secret.metadata.resource_version,
@@ -340,7 +343,7 @@ async fn delete_secret(
     let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match api.delete(&name, &parameters).await {
         Ok(()) => {
-            tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "external client removed: deleting its Secret");
+            tracing::info!(secret = %desired.id.secret, owner = %desired.owner, "external principal removed; deleting its Secret");
             Ok(())
         }
         Err(error) if error.status_code() == Some(NOT_FOUND) => Ok(()),

@@ -1,5 +1,5 @@
-//! The Secret of an external principal: ownership, validity and content, without I/O. The reconciler applies
-//! the results.
+//! Checks the ownership and validity of an external principal's Secret, and fills it with a new certificate,
+//! without I/O. The reconciler applies the results.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ use crate::well_known::ACCESS_CERT_KEY;
 /// The state of a Secret, compared with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SecretState {
-    /// Another client created it, or it was created for another object.
+    /// Another client created the Secret, or it was created for another object.
     OtherOwner,
     /// Its certificate has to be issued again.
     RenewalDue,
@@ -122,12 +122,12 @@ pub(super) fn issue_into_secret(
         });
     }
     secret.type_ = Some(TLS_SECRET_TYPE.to_owned());
-    let entries = [
+    let text_entries = [
         (KEY_ENTRY, certificate.key_pem()),
         (CHAIN_ENTRY, certificate.chain_pem().to_owned()),
         (ROOTS_ENTRY, certificate.roots_pem().to_owned()),
     ];
-    let entries = entries.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
+    let entries = text_entries.map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes())));
     secret.data = Some(entries.into());
     Ok(secret)
 }

@@ -1,5 +1,4 @@
-//! Attachment of routes to the listeners of a gateway: by section name, port, route kind, namespace and host
-//! name.
+//! Attaches routes to the listeners of a gateway, by section name, port, route kind, namespace and host name.
 
 use kube::core::{Selector, SelectorExt as _};
 use leno_model::HostPattern;
@@ -18,7 +17,7 @@ pub(super) struct RouteHost {
     /// The host name as written in the route, which determines precedence; `None` for a route without host
     /// names.
     pub(super) written: Option<HostPattern>,
-    /// The host names that route and listener have in common.
+    /// The host names that route and listener have in common; `None` for all host names of the listener.
     pub(super) common: Option<HostPattern>,
 }
 
@@ -31,7 +30,7 @@ pub(super) fn parent_gateway(route: &RouteId, parent: &Value) -> ObjectId {
     }
 }
 
-/// Selects the listeners of a gateway that accept a route: at least one.
+/// Selects the listeners of a gateway that accept a route: at least one, or the reason that none does.
 pub(super) fn attach_route(
     inputs: &GatewayInputs,
     route: &RouteId,

@@ -1,4 +1,4 @@
-//! Resolution of the backends of routes: Services that exist and that the route may use.
+//! Resolves the backends of gateway routes: keeps references to Services that exist and that the route may use.
 
 use leno_model::{Service, ServiceName, WeightedBackend};
 use leno_registry::GatewayRules;
@@ -27,7 +27,7 @@ pub(super) fn resolve_backends(
 ) -> ResolvedRouteRules {
     let mut unresolved_reason = valid_route.unsupported_backends.first().map(|unsupported| {
         let message = format!(
-            "rule {}: {} is not supported as a backend: use a Service",
+            "rule {}: {} is not supported as a backend; use a Service",
             unsupported.rule_index, unsupported.kind
         );
         ConditionReason::new("InvalidKind", message)
@@ -56,8 +56,8 @@ pub(super) fn resolve_backends(
     };
     let mut rules = valid_route.route.rules.clone();
     match &mut rules {
-        GatewayRules::Requests(rules) => {
-            for (index, rule) in rules.iter_mut().enumerate() {
+        GatewayRules::Requests(request_rules) => {
+            for (index, rule) in request_rules.iter_mut().enumerate() {
                 let removed_weight =
                     retain_available(&mut rule.backends).saturating_add(unsupported_weight(index));
                 rule.actions.ungranted_weight = removed_weight;

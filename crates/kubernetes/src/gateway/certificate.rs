@@ -1,4 +1,4 @@
-//! Certificates of listeners, from Secrets of type `kubernetes.io/tls`.
+//! Parses the certificates of gateway listeners from Secrets of type `kubernetes.io/tls`.
 
 use k8s_openapi::api::core::v1::Secret;
 use leno_model::GatewayCertificate;
@@ -14,10 +14,10 @@ use rustls::sign::CertifiedKey;
 pub(super) fn parse_certificate(secret: &Secret) -> Result<GatewayCertificate, String> {
     let chain = secret_text(secret, "tls.crt")?;
     let key = secret_text(secret, "tls.key")?;
-    let certificates: Result<Vec<_>, _> =
+    let parsed_chain: Result<Vec<_>, _> =
         CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
     let certificates =
-        certificates.map_err(|_| "its tls.crt is not PEM with certificates".to_owned())?;
+        parsed_chain.map_err(|_| "its tls.crt is not PEM with certificates".to_owned())?;
     if certificates.is_empty() {
         return Err("its tls.crt has no certificate".to_owned());
     }
@@ -29,8 +29,8 @@ pub(super) fn parse_certificate(secret: &Secret) -> Result<GatewayCertificate, S
 }
 
 fn secret_text(secret: &Secret, key: &str) -> Result<String, String> {
-    let bytes = secret.data.as_ref().and_then(|data| data.get(key));
-    let bytes = bytes.ok_or_else(|| format!("it has no {key}"))?;
+    let entry = secret.data.as_ref().and_then(|data| data.get(key));
+    let bytes = entry.ok_or_else(|| format!("it has no {key}"))?;
     if bytes.0.len() > MAX_ENTRY_BYTES {
         return Err(format!("its {key} has more than {MAX_ENTRY_BYTES} bytes"));
     }

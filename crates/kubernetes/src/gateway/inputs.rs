@@ -1,5 +1,5 @@
-//! The inputs from which gateways are resolved: Gateways, their classes and routes, and the objects on which
-//! they depend, as read from the API server.
+//! Defines the inputs from which gateways are resolved: Gateways, their classes and routes, and the objects on
+//! which they depend, as read from the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -270,22 +270,25 @@ pub(crate) struct GatewayService {
 }
 
 impl GatewayInputs {
-    /// Returns true if objects of a kind in a namespace may refer to the given object.
+    /// Returns true if objects of a kind in a namespace (`from`) may refer to the object `to`, given by kind
+    /// and name.
     pub(crate) fn permits_reference(&self, from: (&str, &str), to: (&str, &ObjectId)) -> bool {
-        let ((kind, namespace), (to_kind, to)) = (from, to);
-        if namespace == to.namespace {
+        let ((kind, namespace), (target_kind, target)) = (from, to);
+        if namespace == target.namespace {
             return true;
         }
-        let is_from = |from: &GrantFrom| {
-            from.group == GATEWAY_GROUP && from.kind == kind && from.namespace == namespace
+        let is_from = |grant_from: &GrantFrom| {
+            grant_from.group == GATEWAY_GROUP
+                && grant_from.kind == kind
+                && grant_from.namespace == namespace
         };
         let is_to = |grant_to: &GrantTo| {
             matches!(grant_to.group.as_str(), "" | "core")
-                && grant_to.kind == to_kind
-                && grant_to.name.as_ref().is_none_or(|name| *name == to.name)
+                && grant_to.kind == target_kind
+                && grant_to.name.as_ref().is_none_or(|name| *name == target.name)
         };
         self.grants.iter().any(|(id, grant)| {
-            id.namespace == to.namespace
+            id.namespace == target.namespace
                 && grant.from.iter().any(is_from)
                 && grant.to.iter().any(is_to)
         })

@@ -1,5 +1,5 @@
-//! Listener isolation for TLS passthrough: of the listeners at one port, the listener with the most specific
-//! host name serves a session.
+//! Isolates the TLS passthrough listeners of a port: the listener with the most specific host name serves a
+//! session (listener isolation of the Gateway API).
 
 use leno_model::{HostPattern, TlsRule};
 
@@ -7,8 +7,8 @@ use leno_model::{HostPattern, TlsRule};
 pub(super) type PortListeners = Vec<(Option<HostPattern>, Vec<TlsRule>)>;
 
 /// Merges the rules of the listeners of a port. Only the listener with the most specific host name serves a
-/// session: host names that belong to another listener are removed from the rules of this one. Sessions that
-/// match no rule of their listener have no backend.
+/// session: host names that belong to a more specific listener are removed from the rules of a less specific
+/// listener. Sessions that match no rule of their listener have no backend.
 pub(super) fn isolate_listeners(listeners: PortListeners) -> Vec<TlsRule> {
     let hostnames: Vec<HostPattern> =
         listeners.iter().filter_map(|(name, _)| name.clone()).collect();
@@ -29,7 +29,7 @@ pub(super) fn isolate_listeners(listeners: PortListeners) -> Vec<TlsRule> {
         }
     }
     if !is_only_listener && let Some(rule) = rules.first().cloned() {
-        // The first rule for a host name wins.
+        // Catches the sessions that match no other rule of their listener: the first rule for a host name wins.
         rules.push(TlsRule { hostnames, backends: Vec::new(), ..rule });
     }
     rules

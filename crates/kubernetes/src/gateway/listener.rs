@@ -1,4 +1,4 @@
-//! Validation of the listeners of a gateway, including conflicts between them.
+//! Validates the listeners of a gateway, each by itself and against the other listeners of its port.
 
 use std::collections::BTreeMap;
 
@@ -103,8 +103,9 @@ pub(super) fn validate_listeners<'a>(
                 .map(|listener| (listener.protocol, listener.hostname.clone()))
         };
         let protocols_and_hosts: Vec<_> = indexes.iter().filter_map(protocol_and_host).collect();
-        let has_mixed_protocols =
-            protocols_and_hosts.windows(2).any(|pair| matches!(pair, [a, b] if a.0 != b.0));
+        let has_mixed_protocols = protocols_and_hosts
+            .windows(2)
+            .any(|pair| matches!(pair, [(left, _), (right, _)] if left != right));
         for (index, own_protocol_and_host) in indexes.iter().zip(&protocols_and_hosts) {
             let is_duplicate =
                 protocols_and_hosts.iter().filter(|other| *other == own_protocol_and_host).count()
@@ -124,6 +125,8 @@ pub(super) fn validate_listeners<'a>(
     validated_listeners
 }
 
+/// Validates one listener by itself: protocol, unknown fields, port, name, host name, route kinds and
+/// certificates. Reports one reason for rejection, even if several checks fail.
 fn validate_listener<'a>(
     inputs: &GatewayInputs,
     id: &ObjectId,
@@ -133,7 +136,7 @@ fn validate_listener<'a>(
     if let Some(field) = unknown_field(listener)
         && rejection.is_none()
     {
-        let message = format!("{field} is unknown and would not be enforced: remove it");
+        let message = format!("{field} is unknown and would not be enforced; remove it");
         rejection = Some(ConditionReason::new("UnsupportedValue", message));
     }
     if listener.port == HEALTH_PORT && protocol.is_some() {
@@ -144,11 +147,11 @@ fn validate_listener<'a>(
     if name.is_none() {
         rejection = Some(ConditionReason::new("UnsupportedValue", "its name is invalid"));
     }
-    let hostname = listener.hostname.as_deref().filter(|text| !text.is_empty());
+    let hostname_text = listener.hostname.as_deref().filter(|text| !text.is_empty());
     // TCP listeners have no host name.
-    let hostname = hostname.filter(|_| protocol != Some(ListenerProtocol::Tcp));
-    let hostname = hostname.map(str::parse::<HostPattern>).transpose();
-    let hostname = hostname.unwrap_or_else(|error| {
+    let hostname_text = hostname_text.filter(|_| protocol != Some(ListenerProtocol::Tcp));
+    let parsed_hostname = hostname_text.map(str::parse::<HostPattern>).transpose();
+    let hostname = parsed_hostname.unwrap_or_else(|error| {
         rejection = Some(ConditionReason::new("UnsupportedValue", error.to_string()));
         None
     });
@@ -184,7 +187,7 @@ fn validate_listener<'a>(
 /// Returns an unknown field of the listener: its author may rely on it, and the gateway would not enforce it.
 fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     let tls = listener.tls.as_ref();
-    let option = tls.and_then(|tls| tls.options.keys().next());
+    let option_key = tls.and_then(|tls| tls.options.keys().next());
     let routes = &listener.allowed_routes;
     let unknown_field_maps = [
         ("", Some(&listener.unknown_fields)),
@@ -195,8 +198,8 @@ fn unknown_field(listener: &ListenerSpec) -> Option<String> {
     let mut fields = unknown_field_maps
         .into_iter()
         .filter_map(|(path, fields)| Some((path, first_unknown_field(fields?)?)));
-    let option = option.map(|option| format!("tls.options.{option}"));
-    option.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
+    let option_path = option_key.map(|key| format!("tls.options.{key}"));
+    option_path.or_else(|| fields.next().map(|(path, field)| format!("{path}{field}")))
 }
 
 /// Returns the protocol of the listener, and the reason that it is not supported, if any.
@@ -227,7 +230,8 @@ fn supported_protocol(
     }
 }
 
-/// Returns the route kinds that the listener supports: the allowed kinds that match its protocol.
+/// Returns the route kinds that the listener supports (the allowed kinds that match its protocol), and the
+/// reason if another kind is allowed.
 fn supported_kinds(
     listener: &ListenerSpec,
     protocol: Option<ListenerProtocol>,

@@ -1,4 +1,5 @@
-//! Manifests of one gateway: a ServiceAccount, a Service, and a Deployment of proxies.
+//! Builds the manifests of one gateway: a ServiceAccount, a Service, a Deployment of proxies, and a
+//! PodDisruptionBudget.
 
 use leno_model::{GATEWAY_LABEL, GatewayName};
 use serde_json::{Map, Value, json};
@@ -47,6 +48,7 @@ fn disruption_budget(gateway: &DesiredGateway) -> Value {
     })
 }
 
+/// Returns the Service of a gateway, with its listener ports.
 fn gateway_service(gateway: &DesiredGateway) -> Value {
     let port = |port: &u16| {
         json!({
@@ -73,6 +75,7 @@ fn gateway_service(gateway: &DesiredGateway) -> Value {
     })
 }
 
+/// Returns the Deployment of a gateway's proxies.
 fn gateway_deployment(gateway: &DesiredGateway, settings: &InjectionSettings) -> Value {
     let name = object_name(&gateway.account);
     let mut labels = merged_labels(gateway);
@@ -125,6 +128,7 @@ fn gateway_deployment(gateway: &DesiredGateway, settings: &InjectionSettings) ->
     })
 }
 
+/// Returns the container of a gateway's proxy.
 fn proxy_container(settings: &InjectionSettings) -> Value {
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let mut args = json!([
@@ -192,7 +196,8 @@ fn owned_metadata(gateway: &DesiredGateway, name: &str) -> Value {
 }
 
 /// Returns the metadata of the account, without labels and annotations of the Gateway's author: annotations of
-/// an account can grant permissions in clouds. The gateway's own label would select all objects that have it.
+/// an account can grant permissions in clouds. Of the gateway's own labels, the account has only
+/// [`GATEWAY_PART`], by which the objects of gateways are listed for removal.
 fn account_metadata(gateway: &DesiredGateway, name: &str) -> Value {
     let mut metadata = owned_metadata(gateway, name);
     metadata["labels"] = json!({

@@ -1,4 +1,4 @@
-//! Provisioning of the accounts, Services and Deployments of gateways, by the leading control plane.
+//! Applies the Kubernetes objects of gateways (see `manifests.rs`), in the leading control plane.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,8 +21,9 @@ use crate::install::ApiTarget;
 use crate::status::event;
 use crate::well_known::GATEWAY_PART;
 
-/// Creates and maintains an account, a Service and a Deployment for each desired gateway while this control
-/// plane is the leader. The Gateway owns them, so they are deleted with it. Never returns.
+/// Creates and maintains a ServiceAccount, a Service, a Deployment and a PodDisruptionBudget for each desired
+/// gateway while this control plane is the leader. The Gateway owns them, so they are deleted with it. Never
+/// returns.
 pub async fn provision_gateways(
     client: Client,
     settings: watch::Receiver<InjectionSettings>,
@@ -49,22 +50,24 @@ struct ProvisionAttempt {
 }
 
 impl GatewayProvisioner {
+    /// Applies the objects of due gateways after each change and periodically, while this control plane
+    /// is the leader.
     async fn run(
         mut self,
-        mut settings: watch::Receiver<InjectionSettings>,
-        mut desired: watch::Receiver<Arc<Vec<DesiredGateway>>>,
+        mut settings_receiver: watch::Receiver<InjectionSettings>,
+        mut desired_receiver: watch::Receiver<Arc<Vec<DesiredGateway>>>,
         mut is_leader: watch::Receiver<bool>,
     ) {
         let mut ticks = interval(RETRY_INTERVAL);
         loop {
             tokio::select! {
-                Ok(()) = desired.changed() => {}
-                Ok(()) = settings.changed() => {}
+                Ok(()) = desired_receiver.changed() => {}
+                Ok(()) = settings_receiver.changed() => {}
                 Ok(()) = is_leader.changed() => {}
                 _ = ticks.tick() => {}
             }
-            let desired_gateways = Arc::clone(&desired.borrow_and_update());
-            let settings = settings.borrow_and_update().clone();
+            let desired_gateways = Arc::clone(&desired_receiver.borrow_and_update());
+            let settings = settings_receiver.borrow_and_update().clone();
             if !*is_leader.borrow_and_update() {
                 // Another leader may apply different objects in the meantime.
                 self.attempts.clear();
@@ -85,6 +88,8 @@ impl GatewayProvisioner {
         }
     }
 
+    /// Returns true if the objects of a gateway must be applied now: the desired state has changed, an object
+    /// is missing, the last attempt failed, or the reapply interval has passed.
     fn is_due(&self, desired: &DesiredGateway, settings: &InjectionSettings) -> bool {
         let Some(attempt) = self.attempts.get(&desired.name) else { return true };
         // An object was deleted.
@@ -96,14 +101,15 @@ impl GatewayProvisioner {
         // Back off while another client deletes the objects repeatedly or the API server rejects them.
         let retry_interval =
             RETRY_INTERVAL.saturating_mul(1 << attempt.retry_count.min(5)).min(REAPPLY_INTERVAL);
-        let max_wait = match desired.is_incomplete || attempt.error.is_some() {
+        let delay = match desired.is_incomplete || attempt.error.is_some() {
             true if is_gone && attempt.retry_count == 0 => Duration::ZERO,
             true => retry_interval,
             false => REAPPLY_INTERVAL,
         };
-        !is_same || attempt.start_time.elapsed() >= max_wait
+        !is_same || attempt.start_time.elapsed() >= delay
     }
 
+    /// Applies the objects of a gateway until one fails, and records the attempt. Reports a new error.
     async fn apply_gateway(&mut self, desired: &DesiredGateway, settings: &InjectionSettings) {
         let mut error = None;
         for manifest in gateway_manifests(desired, settings) {

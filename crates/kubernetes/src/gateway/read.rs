@@ -1,4 +1,4 @@
-//! Conversion of Kubernetes objects into inputs of gateways, one object at a time and without I/O.
+//! Converts Kubernetes objects into inputs of gateways, one object at a time and without I/O.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn read_class(meta: &ObjectMeta, spec: &Value) -> Option<ObservedGatewayClass> {
     let is_ours = spec.get("controllerName").is_some_and(|name| name == GATEWAY_CONTROLLER);
     is_ours.then(|| ObservedGatewayClass {
         has_parameters: spec.get("parametersRef").is_some_and(|parameters| !parameters.is_null()),
-        service_type: service_type(meta),
+        service_type: read_service_type(meta),
         generation: generation(meta),
     })
 }
@@ -74,7 +74,7 @@ fn read_gateway(meta: &ObjectMeta, spec: &Value) -> Option<ObservedGateway> {
         uid: meta.uid.clone()?,
         generation: generation(meta),
         created: creation_time(meta),
-        service_type: service_type(meta),
+        service_type: read_service_type(meta),
         spec: parse_spec(spec, meta)?,
     })
 }
@@ -87,7 +87,7 @@ fn read_tls_services(spec: &Value) -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-fn service_type(meta: &ObjectMeta) -> Option<String> {
+fn read_service_type(meta: &ObjectMeta) -> Option<String> {
     meta.annotations.as_ref()?.get(SERVICE_TYPE).cloned()
 }
 
@@ -118,8 +118,9 @@ fn read_route(
     meta: &ObjectMeta,
     spec: &Value,
 ) -> Option<ObservedRoute> {
-    let parents = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
-    let parents: Vec<Value> = parents.filter(|parent| is_gateway_parent(parent)).cloned().collect();
+    let parent_refs = spec.get("parentRefs").and_then(Value::as_array).into_iter().flatten();
+    let parents: Vec<Value> =
+        parent_refs.filter(|parent| is_gateway_parent(parent)).cloned().collect();
     if parents.is_empty() {
         return None;
     }

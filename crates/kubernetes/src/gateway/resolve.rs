@@ -1,4 +1,4 @@
-//! Resolution of gateways, routes and references into configuration, statuses and desired objects, without I/O.
+//! Resolves gateways, routes and references into configuration, statuses and desired objects, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -76,7 +76,7 @@ struct GatewayResolution<'a> {
 }
 
 impl GatewayResolution<'_> {
-    /// Returns the name of its Service and its Deployment.
+    /// Returns the name of the gateway's Service and Deployment.
     fn object_id(&self) -> ObjectId {
         let account = self.name_and_account.as_ref().map(|(_, account)| account.as_str());
         let name = object_name(account.unwrap_or_default());
@@ -108,7 +108,7 @@ fn referenced_secrets<'a>(
 /// Resolves all gateways and routes.
 pub(crate) fn resolve_gateways(
     inputs: &GatewayInputs,
-    services: ServiceLookup<'_>,
+    find_service: ServiceLookup<'_>,
     previous: &PreviousResult<'_>,
 ) -> ResolvedGateways {
     let mut resolutions: BTreeMap<&ObjectId, GatewayResolution<'_>> =
@@ -130,7 +130,7 @@ pub(crate) fn resolve_gateways(
         let resolved_rules = route
             .last_valid
             .as_deref()
-            .map(|valid_route| resolve_backends(inputs, services, id, valid_route));
+            .map(|valid_route| resolve_backends(inputs, find_service, id, valid_route));
         let statuses = attach_to_parents(
             inputs,
             &mut resolutions,
@@ -238,7 +238,7 @@ fn validate_gateways<'a>(
             let account = gateway_account(&name)?.name.to_string();
             Some((name, account))
         });
-        let service_type = service_type(gateway, class);
+        let service_type = resolve_service_type(gateway, class);
         let mut rejection = rejection_reason(id, gateway, class);
         if let Err(reason) = &service_type {
             rejection.get_or_insert(reason.clone());
@@ -285,7 +285,7 @@ fn rejection_reason(
         spec.tls.as_ref().and_then(Value::as_object).and_then(|fields| fields.keys().next())
     {
         let message =
-            format!("spec.tls.{field} is not supported and would not be enforced: remove it");
+            format!("spec.tls.{field} is not supported and would not be enforced; remove it");
         return Some(ConditionReason::new("Invalid", message));
     }
     let unknown_fields =
@@ -294,7 +294,7 @@ fn rejection_reason(
         .into_iter()
         .filter_map(|(path, fields)| Some((path, first_unknown_field(fields)?)));
     if let Some((path, field)) = unknown_field_paths.next() {
-        let message = format!("spec.{path}{field} is unknown and would not be enforced: remove it");
+        let message = format!("spec.{path}{field} is unknown and would not be enforced; remove it");
         return Some(ConditionReason::new("Invalid", message));
     }
     let Infrastructure { labels, annotations, .. } = &spec.infrastructure;
@@ -304,7 +304,7 @@ fn rejection_reason(
     if let Some(key) =
         reserved_label.or_else(|| annotations.keys().find(|key| belongs_to_domains(key, &PREFIXES)))
     {
-        let message = format!("spec.infrastructure: {key} is reserved: remove it");
+        let message = format!("spec.infrastructure: {key} is reserved; remove it");
         return Some(ConditionReason::new("InvalidParameters", message));
     }
     let is_unsupported = |address: &&GatewayAddress| {
@@ -322,12 +322,12 @@ fn rejection_reason(
 }
 
 /// Returns the type of a gateway's Service, from the annotation of the Gateway or else of its class.
-fn service_type(
+fn resolve_service_type(
     gateway: &ObservedGateway,
     class: &ObservedGatewayClass,
 ) -> Result<&'static str, ConditionReason> {
-    let service_type = gateway.service_type.as_ref().or(class.service_type.as_ref());
-    let Some(service_type) = service_type else { return Ok(LOAD_BALANCER) };
+    let requested_type = gateway.service_type.as_ref().or(class.service_type.as_ref());
+    let Some(service_type) = requested_type else { return Ok(LOAD_BALANCER) };
     let supported_type =
         SERVICE_TYPES.iter().find(|supported_type| *supported_type == service_type);
     supported_type.copied().ok_or_else(|| {
@@ -373,14 +373,14 @@ fn attach_to_parents(
         let outcome =
             attach_route(inputs, id, parent, hostnames, resolution.id, &resolution.listeners);
         if let Ok(attachments) = &outcome {
-            for (index, names) in attachments {
-                hosts_by_listener.insert((gateway.clone(), *index), names.clone());
+            for (index, hosts) in attachments {
+                hosts_by_listener.insert((gateway.clone(), *index), hosts.clone());
             }
         }
         outcomes.push((parent, outcome));
     }
     if let Some(resolved_rules) = resolved_rules {
-        for ((gateway, index), names) in hosts_by_listener {
+        for ((gateway, index), hosts) in hosts_by_listener {
             let Some(resolution) = resolutions.get_mut(&gateway) else { continue };
             if let Some(validated) =
                 resolution.listeners.get_mut(index).filter(|_| route.rejection.is_none())
@@ -389,7 +389,7 @@ fn attach_to_parents(
             }
             resolution.served_routes.push(ServedRoute {
                 listener_index: index,
-                names,
+                hosts,
                 rules: resolved_rules.rules.clone(),
             });
         }

@@ -1,4 +1,4 @@
-//! Compilation of a gateway's listeners and attached routes into the configuration of each port.
+//! Compiles a gateway's listeners and attached routes into the configuration of each port.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ pub(super) struct ServedRoute {
     /// The index of the listener.
     pub(super) listener_index: usize,
     /// The host names for which the route is attached.
-    pub(super) names: Vec<RouteHost>,
+    pub(super) hosts: Vec<RouteHost>,
     pub(super) rules: GatewayRules,
 }
 
-/// Compiles the ports of a gateway. Routes are sorted by age.
+/// Compiles the ports of a gateway. `served_routes` are sorted by age, oldest first.
 pub(super) fn compile_ports(
     gateway: &GatewayName,
     listeners: &[ValidatedListener<'_>],
@@ -87,14 +87,14 @@ pub(super) fn compile_ports(
 /// the listener, the more specific one takes precedence. Requests outside the listener's host name never reach
 /// its rules.
 fn group_by_host(routes: Vec<ServedRoute>) -> Vec<HostRules> {
-    let mut hosts: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
+    let mut rules_by_host: BTreeMap<Option<HostPattern>, Vec<RouteRule>> = BTreeMap::new();
     for route in routes {
         let GatewayRules::Requests(rules) = route.rules else { continue };
-        for name in route.names {
-            hosts.entry(name.written).or_default().extend_from_slice(&rules);
+        for host in route.hosts {
+            rules_by_host.entry(host.written).or_default().extend_from_slice(&rules);
         }
     }
-    hosts.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
+    rules_by_host.into_iter().map(|(hostname, rules)| HostRules { hostname, rules }).collect()
 }
 
 /// Returns TLS rules, limited to host names of the listener. The first rule for a host name wins: the one of
@@ -103,7 +103,7 @@ fn tls_rules(routes: Vec<ServedRoute>) -> Vec<TlsRule> {
     let mut rules = Vec::new();
     for route in routes {
         let GatewayRules::Sessions(rule) = route.rules else { continue };
-        for RouteHost { written, common } in route.names {
+        for RouteHost { written, common } in route.hosts {
             let Some(common) = common else { continue };
             let specificity = written.as_ref().map(HostPattern::specificity);
             rules.push((specificity, TlsRule { hostnames: vec![common], ..rule.clone() }));

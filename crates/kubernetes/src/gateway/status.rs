@@ -1,5 +1,5 @@
-//! Statuses of gateways, their listeners and their routes, and the features that the GatewayClass reports as
-//! supported.
+//! Defines the statuses of gateways, their listeners and their routes, and the features that the GatewayClass
+//! reports as supported.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Attachment rules of the Gateway API, as tables.
+//! Tests the attachment rules of the Gateway API, as tables.
 
 mod listeners;
 mod routes;

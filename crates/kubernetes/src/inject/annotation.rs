@@ -1,4 +1,4 @@
-//! Parsing of the labels and annotations of pods and namespaces, and the errors of injection.
+//! Parses the labels and annotations of pods and namespaces, and defines the errors of injection.
 
 use leno_model::{DefaultPolicy, MtlsMode, Weight};
 use serde_json::Value;
@@ -58,7 +58,8 @@ pub enum InjectError {
         /// The user ID of the container.
         uid: u32,
     },
-    /// The mesh floor requires a sidecar, and a container has the sidecar's name but another image.
+    /// The mesh floor (`spec.floor` of the MeshConfig) requires a sidecar, and a container has the sidecar's
+    /// name but another image.
     #[error(
         "container {container} ({field}) has the name of the sidecar and runs {image}, which is \
          not a sidecar image, and spec.floor.injection of the MeshConfig requires a sidecar; \

@@ -1,4 +1,4 @@
-//! The containers and volumes of an injected pod.
+//! Builds the containers and volumes of an injected pod.
 
 use leno_model::ClientRanges;
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ pub(super) struct SidecarInputs<'a> {
 impl SidecarInputs<'_> {
     /// Builds the init container that sets up redirection. The rules stay in the kernel when it exits.
     pub(super) fn redirection_container(&self) -> Value {
-        let (args, context) = if self.settings.by_plugin {
+        let (args, context) = if self.settings.uses_cni_plugin {
             (vec!["redirect".to_owned(), "--verify".to_owned()], restricted_context(VERIFIER_UID))
         } else {
             let mut args = self.redirection_options();
@@ -212,6 +212,6 @@ const VERIFIER_UID: u32 = PROXY_UID + 1;
 /// grace period of 30 seconds.
 const REGULAR_DRAIN_DELAY: &str = "5s";
 const REGULAR_DRAIN_TIMEOUT: &str = "20s";
-/// The lifetime of a service account token, in seconds. The kubelet renews the token when a fifth of it is
-/// left.
+/// The lifetime of a service account token, in seconds. The kubelet renews the token when a fifth of its
+/// lifetime is left.
 const TOKEN_SECONDS: u32 = 3600;

@@ -1,10 +1,10 @@
-//! The decision whether a pod gets a sidecar, and the checks that reject a pod.
+//! Decides if a pod gets a sidecar, and rejects pods that cannot have one.
 //!
-//! Exclusions come first, then the settings of the pod, then those of its namespace. In each, Leno's label or
-//! annotation precedes OSM's annotation, which precedes FSM's. Annotations of OSM and FSM apply only in
-//! namespaces that they monitor.
+//! Reasons to skip a pod regardless of settings come first, then the settings of the pod, then the settings of
+//! its namespace. Within the pod and the namespace, Leno's label or annotation precedes OSM's annotation, which
+//! precedes FSM's. Annotations of OSM and FSM apply only in namespaces that they monitor.
 
-use leno_model::{Floor, repository_of};
+use leno_model::{SecurityFloor, repository_of};
 use serde_json::Value;
 
 use super::annotation::{AnnotatedObject, InjectError, parse_switch, pod_metadata};
@@ -46,12 +46,12 @@ pub(crate) fn decide_injection(
     })
 }
 
-/// Returns true if the mesh floor requires a sidecar for a pod that opts out: the floor applies in namespaces
-/// with injection.
+/// Returns true if the mesh floor (`spec.floor` of the MeshConfig) requires a sidecar for a pod that opts out.
+/// The floor applies in namespaces with injection.
 pub(super) fn is_sidecar_required(
     pod: &Value,
     trigger: InjectionTrigger<'_>,
-    floor: &Floor,
+    floor: &SecurityFloor,
 ) -> bool {
     let opts_out = || read_pod_setting(pod, trigger.namespace_metadata()) == Ok(Some(false));
     let has_injection =
@@ -123,7 +123,7 @@ pub(super) fn check_shape(pod: &Value) -> Result<(), InjectError> {
     }
     let maps = MAPS.into_iter().map(|field| (field, "a map", has_shape(field, Value::is_object)));
     let lists = LISTS.into_iter().map(|field| (field, "a list", has_shape(field, Value::is_array)));
-    match maps.chain(lists).find(|(_, _, has_shape)| !has_shape) {
+    match maps.chain(lists).find(|(_, _, is_valid)| !is_valid) {
         Some((field, expected, _)) => Err(InjectError::Shape {
             field: field.trim_start_matches('/').replace('/', "."),
             expected,
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::api::NamespaceName;
 
-    fn settings_with_floor(floor: Floor) -> InjectionSettings {
+    fn settings_with_floor(floor: SecurityFloor) -> InjectionSettings {
         let trust_domain = TrustDomain::new("cluster.local").unwrap();
         let system = NamespaceName::from_literal("leno-system");
         let image = "registry.example/leno:1".to_owned();
@@ -281,9 +281,9 @@ mod tests {
         }
     }
 
-    fn required_images(images: &[&str]) -> Floor {
+    fn required_images(images: &[&str]) -> SecurityFloor {
         let sidecar_images = images.iter().map(|image| (*image).to_owned()).collect();
-        Floor { injection_required: true, sidecar_images, ..Floor::default() }
+        SecurityFloor { injection_required: true, sidecar_images, ..SecurityFloor::default() }
     }
 
     fn shop_namespace(labels: &[(&str, &str)]) -> NamespaceMetadata {
@@ -296,7 +296,11 @@ mod tests {
     }
 
     /// Returns `None` if the pod is unchanged because it has a sidecar, or the reason for rejection.
-    fn floor_verdict(pod: &Value, namespace: &NamespaceMetadata, floor: Floor) -> Option<String> {
+    fn floor_verdict(
+        pod: &Value,
+        namespace: &NamespaceMetadata,
+        floor: SecurityFloor,
+    ) -> Option<String> {
         match inject_sidecar(
             pod,
             InjectionTrigger::Namespace(namespace),
@@ -317,8 +321,9 @@ mod tests {
     #[test]
     fn a_pod_with_fields_of_wrong_types_is_rejected() {
         let enabled = shop_namespace(&[("leno.dev/injection", "enabled")]);
-        let rejection =
-            |pod: &Value| floor_verdict(pod, &enabled, Floor::default()).unwrap_or_default();
+        let rejection = |pod: &Value| {
+            floor_verdict(pod, &enabled, SecurityFloor::default()).unwrap_or_default()
+        };
         for (pod, field) in [
             (json!("a pod"), "the pod is not a map"),
             (json!({"metadata": {}, "spec": "80"}), "spec is not a map"),
@@ -391,7 +396,7 @@ mod tests {
             pod_with_containers(json!([{"name": "leno-init", "image": "registry.example/leno:1"}]));
         let reason = floor_verdict(&pod, &namespace, required_images(&[])).unwrap();
         assert!(reason.contains("no container leno-proxy"), "{reason}");
-        assert_eq!(floor_verdict(&pod, &namespace, Floor::default()), None);
+        assert_eq!(floor_verdict(&pod, &namespace, SecurityFloor::default()), None);
     }
 
     #[test]
@@ -399,9 +404,10 @@ mod tests {
         let pod = pod_with_containers(json!([{"name": "leno-proxy", "image": "busybox"}]));
         let enabled = ("leno.dev/injection", "enabled");
         let shop_name = Name::new("shop").unwrap();
-        let excepted = Floor { except_namespaces: [shop_name].into(), ..required_images(&[]) };
+        let excepted =
+            SecurityFloor { except_namespaces: [shop_name].into(), ..required_images(&[]) };
         for (namespace, floor) in [
-            (shop_namespace(&[enabled]), Floor::default()),
+            (shop_namespace(&[enabled]), SecurityFloor::default()),
             (shop_namespace(&[enabled]), excepted),
             (shop_namespace(&[]), required_images(&[])),
             (shop_namespace(&[("leno.dev/injection", "disabled")]), required_images(&[])),

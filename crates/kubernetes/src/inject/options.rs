@@ -1,4 +1,4 @@
-//! The settings of a sidecar from annotations: exclusions, resources, image, DNS, metrics and upgrades.
+//! Reads the settings of a sidecar from annotations: exclusions, resources, image, DNS, metrics and upgrades.
 //!
 //! Most annotations are supported with the prefixes of Leno, OSM and FSM. Lists are merged. For other values
 //! the pod precedes its namespace; within each, Leno's prefix precedes OSM's, which precedes FSM's.
@@ -70,7 +70,7 @@ pub(super) struct SidecarOptions {
     pub(super) answers_dns: bool,
     /// The `PORT/PATH` of the application's own metrics, if the sidecar exposes them as well.
     pub(super) application_metrics: Option<String>,
-    /// A warning for each annotation that the mesh floor overrides.
+    /// A warning for each annotation that the mesh floor (`spec.floor` of the MeshConfig) overrides.
     pub(super) warnings: Vec<String>,
     /// The protocols to which connections may be upgraded, if not only WebSocket.
     pub(super) upgrades: Option<Upgrades>,
@@ -127,6 +127,14 @@ pub(super) fn requested_image<'a>(
     AnnotationSources { pod, namespace }.read_image()
 }
 
+/// An annotation of a pod or namespace.
+struct AnnotationValue<'a> {
+    object: AnnotatedObject,
+    /// The key, with its prefix.
+    key: String,
+    text: &'a str,
+}
+
 /// The pod and the namespace from which annotations are read.
 struct AnnotationSources<'a> {
     pod: &'a Value,
@@ -135,22 +143,22 @@ struct AnnotationSources<'a> {
 
 impl<'a> AnnotationSources<'a> {
     /// Returns all annotations with this name after the prefix, in order of precedence.
-    fn find_annotations(&self, name: &str) -> Vec<(AnnotatedObject, String, &'a str)> {
+    fn find_annotations(&self, name: &str) -> Vec<AnnotationValue<'a>> {
         debug_assert!(is_supported_annotation(name), "{name} is not listed as supported");
         let keys = || PREFIXES.into_iter().map(|prefix| format!("{prefix}/{name}"));
         let pod_annotations = keys().filter_map(|key| {
-            pod_metadata(self.pod, "annotations", &key)
-                .map(|value| (AnnotatedObject::Pod, key, value))
+            let text = pod_metadata(self.pod, "annotations", &key)?;
+            Some(AnnotationValue { object: AnnotatedObject::Pod, key, text })
         });
         let namespace_annotations = keys().filter_map(|key| {
-            let text = self.namespace?.annotations.get(&key)?;
-            Some((AnnotatedObject::Namespace, key, text.as_str()))
+            let text = self.namespace?.annotations.get(&key)?.as_str();
+            Some(AnnotationValue { object: AnnotatedObject::Namespace, key, text })
         });
         pod_annotations.chain(namespace_annotations).collect()
     }
 
     /// Returns the annotation with this name that takes precedence.
-    fn first_annotation(&self, name: &str) -> Option<(AnnotatedObject, String, &'a str)> {
+    fn first_annotation(&self, name: &str) -> Option<AnnotationValue<'a>> {
         self.find_annotations(name).into_iter().next()
     }
 
@@ -163,13 +171,13 @@ impl<'a> AnnotationSources<'a> {
     }
 
     fn read_ports(&self, name: &str, exclusions: &mut BTreeSet<u16>) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.find_annotations(name) {
+        for AnnotationValue { object, key, text } in self.find_annotations(name) {
             for element in split_list(text) {
                 match element.parse() {
                     Ok(port @ 1..) => exclusions.insert(port),
                     _ => {
                         let expected = "a port; use numbers from 1 to 65535, such as `25, 5432`";
-                        return Err(invalid_value(annotated_object, key, element, expected));
+                        return Err(invalid_value(object, key, element, expected));
                     }
                 };
             }
@@ -182,12 +190,12 @@ impl<'a> AnnotationSources<'a> {
         name: &str,
         exclusions: &mut BTreeSet<AddressRange>,
     ) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.find_annotations(name) {
+        for AnnotationValue { object, key, text } in self.find_annotations(name) {
             for element in split_list(text) {
                 let expected = "a range of addresses; use one such as 192.0.2.0/24";
-                let range = element.parse().map_err(|()| {
-                    invalid_value(annotated_object, key.clone(), element, expected)
-                })?;
+                let range = element
+                    .parse()
+                    .map_err(|()| invalid_value(object, key.clone(), element, expected))?;
                 exclusions.insert(range);
             }
         }
@@ -199,11 +207,11 @@ impl<'a> AnnotationSources<'a> {
         name: &str,
         exclusions: &mut BTreeSet<String>,
     ) -> Result<(), InjectError> {
-        for (annotated_object, key, text) in self.find_annotations(name) {
+        for AnnotationValue { object, key, text } in self.find_annotations(name) {
             for element in split_list(text) {
                 if !is_interface(element) {
                     let expected = "the name of a network interface; use one such as eth1";
-                    return Err(invalid_value(annotated_object, key, element, expected));
+                    return Err(invalid_value(object, key, element, expected));
                 }
                 exclusions.insert(element.to_owned());
             }
@@ -220,14 +228,14 @@ impl<'a> AnnotationSources<'a> {
                 let name = |suffix| format!("sidecar-resource-{kind}-{suffix}");
                 let annotations =
                     suffixes.iter().filter_map(|suffix| self.first_annotation(&name(suffix)));
-                let Some((annotated_object, key, text)) =
-                    annotations.min_by_key(|(annotated_object, ..)| *annotated_object)
+                let Some(AnnotationValue { object, key, text }) =
+                    annotations.min_by_key(|annotation| annotation.object)
                 else {
                     continue;
                 };
                 if !is_quantity(text) {
                     return Err(invalid_value(
-                        annotated_object,
+                        object,
                         key,
                         text,
                         "a quantity; use one such as 100m or 64Mi",
@@ -274,13 +282,13 @@ impl<'a> AnnotationSources<'a> {
 
     /// Returns the image. Annotations of other meshes are ignored because they name other programs.
     fn read_image(&self) -> Result<Option<&'a str>, InjectError> {
-        let Some((annotated_object, image)) = self.own_annotation(SIDECAR_IMAGE) else {
+        let Some((object, image)) = self.own_annotation(SIDECAR_IMAGE) else {
             return Ok(None);
         };
         let is_forbidden_character = |c: char| c.is_whitespace() || c.is_control();
         if image.is_empty() || image.contains(is_forbidden_character) {
             let expected = "the name of an image; use one such as `leno:0.1`";
-            return Err(invalid_value(annotated_object, SIDECAR_IMAGE.to_owned(), image, expected));
+            return Err(invalid_value(object, SIDECAR_IMAGE.to_owned(), image, expected));
         }
         Ok(Some(image))
     }
@@ -309,20 +317,18 @@ impl<'a> AnnotationSources<'a> {
         match self.own_annotation(DNS_ANNOTATION) {
             None | Some((_, "cluster")) => Ok(false),
             Some((_, "proxy")) => Ok(true),
-            Some((annotated_object, text)) => {
+            Some((object, text)) => {
                 let expected = "a DNS mode; use `proxy` or `cluster`";
-                Err(invalid_value(annotated_object, DNS_ANNOTATION.to_owned(), text, expected))
+                Err(invalid_value(object, DNS_ANNOTATION.to_owned(), text, expected))
             }
         }
     }
 
     fn read_upgrades(&self) -> Result<Option<Upgrades>, InjectError> {
-        let Some((annotated_object, text)) = self.own_annotation(UPGRADES) else { return Ok(None) };
+        let Some((object, text)) = self.own_annotation(UPGRADES) else { return Ok(None) };
         let expected = "a list of protocols; use one such as `websocket,tcp`, or `any`";
         let upgrades = text.parse();
-        upgrades
-            .map(Some)
-            .map_err(|_| invalid_value(annotated_object, UPGRADES.to_owned(), text, expected))
+        upgrades.map(Some).map_err(|_| invalid_value(object, UPGRADES.to_owned(), text, expected))
     }
 
     /// Returns the pod's own Prometheus endpoint, if the sidecar exposes metrics. Endpoints that the sidecar
@@ -332,19 +338,20 @@ impl<'a> AnnotationSources<'a> {
         if !self.read_metrics_setting()? || annotation("prometheus.io/scrape") != Some("true") {
             return Ok(None);
         }
-        let port = annotation("prometheus.io/port").and_then(|port| port.parse::<u16>().ok());
+        let parsed_port =
+            annotation("prometheus.io/port").and_then(|text| text.parse::<u16>().ok());
         let path = annotation("prometheus.io/path").unwrap_or("/metrics").trim_start_matches('/');
         let is_plaintext = annotation("prometheus.io/scheme").is_none_or(|scheme| scheme == "http");
         let is_path_byte = |byte: u8| byte.is_ascii_graphic() && !b"#\"<>\\^`{|}$".contains(&byte);
         let is_scrapable = is_plaintext && path.len() < 1024 && path.bytes().all(is_path_byte);
-        let port = port.filter(|port| is_scrapable && *port != 0 && *port != HEALTH_PORT);
+        let port = parsed_port.filter(|port| is_scrapable && *port != 0 && *port != HEALTH_PORT);
         Ok(port.map(|port| format!("{port}/{path}")))
     }
 
     /// Returns true if annotations for Prometheus are requested.
     fn read_metrics_setting(&self) -> Result<bool, InjectError> {
         match self.first_annotation("metrics") {
-            Some((annotated_object, key, text)) => parse_switch(annotated_object, &key, text),
+            Some(AnnotationValue { object, key, text }) => parse_switch(object, &key, text),
             None => Ok(false),
         }
     }
@@ -352,12 +359,12 @@ impl<'a> AnnotationSources<'a> {
 
 /// Returns the error for an invalid value, or an invalid element, of an annotation.
 fn invalid_value(
-    annotated_object: AnnotatedObject,
+    object: AnnotatedObject,
     key: String,
     value: &str,
     expected: &'static str,
 ) -> InjectError {
-    InjectError::Annotation { object: annotated_object, key, value: value.to_owned(), expected }
+    InjectError::Annotation { object, key, value: value.to_owned(), expected }
 }
 
 /// Returns true if the kernel accepts the text as the name of a network interface.

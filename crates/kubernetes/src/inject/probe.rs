@@ -1,4 +1,5 @@
-//! Probes: the kubelet is outside the mesh, so the sidecar probes the application on its behalf.
+//! Redirects the probes of containers to the sidecar. The kubelet is outside the mesh, so the sidecar probes
+//! the application on its behalf.
 
 use serde_json::{Map, Value, json};
 
@@ -126,8 +127,12 @@ fn resolve_port(port: &Value, ports: &Value) -> Result<u64, UnknownPort> {
     let Some(name) = port.as_str() else {
         return port.as_u64().ok_or_else(|| UnknownPort(port.clone()));
     };
-    let named_port = ports.as_array().into_iter().flatten().find(|port| port["name"] == name);
-    let port_number = named_port.and_then(|port| port["containerPort"].as_u64());
+    let named_port = ports
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|container_port| container_port["name"] == name);
+    let port_number = named_port.and_then(|named_port| named_port["containerPort"].as_u64());
     port_number.or_else(|| name.parse().ok()).ok_or_else(|| UnknownPort(port.clone()))
 }
 

@@ -1,4 +1,4 @@
-//! Address ranges in annotations and options.
+//! Parses the address ranges in annotations and options.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,9 +12,9 @@ impl FromStr for AddressRange {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (address, prefix_length) =
-            text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
-        let address: IpAddr = address.parse().map_err(|_| ())?;
+        let (address_text, prefix_length) =
+            text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
+        let address: IpAddr = address_text.parse().map_err(|_| ())?;
         let max_prefix_length = if address.is_ipv4() { 32 } else { 128 };
         match prefix_length.map(str::parse::<u8>) {
             None => Ok(Self(text.to_owned())),

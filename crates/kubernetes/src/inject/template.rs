@@ -1,4 +1,5 @@
-//! Injection into pod templates: Deployments, Jobs, lists of any objects.
+//! Injects sidecars into the pod templates of manifests: Deployments, Jobs and other kinds, and lists of
+//! objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +53,8 @@ pub fn inject_manifest(
     Ok(InjectedManifest { manifest, outcomes })
 }
 
+/// Injects sidecars into an object with a pod template, or into each item of a list, and adds the outcomes to
+/// `outcomes`. Other objects are unchanged.
 fn inject_object(
     object: &mut Value,
     context: (&BTreeMap<String, NamespaceMetadata>, &InjectionSettings),

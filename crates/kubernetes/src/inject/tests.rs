@@ -1,4 +1,4 @@
-//! Decision table of injection, and pods before and after it.
+//! Tests the decision about injection as a table, and compares pods before and after injection.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -16,13 +16,13 @@ fn with_a_network_plugin_no_container_has_privileges() {
         }},
         "spec": {"containers": [{"name": "app"}]},
     });
-    for by_plugin in [true, false] {
-        let settings = InjectionSettings { by_plugin, ..test_settings() };
+    for uses_cni_plugin in [true, false] {
+        let settings = InjectionSettings { uses_cni_plugin, ..test_settings() };
         let outcome = inject_sidecar(&pod, InjectionTrigger::User(None), &settings).unwrap();
         let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
         let first = &pod["spec"]["initContainers"][0];
         let redirect = &pod["metadata"]["annotations"]["leno.dev/redirect"];
-        if by_plugin {
+        if uses_cni_plugin {
             assert_eq!(first["args"], json!(["redirect", "--verify"]));
             assert_eq!(first["securityContext"]["runAsNonRoot"], true);
             assert_eq!(first["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
@@ -673,7 +673,11 @@ fn annotations_of_namespaces_apply_to_manifests() {
 
 /// Returns the outcome for a pod under a floor, `yes` or the reason that it has no sidecar, and the number of
 /// warnings.
-fn inject_with_floor(pod: &Value, namespace: &NamespaceMetadata, floor: Floor) -> (String, usize) {
+fn inject_with_floor(
+    pod: &Value,
+    namespace: &NamespaceMetadata,
+    floor: SecurityFloor,
+) -> (String, usize) {
     let settings = InjectionSettings { floor, ..test_settings() };
     match inject_sidecar(pod, InjectionTrigger::Namespace(namespace), &settings).unwrap() {
         InjectionOutcome::Injected { warnings, .. } => ("yes".to_owned(), warnings.len()),
@@ -683,9 +687,9 @@ fn inject_with_floor(pod: &Value, namespace: &NamespaceMetadata, floor: Floor) -
 
 #[test]
 fn pods_cannot_opt_out_if_the_floor_requires_a_sidecar() {
-    let required = || Floor { injection_required: true, ..Floor::default() };
+    let required = || SecurityFloor { injection_required: true, ..SecurityFloor::default() };
     let with_exception =
-        || Floor { except_namespaces: [Name::new("shop").unwrap()].into(), ..required() };
+        || SecurityFloor { except_namespaces: [Name::new("shop").unwrap()].into(), ..required() };
     let (enabled, disabled) = ("leno.dev/injection=enabled", "leno.dev/injection=disabled");
     let fsm = "flomesh.io/monitored-by=fsm";
     let injected = |warnings: usize| ("yes".to_owned(), warnings);
@@ -695,7 +699,7 @@ fn pods_cannot_opt_out_if_the_floor_requires_a_sidecar() {
     {
         let pod = pod_with_metadata(labels, annotations);
         assert_eq!(
-            inject_with_floor(&pod, &namespace_metadata(enabled, ""), Floor::default()),
+            inject_with_floor(&pod, &namespace_metadata(enabled, ""), SecurityFloor::default()),
             skipped
         );
         assert_eq!(
@@ -739,7 +743,10 @@ fn annotations_exclude_nothing_if_the_floor_forbids_exclusions() {
                 let namespace =
                     namespace_metadata("leno.dev/injection=enabled", namespace_annotations);
                 for (is_forbidden, options) in [(false, 1), (true, 0)] {
-                    let floor = Floor { exclusions_forbidden: is_forbidden, ..Floor::default() };
+                    let floor = SecurityFloor {
+                        exclusions_forbidden: is_forbidden,
+                        ..SecurityFloor::default()
+                    };
                     let settings = InjectionSettings { floor, ..test_settings() };
                     let outcome = inject_sidecar(
                         &pod_with_metadata("", pod_annotations),
@@ -758,7 +765,7 @@ fn annotations_exclude_nothing_if_the_floor_forbids_exclusions() {
     }
     // The operator's exclusions for all pods are kept.
     let exclusions = Exclusions { outbound_ports: [26].into(), ..Exclusions::default() };
-    let floor = Floor { exclusions_forbidden: true, ..Floor::default() };
+    let floor = SecurityFloor { exclusions_forbidden: true, ..SecurityFloor::default() };
     let settings = InjectionSettings { floor, exclusions, ..test_settings() };
     let pod = pod_with_metadata("", "leno.dev/outbound-port-exclusion-list=25");
     let (pod, warnings) = inject_pod(&pod, &settings);
@@ -770,7 +777,8 @@ fn annotations_exclude_nothing_if_the_floor_forbids_exclusions() {
 #[test]
 fn sidecar_images_that_the_floor_does_not_permit_are_replaced() {
     let images = |text: &str| [text.to_owned()].into();
-    let floor = Floor { sidecar_images: images("mirror.example/leno"), ..Floor::default() };
+    let floor =
+        SecurityFloor { sidecar_images: images("mirror.example/leno"), ..SecurityFloor::default() };
     let settings = InjectionSettings { floor, ..test_settings() };
     for (requested, expected, warning_count) in [
         ("mirror.example/leno:0.2", "mirror.example/leno:0.2", 0),
@@ -836,12 +844,12 @@ fn excluded_interfaces_reach_init_container_and_plugin() {
         })
     };
     let option = "--exclude-interfaces=eth1,net0";
-    for by_plugin in [true, false] {
-        let settings = InjectionSettings { by_plugin, ..test_settings() };
+    for uses_cni_plugin in [true, false] {
+        let settings = InjectionSettings { uses_cni_plugin, ..test_settings() };
         let outcome =
             inject_sidecar(&pod("eth1, net0"), InjectionTrigger::User(None), &settings).unwrap();
         let InjectionOutcome::Injected { pod, .. } = outcome else { panic!("{outcome:?}") };
-        if by_plugin {
+        if uses_cni_plugin {
             assert_eq!(pod["metadata"]["annotations"]["leno.dev/redirect"], option);
         } else {
             let args = &pod["spec"]["initContainers"][0]["args"];

@@ -1,4 +1,4 @@
-//! RBAC objects of the control plane, with the least permissions.
+//! Builds the RBAC objects of the control plane, with the least permissions.
 
 use serde_json::{Value, json};
 
@@ -75,6 +75,8 @@ pub(super) fn access_objects(options: &InstallOptions) -> Vec<Value> {
     objects
 }
 
+/// Returns the permissions in the whole cluster: to read the kinds of the mesh, to write their statuses and
+/// events, to review tokens, and to maintain the webhook configuration.
 fn cluster_permissions() -> Value {
     let own_resources: Vec<String> = kinds::plurals().map(str::to_owned).collect();
     let own_status = status_subresources(&own_resources);
@@ -114,8 +116,7 @@ fn cluster_permissions() -> Value {
 /// Returns the account of the Job that retracts statuses after `helm uninstall`, with its permissions. Helm
 /// deletes them together with the Job.
 pub(super) fn retraction_objects(options: &InstallOptions) -> Vec<Value> {
-    let own_resources: Vec<String> = kinds::plurals().map(str::to_owned).collect();
-    let own_resources: Vec<&str> = own_resources.iter().map(String::as_str).collect();
+    let own_resources: Vec<&str> = kinds::plurals().collect();
     let gateway_resources = [&ROUTE_RESOURCES[..], &["gatewayclasses", "gateways"]].concat();
     let kinds: [(&[&str], &[&str]); 3] = [
         (&["leno.dev"], &own_resources),
@@ -191,12 +192,15 @@ fn access_cert_permissions() -> Value {
 
 /// Returns the permissions in the control plane's namespace. The `create` verb cannot be restricted to a name.
 fn namespace_permissions() -> Value {
-    let watch_verbs = ["get", "list", "watch", "update"];
+    let read_and_update_verbs = ["get", "list", "watch", "update"];
     json!([
         // Control planes discover each other by the EndpointSlices of their Service.
         read_rule(&["discovery.k8s.io"], &["endpointslices"]),
         policy_rule(&[""], &["secrets"], &["create"]),
-        restrict_to_names(policy_rule(&[""], &["secrets"], &watch_verbs), &[AUTHORITY_SECRET]),
+        restrict_to_names(
+            policy_rule(&[""], &["secrets"], &read_and_update_verbs),
+            &[AUTHORITY_SECRET]
+        ),
         restrict_to_names(policy_rule(&[""], &["secrets"], &["get", "update"]), &[WEBHOOK_SECRET]),
         policy_rule(&[""], &["configmaps"], &["create"]),
         restrict_to_names(

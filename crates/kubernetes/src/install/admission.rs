@@ -1,7 +1,8 @@
-//! Webhook configuration of the sidecar injector.
+//! Builds the webhook configuration of the sidecar injector.
 //!
-//! The webhook is called only for pods that may need a sidecar, so other pods do not depend on it. These pods
-//! are not created while the injector is unavailable, so that no pod runs without its sidecar.
+//! The webhook is called only for pods that may need a sidecar, so other pods do not depend on it. Pods that
+//! may need a sidecar are not created while the injector is unavailable, so that no pod runs without its
+//! sidecar.
 
 use serde_json::{Value, json};
 
@@ -52,13 +53,13 @@ pub(super) fn webhook_configuration(options: &InstallOptions) -> Value {
     // The namespace is a member of the mesh for OSM or FSM; annotations decide.
     for (name, label) in [("osm", MEMBERSHIPS[1]), ("fsm", MEMBERSHIPS[2])] {
         let requirements = [exists(label), absent(INJECTION)];
-        // The webhook for pods with our label handles these.
-        let pod_requirements = vec![absent(INJECTION)];
+        // The webhook `pod` handles pods with our label.
+        let without_own_label = vec![absent(INJECTION)];
         webhooks.push(webhook_entry(
             name,
             options,
             combine(&namespace_requirements, &requirements),
-            pod_requirements,
+            without_own_label,
         ));
     }
     json!({

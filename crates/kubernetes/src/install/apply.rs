@@ -1,4 +1,4 @@
-//! Application of manifests to a cluster, and the wait until the objects are ready.
+//! Applies manifests to a cluster, and waits until the objects are ready.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -83,7 +83,7 @@ impl InstallError {
 /// Creates or updates the objects in order. Fields that no manifest sets keep the values of other writers.
 ///
 /// # Errors
-/// When the API server rejects an object; the ones before it are applied.
+/// When the API server rejects an object. The objects before it have been applied.
 pub async fn apply_manifests(
     client: &Client,
     manifests: &[Value],
@@ -123,9 +123,9 @@ async fn belongs_to_another_mesh(
     }
     let definitions: ObjectApi<CustomResourceDefinition> =
         ObjectApi::for_all_namespaces(client.clone());
-    let definition = definitions.get_metadata_opt(name).await;
+    let definition_result = definitions.get_metadata_opt(name).await;
     let definition =
-        definition.map_err(|error| InstallError::from_api_error("get", name, error))?;
+        definition_result.map_err(|error| InstallError::from_api_error("get", name, error))?;
     let belongs_to_leno = |labels: &BTreeMap<String, String>| {
         labels.get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };
@@ -136,9 +136,9 @@ async fn belongs_to_another_mesh(
 async fn wait_for_kind(client: &Client, name: &ObjectName) -> Result<(), InstallError> {
     let api: ObjectApi<CustomResourceDefinition> = ObjectApi::for_all_namespaces(client.clone());
     poll_until("the registration of a kind", KIND_TIMEOUT, async || {
-        let definition = api.get(name).await;
+        let definition_result = api.get(name).await;
         let definition =
-            definition.map_err(|error| InstallError::from_api_error("get", name, error))?;
+            definition_result.map_err(|error| InstallError::from_api_error("get", name, error))?;
         let conditions = definition.status.unwrap_or_default().conditions.unwrap_or_default();
         let has_established = |status: &str| {
             conditions
@@ -162,15 +162,17 @@ pub async fn wait_for_rollout(
     let deployments: ObjectApi<Deployment> = ObjectApi::for_namespace(client.clone(), namespace);
     let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), namespace);
     poll_until("the rollout of the control plane", limit, async || {
-        let deployment = deployments.get(&CONTROL_NAME).await;
-        let deployment = deployment
+        let deployment_result = deployments.get(&CONTROL_NAME).await;
+        let deployment = deployment_result
             .map_err(|error| InstallError::from_api_error("get", "the Deployment", error))?;
-        let Some(rollout_state) = incomplete_rollout(&deployment) else { return Ok(Ok(())) };
+        let Some(rollout_state) = describe_incomplete_rollout(&deployment) else {
+            return Ok(Ok(()));
+        };
         let selector = format!("app.kubernetes.io/name={CONTROL}");
         let listed = pods.list(&ListParams::default().labels(&selector)).await;
-        let pod_reasons =
+        let reasons_result =
             listed.map(|pods| pods.items.iter().filter_map(unready_reason).collect::<Vec<_>>());
-        let pod_reasons = pod_reasons.unwrap_or_default();
+        let pod_reasons = reasons_result.unwrap_or_default();
         Ok(Err(if pod_reasons.is_empty() {
             rollout_state
         } else {
@@ -181,7 +183,7 @@ pub async fn wait_for_rollout(
 }
 
 /// Describes the incomplete rollout of a Deployment; `None` if it is complete.
-pub(super) fn incomplete_rollout(deployment: &Deployment) -> Option<String> {
+pub(super) fn describe_incomplete_rollout(deployment: &Deployment) -> Option<String> {
     let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
     if status.observed_generation < deployment.metadata.generation {
@@ -230,9 +232,9 @@ pub async fn wait_for_webhook(client: &Client, limit: Duration) -> Result<(), In
     let configurations: ObjectApi<MutatingWebhookConfiguration> =
         ObjectApi::for_all_namespaces(client.clone());
     poll_until("the setup of sidecar injection", limit, async || {
-        let configuration = configurations.get_opt(&INJECTOR_NAME).await;
-        let configuration =
-            configuration.map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
+        let configuration_result = configurations.get_opt(&INJECTOR_NAME).await;
+        let configuration = configuration_result
+            .map_err(|error| InstallError::from_api_error("get", INJECTOR, error))?;
         Ok(match trust_state(configuration.as_ref()) {
             TrustState::Absent => Err(format!("there is no {INJECTOR}")),
             TrustState::Untrusted => Err("no control plane has set its CA bundle".to_owned()),
@@ -304,19 +306,21 @@ pub(crate) struct ApiTarget {
 }
 
 impl ApiTarget {
+    /// Determines the API path of a manifest's object.
+    ///
     /// # Errors
     /// When the manifest has a name that is invalid in an API path.
     pub(crate) fn from_manifest(client: &Client, manifest: &Value) -> Result<Self, InstallError> {
         let metadata = &manifest["metadata"];
         let resource = manifest_resource(manifest);
-        let name = metadata["name"].as_str().unwrap_or_default();
-        let namespace = metadata["namespace"].as_str();
-        let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
-        let object = format!("{} {prefix}{name}", resource.kind);
+        let name_text = metadata["name"].as_str().unwrap_or_default();
+        let namespace_text = metadata["namespace"].as_str();
+        let prefix = namespace_text.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        let object = format!("{} {prefix}{name_text}", resource.kind);
         let invalid_path = |error| InstallError::from_api_error("address", &object, error);
-        let namespace = namespace.map(NamespaceName::new).transpose();
-        let namespace = namespace.map_err(|error| invalid_path(error.into()))?;
-        let name = ObjectName::new(name).map_err(|error| invalid_path(error.into()))?;
+        let parsed_namespace = namespace_text.map(NamespaceName::new).transpose();
+        let namespace = parsed_namespace.map_err(|error| invalid_path(error.into()))?;
+        let name = ObjectName::new(name_text).map_err(|error| invalid_path(error.into()))?;
         let api = ObjectApi::for_dynamic_kind(client.clone(), namespace.as_ref(), &resource);
         Ok(Self { api: api.map_err(invalid_path)?, object, name })
     }
@@ -325,8 +329,9 @@ impl ApiTarget {
 /// Returns the API resource of a manifest, with the plural that follows from its kind.
 pub(super) fn manifest_resource(manifest: &Value) -> ApiResource {
     let owned_string = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (kind, version) = (owned_string(&manifest["kind"]), owned_string(&manifest["apiVersion"]));
-    let (group, version) = version.split_once('/').unwrap_or(("", &version));
+    let (kind, api_version) =
+        (owned_string(&manifest["kind"]), owned_string(&manifest["apiVersion"]));
+    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind))
 }
 
@@ -355,7 +360,8 @@ mod tests {
 
     #[test]
     fn a_rollout_is_complete_when_all_pods_are_updated_and_available() {
-        let rollout_state = |status: Value| incomplete_rollout(&deployment_with_status(&status));
+        let rollout_state =
+            |status: Value| describe_incomplete_rollout(&deployment_with_status(&status));
         let complete = json!({
             "observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2,
         });

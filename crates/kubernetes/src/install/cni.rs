@@ -1,4 +1,4 @@
-//! The objects of the node agent, which installs the CNI plugin that redirects connections to sidecars.
+//! Builds the objects of the node agent, which installs the CNI plugin that redirects connections to sidecars.
 
 use serde_json::{Value, json};
 
@@ -78,6 +78,7 @@ fn cni_metadata() -> Value {
     metadata
 }
 
+/// Returns the DaemonSet of the node agents.
 fn daemon_set(options: &InstallOptions, network: &NodeNetwork) -> Value {
     let mut pod_labels = common_labels();
     pod_labels.insert("app.kubernetes.io/name".to_owned(), CNI.into());

@@ -1,4 +1,5 @@
-//! The objects of the control plane: its namespace, Deployment and Services.
+//! Builds the objects of the control plane: its namespace, Services, Deployment, PodDisruptionBudget, and the
+//! ConfigMap with the client CA certificates of the webhook.
 
 use leno_model::Name;
 use serde_json::{Value, json};
@@ -36,7 +37,7 @@ pub(super) fn control_plane_objects(options: &InstallOptions) -> Vec<Value> {
             "data": {CLIENT_CA_KEY: certificates},
         }));
     }
-    // With one replica, a node could never be drained.
+    // With one replica, the budget would block every drain of its node.
     if options.replicas > 1 {
         objects.push(disruption_budget);
     }
@@ -98,6 +99,7 @@ fn volumes_and_mounts(options: &InstallOptions) -> (Vec<Value>, Vec<Value>) {
     (volumes, mounts)
 }
 
+/// Returns the Deployment of the control plane, whose pods are spread over nodes and zones.
 fn control_deployment(options: &InstallOptions) -> Value {
     let mut metadata = namespaced_metadata(CONTROL, options);
     if !options.network_policies {
@@ -157,6 +159,7 @@ fn control_deployment(options: &InstallOptions) -> Value {
     })
 }
 
+/// Returns the container of a control plane.
 fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
     let field_variable = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
     let build_probe = |path: &str, period_seconds: u32| {
@@ -201,6 +204,7 @@ fn control_container(options: &InstallOptions, mounts: Vec<Value>) -> Value {
     })
 }
 
+/// Returns the arguments of `leno control` for these options.
 fn container_arguments(options: &InstallOptions) -> Vec<String> {
     let mut args = [
         "control",

@@ -1,4 +1,5 @@
-//! The checks of `leno check` for a cluster and the mesh in it: each examines a subject and reports a finding.
+//! Runs the checks of `leno check` for a cluster and the mesh in it. Each check examines a subject and reports
+//! a finding.
 
 mod certificates;
 mod connections;
@@ -103,9 +104,9 @@ pub async fn examine_each(
     report: impl FnMut(ExaminedSubject),
 ) -> Result<(), ApiError> {
     let mut steps = DeadlineSteps { report, deadline: Instant::now() + TOTAL_TIMEOUT };
-    let server_info = steps.with_timeout(server_version(client)).await;
+    let version_response = steps.with_timeout(server_version(client)).await;
     let server_info =
-        server_info.unwrap_or_else(|| Err(ApiError::Client(NO_RESPONSE.to_owned())))?;
+        version_response.unwrap_or_else(|| Err(ApiError::Client(NO_RESPONSE.to_owned())))?;
     steps.report(
         "version of the API server",
         version_finding(&server_info.major, &server_info.minor),
@@ -114,21 +115,22 @@ pub async fn examine_each(
     steps.run_step("clocks", check_clocks(client)).await;
     steps.run_step("permissions to install", permissions::check_permissions(client)).await;
     let control_plane = steps.with_timeout(control::find_control_plane(client, namespace)).await;
-    let (namespace, deployment) = match control_plane.unwrap_or_else(|| Err(timeout_finding())) {
-        Ok(control_plane) => control_plane,
-        Err(finding) => {
-            steps.report("control plane", finding);
-            return Ok(());
-        }
-    };
-    let namespace = &namespace;
+    let (control_namespace, deployment) =
+        match control_plane.unwrap_or_else(|| Err(timeout_finding())) {
+            Ok(control_plane) => control_plane,
+            Err(finding) => {
+                steps.report("control plane", finding);
+                return Ok(());
+            }
+        };
+    let namespace = &control_namespace;
     steps.report("control plane", control::check_availability(namespace, &deployment));
     steps.run_step("nodes of the control plane", control::check_spread(client, namespace)).await;
     steps.run_step("kinds", check_kinds(client)).await;
-    let desired_manifests =
+    let manifests_result =
         steps.with_timeout(objects::desired_manifests(client, namespace, &deployment)).await;
-    let desired_manifests = match desired_manifests {
-        Some(Ok(desired_manifests)) => desired_manifests,
+    let desired_manifests = match manifests_result {
+        Some(Ok(manifests)) => manifests,
         Some(Err(error)) => {
             let hint = "run it as a user with read permission";
             let finding = ExamineResult::warning(format!("cannot be checked: {error}"), hint);

@@ -1,4 +1,4 @@
-//! Helm hook: a Job of the chart that retracts statuses after `helm uninstall`.
+//! Builds the Helm hook of the chart: a Job that retracts statuses after `helm uninstall`.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Options of an existing installation, read from its Deployment, DaemonSet, ConfigMap and NetworkPolicy.
-//! A new installation uses them as defaults, and `leno check` derives the expected objects from them.
+//! Reads the options of an existing installation from its Deployment, DaemonSet, ConfigMap and NetworkPolicy. A
+//! new installation uses them as defaults, and `leno check` derives the expected objects from them.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,8 @@ use crate::api::{NamespaceName, ObjectApi, ObjectName};
 use crate::inject::AddressRange;
 use crate::well_known::{CNI, CNI_NAME, CNI_NAMESPACE, CONTROL, CONTROL_NAME, WEBHOOK_PORT};
 
-/// The options of an installed control plane that every installation sets anew.
+/// The options of an existing installation. Each installation sets all of them again, so the next one has to
+/// repeat them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InstalledOptions {
     /// The number of control plane replicas; `None` if the Deployment has no count.
@@ -69,25 +70,25 @@ impl InstalledOptions {
         if installed.cni {
             let daemon_sets: ObjectApi<DaemonSet> =
                 ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
-            let daemon_set = daemon_sets.get_opt(&CNI_NAME).await;
-            let daemon_set =
-                daemon_set.map_err(|error| InstallError::from_api_error("get", CNI, error))?;
+            let daemon_set_result = daemon_sets.get_opt(&CNI_NAME).await;
+            let daemon_set = daemon_set_result
+                .map_err(|error| InstallError::from_api_error("get", CNI, error))?;
             installed.network = daemon_set.as_ref().and_then(node_network);
         }
         if has_option(&deployment, CLIENT_CA_OPTION) {
             let config_maps: ObjectApi<ConfigMap> =
                 ObjectApi::for_namespace(client.clone(), namespace);
-            let config_map =
+            let config_map_result =
                 config_maps.get_opt(&const { ObjectName::from_literal(WEBHOOK_CLIENTS) }).await;
-            let config_map = config_map
+            let config_map = config_map_result
                 .map_err(|error| InstallError::from_api_error("get", WEBHOOK_CLIENTS, error))?;
             let data = config_map.and_then(|config_map| config_map.data);
             installed.webhook_client_ca = data.and_then(|mut data| data.remove(CLIENT_CA_KEY));
         }
         let policies: ObjectApi<NetworkPolicy> =
             ObjectApi::for_namespace(client.clone(), namespace);
-        let policy = policies.get_opt(&CONTROL_NAME).await;
-        let policy = policy
+        let policy_result = policies.get_opt(&CONTROL_NAME).await;
+        let policy = policy_result
             .map_err(|error| InstallError::from_api_error("get", "the NetworkPolicy", error))?;
         installed.api_server = policy.as_ref().map(webhook_ranges).unwrap_or_default();
         Ok(Some(installed))
@@ -137,11 +138,13 @@ impl InstalledOptions {
         };
         let variables =
             container.and_then(|container| container.env.as_ref()).into_iter().flatten();
-        let domain = variables.into_iter().find(|variable| variable.name == "LENO_TRUST_DOMAIN");
-        let domain = domain.and_then(|variable| TrustDomain::new(variable.value.as_deref()?).ok());
+        let domain_variable =
+            variables.into_iter().find(|variable| variable.name == "LENO_TRUST_DOMAIN");
+        let trust_domain =
+            domain_variable.and_then(|variable| TrustDomain::new(variable.value.as_deref()?).ok());
         Self {
             replicas: spec.replicas.and_then(|count| u32::try_from(count).ok()),
-            trust_domain: domain,
+            trust_domain,
             cni: has_argument("--cni"),
             network: None,
             gateways: has_argument("--gateways"),

@@ -1,7 +1,7 @@
-//! CustomResourceDefinitions of `leno.dev/v1alpha1`.
+//! Builds the CustomResourceDefinitions of `leno.dev/v1alpha1`, and of the supported kinds of SMI, OSM and FSM.
 //!
-//! Schemas reject what the readers of `leno-registry` reject, as far as a schema can express it. The control
-//! plane reports the rest in the status of the object.
+//! The schemas of `leno.dev` reject the same objects as the readers of `leno-registry`, as far as a schema can
+//! express their rules. The control plane reports other errors in the status of the object.
 
 mod mesh;
 mod policies;
@@ -57,6 +57,7 @@ fn generation_schema() -> Value {
     json!({"type": "integer", "format": "int64", "minimum": 0})
 }
 
+/// Returns the CustomResourceDefinition of a kind.
 fn kind_definition(kind: &CrdKind) -> Value {
     let condition = pruned_object([
         ("type!", text(316)),

@@ -1,4 +1,4 @@
-//! The NetworkPolicy of the control plane: the allowed clients of each port.
+//! Builds the NetworkPolicy of the control plane, which limits the clients of each port.
 
 use serde_json::{Value, json};
 
@@ -8,9 +8,9 @@ use crate::well_known::{CONTROL, CONTROL_PORT, HEALTH_PORT, MESHED, WEBHOOK_PORT
 
 /// Returns the policy of the control plane. Node agents use the host network, which no policy selects.
 ///
-/// API servers often are not pods, and only the operator of the cluster knows their addresses: without ranges
-/// the webhook's port stays open to all clients. The kubelet's probes come from the node of the pod, which is
-/// always permitted.
+/// API servers often are not pods, and only the operator of the cluster knows their addresses: without
+/// `api_server` ranges, the webhook's port stays open to all clients. The kubelet's probes come from the node
+/// of the pod, which is always permitted.
 pub(super) fn policy_object(options: &InstallOptions) -> Value {
     let mut webhook_rule = json!({"ports": [tcp_port(WEBHOOK_PORT)]});
     if !options.api_server.is_empty() {

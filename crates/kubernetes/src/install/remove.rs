@@ -1,4 +1,4 @@
-//! Removal of an installation from a cluster.
+//! Removes an installation, or parts of it, from a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,7 +83,7 @@ pub fn lease_reference(namespace: &str) -> Value {
 /// Removes the objects that exist.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_objects(
     client: &Client,
     removals: &[Value],
@@ -113,10 +113,10 @@ pub async fn remove_objects(
 }
 
 /// Removes the objects of gateways in every namespace, which would otherwise keep running unmanaged. Call this
-/// when no control plane is left that would recreate them.
+/// when no control plane is left, because a control plane would recreate the objects.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_gateways(
     client: &Client,
     mut report: impl FnMut(InstallStep),
@@ -147,7 +147,7 @@ pub async fn remove_gateways(
 /// Removes the permissions to write Secrets in namespaces other than `retained_namespaces`.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_secret_permissions(
     client: &Client,
     retained_namespaces: &BTreeSet<Name>,
@@ -163,7 +163,7 @@ pub async fn remove_secret_permissions(
         let objects = api.list(&parameters).await;
         for object in objects.map_err(|error| InstallError::from_api_error("list", kind, error))? {
             let namespace = object.namespace().unwrap_or_default();
-            if retained_namespaces.iter().any(|excluded| excluded.as_str() == namespace) {
+            if retained_namespaces.iter().any(|retained| retained.as_str() == namespace) {
                 continue;
             }
             let mut manifest = kind_reference.clone();
@@ -177,7 +177,7 @@ pub async fn remove_secret_permissions(
 /// Removes the permissions for gateways.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_gateway_permissions(
     client: &Client,
     mut report: impl FnMut(InstallStep),
@@ -197,7 +197,7 @@ pub async fn remove_gateway_permissions(
 /// this only when pods do not rely on the plugin any more, which the options of the control plane determine.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_cni(
     client: &Client,
     options: &InstallOptions,
@@ -208,11 +208,11 @@ pub async fn remove_cni(
     for manifest in cni::cni_objects(options, &NodeNetwork::default()).into_iter().rev() {
         let is_daemon_set = manifest["kind"] == "DaemonSet";
         let mut last_step = None;
-        let mut report = |step: InstallStep| {
+        let mut report_step = |step: InstallStep| {
             last_step = Some(step.clone());
             report(step);
         };
-        remove_if_installed(client, manifest, &mut report).await?;
+        remove_if_installed(client, manifest, &mut report_step).await?;
         if let Some(step) = last_step.filter(|step| is_daemon_set && step.result == BEING_REMOVED) {
             return Err(remaining_agents_error(&step));
         }
@@ -237,7 +237,7 @@ fn remaining_agents_error(step: &InstallStep) -> InstallError {
 /// Removes the NetworkPolicy and the client CA certificates of the webhook if these options do not have them.
 ///
 /// # Errors
-/// When the API server rejects a call; the objects before it are removed.
+/// When the API server rejects a call. The objects before it have been removed.
 pub async fn remove_protections(
     client: &Client,
     options: &InstallOptions,
@@ -268,8 +268,9 @@ async fn remove_if_installed(
     report: &mut impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     let ApiTarget { object, name, api } = ApiTarget::from_manifest(client, &manifest)?;
-    let existing = api.get_opt(&name).await;
-    let existing = existing.map_err(|error| InstallError::from_api_error("get", &object, error))?;
+    let read_result = api.get_opt(&name).await;
+    let existing =
+        read_result.map_err(|error| InstallError::from_api_error("get", &object, error))?;
     let belongs_to_leno = |object: &DynamicObject| {
         object.labels().get(PART_OF_LABEL).is_some_and(|part| part == PART_OF)
     };

@@ -1,5 +1,5 @@
-//! Retraction of statuses after an uninstallation, or after an installation without gateways: no status claims
-//! an effect that no control plane provides.
+//! Retracts statuses after an uninstallation, or after an installation without gateways, so that no status
+//! claims an effect that no control plane provides.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,26 +24,27 @@ use crate::well_known::{CONTROL, GATEWAY_CLASS, GATEWAY_CONTROLLER};
 /// gateways have addresses. Call this when no control plane is left that would write them again.
 ///
 /// # Errors
-/// When the API server rejects calls; all other statuses are retracted.
+/// When the API server rejects calls. All other statuses have been retracted.
 pub async fn retract_statuses(
     client: &Client,
     mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
     // The installed class has been removed before.
     let classes = BTreeSet::from([GATEWAY_CLASS.to_owned()]);
-    retract_all(client, StatusClaims::new(AbsentPart::Mesh, classes), &mut report).await
+    retract_all(client, StatusClaims::new(UninstalledPart::Mesh, classes), &mut report).await
 }
 
 /// Retracts the claims in statuses that gateways serve. Call this when every control plane runs without
 /// gateways.
 ///
 /// # Errors
-/// When the API server rejects calls; all other statuses are retracted.
+/// When the API server rejects calls. All other statuses have been retracted.
 pub async fn retract_gateways(
     client: &Client,
     mut report: impl FnMut(InstallStep),
 ) -> Result<(), InstallError> {
-    retract_all(client, StatusClaims::new(AbsentPart::Gateways, BTreeSet::new()), &mut report).await
+    retract_all(client, StatusClaims::new(UninstalledPart::Gateways, BTreeSet::new()), &mut report)
+        .await
 }
 
 async fn retract_all(
@@ -54,7 +55,7 @@ async fn retract_all(
     let mut retraction = Retraction { client, claims, rejected_calls: RejectedCalls::default() };
     // GatewayClasses come first: they identify our gateways.
     for kind in GATEWAY_KINDS.into_iter().chain(served_kinds()) {
-        if retraction.claims.absent_part.affects_form(StatusForm::for_kind(kind))
+        if retraction.claims.uninstalled_part.affects_form(StatusForm::for_kind(kind))
             && let Err(error) = retraction.retract_kind(kind, report).await
         {
             retraction.rejected_calls.add(InstallError::from_api_error("list", kind.kind, error));
@@ -97,13 +98,13 @@ pub async fn wait_for_control_planes(
 
 /// The part of the mesh that is no longer installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AbsentPart {
+enum UninstalledPart {
     Mesh,
     Gateways,
 }
 
-impl AbsentPart {
-    /// Returns true if the absence of the part affects statuses of this form.
+impl UninstalledPart {
+    /// Returns true if statuses of this form may claim an effect of the part.
     fn affects_form(self, form: StatusForm) -> bool {
         match self {
             Self::Mesh => form != StatusForm::NoStatus,
@@ -131,7 +132,7 @@ impl AbsentPart {
 
 /// The claims to retract.
 struct StatusClaims {
-    absent_part: AbsentPart,
+    uninstalled_part: UninstalledPart,
     /// The transition time of retracted conditions.
     transition_time: Value,
     /// The names of our GatewayClasses.
@@ -139,9 +140,9 @@ struct StatusClaims {
 }
 
 impl StatusClaims {
-    fn new(absent_part: AbsentPart, classes: BTreeSet<String>) -> Self {
+    fn new(uninstalled_part: UninstalledPart, classes: BTreeSet<String>) -> Self {
         let transition_time = serde_json::to_value(Time(Timestamp::now())).unwrap_or_default();
-        Self { absent_part, transition_time, classes }
+        Self { uninstalled_part, transition_time, classes }
     }
 }
 
@@ -152,6 +153,8 @@ struct Retraction<'a> {
 }
 
 impl Retraction<'_> {
+    /// Retracts the statuses of all objects of a kind, and reports each of them. Rejected calls are collected.
+    /// For GatewayClasses, also updates the names of our classes.
     async fn retract_kind(
         &mut self,
         kind: ServedKind,
@@ -183,7 +186,7 @@ impl Retraction<'_> {
             match self.retract_status(form, object, &resource).await {
                 Ok(true) => report(InstallStep {
                     object: object_description,
-                    result: "status is withdrawn",
+                    result: "status is retracted",
                 }),
                 Ok(false) => {}
                 Err(error) => self.rejected_calls.add(InstallError::from_api_error(
@@ -204,8 +207,8 @@ impl Retraction<'_> {
         mut object: DynamicObject,
         resource: &ApiResource,
     ) -> Result<bool, ApiError> {
-        let namespace = object.namespace();
-        let namespace = namespace.as_deref().map(NamespaceName::new).transpose()?;
+        let namespace_text = object.namespace();
+        let namespace = namespace_text.as_deref().map(NamespaceName::new).transpose()?;
         let name = ObjectName::new(&object.name_any())?;
         let api = ObjectApi::<DynamicObject>::for_dynamic_kind(
             self.client.clone(),
@@ -277,30 +280,30 @@ fn retracted_status(
     let classes = &claims.classes;
     let current_status = object.data.get("status")?;
     let string_at = |path: &str| object.data.pointer(path).and_then(Value::as_str);
-    let conditions = |status: &Value| retract_conditions(status.get("conditions"), claims);
+    let retract = |status: &Value| retract_conditions(status.get("conditions"), claims);
     let mut retracted = current_status.clone();
     match form {
         StatusForm::Parents => {
-            let other_entries = current_status.get("parents").and_then(Value::as_array)?.iter();
+            let entries = current_status.get("parents").and_then(Value::as_array)?.iter();
             let other_entries: Vec<&Value> =
-                other_entries.filter(|entry| !claims.absent_part.has_claim(entry)).collect();
+                entries.filter(|entry| !claims.uninstalled_part.has_claim(entry)).collect();
             retracted["parents"] = json!(other_entries);
         }
         StatusForm::Class if classes.contains(&object.name_any()) => {
-            retracted["conditions"] = conditions(current_status);
+            retracted["conditions"] = retract(current_status);
         }
         StatusForm::Gateway
             if string_at("/spec/gatewayClassName").is_some_and(|class| classes.contains(class)) =>
         {
-            retracted["conditions"] = conditions(current_status);
+            retracted["conditions"] = retract(current_status);
             retracted["addresses"] = json!([]);
             let listeners = retracted.get_mut("listeners").and_then(Value::as_array_mut);
             for listener in listeners.into_iter().flatten() {
-                let conditions = conditions(listener);
-                listener["conditions"] = conditions;
+                let listener_conditions = retract(listener);
+                listener["conditions"] = listener_conditions;
             }
         }
-        StatusForm::Conditions => retracted["conditions"] = conditions(current_status),
+        StatusForm::Conditions => retracted["conditions"] = retract(current_status),
         // A running OSM uses other reasons.
         StatusForm::Current if string_at("/status/reason") == Some("in force") => {
             retracted = json!({"currentStatus": "pending", "reason": UNINSTALLED_MESSAGE});
@@ -318,7 +321,7 @@ fn retract_conditions(conditions: Option<&Value>, claims: &StatusClaims) -> Valu
         if is_own && condition["status"] != "Unknown" {
             condition["status"] = json!("Unknown");
             condition["reason"] = json!("Pending");
-            condition["message"] = json!(claims.absent_part.condition_message());
+            condition["message"] = json!(claims.uninstalled_part.condition_message());
             condition["lastTransitionTime"] = claims.transition_time.clone();
         }
     }
@@ -512,7 +515,7 @@ mod tests {
         let check = |form, spec: Value, status: Value, expected: Option<Value>| {
             let object = dynamic_object(json!({"spec": spec, "status": status}));
             let claims = |now: &str| StatusClaims {
-                absent_part: AbsentPart::Mesh,
+                uninstalled_part: UninstalledPart::Mesh,
                 transition_time: json!(now),
                 classes: classes.clone(),
             };

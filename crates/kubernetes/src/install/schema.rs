@@ -1,5 +1,5 @@
-//! Building blocks of OpenAPI schemas. Everything is bounded because the API server estimates the cost of CEL
-//! rules.
+//! Builds the parts of OpenAPI schemas. Strings, lists and maps have a maximum size, from which the API server
+//! estimates the cost of CEL rules.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,5 @@
-//! Unknown fields reach the control plane regardless of the client's field validation, and are rejected.
+//! Tests that unknown fields reach the control plane regardless of the client's field validation, and are
+//! rejected.
 
 use leno_registry::{RejectedDocument, UNKNOWN_FIELD, read_json};
 use serde_json::{Map, Value, json};

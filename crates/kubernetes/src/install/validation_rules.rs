@@ -1,9 +1,9 @@
-//! ValidatingAdmissionPolicies, by which the API server itself rejects meaningless rules of SMI, OSM and FSM,
-//! or warns about them.
+//! Builds the ValidatingAdmissionPolicies by which the API server itself rejects meaningless rules of SMI, OSM
+//! and FSM, or warns about them.
 //!
 //! The policies apply only in namespaces of the mesh.
 //!
-//! Clusters before 1.30 lack such policies; there, as everywhere, the status of the object reports the errors.
+//! Clusters before 1.30 lack such policies. In every cluster, the status of the object also reports the errors.
 //! Rules that may have a meaning for another mesh in the cluster cause a warning, not a rejection.
 
 use serde_json::{Value, json};
@@ -40,6 +40,8 @@ pub(super) fn is_policy_kind(kind: &str) -> bool {
     kind == POLICY_KIND || kind == BINDING_KIND
 }
 
+/// Returns the policy with these checks. Each check applies only to objects of its kind, and only if the spec
+/// is new or has changed.
 fn admission_policy(name: &str, checks: &[RuleCheck]) -> Value {
     let rule = |groups: &[&str], resources: &[&str]| {
         json!({
@@ -145,8 +147,8 @@ const WARNING_RULES: &[RuleCheck] = &[
     },
 ];
 
-/// A CEL expression: objects that were invalid before the policy existed can still be labeled and lose their
-/// finalizers.
+/// A CEL expression that is true for an update that does not change the spec: objects that were invalid before
+/// the policy existed can still be labeled, and lose their finalizers.
 const UNCHANGED_EXPRESSION: &str = "(oldObject != null && has(object.spec) && has(oldObject.spec) && \
                          object.spec == oldObject.spec)";
 const ADMISSION_VERSION: &str = "admissionregistration.k8s.io/v1";

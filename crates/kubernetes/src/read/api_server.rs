@@ -1,4 +1,4 @@
-//! Addresses of the API server itself: its Service and its endpoints.
+//! Reads the addresses of the API server from its Service and its EndpointSlice.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -31,16 +31,15 @@ fn combine_addresses<'a>(
     addresses: impl Iterator<Item = &'a String>,
     ports: impl Iterator<Item = i32>,
 ) -> BTreeSet<SocketAddr> {
-    let ports = ports.filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-    let ports: BTreeSet<u16> = ports.take(MAX_API_SERVER_PORTS).collect();
-    let addresses = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
-    let addresses = addresses.map(|address| address.to_canonical());
-    let usable_addresses =
-        addresses.filter(|address| !AddressClass::is_loopback_or_special(*address));
-    let usable_addresses: BTreeSet<IpAddr> =
-        usable_addresses.take(MAX_API_SERVER_ADDRESSES).collect();
+    let valid_ports = ports.filter_map(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    let ports: BTreeSet<u16> = valid_ports.take(MAX_API_SERVER_PORTS).collect();
+    let usable_addresses = addresses
+        .filter_map(|text| text.parse::<IpAddr>().ok())
+        .map(|address| address.to_canonical())
+        .filter(|address| !AddressClass::is_loopback_or_special(*address));
+    let addresses: BTreeSet<IpAddr> = usable_addresses.take(MAX_API_SERVER_ADDRESSES).collect();
     let pairs =
-        usable_addresses.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
+        addresses.iter().flat_map(|address| ports.iter().map(move |port| (*address, *port)));
     pairs.map(SocketAddr::from).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Reading of custom resources by the same readers as documents in files, and detection of fields that the API
-//! server has dropped.
+//! Reads custom resources with the readers of configuration files, and detects fields that the API server has
+//! dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,10 +52,9 @@ pub(crate) fn read_custom(
         document[key] = value;
     }
     let specified_fields = specified_fields.unwrap_or_default();
-    let outcome = read_json(&document);
-    let outcome = match outcome {
+    let outcome = match read_json(&document) {
         Ok(_) if !dropped.is_empty() => Err(dropped),
-        outcome => outcome,
+        read_result => read_result,
     };
     Some(CustomResource { outcome, created, specified_fields })
 }
@@ -71,10 +70,10 @@ fn dropped_fields(kind: ServedKind, object: &DynamicObject, live: &Value) -> Vec
         return Vec::new();
     }
     let meta = &object.metadata;
-    let applied =
+    let annotation =
         meta.annotations.as_ref().and_then(|annotations| annotations.get(LAST_APPLIED_ANNOTATION));
-    let applied = applied.and_then(|text| serde_json::from_str::<Value>(text).ok());
-    let Some(mut applied) = applied else { return Vec::new() };
+    let parsed = annotation.and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let Some(mut applied) = parsed else { return Vec::new() };
     let version = applied.get("apiVersion").and_then(Value::as_str).unwrap_or_default().to_owned();
     if !kind.api_versions.contains(&&*version) || applied.get("kind") != Some(&kind.kind.into()) {
         return Vec::new();
@@ -151,26 +150,27 @@ impl SpecComparison {
     fn compare_fields(&mut self, applied: &Value, live: Option<&Value>, path: &str) {
         match applied {
             Value::Object(fields) => {
-                let live_value = live.and_then(Value::as_object);
+                let live_fields = live.and_then(Value::as_object);
                 for (key, value) in fields {
                     let field = append_field(path, key);
                     if !self.unknown_field_hints.contains_key(&field) {
                         self.compare_fields(
                             value,
-                            live_value.and_then(|live_value| live_value.get(key)),
+                            live_fields.and_then(|live_fields| live_fields.get(key)),
                             &field,
                         );
-                    } else if live_value
-                        .is_none_or(|live| self.is_corrected(fields, live, path, key.as_str()))
-                    {
+                    } else if live_fields.is_none_or(|live_fields| {
+                        self.is_corrected(fields, live_fields, path, key.as_str())
+                    }) {
                         self.corrected_paths.insert(field);
                     }
                 }
             }
             Value::Array(elements) => {
-                let live_value = live.and_then(Value::as_array);
+                let live_elements = live.and_then(Value::as_array);
                 for (index, element) in elements.iter().enumerate() {
-                    let live_element = live_value.and_then(|live_value| live_value.get(index));
+                    let live_element =
+                        live_elements.and_then(|live_elements| live_elements.get(index));
                     self.compare_fields(element, live_element, &format!("{path}[{index}]"));
                 }
             }

@@ -1,4 +1,4 @@
-//! The settings of OSM, osm-edge and FSM that apply to this mesh, and warnings about fields that do not.
+//! Reads the settings of OSM, osm-edge and FSM that apply to this mesh, and warns about fields that do not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,7 +62,7 @@ const HEALTH_CHECK_HINT: &str =
     "write `healthCheck` into an OutlierDetection for the services that need it";
 
 /// Fields for features that are always on, with a hint. They cause a warning if they disable the feature.
-pub const ALWAYS_ON: &[(&str, &str)] = &[
+pub const ALWAYS_ON_FIELDS: &[(&str, &str)] = &[
     (
         "spec.featureFlags.enableEgressPolicy",
         "remove the Egress objects: they are always in force here",
@@ -83,9 +83,8 @@ pub const EXCLUSION_LISTS: &[(&str, &str)] = &[
     ("spec.traffic.networkInterfaceExclusionList", "leno.dev/network-interface-exclusion-list"),
 ];
 
-/// The field with the certificate request of an ingress controller, and its equivalent. The field applies in a
-/// cluster, as do the exclusion
-/// lists.
+/// The field with the certificate request of an ingress controller, and its equivalent. Like the exclusion
+/// lists, the field applies in a cluster.
 pub const INGRESS_GATEWAY: (&str, &str) = (
     "spec.certificate.ingressGateway",
     "write an AccessCert in the namespace of its Secret, and install with `--access-certs` of that namespace",
@@ -133,7 +132,7 @@ impl ForeignMeshSettings {
                 reader.warn_unsupported(field, hint);
             }
         }
-        for (field, hint) in ALWAYS_ON {
+        for (field, hint) in ALWAYS_ON_FIELDS {
             let pointer = format!("/{}", field.replace('.', "/"));
             if object.data.pointer(&pointer) == Some(&Value::Bool(false)) {
                 reader.warn_unsupported(field, hint);
@@ -192,37 +191,38 @@ impl ForeignReader<'_> {
     ) -> BTreeSet<T> {
         let list = self.object.data.pointer(&format!("/spec/traffic/{key}"));
         let elements = list.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        let mut elements_read = BTreeSet::new();
+        let mut valid_elements = BTreeSet::new();
         for (index, element) in elements.iter().enumerate() {
             match read_element(element) {
-                Some(element) => drop(elements_read.insert(element)),
+                Some(parsed_element) => drop(valid_elements.insert(parsed_element)),
                 None => self.warn_unsupported(
                     &format!("spec.traffic.{key}[{index}]"),
                     "correct or remove it",
                 ),
             }
         }
-        elements_read
+        valid_elements
     }
 
     /// Reads the certificate request. If a field is invalid, the whole request is, and a warning is added.
     fn read_ingress_gateway(
         &mut self,
     ) -> Option<Result<IngressGateway, InvalidCertificateRequest>> {
-        let request = self.object.data.pointer("/spec/certificate/ingressGateway");
-        let request = request.filter(|request| enables_something(request))?;
+        let request_field = self.object.data.pointer("/spec/certificate/ingressGateway");
+        let request = request_field.filter(|request| enables_something(request))?;
         let string_at = |pointer: &str| request.pointer(pointer).and_then(Value::as_str);
-        let names = request.get("subjectAltNames").and_then(Value::as_array);
-        let names = names.map(Vec::as_slice).unwrap_or_default();
-        let names: Option<Vec<Name>> =
-            names.iter().map(|name| Name::new(name.as_str()?).ok()).collect();
-        let names = names.filter(|names| (1..=MAX_INGRESS_NAMES).contains(&names.len()));
+        let name_list = request.get("subjectAltNames").and_then(Value::as_array);
+        let name_values = name_list.map(Vec::as_slice).unwrap_or_default();
+        let parsed_names: Option<Vec<Name>> =
+            name_values.iter().map(|value| Name::new(value.as_str()?).ok()).collect();
+        let names = parsed_names.filter(|names| (1..=MAX_INGRESS_NAMES).contains(&names.len()));
         let lifetime = match request.get("validityDuration") {
             None => Some(LEAF_LIFETIME),
             Some(lifetime) => lifetime.as_str().and_then(parse_lifetime),
         };
-        let secret = string_at("/secret/namespace").zip(string_at("/secret/name"));
-        let secret = secret.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
+        let secret_parts = string_at("/secret/namespace").zip(string_at("/secret/name"));
+        let secret =
+            secret_parts.and_then(|(namespace, name)| SecretName::new(namespace, name).ok());
         for (is_valid, field, hint) in [
             (
                 names.is_some(),
@@ -262,11 +262,11 @@ fn parse_lifetime(text: &str) -> Option<Duration> {
     let (mut unparsed, mut lifetime) = (text, Duration::ZERO);
     while !unparsed.is_empty() {
         let digit_count = unparsed.find(|c: char| !c.is_ascii_digit())?;
-        let (amount, unit) = unparsed.split_at_checked(digit_count)?;
-        let amount: u32 = amount.parse().ok()?;
-        let unit_length = unit.find(|c: char| c.is_ascii_digit()).unwrap_or(unit.len());
-        let (unit, unparsed_rest) = unit.split_at_checked(unit_length)?;
-        let unit = match unit {
+        let (digits, suffix) = unparsed.split_at_checked(digit_count)?;
+        let amount: u32 = digits.parse().ok()?;
+        let unit_length = suffix.find(|c: char| c.is_ascii_digit()).unwrap_or(suffix.len());
+        let (unit_name, unparsed_rest) = suffix.split_at_checked(unit_length)?;
+        let unit = match unit_name {
             "h" => Duration::from_secs(3600),
             "m" => Duration::from_secs(60),
             "s" => Duration::from_secs(1),
@@ -291,8 +291,8 @@ pub fn enables_something(value: &Value) -> bool {
     }
 }
 
-/// The minimum lifetime of a requested certificate: kubelets update a Secret in pods after a minute or two,
-/// when a third of its lifetime has to remain.
+/// The minimum lifetime of a requested certificate. A certificate is renewed when about a third of its lifetime
+/// remains, and kubelets take one or two minutes to update the Secret in pods.
 const MIN_INGRESS_LIFETIME: Duration = Duration::from_secs(600);
 /// The maximum number of names in one certificate.
 const MAX_INGRESS_NAMES: usize = 16;

@@ -1,4 +1,4 @@
-//! Warnings about sidecar images in annotations of other meshes, which are ignored.
+//! Warns about sidecar images in annotations of other meshes, which Leno ignores.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;

@@ -1,4 +1,4 @@
-//! Reduction of routes and ReferenceGrants, which gateways use as well, to the parts for the mesh: parents and
+//! Reduces routes and ReferenceGrants, which gateways use as well, to the parts for the mesh: parents and
 //! targets that are Services.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Reading of a namespace's annotations: admission of clients, and settings of sidecars.
+//! Reads a namespace's annotations: admission of clients, and settings of sidecars.
 
 use k8s_openapi::api::core::v1::Namespace;
 use leno_registry::Warning;
@@ -15,7 +15,7 @@ pub struct NamespaceReading {
     pub admission: AdmissionReading,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The settings of sidecars that the mesh floor may override.
+    /// The settings of sidecars that the mesh floor (`spec.floor` of the MeshConfig) may override.
     pub sidecar_settings: SidecarSettings,
 }
 

@@ -1,4 +1,4 @@
-//! Conversion of a pod into a workload: a mesh member with a sidecar, or an unmeshed endpoint that gateways may
+//! Converts a pod into a workload: a mesh member with a sidecar, or an unmeshed endpoint that gateways may
 //! route to.
 
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ pub struct MeshPod {
     pub node: Option<String>,
     /// Warnings about annotations without effect.
     pub warnings: Vec<Warning>,
-    /// The settings that the mesh floor may override.
+    /// The settings that the mesh floor (`spec.floor` of the MeshConfig) may override.
     pub sidecar_settings: SidecarSettings,
 }
 
@@ -106,8 +106,9 @@ fn convert_pod(pod: &Pod, spec: &PodSpec) -> Result<Option<MeshPod>, Box<Rejecte
             .map_err(|error| rejection(field, error.to_string(), "use another name"))
     };
     let namespace = parse_name(meta.namespace.as_deref(), "metadata.namespace")?;
-    let account = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
-    let account = parse_name(Some(account.unwrap_or(DEFAULT_ACCOUNT)), "spec.serviceAccountName")?;
+    let account_name = spec.service_account_name.as_deref().filter(|text| !text.is_empty());
+    let account =
+        parse_name(Some(account_name.unwrap_or(DEFAULT_ACCOUNT)), "spec.serviceAccountName")?;
     if namespace.as_str() == SYSTEM_NAMESPACE && account.as_str() == CONTROL {
         // Every sidecar would accept this account as the control plane.
         let problem = format!("{SYSTEM_NAMESPACE}/{CONTROL} is the account of the control plane");
@@ -230,10 +231,10 @@ fn declared_ports(spec: &PodSpec) -> Vec<WorkloadPort> {
             continue;
         }
         let port_name = port.name.as_deref();
-        let name = port_name.and_then(|text| Name::new(text).ok());
+        let parsed_name = port_name.and_then(|text| Name::new(text).ok());
         // The first container with a port name defines it.
-        let name =
-            name.filter(|name| !ports.iter().any(|declared| declared.name.as_ref() == Some(name)));
+        let name = parsed_name
+            .filter(|name| !ports.iter().any(|declared| declared.name.as_ref() == Some(name)));
         let protocol = port_name.and_then(named_protocol).unwrap_or_default();
         ports.push(WorkloadPort { name, port: port_number, protocol });
     }

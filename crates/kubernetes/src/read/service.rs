@@ -1,4 +1,4 @@
-//! Conversion of a Service into a service of the mesh.
+//! Converts a Kubernetes Service into a service of the mesh.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,11 +18,11 @@ use crate::well_known::GATEWAY_PART;
 /// The result of reading a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServiceReading {
-    /// A service that clients in the mesh may call.
+    /// A service with a selector, and warnings about unsupported fields.
     WithSelector(Service, Vec<Warning>),
-    /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it, and sidecars do
-    /// so while one of the addresses belongs to a pod with a sidecar. The selector and the target ports match
-    /// the workloads of [`read_endpoints`](super::read_endpoints).
+    /// A service without a selector; EndpointSlices list its endpoints. Gateways route to it. Sidecars route to
+    /// it if one of the addresses belongs to a pod with a sidecar, or has belonged to one. The selector and the
+    /// target ports match the workloads of [`read_endpoints`](super::read_endpoints).
     Selectorless(Service, Vec<Warning>),
     /// Not a service of the mesh, with the reason.
     NotInMesh(&'static str),
@@ -54,7 +54,7 @@ pub fn read_service(service: &KubeService) -> ServiceReading {
             continue;
         }
         match read_port(port) {
-            Some((port, is_protocol_known)) => {
+            Some((service_port, is_protocol_known)) => {
                 if !is_protocol_known {
                     warnings.push(Warning {
                         location: field_location(
@@ -66,7 +66,7 @@ pub fn read_service(service: &KubeService) -> ServiceReading {
                         hint: "use http, http2, grpc or tcp, or remove it".to_owned(),
                     });
                 }
-                ports.push(port);
+                ports.push(service_port);
             }
             None => {
                 return ServiceReading::Rejected(RejectedDocument {

@@ -1,4 +1,5 @@
-//! The sidecar settings of pods and namespaces that the mesh floor may override.
+//! Reads the sidecar settings of pods and namespaces that the floor may override: `spec.floor` of the
+//! MeshConfig, below which pods and namespaces cannot go.
 
 use std::collections::BTreeSet;
 
@@ -84,6 +85,7 @@ impl SidecarSettings {
     }
 }
 
+/// Returns the key of the label or annotation that disables injection, if any.
 fn find_opt_out(meta: &ObjectMeta) -> Option<String> {
     let labels = meta.labels.iter().flatten().filter(|(key, _)| *key == INJECTION);
     let annotations = meta.annotations.iter().flatten().filter(|(key, _)| {

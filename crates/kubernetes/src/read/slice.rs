@@ -1,4 +1,4 @@
-//! Conversion of EndpointSlice addresses into unmeshed workloads.
+//! Converts the addresses of EndpointSlices into unmeshed workloads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,15 +16,15 @@ use super::is_tcp;
 #[must_use]
 pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
     let meta = &slice.metadata;
-    let service = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME_LABEL));
+    let service_label = meta.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME_LABEL));
     let namespace = meta.namespace.as_deref().unwrap_or_default();
-    let service = service.and_then(|name| ServiceName::new(namespace, name).ok());
-    let (Some(service), Some(slice_name)) = (service, meta.name.as_deref()) else {
+    let service_name = service_label.and_then(|name| ServiceName::new(namespace, name).ok());
+    let (Some(service), Some(slice_name)) = (service_name, meta.name.as_deref()) else {
         return Vec::new();
     };
     let ports: Vec<WorkloadPort> = slice.ports.iter().flatten().filter_map(read_port).collect();
-    let Ok(account) = Name::new(PLACEHOLDER_ACCOUNT) else { return Vec::new() };
-    let account = ServiceAccount { namespace: service.namespace.clone(), name: account };
+    let Ok(account_name) = Name::new(PLACEHOLDER_ACCOUNT) else { return Vec::new() };
+    let account = ServiceAccount { namespace: service.namespace.clone(), name: account_name };
     let mut workloads = Vec::new();
     for endpoint in &slice.endpoints {
         let conditions = endpoint.conditions.as_ref();
@@ -41,8 +41,9 @@ pub fn read_endpoints(slice: &EndpointSlice) -> Vec<Workload> {
             tracing::warn!(slice = slice_name, namespace, %address, "EndpointSlice address matches no workload");
             continue;
         }
-        let name = format!("{slice_name}.{}", address.to_string().replace(['.', ':'], "-"));
-        let Ok(name) = Name::new(name.trim_end_matches('-')) else { continue };
+        let endpoint_name =
+            format!("{slice_name}.{}", address.to_string().replace(['.', ':'], "-"));
+        let Ok(name) = Name::new(endpoint_name.trim_end_matches('-')) else { continue };
         workloads.push(Workload {
             name: WorkloadName { namespace: service.namespace.clone(), name },
             uid: None,
@@ -72,12 +73,12 @@ fn read_port(port: &EndpointPort) -> Option<WorkloadPort> {
     if !is_tcp(port.protocol.as_deref()) {
         return None;
     }
-    let name = port.name.as_deref().filter(|name| !name.is_empty());
-    let name = match name {
-        Some(name) => Some(Name::new(name).ok()?),
+    let name_text = port.name.as_deref().filter(|text| !text.is_empty());
+    let port_name = match name_text {
+        Some(text) => Some(Name::new(text).ok()?),
         None => None,
     };
-    let name = Some(listed_port_name(name.as_ref()));
+    let name = Some(listed_port_name(port_name.as_ref()));
     Some(WorkloadPort { name, port: port_number, protocol: Protocol::Detect })
 }
 
@@ -92,16 +93,16 @@ pub(crate) fn listed_service(key: &str) -> Option<&str> {
     key.strip_prefix(LISTED_FOR_PREFIX)
 }
 
-/// Returns the name of a port in slices, both for services and endpoints. An unnamed port is the only one of
-/// its service.
+/// Returns the name of a port in slices, both for services and endpoints. An unnamed port gets the name
+/// `unnamed`: it is the only port of its service.
 pub(super) fn listed_port_name(name: Option<&Name>) -> Name {
     name.cloned().unwrap_or_else(|| Name::new("unnamed").expect("it is a name"))
 }
 
 /// The label of a slice with the name of its service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-/// The prefix of label keys, followed by the service name because a workload may be listed for several. Label
-/// keys in a cluster cannot contain spaces.
+/// The prefix of label keys, followed by the service name because a workload may be listed for several
+/// services. Label keys in a cluster cannot contain spaces.
 const LISTED_FOR_PREFIX: &str = "listed for ";
 /// A placeholder: an unmeshed workload has no identity.
 const PLACEHOLDER_ACCOUNT: &str = "default";

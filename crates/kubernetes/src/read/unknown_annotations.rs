@@ -1,4 +1,4 @@
-//! Warnings about unknown labels and annotations under `leno.dev/`, which may be typos.
+//! Warns about unknown labels and annotations under `leno.dev/`, which may be typos.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use leno_registry::Warning;

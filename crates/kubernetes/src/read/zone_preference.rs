@@ -1,4 +1,5 @@
-//! Zone preferences of Services (topology-aware routing), and the tag rules that implement them in sidecars.
+//! Reads the zone preferences of Services (topology-aware routing), and creates the tag rules that implement
+//! them in sidecars.
 
 use k8s_openapi::api::core::v1::Service as KubeService;
 use leno_model::{

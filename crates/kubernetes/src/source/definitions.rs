@@ -1,4 +1,4 @@
-//! Detection of added and changed CustomResourceDefinitions, so that their kinds are watched without delay.
+//! Detects added and changed CustomResourceDefinitions, so that their kinds are watched without delay.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -38,5 +38,5 @@ pub(crate) async fn watch_definitions(client: Client, definition_changes: Arc<wa
     }
 }
 
-/// The page size of lists.
+/// The maximum number of objects in one page of a list.
 pub(crate) const PAGE_SIZE: u32 = 500;

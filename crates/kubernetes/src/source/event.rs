@@ -1,5 +1,5 @@
-//! Watch events of the API server, and conversion of each object for the mesh, gateways and statuses. The
-//! object store applies the events.
+//! Converts watch events of the API server into the events that the object store applies: each object is
+//! reduced to the data that the mesh, gateways and statuses need.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -75,11 +75,11 @@ pub(crate) enum MeshItem {
     ForeignSettings(ForeignMeshSettings),
     /// Addresses of the API server.
     ApiServer(BTreeSet<SocketAddr>),
-    /// A node with its zone.
+    /// The zone of a node; `None` if the node has no zone label.
     Node(Option<String>),
 }
 
-/// A service that clients in the mesh may call.
+/// A Service with a selector, and its settings for the mesh.
 pub(crate) struct SelectorService {
     pub(crate) service: Service,
     pub(crate) warnings: Vec<Warning>,
@@ -112,10 +112,10 @@ impl ConvertedObject {
         Self { id: ObjectId::from_object(&pod), item, gateway_input, record }
     }
 
-    pub(crate) fn from_service(served: KubeService) -> Self {
-        let item = match read_service(&served) {
+    pub(crate) fn from_service(kube_service: KubeService) -> Self {
+        let item = match read_service(&kube_service) {
             ServiceReading::WithSelector(service, mut warnings) => {
-                let (zone_preference, warning) = read_zone_preference(&served);
+                let (zone_preference, warning) = read_zone_preference(&kube_service);
                 warnings.extend(warning);
                 Some(MeshItem::Service(Ok(SelectorService { service, warnings, zone_preference })))
             }
@@ -124,7 +124,7 @@ impl ConvertedObject {
             }
             ServiceReading::Rejected(rejected) => Some(MeshItem::Service(Err(rejected))),
             ServiceReading::NotInMesh(cause) => {
-                let (namespace, name) = (served.namespace(), served.name_any());
+                let (namespace, name) = (kube_service.namespace(), kube_service.name_any());
                 tracing::debug!(namespace, name, reason = cause, "Service is not part of the mesh");
                 None
             }
@@ -134,8 +134,8 @@ impl ConvertedObject {
             Some(MeshItem::Service(Err(_))) => true,
             _ => false,
         };
-        let record = needs_record.then(|| StatusRecord::from_builtin(&served));
-        Self { id: ObjectId::from_object(&served), item, gateway_input: None, record }
+        let record = needs_record.then(|| StatusRecord::from_builtin(&kube_service));
+        Self { id: ObjectId::from_object(&kube_service), item, gateway_input: None, record }
     }
 
     /// Converts a node into its zone.

@@ -1,4 +1,5 @@
-//! Watch of one kind: discovery, list and watch. Objects are converted immediately to save memory.
+//! Watches the objects of one kind: finds the version that the server serves, lists, and watches. Objects are
+//! converted immediately to save memory.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -189,14 +190,14 @@ impl KindWatch {
     /// Watches the Secrets that gateways refer to, and keeps no others. Sends no request while there are none.
     async fn watch_secrets(&mut self) -> Result<(), ReceiverDropped> {
         loop {
-            let mut secret_references = self.referenced_secrets.clone();
-            let referenced_secrets = Arc::clone(&secret_references.borrow_and_update());
+            let mut secrets_receiver = self.referenced_secrets.clone();
+            let referenced_secrets = Arc::clone(&secrets_receiver.borrow_and_update());
             if referenced_secrets.is_empty() {
                 self.send_event(WatchEvent::SecretsReceived(referenced_secrets)).await?;
-                secret_references.changed().await.map_err(|_| ReceiverDropped)?;
+                secrets_receiver.changed().await.map_err(|_| ReceiverDropped)?;
                 continue;
             }
-            let (listed_sender, is_listed) = watch::channel(false);
+            let (listed_sender, listed_receiver) = watch::channel(false);
             self.covered_secrets = Some(CoveredSecrets {
                 referenced_secrets: Arc::clone(&referenced_secrets),
                 listed_sender,
@@ -210,11 +211,13 @@ impl KindWatch {
                     WatchEnd::KindNotServed => sleep(MIN_RETRY_DELAY).await,
                 },
                 // Restart: Secrets that are newly referred to were not kept, and others must be dropped.
-                changed = wait_for_other_secrets(&mut secret_references, &referenced_secrets, is_listed) => changed?,
+                changed = wait_for_other_secrets(&mut secrets_receiver, &referenced_secrets, listed_receiver) => changed?,
             }
         }
     }
 
+    /// Watches a custom kind as long as the server serves it, and otherwise waits for its definition. Failed
+    /// discovery is retried with exponential backoff.
     async fn watch_custom(&mut self, kind: ServedKind) -> Result<(), ReceiverDropped> {
         let mut retry_delay = MIN_RETRY_DELAY;
         loop {
@@ -249,8 +252,8 @@ impl KindWatch {
         }
     }
 
-    /// Waits until the kind may exist: after an interval at the latest, or when a definition of its group
-    /// changes. In that case it checks repeatedly, because the kind is served with a delay.
+    /// Waits until the kind may be served, at most for the discovery interval. When a CustomResourceDefinition
+    /// changes before, it checks repeatedly, because the server serves a new kind with a delay.
     async fn wait_for_definition(&mut self, kind: ServedKind) {
         let deadline = Instant::now() + self.discovery_interval;
         tokio::select! {
@@ -307,8 +310,8 @@ impl KindWatch {
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
         let mut events = pin!(api.watch(config));
-        while let Some(event) = events.next().await {
-            let event = match event {
+        while let Some(result) = events.next().await {
+            let event = match result {
                 Ok(Event::Init) => WatchEvent::ListStarted,
                 Ok(Event::InitApply(object) | Event::Apply(object)) => {
                     WatchEvent::Applied(Box::new(convert(object)))
@@ -318,8 +321,8 @@ impl KindWatch {
                         let covered_event = WatchEvent::SecretsReceived(Arc::clone(
                             &covered_secrets.referenced_secrets,
                         ));
-                        for event in [WatchEvent::ListComplete, covered_event] {
-                            if self.send_event(event).await.is_err() {
+                        for list_event in [WatchEvent::ListComplete, covered_event] {
+                            if self.send_event(list_event).await.is_err() {
                                 return WatchEnd::ReceiverDropped;
                             }
                         }
@@ -348,15 +351,16 @@ impl KindWatch {
 /// Waits until a different set of Secrets is needed, but not before the current one has been listed: otherwise
 /// frequent changes would prevent any list from completing.
 async fn wait_for_other_secrets(
-    secret_references: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
+    secrets_receiver: &mut watch::Receiver<Arc<BTreeSet<ObjectId>>>,
     covered_secrets: &Arc<BTreeSet<ObjectId>>,
-    mut is_listed: watch::Receiver<bool>,
+    mut listed_receiver: watch::Receiver<bool>,
 ) -> Result<(), ReceiverDropped> {
-    if is_listed.wait_for(|listed| *listed).await.is_err() {
+    if listed_receiver.wait_for(|listed| *listed).await.is_err() {
         return std::future::pending().await;
     }
-    // Compares by pointer: Secrets that were dropped and added again in between were not kept.
-    secret_references
+    // Compares by pointer, not by value: the set may have changed and changed back. In between, the Secrets
+    // were dropped.
+    secrets_receiver
         .wait_for(|needed| !Arc::ptr_eq(needed, covered_secrets))
         .await
         .map(drop)
@@ -378,14 +382,14 @@ pub(crate) async fn find_version(
             .resources
             .into_iter()
             .find(|resource| resource.kind == kind.kind && !resource.name.contains('/'));
-        if let Some(resource) = served_resource {
+        if let Some(served_resource) = served_resource {
             let version = api_version.rsplit('/').next().unwrap_or_default();
             let resource = ApiResource {
                 group: kind.group.to_owned(),
                 version: version.to_owned(),
                 api_version: (*api_version).to_owned(),
                 kind: kind.kind.to_owned(),
-                plural: resource.name,
+                plural: served_resource.name,
             };
             let api = ObjectApi::for_dynamic_kind(client.clone(), None, &resource)?;
             return Ok(DiscoveredKind::Served(Box::new((api, resource))));
@@ -394,7 +398,7 @@ pub(crate) async fn find_version(
     Ok(DiscoveredKind::NotServed)
 }
 
-/// Returns the selector of the object of the API server: its Service and its slice have the same name.
+/// Returns the watch config for the API server's own Service or EndpointSlice, which have the same name.
 fn api_server_selector() -> Config {
     Config::default().fields(&format!("metadata.name={API_SERVER}")).page_size(PAGE_SIZE)
 }
@@ -406,5 +410,5 @@ const MANUAL_SLICE_SELECTOR: &str =
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The maximum delay before a retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// The number of checks for a kind after its definition has changed.
+/// The number of checks for a kind after a CustomResourceDefinition has changed, one per second.
 const CHECKS_AFTER_CHANGE: usize = 5;

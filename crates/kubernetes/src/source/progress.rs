@@ -1,4 +1,4 @@
-//! Progress of the first listing of all watched kinds, which readiness reports.
+//! Describes the progress of the first listing of all watched kinds, which readiness reports.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The data of an object that its status and events need, which the object store retains.
+//! Extracts the data of an object that its status and events need. The object store retains this data.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ pub(crate) struct StatusRecord {
     pub(crate) resource_version: String,
     /// The Service parents of a route, as written.
     pub(crate) parents: Vec<Value>,
-    /// The current status, reduced to the part that is written.
+    /// The current status, reduced to the fields that control planes write.
     pub(crate) current_status: Value,
 }
 
 impl StatusRecord {
-    /// Extracts the data that the reader of the object does not need.
+    /// Extracts the data for the status of a custom resource; `None` if it has no name.
     pub(crate) fn from_custom(
         kind: ServedKind,
         resource: &Arc<ApiResource>,
@@ -33,13 +33,13 @@ impl StatusRecord {
         let form = StatusForm::for_kind(kind);
         let meta = &object.metadata;
         let current_status = form.extract_current(object.data.get("status"));
-        let parents = match form {
+        let parent_refs = match form {
             StatusForm::Parents => {
                 object.data.pointer("/spec/parentRefs").and_then(Value::as_array)
             }
             _ => None,
         };
-        let parents = parents.into_iter().flatten().filter(|parent| is_service_parent(parent));
+        let parents = parent_refs.into_iter().flatten().filter(|parent| is_service_parent(parent));
         Some(Self {
             form,
             resource: Arc::clone(resource),

@@ -1,6 +1,5 @@
-//! The store of all objects, and the changes that are not published yet. No I/O: the source applies watch events.
+//! Stores all objects, and the changes that are not published yet. No I/O: the source applies watch events.
 
-mod boundary;
 mod conflicts;
 mod desired_statuses;
 mod enforcement;
@@ -9,6 +8,7 @@ mod floor;
 mod gateway_state;
 mod ineffective_routes;
 mod ineffective_rules;
+mod ingress_policies;
 mod joined_services;
 mod mesh_config;
 mod missing_references;
@@ -45,16 +45,16 @@ use crate::read::{CustomResource, MeshPod, NamespaceReading, matches_selector, w
 /// The store of all objects, with the changes that have not been published yet.
 pub(crate) struct ObjectStore {
     kinds: Vec<KindState>,
-    /// The number of the list of its kind in which each object was last contained.
-    listings: BTreeMap<ObjectOrigin, u64>,
+    /// For each object, the number of the last list of its kind that contained it.
+    list_numbers: BTreeMap<ObjectOrigin, u64>,
     workloads: BTreeMap<WorkloadName, Workload>,
     services: ServiceIndex,
     selectorless: SelectorlessServices,
     /// Gateways, if the kinds that they need are watched.
     gateways: Option<GatewayState>,
-    namespaces: BTreeMap<Name, AdmissionSettings>,
-    /// The namespaces that were read at least once; those without annotations are not in `namespaces`.
-    read_namespaces: BTreeSet<Name>,
+    namespace_admission: BTreeMap<Name, AdmissionSettings>,
+    /// The namespaces that were read at least once, with or without annotations.
+    observed_namespaces: BTreeSet<Name>,
     settings: MeshSettings,
     overridable_settings: OverridableSettings,
     external_principals: ExternalPrincipals,
@@ -86,20 +86,19 @@ pub(crate) struct ObjectStore {
     published_diagnostics: Option<(Vec<RejectedDocument>, Vec<Warning>)>,
 }
 
-/// The identity of an object: the index of its kind, and its namespace and name.
+/// The identity of an object: the index of its watched kind, and its namespace and name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ObjectOrigin {
-    pub(crate) kind: usize,
+    pub(crate) kind_index: usize,
     pub(crate) id: ObjectId,
 }
 
-/// The state of a kind.
 struct KindState {
     watched: WatchedKind,
     /// True if the kind has been listed, or cannot be.
     is_synced: bool,
-    /// The number of the current list.
-    listing: u64,
+    /// The number of the current list: how many lists of the kind have started.
+    list_number: u64,
     /// The error of the API server if it forbids reading the kind.
     forbidden: Option<String>,
 }
@@ -108,16 +107,16 @@ impl ObjectStore {
     pub(crate) fn new(kinds: Vec<WatchedKind>) -> Self {
         let gateways = kinds.contains(&WatchedKind::GatewayServices).then(GatewayState::default);
         let kind_state =
-            |watched| KindState { watched, is_synced: false, listing: 0, forbidden: None };
+            |watched| KindState { watched, is_synced: false, list_number: 0, forbidden: None };
         Self {
             kinds: kinds.into_iter().map(kind_state).collect(),
-            listings: BTreeMap::new(),
+            list_numbers: BTreeMap::new(),
             workloads: BTreeMap::new(),
             services: ServiceIndex::default(),
             selectorless: SelectorlessServices::default(),
             gateways,
-            namespaces: BTreeMap::new(),
-            read_namespaces: BTreeSet::new(),
+            namespace_admission: BTreeMap::new(),
+            observed_namespaces: BTreeSet::new(),
             settings: MeshSettings::default(),
             overridable_settings: OverridableSettings::default(),
             external_principals: ExternalPrincipals::default(),
@@ -139,8 +138,8 @@ impl ObjectStore {
     }
 
     /// Returns the name of the kind with this index.
-    pub(crate) fn kind_name(&self, kind: usize) -> &'static str {
-        self.kinds.get(kind).map_or("", |kind_state| kind_state.watched.kind_name())
+    pub(crate) fn kind_name(&self, kind_index: usize) -> &'static str {
+        self.kinds.get(kind_index).map_or("", |kind_state| kind_state.watched.kind_name())
     }
 
     /// Returns the kinds that have not been listed yet.
@@ -162,22 +161,22 @@ impl ObjectStore {
     }
 
     /// Applies a watch event of a kind.
-    pub(crate) fn apply_event(&mut self, kind: usize, event: WatchEvent) {
-        let Some(kind_state) = self.kinds.get_mut(kind) else { return };
+    pub(crate) fn apply_event(&mut self, kind_index: usize, event: WatchEvent) {
+        let Some(kind_state) = self.kinds.get_mut(kind_index) else { return };
         match event {
             WatchEvent::ListStarted => {
-                kind_state.listing += 1;
+                kind_state.list_number += 1;
                 kind_state.forbidden = None;
             }
             WatchEvent::Applied(object) => {
-                let listing = kind_state.listing;
-                self.apply_object(kind, listing, *object);
+                let list_number = kind_state.list_number;
+                self.apply_object(kind_index, list_number, *object);
             }
-            WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind, id }),
+            WatchEvent::Deleted(id) => self.remove_object(&ObjectOrigin { kind_index, id }),
             WatchEvent::SecretsReceived(ids) => {
                 kind_state.is_synced = true;
                 if ids.is_empty() {
-                    self.remove_unlisted(kind, |_| true);
+                    self.remove_unlisted(kind_index, |_| true);
                 }
                 self.gateways
                     .iter_mut()
@@ -185,16 +184,16 @@ impl ObjectStore {
             }
             WatchEvent::ListComplete => {
                 kind_state.is_synced = true;
-                let listing = kind_state.listing;
-                self.remove_unlisted(kind, |last_listing| last_listing < listing);
+                let list_number = kind_state.list_number;
+                self.remove_unlisted(kind_index, |last_number| last_number < list_number);
             }
             WatchEvent::KindNotServed => {
                 kind_state.is_synced = true;
                 kind_state.forbidden = None;
-                self.remove_unlisted(kind, |_| true);
+                self.remove_unlisted(kind_index, |_| true);
             }
             WatchEvent::Forbidden(reason) => {
-                // Unknown objects are not the same as no objects.
+                // Without such a kind, access is unknown: the first update keeps waiting.
                 kind_state.is_synced |= !kind_state.watched.decides_access();
                 kind_state.forbidden = Some(reason);
                 if kind_state.watched == WatchedKind::Secrets {
@@ -260,19 +259,19 @@ impl ObjectStore {
         self.gateways.as_ref().is_some_and(GatewayState::has_pending_secrets)
     }
 
-    fn apply_object(&mut self, kind: usize, listing: u64, object: ConvertedObject) {
-        let origin = ObjectOrigin { kind, id: object.id };
+    fn apply_object(&mut self, kind_index: usize, list_number: u64, object: ConvertedObject) {
+        let origin = ObjectOrigin { kind_index, id: object.id };
         let item = object.item;
         if item.is_none() {
             self.remove_item(&origin);
-            self.mark_namespace_read(&origin, listing);
+            self.mark_namespace_read(&origin, list_number);
         }
-        self.apply_gateway_input(&origin, listing, object.gateway_input);
+        self.apply_gateway_input(&origin, list_number, object.gateway_input);
         match object.record {
             Some(record) => {
                 self.statuses_stale = true;
                 self.records.insert(origin.clone(), record);
-                self.listings.insert(origin.clone(), listing);
+                self.list_numbers.insert(origin.clone(), list_number);
             }
             // The object has no status any more.
             None => self.statuses_stale |= self.records.remove(&origin).is_some(),
@@ -290,7 +289,7 @@ impl ObjectStore {
             MeshItem::ApiServer(addresses) => self.apply_api_server(&origin, addresses),
             MeshItem::Node(zone) => self.apply_node(&origin.id.name, zone),
         }
-        self.listings.insert(origin, listing);
+        self.list_numbers.insert(origin, list_number);
     }
 
     fn apply_pod(&mut self, origin: &ObjectOrigin, pod: Result<MeshPod, Box<RejectedDocument>>) {
@@ -340,13 +339,13 @@ impl ObjectStore {
 
     /// Marks a namespace without Leno's annotations as read: an invalid annotation that is added later is
     /// ignored.
-    fn mark_namespace_read(&mut self, origin: &ObjectOrigin, listing: u64) {
-        let kind = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
+    fn mark_namespace_read(&mut self, origin: &ObjectOrigin, list_number: u64) {
+        let kind = self.kinds.get(origin.kind_index).map(|kind_state| kind_state.watched);
         if kind == Some(WatchedKind::Namespaces)
             && let Ok(name) = Name::new(&origin.id.name)
         {
-            self.read_namespaces.insert(name);
-            self.listings.insert(origin.clone(), listing);
+            self.observed_namespaces.insert(name);
+            self.list_numbers.insert(origin.clone(), list_number);
         }
     }
 
@@ -357,13 +356,14 @@ impl ObjectStore {
         self.set_namespace_settings(&name, Some(sidecar_settings));
         self.statuses_stale = true;
         self.dirty.insert(ObjectKey::MeshConfig);
-        let is_first = self.read_namespaces.insert(name.clone());
-        let before = (!is_first).then(|| self.namespaces.get(&name).copied().unwrap_or_default());
-        let (admission, rejected) = admission.resolve_with(before);
+        let is_first = self.observed_namespaces.insert(name.clone());
+        let previous =
+            (!is_first).then(|| self.namespace_admission.get(&name).copied().unwrap_or_default());
+        let (admission, rejected) = admission.resolve_with(previous);
         self.add_diagnostics(origin, rejected, Vec::new());
         match admission == AdmissionSettings::default() {
-            true => self.namespaces.remove(&name),
-            false => self.namespaces.insert(name, admission),
+            true => self.namespace_admission.remove(&name),
+            false => self.namespace_admission.insert(name, admission),
         };
     }
 
@@ -393,20 +393,20 @@ impl ObjectStore {
         warnings: Vec<Warning>,
     ) {
         if !rejected.is_empty() || !warnings.is_empty() {
-            let diagnostics = self.diagnostics.entry(origin.clone()).or_default();
-            diagnostics.0.extend(rejected);
-            diagnostics.1.extend(warnings);
+            let (all_rejected, all_warnings) = self.diagnostics.entry(origin.clone()).or_default();
+            all_rejected.extend(rejected);
+            all_warnings.extend(warnings);
         }
     }
 
-    /// Removes objects that are not in a complete list.
-    fn remove_unlisted(&mut self, kind: usize, is_gone: impl Fn(u64) -> bool) {
-        let range_start =
-            ObjectOrigin { kind, id: ObjectId { namespace: String::new(), name: String::new() } };
-        let listings =
-            self.listings.range(range_start..).take_while(|(origin, _)| origin.kind == kind);
-        let unlisted =
-            listings.filter(|(_, listing)| is_gone(**listing)).map(|(origin, _)| origin.clone());
+    /// Removes the objects of a kind whose last list number satisfies `is_gone`.
+    fn remove_unlisted(&mut self, kind_index: usize, is_gone: impl Fn(u64) -> bool) {
+        let first_id = ObjectId { namespace: String::new(), name: String::new() };
+        let later_numbers = self.list_numbers.range(ObjectOrigin { kind_index, id: first_id }..);
+        let kind_numbers = later_numbers.take_while(|(origin, _)| origin.kind_index == kind_index);
+        let unlisted = kind_numbers
+            .filter(|(_, list_number)| is_gone(**list_number))
+            .map(|(origin, _)| origin.clone());
         for origin in unlisted.collect::<Vec<_>>() {
             self.remove_object(&origin);
         }
@@ -419,12 +419,12 @@ impl ObjectStore {
 
     /// Removes an object, except its input for gateways.
     fn remove_item(&mut self, origin: &ObjectOrigin) {
-        if self.listings.remove(origin).is_none() {
+        if self.list_numbers.remove(origin).is_none() {
             return;
         }
         self.diagnostics.remove(origin);
         self.statuses_stale |= self.records.remove(origin).is_some();
-        let Some(kind_state) = self.kinds.get(origin.kind) else { return };
+        let Some(kind_state) = self.kinds.get(origin.kind_index) else { return };
         let ObjectId { namespace, name } = &origin.id;
         match kind_state.watched {
             WatchedKind::Pods => {
@@ -452,8 +452,8 @@ impl ObjectStore {
             WatchedKind::Namespaces => {
                 if let Ok(name) = Name::new(name) {
                     self.set_namespace_settings(&name, None);
-                    self.namespaces.remove(&name);
-                    self.read_namespaces.remove(&name);
+                    self.namespace_admission.remove(&name);
+                    self.observed_namespaces.remove(&name);
                     self.dirty.insert(ObjectKey::MeshConfig);
                 }
             }
@@ -500,7 +500,7 @@ impl ObjectStore {
         let range_start = WorkloadName { namespace: name.namespace.clone(), name: smallest_name() };
         let is_in_namespace =
             |(workload, _): &(&WorkloadName, &Workload)| workload.namespace == name.namespace;
-        // The range of a namespace ends at the next one.
+        // Names are sorted by namespace.
         let pods = self.workloads.range(range_start.clone()..).take_while(is_in_namespace);
         let endpoints = self.selectorless.workloads_from(range_start).take_while(is_in_namespace);
         let affected_workloads = pods
@@ -517,8 +517,8 @@ impl ObjectStore {
                 let is_endpoint = |workload: &&Workload| {
                     !self.belongs_to_other_namespace(workload) && !self.is_meshed_pod(workload)
                 };
-                let listed = || self.selectorless.workload(name).filter(is_endpoint);
-                let workload = self.workloads.get(name).or_else(listed)?;
+                let listed_endpoint = || self.selectorless.workload(name).filter(is_endpoint);
+                let workload = self.workloads.get(name).or_else(listed_endpoint)?;
                 if workload.sidecar && self.has_forbidden_image(name) {
                     return None;
                 }
@@ -532,8 +532,8 @@ impl ObjectStore {
                 {
                     return None;
                 }
-                let listed = self.selectorless_services_of(workload);
-                let services = self.services.may_select(workload).chain(&listed);
+                let selectorless = self.selectorless_services_of(workload);
+                let services = self.services.may_select(workload).chain(&selectorless);
                 let workload = self.with_joining_label(with_target_ports(workload, services));
                 Some(Object::Workload(self.with_zone(workload)))
             }
@@ -547,7 +547,7 @@ impl ObjectStore {
             }
             ObjectKey::MeshConfig => self.mesh_config().map(Object::MeshConfig),
             ObjectKey::TagRoute(name) => {
-                self.custom_resources.get(key).cloned().or_else(|| self.zone_preference(name))
+                self.custom_resources.get(key).cloned().or_else(|| self.zone_rule(name))
             }
             key => self.custom_resources.get(key).cloned(),
         }

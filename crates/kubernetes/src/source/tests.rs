@@ -1,4 +1,4 @@
-//! Order of updates and statuses.
+//! Tests the order of updates and statuses.
 
 use kube::core::ApiResource;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! The desired status of one object, and the patch that applies it, without I/O.
+//! Merges the desired status of one object into its current status, without I/O.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct DesiredStatus {
     pub(crate) resource_version: String,
     /// The latest generation. The statuses of gateways, classes and routes may still be about an earlier one.
     pub(crate) generation: i64,
-    /// The current status, reduced to the part that is written.
+    /// The current status, reduced to the fields that control planes write.
     pub(crate) current_status: Value,
     pub(crate) content: StatusContent,
     /// The reason for rejection, if the object is rejected.
@@ -201,15 +201,15 @@ impl DesiredStatus {
 
     /// Returns the entries of other controllers unchanged, followed by those of this mesh.
     fn parent_statuses(&self, own_parents: &[RouteParentStatus], now: &Value) -> Vec<Value> {
-        let current_status = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
+        let current_entries = self.current_status.as_array().map(Vec::as_slice).unwrap_or_default();
         let mut entries: Vec<Value> =
-            current_status.iter().filter(|entry| !is_own_entry(entry)).cloned().collect();
+            current_entries.iter().filter(|entry| !is_own_entry(entry)).cloned().collect();
         for RouteParentStatus { parent, controller, generation, conditions } in own_parents {
             let is_same_parent_status = |entry: &&Value| {
                 entry.get("parentRef") == Some(parent)
                     && entry.get("controllerName").is_some_and(|name| name == controller)
             };
-            let current_conditions = current_status.iter().find(is_same_parent_status);
+            let current_conditions = current_entries.iter().find(is_same_parent_status);
             let current_conditions = current_conditions
                 .and_then(|entry| entry.get("conditions"))
                 .unwrap_or(&Value::Null);
@@ -221,7 +221,7 @@ impl DesiredStatus {
         }
         // Keep the current order, so that order alone causes no write.
         let current_index =
-            |entry: &Value| current_status.iter().position(|other| is_same_parent(other, entry));
+            |entry: &Value| current_entries.iter().position(|other| is_same_parent(other, entry));
         entries.sort_by_key(|entry| current_index(entry).unwrap_or(usize::MAX));
         entries.truncate(MAX_PARENTS);
         entries

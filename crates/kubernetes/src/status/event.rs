@@ -1,4 +1,4 @@
-//! Warning Events about Kubernetes objects: creation, and renewal while their cause exists.
+//! Creates Warning Events about Kubernetes objects, and renews them while their cause exists.
 
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ impl WarningEvent {
         self.note == note
     }
 
-    /// Increases the count if the last write is 20 minutes ago. Returns false if the event does not exist any
-    /// more.
+    /// Increases the count if the last write is at least [`RENEWAL_INTERVAL`] ago. Returns false if the event
+    /// does not exist any more.
     pub(crate) async fn renew_count(&mut self, client: &Client, now: Instant) -> bool {
         if now.duration_since(self.last_write) < RENEWAL_INTERVAL {
             return true;

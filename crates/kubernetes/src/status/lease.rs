@@ -1,4 +1,5 @@
-//! Leader election: the control plane that holds the Lease writes statuses.
+//! Elects the leader by a Kubernetes Lease: its holder writes statuses, the objects of gateways, and
+//! certificate Secrets.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub async fn hold_lease(
     Box::pin(run_election(client, identity, is_leader, shutdown, POLL_INTERVAL)).await;
 }
 
+/// Runs the election until `shutdown` becomes true. A control plane that does not hold the Lease polls it after
+/// each `poll_interval`, and also watches it.
 async fn run_election(
     client: Client,
     identity: ElectionIdentity,
@@ -45,15 +48,15 @@ async fn run_election(
         name: identity.name,
         observed_version: None,
         renewal_time: None,
-        facts: identity.sidecar_facts,
+        sidecar_facts: identity.sidecar_facts,
     };
     let mut poll_delay = Duration::ZERO;
     // Open while another control plane holds the Lease.
-    let mut events: Option<LeaseEvents> = None;
+    let mut lease_events: Option<LeaseEvents> = None;
     loop {
         tokio::select! {
             () = sleep(poll_delay) => {}
-            () = wait_until_released(&mut events) => {}
+            () = wait_until_released(&mut lease_events) => {}
             Ok(_) = shutdown.wait_for(|shutdown| *shutdown) => break,
         }
         // A leader that cannot renew in time must have stopped writing before another one may start.
@@ -70,9 +73,9 @@ async fn run_election(
         };
         poll_delay = if is_holder { RENEWAL_INTERVAL } else { poll_interval };
         if is_holder {
-            events = None;
-        } else if events.is_none() {
-            events = Some(Box::pin(api.clone().watch(lease_selector())));
+            lease_events = None;
+        } else if lease_events.is_none() {
+            lease_events = Some(Box::pin(api.clone().watch(lease_selector())));
         }
         if is_leader.send_replace(is_holder) != is_holder {
             let name = candidate.name.as_str();
@@ -133,7 +136,7 @@ struct LeaseCandidate {
     /// The time of the last renewal.
     renewal_time: Option<Instant>,
     /// The reports of sidecars. The holder writes their connections into an annotation of the Lease.
-    facts: watch::Receiver<Arc<SidecarFacts>>,
+    sidecar_facts: watch::Receiver<Arc<SidecarFacts>>,
 }
 
 impl LeaseCandidate {
@@ -195,7 +198,7 @@ impl LeaseCandidate {
 
     /// Returns the Lease with this control plane as its holder.
     fn with_holder(&self, mut lease: Lease, now: Timestamp) -> Lease {
-        annotate_connections(&mut lease.metadata, self.facts.borrow().connections.as_ref());
+        annotate_connections(&mut lease.metadata, self.sidecar_facts.borrow().connections.as_ref());
         let previous_spec = lease.spec.take().unwrap_or_default();
         let is_new = previous_spec.holder_identity.as_ref() != Some(&self.name);
         let acquire_time = previous_spec.acquire_time.filter(|_| !is_new);
@@ -284,8 +287,12 @@ mod tests {
     use crate::testing::Server;
 
     fn test_candidate(name: &str, facts: SidecarFacts) -> LeaseCandidate {
-        let facts = watch::channel(Arc::new(facts)).1;
-        LeaseCandidate { name: name.to_owned(), observed_version: None, renewal_time: None, facts }
+        LeaseCandidate {
+            name: name.to_owned(),
+            observed_version: None,
+            renewal_time: None,
+            sidecar_facts: watch::channel(Arc::new(facts)).1,
+        }
     }
 
     #[test]

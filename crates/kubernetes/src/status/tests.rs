@@ -1,4 +1,4 @@
-//! Retries and the single report of a status that cannot be written_status.
+//! Tests the retries and the single report of a status that cannot be written.
 
 use super::*;
 use crate::testing::Server;

@@ -1,4 +1,5 @@
-//! Certificate authority of the webhook, which issues only the webhook's own certificates. No I/O.
+//! Implements the certificate authority of the webhook, which issues only the webhook's own certificates. No
+//! I/O.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +63,7 @@ impl WebhookAuthority {
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let mut certificates = parameters.self_signed(&key)?.pem();
         if let Some(previous_certificate) =
-            previous.and_then(|previous| first_block(&previous.certificates))
+            previous.and_then(|previous| first_certificate(&previous.certificates))
         {
             certificates.push_str(previous_certificate);
         }
@@ -75,8 +76,9 @@ impl WebhookAuthority {
     }
 
     fn not_after(&self) -> Result<SystemTime, WebhookAuthorityError> {
-        let der = CertificateDer::from_pem_slice(self.certificates.as_bytes());
-        let der = der.map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
+        let parsed_der = CertificateDer::from_pem_slice(self.certificates.as_bytes());
+        let der =
+            parsed_der.map_err(|_| WebhookAuthorityError::Unreadable("there is no certificate"))?;
         let parsed = x509_parser::parse_x509_certificate(&der);
         let (_, parsed) = parsed
             .map_err(|_| WebhookAuthorityError::Unreadable("the certificate is malformed"))?;
@@ -105,11 +107,11 @@ impl WebhookAuthority {
         parameters.use_authority_key_identifier_extension = true;
         let certificate = parameters.signed_by(&key, &issuer)?;
         let client_verifier = client_verifier.unwrap_or_else(WebPkiClientVerifier::no_client_auth);
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let private_key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = ServerConfig::builder_with_provider(aws_lc_rs::default_provider().into())
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])?
             .with_client_cert_verifier(client_verifier)
-            .with_single_cert(vec![certificate.der().clone()], key)?;
+            .with_single_cert(vec![certificate.der().clone()], private_key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
@@ -129,7 +131,7 @@ fn certificate_parameters(
 }
 
 /// Returns the first certificate of a PEM text; `None` without a certificate.
-fn first_block(pem: &str) -> Option<&str> {
+fn first_certificate(pem: &str) -> Option<&str> {
     let block_end = pem.find(END_CERTIFICATE)? + END_CERTIFICATE.len();
     Some(pem.get(..block_end)?).filter(|block| block.contains("-----BEGIN CERTIFICATE-----"))
 }

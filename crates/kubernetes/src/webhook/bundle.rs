@@ -1,4 +1,4 @@
-//! CA bundle of the webhook configuration, by which the API server verifies the webhook.
+//! Publishes the CA bundle in the webhook configuration, by which the API server verifies the webhook.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;

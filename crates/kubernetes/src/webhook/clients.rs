@@ -1,4 +1,5 @@
-//! Client verification of the webhook, with CA certificates from a file that is reloaded when it changes.
+//! Verifies the clients of the webhook (API servers) with CA certificates from a file that is reloaded when it
+//! changes.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};

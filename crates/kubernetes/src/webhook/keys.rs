@@ -1,5 +1,5 @@
-//! Renewal of the webhook's certificates: the listener's certificate, the certificate authority, and the CA
-//! bundle by which the API server verifies the webhook.
+//! Renews the webhook's certificates: the listener's certificate, the certificate authority, and the CA bundle
+//! by which the API server verifies the webhook.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use super::{WEBHOOK_NAME, WEBHOOK_SECRET};
 use crate::api::{ApiError, NamespaceName, ObjectApi};
 use crate::well_known::CONTROL;
 
-/// Checks the certificates periodically, and retries after errors. Never returns.
+/// Checks the certificates periodically, renews them when necessary, and retries after errors. Never returns.
 pub(super) async fn renew_certificates(
     client: Client,
     namespace: NamespaceName,
@@ -157,9 +157,9 @@ fn read_authority(secret: &Secret) -> Result<WebhookAuthority, WebhookAuthorityE
         String::from_utf8(bytes.0.clone()).ok()
     };
     let key = read_entry(KEY_ENTRY).ok_or(WebhookAuthorityError::Unreadable("there is no key"))?;
-    let certificates = read_entry(CERTIFICATES_ENTRY);
+    let certificates_entry = read_entry(CERTIFICATES_ENTRY);
     let certificates =
-        certificates.ok_or(WebhookAuthorityError::Unreadable("there is no certificate"))?;
+        certificates_entry.ok_or(WebhookAuthorityError::Unreadable("there is no certificate"))?;
     Ok(WebhookAuthority { key, certificates })
 }
 

@@ -1,4 +1,4 @@
-//! HTTPS listener for the API server: bounded connections, with one request at a time on each.
+//! Serves HTTPS connections of API servers: a bounded number, with one request at a time on each.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,8 +15,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use leno_listen::{
-    ConcurrencyLimit, ConnectionAdmission, ConnectionSource, HalfOpen, HalfOpenLimits, Listener,
-    StopSignal, complete_handshake, read_hello,
+    ConcurrencyLimit, ConnectionAdmission, ConnectionSource, Listener, PendingConnection,
+    PendingLimits, StopSignal, complete_handshake, read_hello,
 };
 use rustls::ServerConfig;
 use serde_json::Value;
@@ -52,7 +52,7 @@ pub(super) async fn serve_connections(
     let review_limit = ConcurrencyLimit::new(MAX_REVIEWS, MAX_REVIEWS_PER_SOURCE);
     let state = Arc::new(WebhookState { client, settings, review_limit });
     let admission =
-        ConnectionAdmission::new(HalfOpenLimits::new(MAX_WAITING_CONNECTIONS, MAX_CONNECTIONS));
+        ConnectionAdmission::new(PendingLimits::new(MAX_WAITING_CONNECTIONS, MAX_CONNECTIONS));
     let mut listener = Listener::new("webhook", listener);
     let mut connections = JoinSet::new();
     loop {
@@ -64,23 +64,29 @@ pub(super) async fn serve_connections(
         let Some((stream, peer)) = connection else { break };
         let Some(tls_config) = tls_configs.borrow().clone() else { continue };
         let source = ConnectionSource::from(peer);
-        let half_open = admission.admit(source);
+        let pending_connection = admission.admit(source);
         let state = Arc::clone(&state);
         let (shutdown, accept_end) = (shutdown.clone(), accept_end.clone());
         connections.spawn(serve_webhook_connection(
-            stream, half_open, source, tls_config, state, shutdown, accept_end,
+            stream,
+            pending_connection,
+            source,
+            tls_config,
+            state,
+            shutdown,
+            accept_end,
         ));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-/// Serves one connection. A connection counts as half-open while no request is in progress; the longest waiting
-/// connection is
-/// closed in favor of others.
+/// Serves one connection. A connection counts as pending while it is established but no request is in
+/// progress. At the limit, the pending connection that has waited longest is closed in favor of a new
+/// connection.
 async fn serve_webhook_connection(
     stream: TcpStream,
-    half_open: HalfOpen,
+    pending_connection: PendingConnection,
     source: ConnectionSource,
     tls_config: Arc<ServerConfig>,
     state: Arc<WebhookState>,
@@ -89,7 +95,7 @@ async fn serve_webhook_connection(
 ) {
     let mut shutdown_deadline = accept_end.clone();
     let handshake = tokio::select! {
-        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &half_open, tls_config)) => handshake,
+        handshake = timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, &pending_connection, tls_config)) => handshake,
         () = shutdown_deadline.wait_for_last_request() => return,
     };
     let stream = match handshake {
@@ -98,9 +104,10 @@ async fn serve_webhook_connection(
         Err(_) => return,
     };
     let service = service_fn(|request: Request<Incoming>| {
-        let (state, shutdown, half_open) = (Arc::clone(&state), &shutdown, &half_open);
+        let (state, shutdown, pending_connection) =
+            (Arc::clone(&state), &shutdown, &pending_connection);
         async move {
-            let mut response = state.handle_request(request, half_open, source).await;
+            let mut response = state.handle_request(request, pending_connection, source).await;
             if shutdown.is_requested() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -115,7 +122,9 @@ async fn serve_webhook_connection(
         .serve_connection(TokioIo::new(stream), service);
     let connection = pin!(connection);
     let outcome = accept_end
-        .serve_connection(&half_open, connection, |connection| connection.graceful_shutdown())
+        .serve_connection(&pending_connection, connection, |connection| {
+            connection.graceful_shutdown()
+        })
         .await;
     if let Ok(Err(error)) = outcome {
         tracing::debug!(%error, "connection to the webhook failed");
@@ -124,18 +133,19 @@ async fn serve_webhook_connection(
 
 async fn accept_tls(
     stream: TcpStream,
-    half_open: &HalfOpen,
+    pending_connection: &PendingConnection,
     tls_config: Arc<ServerConfig>,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let client_hello = read_hello(half_open, stream).await.map_err(|(error, _)| error)?;
-    complete_handshake(half_open, client_hello, tls_config).await
+    let client_hello = read_hello(pending_connection, stream).await.map_err(|(error, _)| error)?;
+    complete_handshake(pending_connection, client_hello, tls_config).await
 }
 
 impl WebhookState {
+    /// Reads the body of a review request and responds to it. Other requests are rejected.
     async fn handle_request(
         &self,
         request: Request<Incoming>,
-        half_open: &HalfOpen,
+        pending_connection: &PendingConnection,
         source: ConnectionSource,
     ) -> Response<Full<Bytes>> {
         if request.uri().path() != MUTATE_PATH {
@@ -144,9 +154,9 @@ impl WebhookState {
         if request.method() != Method::POST {
             return text_response(StatusCode::METHOD_NOT_ALLOWED, "send an AdmissionReview");
         }
-        let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
-        let body = match timeout(BODY_TIMEOUT, body).await {
-            Ok(Ok(body)) => body.to_bytes(),
+        let read_body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
+        let body = match timeout(BODY_TIMEOUT, read_body).await {
+            Ok(Ok(collected)) => collected.to_bytes(),
             Ok(Err(_)) => {
                 return text_response(
                     StatusCode::PAYLOAD_TOO_LARGE,
@@ -161,7 +171,7 @@ impl WebhookState {
             }
         };
         // Until here the connection waits for the peer.
-        let _response_guard = half_open.start_response();
+        let _request_in_progress = pending_connection.start_request();
         self.review_response(&body, source).await
     }
 
@@ -184,9 +194,11 @@ impl WebhookState {
     }
 
     async fn review_pod(&self, review: &AdmissionRequest) -> Value {
-        let Some(namespace) = review.namespace_of_pod() else { return review.allow_unchanged() };
+        let Some(namespace_name) = review.namespace_of_pod() else {
+            return review.allow_unchanged();
+        };
         let namespaces: ObjectApi<Namespace> = ObjectApi::for_all_namespaces(self.client.clone());
-        let name = ObjectName::from(namespace);
+        let name = ObjectName::from(namespace_name);
         let namespace = match timeout(NAMESPACE_TIMEOUT, namespaces.get(&name)).await {
             Ok(Ok(namespace)) => namespace,
             // The client may not be the API server: the reason goes to the log only.
@@ -221,12 +233,12 @@ fn text_response(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
 
 fn response_with_type(
     status: StatusCode,
-    kind: &'static str,
+    content_type: &'static str,
     body: String,
 ) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 

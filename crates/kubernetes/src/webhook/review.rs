@@ -1,4 +1,4 @@
-//! Parsing of `AdmissionReview` requests, and their responses: the JSON of the webhook, without I/O.
+//! Parses `AdmissionReview` requests and builds their responses: the JSON of the webhook, without I/O.
 
 use std::sync::LazyLock;
 use std::time::Instant;

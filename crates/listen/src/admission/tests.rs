@@ -1,4 +1,4 @@
-//! Eviction and turns of half-open connections that run as tasks.
+//! Eviction and turns of pending connections that run as tasks.
 
 use std::future::pending;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::*;
 
 fn test_admission(waiting: usize) -> Arc<ConnectionAdmission> {
-    ConnectionAdmission::new(HalfOpenLimits::new(waiting, 1000))
+    ConnectionAdmission::new(PendingLimits::new(waiting, 1000))
 }
 
 fn loopback_address() -> IpAddr {
@@ -25,11 +25,12 @@ async fn a_connection_with_a_silent_peer_is_evicted_for_the_next_one_of_its_sour
     let mut silent_connections = JoinSet::new();
     let mut results = Vec::new();
     for _ in 0..20 {
-        let half_open = admission.admit(loopback_address());
-        silent_connections.spawn(async move { half_open.await_peer(pending::<()>()).await });
+        let pending_connection = admission.admit(loopback_address());
+        silent_connections
+            .spawn(async move { pending_connection.await_peer(pending::<()>()).await });
         yield_now().await;
-        let half_open = admission.admit(loopback_address());
-        results.push(half_open.await_peer(yield_now()).await);
+        let pending_connection = admission.admit(loopback_address());
+        results.push(pending_connection.await_peer(yield_now()).await);
     }
     for _ in 0..19 {
         assert_eq!(silent_connections.join_next().await.unwrap().unwrap(), Err(Evicted));
@@ -45,7 +46,7 @@ async fn a_connection_that_does_not_wait_for_its_peer_is_not_evicted() {
     let (busy, complete) =
         (admission.admit(loopback_address()), admission.admit(loopback_address()));
     busy.mark_waiting();
-    busy.mark_busy();
+    busy.mark_served();
     complete.mark_waiting();
     complete.mark_complete();
     for _ in 0..10 {
@@ -58,33 +59,33 @@ async fn a_connection_that_does_not_wait_for_its_peer_is_not_evicted() {
     let other = admission.admit(loopback_address());
     other.mark_waiting();
     busy.wait_for_eviction().await;
-    assert_eq!(admission.half_open_count(), 1);
+    assert_eq!(admission.pending_count(), 1);
 }
 
 #[tokio::test]
 async fn work_that_waits_for_its_peer_holds_no_turn() {
     let admission =
-        ConnectionAdmission::new(HalfOpenLimits { waiting: 100, ..HalfOpenLimits::new(200, 1000) });
+        ConnectionAdmission::new(PendingLimits { waiting: 100, ..PendingLimits::new(200, 1000) });
     let mut tasks = JoinSet::new();
     let mut senders = Vec::new();
     for number in 0..50 {
-        let half_open = admission.admit(loopback_address());
+        let pending_connection = admission.admit(loopback_address());
         let (sender, response) = oneshot::channel::<()>();
         senders.push(sender);
         tasks.spawn(async move {
             // The peer responds after the first piece of work.
             let work = async move { response.await.map(|()| number) };
-            half_open.run_in_turns(work).await
+            pending_connection.run_in_turns(work).await
         });
     }
-    while admission.half_open_count() < 50 {
+    while admission.pending_count() < 50 {
         yield_now().await;
     }
     for sender in senders.into_iter().rev() {
         sender.send(()).unwrap();
         assert!(tasks.join_next().await.unwrap().unwrap().unwrap().is_ok());
     }
-    assert_eq!((admission.half_open_count(), admission.evicted_count()), (0, 0));
+    assert_eq!((admission.pending_count(), admission.evicted_count()), (0, 0));
 }
 
 #[tokio::test]
@@ -95,9 +96,10 @@ async fn the_turn_of_a_dropped_connection_passes_to_the_next_one() {
     let run = async {
         let mut handles = Vec::new();
         for number in 0..100 {
-            let (half_open, completed) = (admission.admit(loopback_address()), completed.clone());
+            let (pending_connection, completed) =
+                (admission.admit(loopback_address()), completed.clone());
             handles.push(tokio::task::spawn_local(async move {
-                half_open.run_in_turns(async {}).await.unwrap();
+                pending_connection.run_in_turns(async {}).await.unwrap();
                 completed.set(completed.get() + 1);
             }));
             if number % 3 == 0 {
@@ -112,5 +114,5 @@ async fn the_turn_of_a_dropped_connection_passes_to_the_next_one() {
         }
     };
     timeout(Duration::from_secs(60), tasks.run_until(run)).await.expect("a turn is lost");
-    assert!(completed.get() > 50 && admission.half_open_count() == 0);
+    assert!(completed.get() > 50 && admission.pending_count() == 0);
 }

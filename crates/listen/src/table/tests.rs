@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: HalfOpenLimits =
-    HalfOpenLimits { waiting: 4, waiting_per_source: 3, half_open: 8, turns: 2 };
+const LIMITS: PendingLimits =
+    PendingLimits { waiting: 4, waiting_per_source: 3, pending: 8, turns: 2 };
 
 fn source(number: u8) -> ConnectionSource {
     IpAddr::from([10, 0, 0, number]).into()
 }
 
-fn add_waiting(table: &mut HalfOpenTable, number: u8) -> (HalfOpenId, Option<HalfOpenId>) {
+fn add_waiting(table: &mut PendingTable, number: u8) -> (PendingId, Option<PendingId>) {
     let (id, evicted) = table.admit(source(number));
     assert_eq!(evicted, None);
     let evicted = table.start_waiting(id);
@@ -22,11 +22,11 @@ fn add_waiting(table: &mut HalfOpenTable, number: u8) -> (HalfOpenId, Option<Hal
 
 #[test]
 fn the_oldest_connection_of_a_source_is_evicted_for_its_next_one() {
-    let mut table = HalfOpenTable::new(LIMITS);
-    let first: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let mut table = PendingTable::new(LIMITS);
+    let first: Vec<PendingId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (_, evicted) = add_waiting(&mut table, 1);
     assert_eq!(evicted, Some(first[0]));
-    assert_eq!(table.connection_state(first[0]), Some(HalfOpenState::Evicted));
+    assert_eq!(table.connection_state(first[0]), Some(PendingState::Evicted));
     // A connection with progress is not evicted, and counts as new in its next phase.
     table.record_phase(first[1], PeerPhase::Ended);
     table.start_waiting(first[1]);
@@ -35,19 +35,19 @@ fn the_oldest_connection_of_a_source_is_evicted_for_its_next_one() {
 
 #[test]
 fn a_client_that_sends_single_bytes_keeps_its_age() {
-    let mut table = HalfOpenTable::new(LIMITS);
+    let mut table = PendingTable::new(LIMITS);
     let (slow, _) = add_waiting(&mut table, 1);
     let others = [add_waiting(&mut table, 1).0, add_waiting(&mut table, 1).0];
     table.record_phase(slow, PeerPhase::Continues);
     assert_eq!(table.start_waiting(slow), None);
     assert_eq!(add_waiting(&mut table, 1).1, Some(slow));
-    assert_eq!(table.connection_state(others[0]), Some(HalfOpenState::Waiting));
+    assert_eq!(table.connection_state(others[0]), Some(PendingState::Waiting));
 }
 
 #[test]
 fn a_connection_of_the_largest_source_is_evicted_for_another_source() {
-    let mut table = HalfOpenTable::new(LIMITS);
-    let many: Vec<HalfOpenId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
+    let mut table = PendingTable::new(LIMITS);
+    let many: Vec<PendingId> = (0..3).map(|_| add_waiting(&mut table, 1).0).collect();
     let (other, evicted) = add_waiting(&mut table, 2);
     assert_eq!(evicted, None);
     assert_eq!(add_waiting(&mut table, 3).1, Some(many[0]));
@@ -59,8 +59,8 @@ fn a_connection_of_the_largest_source_is_evicted_for_another_source() {
 
 #[test]
 fn turns_rotate_among_sources_and_the_newest_is_first() {
-    let mut table = HalfOpenTable::new(LIMITS);
-    let admit_queued = |table: &mut HalfOpenTable, number| {
+    let mut table = PendingTable::new(LIMITS);
+    let admit_queued = |table: &mut PendingTable, number| {
         let (id, _) = table.admit(source(number));
         table.join_queue(id);
         id
@@ -76,12 +76,12 @@ fn turns_rotate_among_sources_and_the_newest_is_first() {
 
 #[test]
 fn connections_queued_for_a_turn_are_limited_as_well() {
-    let mut table = HalfOpenTable::new(LIMITS);
-    let ids: Vec<HalfOpenId> = (0..8).map(|_| table.admit(source(1)).0).collect();
+    let mut table = PendingTable::new(LIMITS);
+    let ids: Vec<PendingId> = (0..8).map(|_| table.admit(source(1)).0).collect();
     ids.iter().for_each(|id| table.join_queue(*id));
     let (newest, evicted) = table.admit(source(2));
     assert_eq!(evicted, Some(ids[2]), "the first two have a turn");
-    assert_eq!((table.len(), table.connection_state(newest)), (8, Some(HalfOpenState::Served)));
+    assert_eq!((table.len(), table.connection_state(newest)), (8, Some(PendingState::Served)));
 }
 
 /// A step of a simulation. An index selects a connection of the table.
@@ -106,21 +106,21 @@ fn any_steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..400)
 }
 
-impl HalfOpenTable {
+impl PendingTable {
     /// Checks the invariants.
     fn check_invariants(&self) {
         let in_state = |state| self.entries.values().filter(|entry| entry.state == state).count();
-        assert_eq!(self.waiting_count, in_state(HalfOpenState::Waiting));
+        assert_eq!(self.waiting_count, in_state(PendingState::Waiting));
         assert!(self.waiting_count <= self.limits.waiting);
-        assert_eq!(self.running_count, in_state(HalfOpenState::Running));
+        assert_eq!(self.running_count, in_state(PendingState::Running));
         assert!(self.running_count <= self.limits.turns);
-        assert_eq!(self.half_open_count, self.entries.len() - in_state(HalfOpenState::Evicted));
-        let queued_count = in_state(HalfOpenState::Queued);
+        assert_eq!(self.pending_count, self.entries.len() - in_state(PendingState::Evicted));
+        let queued_count = in_state(PendingState::Queued);
         assert!(
             queued_count == 0 || self.running_count == self.limits.turns,
             "a turn is free while connections are queued"
         );
-        assert_eq!(self.sources_by_half_open.len(), self.sources.len());
+        assert_eq!(self.sources_by_pending.len(), self.sources.len());
         let counted: usize =
             self.sources.values().map(|source_entry| source_entry.queued_connections.len()).sum();
         assert_eq!(counted, queued_count);
@@ -133,10 +133,10 @@ impl HalfOpenTable {
         );
         for (source, source_entry) in &self.sources {
             assert!(
-                source_entry.half_open_count > 0
+                source_entry.pending_count > 0
                     && source_entry.waiting.len() <= self.limits.waiting_per_source
             );
-            assert!(self.sources_by_half_open.contains(&(source_entry.half_open_count, *source)));
+            assert!(self.sources_by_pending.contains(&(source_entry.pending_count, *source)));
         }
     }
 }
@@ -144,23 +144,23 @@ impl HalfOpenTable {
 proptest! {
     #[test]
     fn invariants_hold_after_any_steps(steps in any_steps()) {
-        let mut table = HalfOpenTable::new(LIMITS);
-        let mut ids: Vec<HalfOpenId> = Vec::new();
+        let mut table = PendingTable::new(LIMITS);
+        let mut ids: Vec<PendingId> = Vec::new();
         for step in steps {
             let id_at = |index: usize| ids.get(index % ids.len().max(1)).copied();
             match step {
                 Step::Admit(number) => {
                     let (id, evicted) = table.admit(source(number));
                     ids.push(id);
-                    prop_assert!(evicted.is_none_or(|id| table.connection_state(id) == Some(HalfOpenState::Evicted)));
+                    prop_assert!(evicted.is_none_or(|id| table.connection_state(id) == Some(PendingState::Evicted)));
                 }
                 Step::Wait(index) => {
                     let Some(id) = id_at(index) else { continue };
                     let is_alone = table.entries.values().all(|entry| {
-                        entry.state != HalfOpenState::Waiting || entry.source != table.entries[&id].source
+                        entry.state != PendingState::Waiting || entry.source != table.entries[&id].source
                     });
                     let evicted = table.start_waiting(id);
-                    // A source with no other half-open connection does not have the most.
+                    // A source with no other pending connection does not have the most.
                     if is_alone && table.sources.len() < LIMITS.waiting {
                         prop_assert_ne!(evicted, Some(id));
                     }
@@ -186,6 +186,6 @@ proptest! {
             table.check_invariants();
         }
         prop_assert!(table.entries.is_empty() && table.sources.is_empty());
-        prop_assert!(table.sources_by_waiting.is_empty() && table.sources_by_half_open.is_empty());
+        prop_assert!(table.sources_by_waiting.is_empty() && table.sources_by_pending.is_empty());
     }
 }

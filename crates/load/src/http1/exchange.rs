@@ -1,4 +1,4 @@
-//! One request and its response on one connection, concurrently.
+//! Writes one request and reads its response on one connection, at the same time.
 
 use std::io;
 use std::pin::Pin;

@@ -1,6 +1,6 @@
-//! Serialized requests: written once, validated once, sent many times.
+//! Serializes and validates each HTTP/1.1 request once, so that it can be sent many times.
 
-use leno_wire::http1::{Malformed, Parsed, RequestHead, RequestKind};
+use leno_wire::http1::{Malformed, ParseProgress, RequestHead, RequestKind};
 
 use crate::plan::{ConnectionReuse, InvalidPlan, LoadTarget, TargetForm};
 
@@ -21,9 +21,11 @@ impl SerializedRequest {
         let malformed = |rule| InvalidPlan::Request { name: target.name.clone(), rule };
         let mut request_head = RequestHead::default();
         match request_head.parse(&bytes).map_err(malformed)? {
-            Parsed::Complete(parsed_bytes) if parsed_bytes == head_bytes => {}
+            ParseProgress::Complete(parsed_bytes) if parsed_bytes == head_bytes => {}
             // A line end within a name or value would split the message in two.
-            Parsed::Complete(_) | Parsed::Partial => return Err(malformed(Malformed::LineEnd)),
+            ParseProgress::Complete(_) | ParseProgress::Partial => {
+                return Err(malformed(Malformed::LineEnd));
+            }
         }
         if target.method == "CONNECT" || request_head.upgrade {
             return Err(InvalidPlan::Tunnel { name: target.name.clone() });

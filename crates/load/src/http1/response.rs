@@ -1,6 +1,6 @@
-//! Incremental response parser: buffers only incomplete heads and framing.
+//! Parses responses incrementally. Only incomplete heads and framing are buffered.
 
-use leno_wire::http1::{BodyDecoder, Parsed, RequestKind, ResponseHead};
+use leno_wire::http1::{BodyDecoder, ParseProgress, RequestKind, ResponseHead};
 
 use crate::error_kind::ErrorKind;
 
@@ -84,8 +84,8 @@ impl ResponseReader {
                 .parse(remaining_bytes, self.request_kind)
                 .map_err(|_| ErrorKind::Malformed)?
             {
-                Parsed::Partial => return Ok(consumed_bytes),
-                Parsed::Complete(head_bytes) => consumed_bytes += head_bytes,
+                ParseProgress::Partial => return Ok(consumed_bytes),
+                ParseProgress::Complete(head_bytes) => consumed_bytes += head_bytes,
             }
             self.record_head(head)?;
         }

@@ -1,4 +1,4 @@
-//! One request and its response on one stream.
+//! Sends one request or gRPC call on a stream, and reads its response.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! A stream wrapper that counts the bytes of HTTP/2 connections.
+//! Counts the bytes that HTTP/2 connections send and receive.
 
 use std::io;
 use std::pin::Pin;

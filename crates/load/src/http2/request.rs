@@ -1,4 +1,4 @@
-//! Prepared HTTP/2 requests: built once, validated once, sent many times.
+//! Builds and validates each HTTP/2 request once, so that it can be sent many times.
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, TE};
@@ -15,15 +15,20 @@ pub(super) struct Http2Request {
     pub(super) response_kind: ResponseKind,
 }
 
-/// The response semantics.
+/// The kind of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResponseKind {
+    /// The HTTP status decides on success.
     Plain,
     /// The response ends with a gRPC status.
     Grpc,
 }
 
 impl Http2Request {
+    /// Builds the request of a target.
+    ///
+    /// # Errors
+    /// The part of the target that cannot be sent over HTTP/2.
     pub(super) fn new(target: &LoadTarget, protocol: LoadProtocol) -> Result<Self, InvalidPlan> {
         let invalid = |invalid_part| InvalidPlan::Http2Request {
             name: target.name.clone(),
@@ -92,7 +97,8 @@ fn always_sends_length(method: &Method) -> bool {
     matches!(*method, Method::POST | Method::PUT | Method::PATCH)
 }
 
-/// Frames a gRPC message: the flag "uncompressed", then its length.
+/// Frames a gRPC message: a flag byte 0 (uncompressed), the length, and the message. Returns `None` if the length
+/// exceeds 32 bits.
 fn frame_message(message: &[u8]) -> Option<Bytes> {
     let length = u32::try_from(message.len()).ok()?;
     let mut framed_message = Vec::with_capacity(GRPC_PREFIX_BYTES + message.len());

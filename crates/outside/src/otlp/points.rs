@@ -1,5 +1,5 @@
-//! Metrics in OTLP 1: messages of `opentelemetry/proto/collector/metrics/v1/metrics_service.proto` and its
-//! imports.
+//! Encodes metrics as OTLP 1 export requests: `opentelemetry/proto/collector/metrics/v1/metrics_service.proto` and
+//! its imports.
 
 use std::time::SystemTime;
 
@@ -38,7 +38,7 @@ pub struct MetricRequests {
     time_unix_nano: u64,
     /// The size at which a request is full, in bytes.
     max_bytes: usize,
-    /// The encoded requests, each with the number of its points.
+    /// The encoded requests that are full, each with the number of its points.
     completed_requests: Vec<(Vec<u8>, u64)>,
     /// The metrics of the current request.
     metrics: Vec<OtlpMetric>,
@@ -100,6 +100,7 @@ impl MetricRequests {
         }
     }
 
+    /// Moves the points of the current metric into the current request.
     fn close_metric(&mut self) {
         let Some(family) = self.current_family else { return };
         let number_points = std::mem::take(&mut self.number_points);
@@ -130,6 +131,7 @@ impl MetricRequests {
         });
     }
 
+    /// Encodes the current request, and starts an empty one.
     fn close_request(&mut self) {
         if self.metrics.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Exported metrics match the Prometheus page, in requests of limited size.
+//! Exported metrics equal those of the Prometheus exposition, and are sent in requests of limited size.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ fn encode_metrics(telemetry: &Telemetry) -> Vec<(Vec<u8>, u64)> {
 }
 
 fn encode_into(telemetry: &Telemetry, mut requests: MetricRequests) -> Vec<(Vec<u8>, u64)> {
-    telemetry.read(&mut requests);
+    telemetry.visit_metrics(&mut requests);
     requests.into_requests()
 }
 
@@ -168,7 +168,7 @@ fn stable_page(telemetry: &Telemetry) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_push_equals_the_metrics_page() {
+fn exported_metrics_equal_the_scraped_metrics() {
     let telemetry = sample_telemetry(2);
     let requests = encode_metrics(&telemetry);
     let metrics = decode_metrics(&requests);
@@ -242,7 +242,7 @@ impl MetricSource for TestMetrics {
     }
 
     async fn write_metrics(&mut self, mut requests: MetricRequests) -> Option<MetricRequests> {
-        self.0.read(&mut requests);
+        self.0.visit_metrics(&mut requests);
         Some(requests)
     }
 

@@ -1,4 +1,4 @@
-//! The admin page `/connectivity`: connects from this proxy to the endpoints of a service, and reports the
+//! Serves `/connectivity` of the admin endpoint: connects from this proxy to the endpoints of a service, and reports the
 //! results.
 
 use std::rc::Rc;
@@ -23,10 +23,10 @@ pub(super) async fn check_service_endpoints(
     admin: &Rc<Admin>,
     query: &str,
 ) -> Result<Value, String> {
-    let service = query.split('&').find_map(|pair| pair.strip_prefix("service="));
-    let service = service.and_then(|service| service.parse::<ServiceName>().ok());
-    let service =
-        service.ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
+    let service_parameter = query.split('&').find_map(|pair| pair.strip_prefix("service="));
+    let service = service_parameter
+        .and_then(|text| text.parse::<ServiceName>().ok())
+        .ok_or("the service is missing: use /connectivity?service=NAMESPACE/NAME\n")?;
     let Ok(_permit) = admin.connectivity_permit.acquire().await else {
         return Err("the sidecar is stopping\n".to_owned());
     };
@@ -40,9 +40,9 @@ pub(super) async fn check_service_endpoints(
             Err(reason) => (Some(reason.label()), Vec::new()),
         };
     let omitted_count = endpoints.len().saturating_sub(MAX_ENDPOINTS);
-    let mut results = check_endpoints(admin, endpoints).await;
-    results.sort_by(|first, second| first.0.cmp(&second.0));
-    let results: Vec<Value> = results.into_iter().map(|(_, result)| result).collect();
+    let mut keyed_results = check_endpoints(admin, endpoints).await;
+    keyed_results.sort_by(|(first_key, _), (second_key, _)| first_key.cmp(second_key));
+    let results: Vec<Value> = keyed_results.into_iter().map(|(_, result)| result).collect();
     Ok(json!({
         "service": service.to_string(),
         "reason": discovery_failure,
@@ -97,8 +97,8 @@ async fn check_endpoint(endpoint: &Endpoint, tls_context: &TlsContext<'_>) -> Re
             Err(_) => Err(Reason::UpstreamHandshakeFailed),
         }
     };
-    let check = tokio::time::timeout(MAX_ENDPOINT_WAIT, check).await;
-    check.unwrap_or(Err(Reason::ConnectTimeout))
+    let result = tokio::time::timeout(MAX_ENDPOINT_WAIT, check).await;
+    result.unwrap_or(Err(Reason::ConnectTimeout))
 }
 
 /// The maximum number of endpoints checked per query.

@@ -1,4 +1,4 @@
-//! The pages of the admin endpoint as JSON, and the readiness of the proxy.
+//! Renders the documents of the admin endpoint as JSON, and determines whether the proxy is ready.
 
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
@@ -38,8 +38,8 @@ pub(super) fn unready_reason(admin: &Admin) -> Option<&'static str> {
         None => None,
         Some(None) => Some("waiting for the Gateway of this proxy"),
         Some(Some(gateway)) => {
-            // Once one listener is open, an attempt was made for each. A port in use does not affect the
-            // others.
+            // All ports are opened in one pass: once one of them is open, the others were tried. A port that another
+            // process uses does not make the gateway unready.
             let mut ports = gateway.ports.iter().map(|port| format!("gateway-{}", port.port));
             if gateway.ports.is_empty() || ports.any(is_open) {
                 admin.were_ports_open.set(true);
@@ -98,8 +98,8 @@ fn address_entries(snapshot: &Snapshot) -> BTreeMap<String, String> {
 
 /// Returns the number of open connections, and lists at most [`MAX_LISTED_CONNECTIONS`] of them.
 pub(super) fn open_connections(admin: &Admin) -> Value {
-    let (open_count, listed) = admin.connections.snapshot(MAX_LISTED_CONNECTIONS);
-    let listed: Vec<_> = listed
+    let (open_count, listed_connections) = admin.connections.snapshot(MAX_LISTED_CONNECTIONS);
+    let rows: Vec<_> = listed_connections
         .iter()
         .map(|connection| {
             json!({
@@ -112,7 +112,7 @@ pub(super) fn open_connections(admin: &Admin) -> Value {
             })
         })
         .collect();
-    json!({ "open": open_count, "connections": listed })
+    json!({ "open": open_count, "connections": rows })
 }
 
 /// Returns the counts, latency quantiles and bytes of every request series. `leno` renders them as tables.
@@ -193,14 +193,14 @@ pub(super) fn open_circuits(admin: &Admin) -> Value {
 /// Returns the conditions that break traffic at this proxy.
 fn active_conditions(admin: &Admin) -> Value {
     let conditions = admin.config_store.conditions.active_conditions(Instant::now());
-    let conditions = conditions.into_iter().map(|condition| {
+    let rows = conditions.into_iter().map(|condition| {
         json!({
             "kind": condition.kind,
             "subject": condition.subject,
             "reason": condition.reason,
         })
     });
-    conditions.collect()
+    rows.collect()
 }
 
 /// Returns the state of each application port; empty if no supervisor reports them.

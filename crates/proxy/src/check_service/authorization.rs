@@ -1,5 +1,5 @@
-//! Messages of external authorization services (`envoy.service.auth.v3.Authorization/Check`): builds requests
-//! and decodes responses to decisions.
+//! Builds requests to external authorization services (`envoy.service.auth.v3.Authorization/Check`), and decodes their
+//! responses to decisions.
 
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -75,14 +75,13 @@ pub(crate) fn build_request(
     };
     let first_value = |name: &str| view.fields.first_value(name).map(|value| value.into_owned());
     let mut headers = select_headers(rule, request, view, edits, &path);
-    let body_len =
-        excerpt.as_ref().filter(|excerpt| !excerpt.is_partial).map(|excerpt| excerpt.bytes.len());
+    let complete_excerpt = excerpt.as_ref().filter(|excerpt| !excerpt.is_partial);
+    let body_length = complete_excerpt.and_then(|excerpt| i64::try_from(excerpt.bytes.len()).ok());
     if let Some(excerpt) = &excerpt {
         let value = excerpt.is_partial.to_string();
         headers.push(Pair { key: PARTIAL_BODY_HEADER.to_owned(), value });
     }
     let declared_length = first_value("content-length").and_then(|length| length.parse().ok());
-    let body_len = body_len.and_then(|len| i64::try_from(len).ok());
     let packs_as_bytes = rule.rule.body.is_some_and(|body| body.pack_as_bytes);
     let (body, raw_body) = match excerpt {
         Some(excerpt) if packs_as_bytes => (String::new(), excerpt.bytes),
@@ -96,7 +95,7 @@ pub(crate) fn build_request(
         path,
         host: view.authority.to_owned(),
         scheme: APPLICATION_SCHEME.to_owned(),
-        size: declared_length.or(body_len).unwrap_or(-1),
+        size: declared_length.or(body_length).unwrap_or(-1),
         protocol: if request.is_grpc() { "HTTP/2" } else { "HTTP/1.1" }.to_owned(),
         body,
         raw_body,
@@ -105,9 +104,11 @@ pub(crate) fn build_request(
         service: peers.service.map(ToString::to_string).unwrap_or_default(),
         ..peer(peers.to, Some(peers.server))
     };
-    let context_extensions = rule.rule.context_extensions.iter();
-    let context_extensions =
-        context_extensions.map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
+    let context_extensions = rule
+        .rule
+        .context_extensions
+        .iter()
+        .map(|(key, value)| Pair { key: key.clone(), value: value.clone() });
     let attributes = Attributes {
         source: Some(peer(peers.from, peers.client)),
         destination: Some(destination),
@@ -210,28 +211,28 @@ fn parse_allowed(ok: Okay, view: &RequestView<'_>) -> Result<AuthorizationResult
     if !ok.query_parameters_to_set.is_empty() || !ok.query_parameters_to_remove.is_empty() {
         return Err(unusable_response("it changes the query string, which is not supported"));
     }
-    let changes = |options: Vec<HeaderValueOption>, default| {
+    let convert_options = |options: Vec<HeaderValueOption>, default| {
         options
             .into_iter()
             .map(move |option| header_change(option, default))
             .collect::<Result<Vec<_>, _>>()
     };
     // If a header specifies no append action, the defaults are those of Envoy.
-    let request = changes(ok.headers, HeaderAction::Replace)?;
-    let response = changes(ok.response_headers_to_add, HeaderAction::Append)?;
+    let request_changes = convert_options(ok.headers, HeaderAction::Replace)?;
+    let response_changes = convert_options(ok.response_headers_to_add, HeaderAction::Append)?;
     let removed_names: Vec<String> =
         ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase()).collect();
     Ok(AuthorizationResult::Allowed {
-        request: request_edits(&request, &removed_names, view.fields).map_err(unusable_response)?,
-        response: response_edits(&response).map_err(unusable_response)?,
+        request: request_edits(&request_changes, &removed_names, view.fields)
+            .map_err(unusable_response)?,
+        response: response_edits(&response_changes).map_err(unusable_response)?,
     })
 }
 
 /// Converts a denial to the client's response, with the status 403 by default.
 fn denied_response(denied: Denied) -> FixedResponse {
-    let status = denied.status.map(|status| status.code).unwrap_or_default();
-    let status =
-        u16::try_from(status).ok().filter(|status| FixedResponse::is_valid_status(*status));
+    let code = denied.status.map(|status| status.code).unwrap_or_default();
+    let status = u16::try_from(code).ok().filter(|status| FixedResponse::is_valid_status(*status));
     let mut headers = Vec::new();
     for option in denied.headers {
         // Invalid headers are left out: the request is denied in any case.
@@ -247,8 +248,7 @@ fn denied_response(denied: Denied) -> FixedResponse {
         }
     }
     let body = (!denied.body.is_empty()).then_some(denied.body);
-    let status = status.unwrap_or(StatusCode::FORBIDDEN.as_u16());
-    FixedResponse { status: Some(status), body, headers }
+    FixedResponse { status: status.or(Some(StatusCode::FORBIDDEN.as_u16())), body, headers }
 }
 
 /// Converts a header option. `default` applies if the option does not specify an action.

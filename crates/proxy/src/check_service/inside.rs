@@ -1,4 +1,4 @@
-//! Requests to check services inside the mesh. They use links to the service's sidecars, like other clients of
+//! Sends check requests to check services inside the mesh, over links to the service's sidecars like other requests to
 //! the service.
 
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use leno_model::{ClientAuthorization, Reason, ServiceName};
 use leno_telemetry::GrpcStatus;
 use leno_traffic::outlier::EndpointResult;
-use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
+use leno_wire::http1::{ParseProgress, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
 use super::outside::MAX_ATTEMPTS;
@@ -131,8 +131,10 @@ pub(crate) async fn read_response(stream: &LinkStream) -> Result<Bytes, CheckErr
             Incoming::Head { head: bytes, rejected, end, .. } => {
                 let mut head = ResponseHead::default();
                 match head.parse(&bytes, RequestKind::Other) {
-                    Ok(Parsed::Complete(_)) => {}
-                    Ok(Parsed::Partial) | Err(_) => return Err(Reason::UpstreamMalformed.into()),
+                    Ok(ParseProgress::Complete(_)) => {}
+                    Ok(ParseProgress::Partial) | Err(_) => {
+                        return Err(Reason::UpstreamMalformed.into());
+                    }
                 }
                 let received_head = ReceivedHead { bytes, rejected };
                 if let Some(reason) = received_head.rejection_reason(&head) {

@@ -1,5 +1,5 @@
-//! Messages of rate limit services (`envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`): builds
-//! requests and decodes responses to decisions.
+//! Builds requests to rate limit services (`envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit`), and decodes
+//! their responses to decisions.
 
 use std::time::Duration;
 
@@ -71,21 +71,22 @@ pub(crate) fn parse_decision(
             let mut headers_to_add = header_changes(response_headers_to_add)?;
             headers_to_add.extend(limit_headers);
             let response = response_edits(&headers_to_add).map_err(unusable_response)?;
-            let request = header_changes(request_headers_to_add)?;
-            let request = request_edits(&request, &[], view.fields).map_err(unusable_response)?;
+            let request_changes = header_changes(request_headers_to_add)?;
+            let request =
+                request_edits(&request_changes, &[], view.fields).map_err(unusable_response)?;
             Ok(RateLimitResult::WithinLimit { request, response })
         }
         OVER_LIMIT => {
             let rule_response = limit.response.as_deref().cloned().unwrap_or_default();
             let body = String::from_utf8(raw_body).ok().filter(|body| !body.is_empty());
             // Invalid headers are left out: the request is over the limit in any case.
-            let headers_to_add =
+            let response_changes =
                 response_headers_to_add.into_iter().filter_map(|header| header_change(header).ok());
-            let headers_to_add = headers_to_add
+            let valid_edits = response_changes
                 .chain(limit_headers)
                 .filter_map(|change| response_edits(&[change]).ok());
             let headers_to_add =
-                headers_to_add.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
+                valid_edits.flat_map(|HeaderEdits { set, add, .. }| set.into_iter().chain(add));
             let headers = rule_response.headers.into_iter().chain(headers_to_add).collect();
             let response = FixedResponse {
                 status: rule_response.status,

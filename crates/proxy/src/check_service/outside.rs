@@ -1,4 +1,4 @@
-//! Requests to check services outside the mesh, over a few HTTP/2 connections shared by one thread.
+//! Sends check requests to check services outside the mesh, over a few HTTP/2 connections shared by one thread.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -109,7 +109,11 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn check_service_at(address: SocketAddr, failure_mode: FailureMode) -> CheckService {
     let server = Server::parse(&format!("http://{address}")).unwrap();
-    CheckService { at: CheckServiceAddress::External(server), timeout: CHECK_TIMEOUT, failure_mode }
+    CheckService {
+        address: CheckServiceAddress::External(server),
+        timeout: CHECK_TIMEOUT,
+        failure_mode,
+    }
 }
 
 fn authorization_rule(check_service: CheckService) -> Authorization {
@@ -362,7 +366,7 @@ fn a_service_of_the_mesh_is_called_over_links() {
         let check_service_address =
             CheckServiceAddress::Service { service: test_service(), port: PORT };
         let check_service = CheckService {
-            at: check_service_address,
+            address: check_service_address,
             timeout: CHECK_TIMEOUT,
             failure_mode: FailureMode::Deny,
         };

@@ -1,5 +1,5 @@
-//! Last uses of the resources that the control plane has sent. They survive configuration updates, so that idle
-//! resources can be unsubscribed and the least recently used resources can be evicted first.
+//! Records the last use of each resource that the control plane has sent. The records survive configuration updates, so
+//! that idle resources can be unsubscribed and the least recently used resources can be evicted first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl ResourceUsage {
 
     /// Records a use by a request.
     pub(super) fn record_use(&self) {
-        // Shared by threads: an unneeded write would invalidate the cache line.
+        // All threads read this flag: an unneeded write would invalidate its cache line on the other cores.
         if !self.is_used.load(Ordering::Relaxed) {
             self.is_used.store(true, Ordering::Relaxed);
         }
@@ -52,8 +52,8 @@ pub(super) fn resources_with_usage<K: Clone + Eq + std::hash::Hash, R>(
 ) -> FxHashMap<K, KnownResource<R>> {
     let with_usage = |(key, resource): (&K, &Arc<R>)| {
         let previous_entry = previous.and_then(|previous| previous.get(key));
-        let usage = previous_entry.map(|known| known.usage.clone());
-        let usage = usage.unwrap_or_else(|| ResourceUsage::new(now));
+        let previous_usage = previous_entry.map(|known| known.usage.clone());
+        let usage = previous_usage.unwrap_or_else(|| ResourceUsage::new(now));
         (key.clone(), KnownResource { resource: Arc::clone(resource), usage })
     };
     resources.iter().map(with_usage).collect()

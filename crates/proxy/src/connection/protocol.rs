@@ -18,11 +18,11 @@ use crate::session::{ListenerKind, Session};
 use crate::worker::Worker;
 
 /// Determines the protocol of a connection to a service that declares the protocol `declared`. Returns `None`
-/// if the client sends no byte within `max_wait`, or if the proxy drains.
+/// if the client sends no byte within `idle_timeout`, or before a draining proxy stops waiting for requests.
 pub(crate) async fn detect_protocol(
     worker: &Worker,
     declared: Protocol,
-    max_wait: Duration,
+    idle_timeout: Duration,
     io: &Io,
     early_bytes: &mut BytesMut,
 ) -> Option<ConnectionProtocol> {
@@ -43,14 +43,14 @@ pub(crate) async fn detect_protocol(
                 if early_bytes.is_empty() {
                     let mut phase = worker.phase.clone();
                     let readable_within =
-                        |max_wait| timeout(max_wait, poll_fn(|cx| io.poll_readable(cx)));
+                        |time_limit| timeout(time_limit, poll_fn(|cx| io.poll_readable(cx)));
                     tokio::select! {
                         biased;
-                        readable = readable_within(max_wait) => readable.ok()?.ok()?,
-                        // A connection that is new when the drain begins may have a first request as well.
+                        readable = readable_within(idle_timeout) => readable.ok()?.ok()?,
+                        // The first request of a new connection may be in transit when the drain begins.
                         _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                            let max_wait = last_request_timeout(limits).min(max_wait);
-                            Box::pin(readable_within(max_wait)).await.ok()?.ok()?;
+                            let last_request_wait = last_request_timeout(limits).min(idle_timeout);
+                            Box::pin(readable_within(last_request_wait)).await.ok()?.ok()?;
                         }
                     }
                 }
@@ -65,8 +65,8 @@ pub(crate) async fn detect_protocol(
             Some(match (declared, sniffed_protocol) {
                 // The application's own TLS, opaque to both sidecars.
                 (_, DetectedProtocol::Tls) => ConnectionProtocol::Opaque,
-                // Both versions are accepted, independent of the declaration: the sidecar of the application
-                // translates. The reader of the head rejects other bytes.
+                // HTTP/1.1 and HTTP/2 are accepted, independent of the declaration: the sidecar of the
+                // application translates. The reader of the head rejects bytes of any other protocol.
                 (_, DetectedProtocol::Http2) => ConnectionProtocol::Http2,
                 (Protocol::Http, _) | (_, DetectedProtocol::Http1) => ConnectionProtocol::Http1,
                 _ => ConnectionProtocol::Http2,

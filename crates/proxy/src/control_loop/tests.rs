@@ -99,7 +99,7 @@ impl Fixture {
                 name,
                 client_authorization: ClientAuthorization::Allowed,
                 ports,
-                awaited: false,
+                waits_for_endpoint: false,
             })
         };
         let external_entry = Arc::new(AddressEntry::External);

@@ -1,4 +1,4 @@
-//! The rate limit of control plane queries for new names, without IO.
+//! Limits the rate of queries to the control plane for new names, without I/O.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ impl QueryBudget {
         if self.last_name.as_ref() == Some(name) {
             return true;
         }
-        let new_tokens = now.saturating_duration_since(self.refilled_at).as_millis()
+        let elapsed_intervals = now.saturating_duration_since(self.refilled_at).as_millis()
             / TOKEN_INTERVAL.as_millis();
-        let new_tokens = u32::try_from(new_tokens).unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+        let new_tokens = u32::try_from(elapsed_intervals).unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
         self.tokens = (self.tokens + new_tokens).min(MAX_TOKENS);
         self.refilled_at = if self.tokens == MAX_TOKENS {
             now

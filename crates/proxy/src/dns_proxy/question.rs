@@ -1,4 +1,4 @@
-//! Parsing of DNS queries for service addresses and building of responses, without IO.
+//! Parses DNS queries for service addresses, and builds the responses, without I/O.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -132,8 +132,8 @@ fn parse_service_query(query: Message, domain: &ClusterDomain) -> Option<Service
 }
 
 /// Returns the service that `NAME.NAMESPACE.svc.DOMAIN` refers to; `None` for any other name.
-fn parse_service_name(name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
-    let mut labels = name.iter();
+fn parse_service_name(dns_name: &Name, domain: &ClusterDomain) -> Option<ServiceName> {
+    let mut labels = dns_name.iter();
     let (name, namespace) = (label_text(labels.next()?)?, label_text(labels.next()?)?);
     let suffix = std::iter::once("svc").chain(domain.0.iter().map(String::as_str));
     let has_service_suffix = labels.len() == domain.0.len() + 1
@@ -162,8 +162,8 @@ impl ServiceQuery {
         let mut records: Vec<Record> =
             record.addresses().iter().filter_map(|address| self.address_record(*address)).collect();
         // Clients use the first address: the order depends on the query ID, which spreads their connections.
-        let first_record = usize::from(self.query.metadata.id) % records.len().max(1);
-        records.rotate_left(first_record);
+        let first_index = usize::from(self.query.metadata.id) % records.len().max(1);
+        records.rotate_left(first_index);
         if records.is_empty() {
             response.add_authority(self.soa_record()?);
         }
@@ -175,13 +175,13 @@ impl ServiceQuery {
             return Some(bytes);
         }
         // Clients that do not accept a truncated response query again over TCP.
-        let mut records = std::mem::take(&mut response.answers);
+        let mut fitting_records = std::mem::take(&mut response.answers);
         response.metadata.truncation = true;
         let header_len = response.to_vec().ok()?.len();
         let record_len =
-            bytes.len().saturating_sub(header_len).div_ceil(records.len().max(1)).max(1);
-        records.truncate(usize::from(max_size).saturating_sub(header_len) / record_len);
-        response.add_answers(records);
+            bytes.len().saturating_sub(header_len).div_ceil(fitting_records.len().max(1)).max(1);
+        fitting_records.truncate(usize::from(max_size).saturating_sub(header_len) / record_len);
+        response.add_answers(fitting_records);
         response.to_vec().ok()
     }
 

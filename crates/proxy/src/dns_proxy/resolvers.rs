@@ -1,5 +1,4 @@
-//! Forwarding of DNS queries for names outside the mesh to the name servers of a `resolv.conf`, one after
-//! another.
+//! Forwards DNS queries for names outside the mesh to the name servers of a `resolv.conf`, one after another.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -92,12 +91,12 @@ impl Resolvers {
         }
         let servers = match std::fs::read_to_string(&self.config_file) {
             Ok(text) => {
-                let servers = parse_name_servers(&text, self.is_skipped).into_iter();
-                servers.map(|server| SocketAddr::new(server, self.port)).collect()
+                let name_servers = parse_name_servers(&text, self.is_skipped).into_iter();
+                name_servers.map(|server| SocketAddr::new(server, self.port)).collect()
             }
             Err(error) => {
                 let file = self.config_file.display();
-                tracing::warn!(%file, %error, "no upstream resolver configured");
+                tracing::warn!(%file, %error, "cannot read the upstream resolvers; names outside the mesh are not resolved");
                 Vec::new()
             }
         };

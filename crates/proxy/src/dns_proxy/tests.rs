@@ -286,8 +286,12 @@ fn known_names_are_resolved_while_other_queries_wait() {
             DnsFixture::new("nameserver 127.0.0.1\n", name_server().await);
         fixture.set_records(&[("shop/web", &[[10, 96, 0, 9].into(), "fd00::9".parse().unwrap()])]);
         let query_count = u32::try_from(MAX_PENDING_QUERIES).unwrap();
-        let _slots =
-            fixture.handler.pending_queries.clone().try_acquire_many_owned(query_count).unwrap();
+        let _slots = fixture
+            .handler
+            .pending_query_permits
+            .clone()
+            .try_acquire_many_owned(query_count)
+            .unwrap();
         let reply = fixture.send_query(WEB, DnsTransport::Udp).await.unwrap();
         assert_eq!(reply.answers.len(), 1);
         let reply = fixture.send_query("example.com.", DnsTransport::Udp).await.unwrap();

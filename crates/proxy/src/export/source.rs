@@ -1,5 +1,5 @@
-//! The resource identity of exported telemetry, and the span names and attributes that the OTLP and Zipkin
-//! formats share.
+//! Builds what all export formats share: the resource identity of exported telemetry, and the names and attributes of
+//! spans.
 
 use std::net::SocketAddr;
 
@@ -40,7 +40,7 @@ pub(super) fn is_inbound(trace_entry: &TraceEntry) -> bool {
     trace_entry.labels.direction == "inbound"
 }
 
-/// Returns the address of the peer: the client for a server, the endpoint for a client.
+/// Returns the address of the peer: the client's address for an inbound request, the endpoint's for an outbound one.
 pub(super) fn peer_address(trace_entry: &TraceEntry) -> Option<SocketAddr> {
     if is_inbound(trace_entry) { Some(trace_entry.downstream) } else { trace_entry.upstream }
 }

@@ -1,4 +1,4 @@
-//! Export of spans in batches to the collector that the tracing settings name.
+//! Exports spans in batches to the collector that the tracing settings name.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,15 +42,15 @@ fn encode_request(
     collector: &Collector,
     batch: &[Arc<TraceEntry>],
 ) -> ExportRequest {
-    let source = exporter.source();
+    let resource_identity = exporter.resource_identity();
     let count = batch.len() as u64;
     match collector.protocol {
         CollectorProtocol::OtlpHttp | CollectorProtocol::OtlpGrpc => {
-            ExportRequest::new_otlp((spans::encode_request(&source, batch), count))
+            ExportRequest::new_otlp((spans::encode_request(&resource_identity, batch), count))
         }
         CollectorProtocol::Zipkin => ExportRequest {
             content_type: "application/json",
-            bytes: zipkin::encode_spans(&source, batch),
+            bytes: zipkin::encode_spans(&resource_identity, batch),
             count,
         },
     }
@@ -60,10 +60,10 @@ fn encode_request(
 #[cfg(test)]
 pub(crate) async fn encode_all(mut entries: mpsc::Receiver<Arc<TraceEntry>>) {
     let workload = leno_model::WorkloadName::new("bookinfo", "a").unwrap();
-    let source = super::source::resource_identity(&workload, None);
+    let resource_identity = super::source::resource_identity(&workload, None);
     let mut batch = Vec::new();
     while entries.recv_many(&mut batch, MAX_BATCH_ENTRIES).await > 0 {
-        std::hint::black_box(spans::encode_request(&source, &batch));
+        std::hint::black_box(spans::encode_request(&resource_identity, &batch));
         batch.clear();
     }
 }

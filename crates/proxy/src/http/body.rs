@@ -1,5 +1,5 @@
-//! Message bodies: sources and sinks over HTTP/1.1, HTTP/2 and links, and [`forward_body`], which moves a
-//! body from a source to a sink. An exchange uses it for the bodies of the request and of the response.
+//! Reads and writes message bodies over HTTP/1.1, HTTP/2 and links. [`forward_body`] moves a body from a source
+//! to a sink; an exchange uses it for the bodies of the request and of the response.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use leno_wire::http1::{
-    BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, TRAILERS_FOLLOW, write_chunk_size,
+    BodyDecoder, BodyLength, CHUNK_END, LAST_CHUNK, LAST_CHUNK_BEFORE_TRAILERS, write_chunk_size,
 };
 
 use super::buffered_body::{BufferedPrefix, PrefixedSource};
@@ -42,11 +42,11 @@ pub(crate) enum BodySource<'a> {
 pub(crate) enum BodySink<'a> {
     /// An HTTP/1.1 connection; chunked if its length is not known to the receiver.
     Http1 { writer: &'a mut MessageWriter, is_chunked: bool },
-    /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
+    /// A stream of a link. `stall_timeout`: the time after which a peer that takes no pending data counts as
     /// stalled.
-    Link { stream: &'a LinkStream, max_wait: Duration },
-    /// An HTTP/2 stream. `max_wait`: the same limit as for a link.
-    Http2 { stream: OutgoingBody, max_wait: Duration },
+    Link { stream: &'a LinkStream, stall_timeout: Duration },
+    /// An HTTP/2 stream. `stall_timeout`: the same limit as for a link.
+    Http2 { stream: OutgoingBody, stall_timeout: Duration },
 }
 
 /// The limit on pauses in the middle of a body.
@@ -70,9 +70,9 @@ pub(crate) enum BodyPiece {
     Trailers(Bytes),
 }
 
-/// The side that ended a pump early.
+/// The reason why [`forward_body`] ended before the end of the body.
 #[derive(Debug)]
-pub(crate) enum PumpError {
+pub(crate) enum ForwardError {
     /// The source: its connection broke, or it sent malformed data.
     Source(ReadError),
     /// The sink accepts no more data.
@@ -84,8 +84,8 @@ pub(crate) enum PumpError {
 impl<'a> BodySource<'a> {
     pub(crate) fn from_http1(reader: &'a mut MessageReader, length: BodyLength) -> Self {
         match length {
-            BodyLength::Empty | BodyLength::Known(0) => Self::Empty,
-            BodyLength::Known(_) | BodyLength::Chunked | BodyLength::UntilClose => {
+            BodyLength::Empty | BodyLength::ContentLength(0) => Self::Empty,
+            BodyLength::ContentLength(_) | BodyLength::Chunked | BodyLength::UntilClose => {
                 Self::Http1 { reader, decoder: BodyDecoder::new(length), trailers: None }
             }
         }
@@ -95,7 +95,7 @@ impl<'a> BodySource<'a> {
     pub(crate) fn from_link(stream: &'a LinkStream, length: BodyLength) -> Self {
         let remaining = match length {
             BodyLength::Empty => return Self::Empty,
-            BodyLength::Known(bytes) => Some(bytes),
+            BodyLength::ContentLength(bytes) => Some(bytes),
             BodyLength::Chunked | BodyLength::UntilClose => None,
         };
         Self::Link { stream, has_ended: false, remaining }
@@ -244,8 +244,8 @@ fn poll_link(
                 check_trailers(&trailers)?;
                 return Poll::Ready(Ok(Some(BodyPiece::Trailers(trailers))));
             }
-            // The peer's acceptance of a TCP connection. The link's state machine permits no other head after a
-            // final HTTP head.
+            // A head with which the peer accepts a TCP connection. The link's state machine permits no head
+            // after a final HTTP head.
             Ok(Incoming::Head { end, .. }) => *has_ended = end,
             Err(
                 StreamError::Broken
@@ -264,7 +264,7 @@ fn poll_link(
 /// Rejects a trailer section that the chunk parser does not accept as exactly one section. A link carries
 /// trailers unparsed, and on an HTTP/1.1 connection they are written between two messages.
 fn check_trailers(trailers: &[u8]) -> Result<(), ReadError> {
-    let chunks = [TRAILERS_FOLLOW, trailers].concat();
+    let chunks = [LAST_CHUNK_BEFORE_TRAILERS, trailers].concat();
     let piece = BodyDecoder::new(BodyLength::Chunked).decode(&chunks)?;
     match piece.complete && piece.consumed == chunks.len() && piece.trailers.is_some() {
         true => Ok(()),
@@ -278,21 +278,26 @@ fn check_length(
     remaining: &mut Option<u64>,
     next_piece: Option<BodyPiece>,
 ) -> Result<Option<BodyPiece>, ReadError> {
-    if let Some(remaining) = remaining {
+    if let Some(remaining_bytes) = remaining {
         let arrived_bytes = match &next_piece {
             Some(BodyPiece::Data(data)) => data.len() as u64,
             Some(BodyPiece::Trailers(_)) => return Err(ReadError::LengthMismatch),
-            None if *remaining > 0 => return Err(ReadError::LengthMismatch),
+            None if *remaining_bytes > 0 => return Err(ReadError::LengthMismatch),
             None => 0,
         };
-        *remaining = remaining.checked_sub(arrived_bytes).ok_or(ReadError::LengthMismatch)?;
+        *remaining_bytes =
+            remaining_bytes.checked_sub(arrived_bytes).ok_or(ReadError::LengthMismatch)?;
     }
     Ok(next_piece)
 }
 
 impl BodySink<'_> {
     /// Writes a piece; waits while the sink is full. `is_last`: no other piece follows.
-    pub(crate) async fn push(&mut self, piece: BodyPiece, is_last: bool) -> Result<(), PumpError> {
+    pub(crate) async fn push(
+        &mut self,
+        piece: BodyPiece,
+        is_last: bool,
+    ) -> Result<(), ForwardError> {
         match (self, piece) {
             (Self::Http1 { writer, is_chunked }, BodyPiece::Data(data)) => {
                 let output = writer.output_buffer();
@@ -307,29 +312,29 @@ impl BodySink<'_> {
             }
             (Self::Http1 { writer, is_chunked }, BodyPiece::Trailers(trailers)) => {
                 if *is_chunked {
-                    writer.output_buffer().extend_from_slice(TRAILERS_FOLLOW);
+                    writer.output_buffer().extend_from_slice(LAST_CHUNK_BEFORE_TRAILERS);
                     writer.output_buffer().extend_from_slice(&trailers);
                     *is_chunked = false;
                 }
                 Ok(())
             }
-            (Self::Link { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_link_data(stream, data, is_last, *max_wait).await
+            (Self::Link { stream, stall_timeout }, BodyPiece::Data(data)) => {
+                send_link_data(stream, data, is_last, *stall_timeout).await
             }
-            (Self::Http2 { stream, max_wait }, BodyPiece::Data(data)) => {
-                send_http2_data(stream, data, is_last, *max_wait).await
+            (Self::Http2 { stream, stall_timeout }, BodyPiece::Data(data)) => {
+                send_http2_data(stream, data, is_last, *stall_timeout).await
             }
             (Self::Http2 { stream, .. }, BodyPiece::Trailers(trailers)) => {
-                stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
+                stream.send_trailers(&trailers).map_err(|_| ForwardError::Sink)
             }
             (Self::Link { stream, .. }, BodyPiece::Trailers(trailers)) => {
-                stream.send_trailers(&trailers).map_err(|_| PumpError::Sink)
+                stream.send_trailers(&trailers).map_err(|_| ForwardError::Sink)
             }
         }
     }
 
     /// Flushes buffered data.
-    pub(crate) async fn flush(&mut self) -> Result<(), PumpError> {
+    pub(crate) async fn flush(&mut self) -> Result<(), ForwardError> {
         match self {
             Self::Http1 { writer, .. } => flush(writer).await,
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),
@@ -337,7 +342,7 @@ impl BodySink<'_> {
     }
 
     /// Marks the body complete. `end_is_sent`: the end was already sent with the last piece.
-    pub(super) async fn finish_body(&mut self, end_is_sent: bool) -> Result<(), PumpError> {
+    pub(super) async fn finish_body(&mut self, end_is_sent: bool) -> Result<(), ForwardError> {
         match self {
             Self::Http1 { writer, is_chunked } => {
                 if *is_chunked {
@@ -346,20 +351,20 @@ impl BodySink<'_> {
                 flush(writer).await
             }
             Self::Link { .. } | Self::Http2 { .. } if end_is_sent => Ok(()),
-            Self::Http2 { stream, max_wait } => {
-                send_http2_data(stream, Bytes::new(), true, *max_wait).await
+            Self::Http2 { stream, stall_timeout } => {
+                send_http2_data(stream, Bytes::new(), true, *stall_timeout).await
             }
-            Self::Link { stream, max_wait } => {
-                send_link_data(stream, Bytes::new(), true, *max_wait).await
+            Self::Link { stream, stall_timeout } => {
+                send_link_data(stream, Bytes::new(), true, *stall_timeout).await
             }
         }
     }
 
     /// Ends this direction of an upgraded connection.
-    pub(super) async fn end_direction(&mut self) -> Result<(), PumpError> {
+    pub(super) async fn end_direction(&mut self) -> Result<(), ForwardError> {
         match self {
             Self::Http1 { writer, .. } => {
-                poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| PumpError::Sink)
+                poll_fn(|cx| writer.io.poll_shutdown(cx)).await.map_err(|_| ForwardError::Sink)
             }
             // The end of the body has already ended the stream.
             Self::Link { .. } | Self::Http2 { .. } => Ok(()),
@@ -367,10 +372,10 @@ impl BodySink<'_> {
     }
 }
 
-async fn flush(writer: &mut MessageWriter) -> Result<(), PumpError> {
+async fn flush(writer: &mut MessageWriter) -> Result<(), ForwardError> {
     writer.flush().await.map_err(|error| match error.kind() {
-        io::ErrorKind::TimedOut => PumpError::SinkStalled,
-        _ => PumpError::Sink,
+        io::ErrorKind::TimedOut => ForwardError::SinkStalled,
+        _ => ForwardError::Sink,
     })
 }
 
@@ -379,10 +384,12 @@ pub(crate) async fn send_link_data(
     stream: &LinkStream,
     data: Bytes,
     end_stream: bool,
-    max_wait: Duration,
-) -> Result<(), PumpError> {
-    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end_stream).map_err(drop))
-        .await
+    stall_timeout: Duration,
+) -> Result<(), ForwardError> {
+    send_all_data(data, stall_timeout, |cx, data| {
+        stream.poll_send(cx, data, end_stream).map_err(drop)
+    })
+    .await
 }
 
 /// Sends all of `data` on an HTTP/2 stream.
@@ -390,24 +397,26 @@ pub(super) async fn send_http2_data(
     stream: &OutgoingBody,
     data: Bytes,
     end_stream: bool,
-    max_wait: Duration,
-) -> Result<(), PumpError> {
-    send_all_data(data, max_wait, |cx, data| stream.poll_send(cx, data, end_stream).map_err(drop))
-        .await
+    stall_timeout: Duration,
+) -> Result<(), ForwardError> {
+    send_all_data(data, stall_timeout, |cx, data| {
+        stream.poll_send(cx, data, end_stream).map_err(drop)
+    })
+    .await
 }
 
 /// Sends all of `data`, as long as the peer grants credit within the timeout.
 async fn send_all_data(
     mut data: Bytes,
-    max_wait: Duration,
+    stall_timeout: Duration,
     mut poll_send: impl FnMut(&mut Context<'_>, &mut Bytes) -> Poll<Result<(), ()>>,
-) -> Result<(), PumpError> {
+) -> Result<(), ForwardError> {
     loop {
         let old_length = data.len();
-        match poll_within(max_wait, |cx| poll_send(cx, &mut data)).await {
-            Some(result) => return result.map_err(|()| PumpError::Sink),
+        match poll_within(stall_timeout, |cx| poll_send(cx, &mut data)).await {
+            Some(result) => return result.map_err(|()| ForwardError::Sink),
             None if data.len() < old_length => {}
-            None => return Err(PumpError::SinkStalled),
+            None => return Err(ForwardError::SinkStalled),
         }
     }
 }
@@ -432,8 +441,9 @@ impl<'a> BodyRecorder<'a> {
         Self { bytes, call: None, trailer_filter: Some(trailer_filter) }
     }
 
-    /// Returns a recorder for the body of a response, or for one direction of a connection.
-    pub(crate) const fn for_response(bytes: &'a Cell<u64>, call: Option<GrpcCall<'a>>) -> Self {
+    /// Returns a recorder without a trailer filter: for the body of a response, or for one direction of a
+    /// connection.
+    pub(crate) const fn unfiltered(bytes: &'a Cell<u64>, call: Option<GrpcCall<'a>>) -> Self {
         Self { bytes, call, trailer_filter: None }
     }
 
@@ -461,7 +471,7 @@ pub(crate) async fn forward_body(
     sink: &mut BodySink<'_>,
     pause_limit: PauseLimit<'_>,
     recorder: &BodyRecorder<'_>,
-) -> Result<(), PumpError> {
+) -> Result<(), ForwardError> {
     loop {
         let available_piece = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
         let next_piece = match available_piece {
@@ -474,7 +484,7 @@ pub(crate) async fn forward_body(
                 pause_limit.read_piece(source).await
             }
         };
-        let Some(mut piece) = next_piece.map_err(PumpError::Source)? else {
+        let Some(mut piece) = next_piece.map_err(ForwardError::Source)? else {
             return sink.finish_body(false).await;
         };
         let is_last = match &mut piece {

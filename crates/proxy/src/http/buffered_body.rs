@@ -1,4 +1,4 @@
-//! Bodies with a buffered prefix, which a check service inspects before the whole body is forwarded.
+//! Buffers a prefix of a body, which a check service inspects before the whole body is forwarded.
 
 mod memory;
 
@@ -17,7 +17,8 @@ use super::message::ReadError;
 
 /// The buffered prefix of a body.
 pub(crate) struct BufferedPrefix {
-    /// The received data, coalesced: small pieces would each keep their read buffer alive.
+    /// The received data, copied into blocks. Otherwise each small piece would keep its whole read buffer
+    /// alive.
     blocks: Vec<BytesMut>,
     /// The number of data bytes in all blocks.
     byte_count: usize,

@@ -9,8 +9,8 @@ use time::OffsetDateTime;
 /// A time in the format of `Date` (RFC 9110 §5.6.7).
 pub(crate) type DateText = [u8; DATE_BYTES];
 
-/// Returns the `Date` to add to a final response (RFC 9110 §6.6.1); `None` if it has one, and for interim
-/// responses.
+/// Returns the `Date` to add to a final response (RFC 9110 §6.6.1); `None` if the response has a `Date`, and
+/// for interim responses.
 pub(crate) fn missing_date(bytes: &[u8], head: &ResponseHead) -> Option<DateText> {
     (head.status >= 200 && head.find(bytes, "date").next().is_none()).then(current_date)
 }

@@ -1,5 +1,5 @@
-//! Error responses in the client's protocol: HTTP status or gRPC status, `leno-reason` header and text of a
-//! failure. The table of [`Reason`] determines them.
+//! Sends error responses in the client's protocol: the HTTP or gRPC status, the `leno-reason` header and the
+//! text of a failure. The table of [`Reason`] determines them.
 
 use std::borrow::Cow;
 
@@ -57,15 +57,15 @@ pub(crate) async fn send_error(
             let grpc_code = failure.grpc_status().code().to_string();
             // Applications log this message; `leno explain` accepts its reason.
             let grpc_message = format!("{label}: {}", failure_caption(failure, session, responder));
-            let fields = [
+            let error_fields = [
                 (REASON_FIELD, &*reason_value),
                 ("content-type", "application/grpc"),
                 (GRPC_STATUS_FIELD, &*grpc_code),
                 ("grpc-message", &*grpc_message),
             ];
-            let fields = merge_policy_fields(failure, &fields);
-            let fields = borrow_fields(&fields);
-            let (status, fields, edits) = (200, &*fields, cors_edits);
+            let merged_fields = merge_policy_fields(failure, &error_fields);
+            let borrowed_fields = borrow_fields(&merged_fields);
+            let (status, fields, edits) = (200, &*borrowed_fields, cors_edits);
             let response = GeneratedResponse {
                 status,
                 fields,
@@ -82,11 +82,11 @@ pub(crate) async fn send_error(
                 is_external_client,
                 failure_caption(failure, session, responder),
             );
-            let fields =
+            let error_fields =
                 [(REASON_FIELD, &*reason_value), ("content-type", "text/plain; charset=utf-8")];
-            let fields = merge_policy_fields(failure, &fields);
-            let fields = borrow_fields(&fields);
-            let (fields, text, edits) = (&*fields, &*text, cors_edits);
+            let merged_fields = merge_policy_fields(failure, &error_fields);
+            let borrowed_fields = borrow_fields(&merged_fields);
+            let (fields, text, edits) = (&*borrowed_fields, &*text, cors_edits);
             let response =
                 GeneratedResponse { status, fields, text, edits, is_rejection: true, to_sidecar };
             response.send(responder, is_bodiless).await
@@ -108,26 +108,27 @@ fn expects_grpc(responder: &Responder<'_>, is_grpc_call: bool) -> bool {
 /// precedence, except for fields that are necessary to interpret the response.
 fn merge_policy_fields<'a>(
     failure: &'a Failure,
-    fields: &[(&'a str, &'a str)],
+    error_fields: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, Cow<'a, str>)> {
-    let is_grpc_call = fields.iter().any(|(name, _)| *name == GRPC_STATUS_FIELD);
+    let is_grpc_call = error_fields.iter().any(|(name, _)| *name == GRPC_STATUS_FIELD);
     let is_reserved = |name: &str| match name {
         REASON_FIELD | "date" => true,
         "content-type" => is_grpc_call,
         name => is_grpc_call && name.starts_with("grpc-"),
     };
-    let policy_fields = failure.response.iter().flat_map(|response| &response.headers);
-    let policy_fields = policy_fields.filter(|header| !is_reserved(&header.name));
-    let policy_fields: Vec<(&str, Cow<'_, str>)> =
-        policy_fields.map(|header| (&*header.name, Cow::Borrowed(&*header.value))).collect();
+    let policy_headers = failure.response.iter().flat_map(|response| &response.headers);
+    let policy_fields: Vec<(&str, Cow<'_, str>)> = policy_headers
+        .filter(|header| !is_reserved(&header.name))
+        .map(|header| (&*header.name, Cow::Borrowed(&*header.value)))
+        .collect();
     let retry_after =
         failure.retry_after.map(|seconds| ("retry-after", seconds.to_string().into()));
-    let fields = fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
+    let default_fields = error_fields.iter().map(|(name, value)| (*name, Cow::Borrowed(*value)));
     let is_replaced =
         |name: &str| policy_fields.iter().any(|(policy_name, _)| *policy_name == name);
-    let fields = fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
-    let fields: Vec<(&str, Cow<'_, str>)> = fields.collect();
-    fields.into_iter().chain(policy_fields).collect()
+    let retained_fields = default_fields.chain(retry_after).filter(|(name, _)| !is_replaced(name));
+    let retained_fields: Vec<(&str, Cow<'_, str>)> = retained_fields.collect();
+    retained_fields.into_iter().chain(policy_fields).collect()
 }
 
 /// Borrows the values of fields.

@@ -1,4 +1,4 @@
-//! The request pipeline: one request, stage by stage, under one configuration snapshot.
+//! Runs the request pipeline: one request, stage by stage, under one configuration snapshot.
 
 mod attempts;
 mod body_prefix;
@@ -67,7 +67,7 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) response_started: &'a Cell<bool>,
     /// The time limit for the upstream to accept a protocol upgrade.
     pub(crate) upgrade_timeout: Option<Duration>,
-    /// The header changes of the selected rule; `None` if there are none.
+    /// The actions of the selected rule, such as header changes, retries and mirrors; `None` without actions.
     pub(crate) actions: Option<Arc<CompiledActions>>,
     /// The buffered body for retries, until the response starts; `None` if the request is not retried.
     pub(crate) retry_buffer: Option<Rc<ReplayBuffer>>,
@@ -83,8 +83,8 @@ pub(crate) struct Exchange<'a, 'io> {
     pub(crate) outcome_guard: Option<OutcomeGuard>,
     /// The slot of this request in a limit on concurrent retries.
     pub(crate) retry_slot: RetrySlot,
-    /// Headers that are added for the application or the next hop: headers of a lane, or headers about an
-    /// external client.
+    /// Headers that are added to the request: those of a traffic lane, for the application to propagate, or at
+    /// a gateway, headers about the external client.
     pub(crate) extra_headers: Vec<(String, String)>,
     /// The response field that identifies the endpoint; `None` without session persistence.
     pub(crate) affinity_field: Option<Box<ResponseField>>,
@@ -208,8 +208,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
         self.add_extra_headers(&request_target, &resolved_route);
         // The time limit of a request does not apply to an upgraded connection.
-        let attempt_timeout = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
-        let attempt_timeout = attempt_timeout.map(AttemptLimit::time_limit);
+        let attempt_limit = self.actions.as_ref().and_then(|actions| actions.attempt_limit);
+        let attempt_timeout = attempt_limit.map(AttemptLimit::time_limit);
         let upgrade_timeout = resolved_route.timeout.into_iter().chain(attempt_timeout).min();
         self.upgrade_timeout = upgrade_timeout.filter(|_| self.request.is_upgrade);
         let pending_mirrors = self.prepare_mirrors(&resolved_route);
@@ -229,16 +229,16 @@ impl<'a, 'io> Exchange<'a, 'io> {
         match resolved_route.timeout.filter(|_| !self.request.is_upgrade) {
             None => self.send_attempts(request_target, resolved_route).await,
             Some(limit) => {
-                let outcome = {
+                let timed_outcome = {
                     let _attempt_scope = cancel::AttemptScope;
                     let mut attempts = pin!(self.send_attempts(request_target, resolved_route));
-                    let outcome = tokio::time::timeout(limit, &mut attempts).await;
-                    if outcome.is_err() {
+                    let timed_outcome = tokio::time::timeout(limit, &mut attempts).await;
+                    if timed_outcome.is_err() {
                         cancel::AttemptScope::mark_abandoned();
                     }
-                    outcome
+                    timed_outcome
                 };
-                outcome.unwrap_or_else(|_| {
+                timed_outcome.unwrap_or_else(|_| {
                     self.record_hedge(Hedge::Lost);
                     self.end_attempt(Err(Reason::RequestTimeout));
                     Err(Reason::RequestTimeout.into())
@@ -268,9 +268,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         resolved_route: &ResolvedRoute,
     ) -> Result<(), Failure> {
         let access = &resolved_route.config.compiled.access;
-        let permit = self.session.authorize_peer(&resolved_route.config, self.record.started)?;
-        let permit = access.authorize_request(&permit, view)?;
-        self.record.record_permit(access, permit);
+        let peer_permit =
+            self.session.authorize_peer(&resolved_route.config, self.record.started)?;
+        let request_permit = access.authorize_request(&peer_permit, view)?;
+        self.record.record_permit(access, request_permit);
         Ok(())
     }
 
@@ -323,8 +324,9 @@ impl<'a, 'io> Exchange<'a, 'io> {
     ) -> Result<(), Failure> {
         let (worker, limits) = (&self.session.worker, &resolved_route.config.compiled.limits);
         let is_whole = self.body.is_empty() && !self.request.is_upgrade;
-        let slot = limits.acquire_slot(port, is_whole, worker.config_store.age());
-        let slot = slot.inspect_err(|_| limits.return_tokens(port, view, self.caller_account()))?;
+        let acquire_result = limits.acquire_slot(port, is_whole, worker.config_store.age());
+        let slot = acquire_result
+            .inspect_err(|_| limits.return_tokens(port, view, self.caller_account()))?;
         let to_observer = |slot| {
             ResponseObserver::ConcurrencyPermit(Box::new(TimedPermit {
                 slot,
@@ -414,7 +416,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         let mut previous_endpoint = None;
         loop {
             let outcome = {
-                // Dropped before the backoff: other requests run meanwhile.
+                // The scope ends before the backoff, because other requests run on this thread during the
+                // backoff.
                 let _attempt_scope = attempt_limit.map(|_| cancel::AttemptScope);
                 match self.hedge_rule(target, route) {
                     None => {
@@ -433,12 +436,12 @@ impl<'a, 'io> Exchange<'a, 'io> {
                             hedge_rule,
                             &mut previous_endpoint,
                         ));
-                        let outcome = match attempt_limit {
+                        let hedged_outcome = match attempt_limit {
                             None => attempts.await,
                             Some((limit, started)) => limit_attempt(limit, started, attempts).await,
                         };
                         self.record_hedge(Hedge::Lost);
-                        outcome
+                        hedged_outcome
                     }
                 }
             };
@@ -492,7 +495,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
                 let cluster = resolved_route.cluster.as_deref();
                 let session_upstream =
                     resolved_route.session_affinity.as_ref().and_then(|session_affinity| {
-                        self.session_endpoint(
+                        self.affinity_upstream(
                             session_affinity,
                             priorities,
                             cluster,
@@ -515,10 +518,10 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Returns the upstream of the session's endpoint; `None` if the session has none, or if it may not be
-    /// used.
+    /// Returns the upstream to which session persistence binds the client. `None` if the client has no session
+    /// yet, or its endpoint may not be used.
     #[inline(never)]
-    fn session_endpoint(
+    fn affinity_upstream(
         &self,
         session_affinity: &SessionAffinity,
         priorities: &Priorities,
@@ -535,7 +538,7 @@ impl<'a, 'io> Exchange<'a, 'io> {
         )
     }
 
-    /// Publishes the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
+    /// Reports the endpoint of this attempt to a hedged attempt and, with session persistence, to the client.
     #[inline(never)]
     fn publish_endpoint(&mut self, endpoint: Option<&EndpointId>, resolved_route: &ResolvedRoute) {
         if let Some(hedge_state) = self.observer.as_ref().and_then(ResponseObserver::hedge_state) {
@@ -546,7 +549,8 @@ impl<'a, 'io> Exchange<'a, 'io> {
         }
     }
 
-    /// Returns the response field that binds the session to this endpoint; `None` for the application.
+    /// Returns the response field with which session persistence binds the client to this endpoint; `None` for
+    /// the application.
     fn affinity_response_field(
         &self,
         session_affinity: &SessionAffinity,

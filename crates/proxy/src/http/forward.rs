@@ -17,8 +17,8 @@ use leno_model::Reason;
 use leno_telemetry::trace::{PropagatedHeaders, TraceSpan};
 use leno_traffic::{CompiledActions, FieldEdits, retry};
 use leno_wire::http1::{
-    BodyLength, ConnectionHeader, Framing, Parsed, RequestEdits, RequestKind, ResponseHead,
-    write_request,
+    BodyLength, ConnectionHeader, FramingPolicy, ParseProgress, RequestEdits, RequestKind,
+    ResponseHead, write_request,
 };
 use leno_wire::link::{OpenError, ResetCode, StreamKind};
 use tokio::time::sleep;
@@ -132,7 +132,7 @@ async fn forward_over_link(
     link: &LinkHandle,
 ) -> Result<(), Reason> {
     let limits = &exchange.session.worker.config.limits;
-    let max_wait = limits.body_stall_timeout;
+    let stall_timeout = limits.body_stall_timeout;
     let wait_result = link.wait_uncongested(limits.connect_timeout).await;
     wait_result.ok_or(Reason::ConnectTimeout)?.map_err(stream_error_reason)?;
     let is_bodiless = exchange.body.is_empty();
@@ -143,7 +143,7 @@ async fn forward_over_link(
             exchange,
             request_target,
             exchange.actions.as_deref(),
-            Framing::OutOfBand,
+            FramingPolicy::OutOfBand,
             &added_headers,
         );
         let request = exchange.request;
@@ -156,7 +156,7 @@ async fn forward_over_link(
         _ => Reason::UpstreamRefused,
     })?;
     exchange.progress.request_sent = true;
-    let sink = BodySink::Link { stream: &stream, max_wait };
+    let sink = BodySink::Link { stream: &stream, stall_timeout };
     let request_body_state = RequestBodyState::before_body(exchange);
     run_directions(exchange, sink, request_body_state, ResponseSource::Link(&stream))
         .await
@@ -168,8 +168,8 @@ pub(crate) async fn forward_response(
     exchange: &mut Exchange<'_, '_>,
     stream: &LinkStream,
 ) -> Result<(), Reason> {
-    let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
-    let sink = BodySink::Link { stream, max_wait };
+    let stall_timeout = exchange.session.worker.config.limits.body_stall_timeout;
+    let sink = BodySink::Link { stream, stall_timeout };
     run_directions(exchange, sink, RequestBodyState::Whole, ResponseSource::Link(stream))
         .await
         .map(|_| ())
@@ -182,7 +182,7 @@ async fn forward_over_http2(
     attempt_target: &AttemptTarget,
     checkout: &mut Http2Checkout,
 ) -> Result<(), Reason> {
-    let max_wait = exchange.session.worker.config.limits.body_stall_timeout;
+    let stall_timeout = exchange.session.worker.config.limits.body_stall_timeout;
     let head = http2_request::build_http2_request(exchange, request_target, attempt_target)?;
     // The server may close the connection before it processes the request (RFC 9113 §6.8).
     exchange.buffer_until_response();
@@ -190,7 +190,7 @@ async fn forward_over_http2(
     exchange.progress.request_sent = true;
     let outgoing = OutgoingBody::new(stream);
     let request_stream = RequestStream::new(&outgoing);
-    let sink = BodySink::Http2 { stream: outgoing, max_wait };
+    let sink = BodySink::Http2 { stream: outgoing, stall_timeout };
     let request_body_state = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http2(Box::new(PendingResponse::new(response)));
     let outcome = run_directions(exchange, sink, request_body_state, upstream).await;
@@ -207,8 +207,8 @@ async fn forward_over_http1(
 ) -> Result<bool, Reason> {
     let request = exchange.request;
     let framing = match request.head.body {
-        BodyLength::Chunked | BodyLength::UntilClose => Framing::Chunked,
-        BodyLength::Empty | BodyLength::Known(_) => Framing::Keep,
+        BodyLength::Chunked | BodyLength::UntilClose => FramingPolicy::Chunked,
+        BodyLength::Empty | BodyLength::ContentLength(_) => FramingPolicy::Keep,
     };
     let sharing = connection.sharing(exchange.progress.is_pinned);
     let Http1Upstream { reader, writer, .. } = connection;
@@ -228,7 +228,7 @@ async fn forward_over_http1(
     if exchange.body.is_empty() || request.is_upgrade {
         writer.flush().await.map_err(|_| Reason::UpstreamReset)?;
     }
-    let sink = BodySink::Http1 { writer, is_chunked: framing == Framing::Chunked };
+    let sink = BodySink::Http1 { writer, is_chunked: framing == FramingPolicy::Chunked };
     let request_body_state = RequestBodyState::before_body(exchange);
     let upstream = ResponseSource::Http1(reader, sharing);
     run_directions(exchange, sink, request_body_state, upstream).await
@@ -240,7 +240,7 @@ pub(crate) fn request_edits<'a>(
     exchange: &'a Exchange<'_, '_>,
     request_target: &'a ParsedTarget<'_>,
     actions: Option<&'a CompiledActions>,
-    framing: Framing,
+    framing: FramingPolicy,
     added_headers: &'a [(&'a str, &'a [u8])],
 ) -> RequestEdits<'a> {
     let host =
@@ -334,8 +334,8 @@ async fn run_directions(
         let filter = |section| trailers::permitted_section(session, actions.as_deref(), section);
         let recorder = BodyRecorder::for_request(&record.bytes_in, &filter);
         if body_state.get() != RequestBodyState::InProgress {
-            // An upgraded connection, with an upstream that may have ended its direction already. Boxed to keep
-            // the future small for other requests.
+            // An upgraded connection, whose upstream may already have closed its sending direction. Boxed to
+            // keep the future small for other requests.
             let tunnel = tunnel::forward_client(body, &mut sink, session, &recorder, &body_state);
             return Box::pin(tunnel).await;
         }
@@ -354,12 +354,12 @@ async fn run_directions(
         timed_attempt,
         request_body_state: &body_state,
         responder,
-        recorder: BodyRecorder::for_response(&record.bytes_out, grpc_call),
+        recorder: BodyRecorder::unfiltered(&record.bytes_out, grpc_call),
         record,
         response_started: started,
         reset_code,
     };
-    let mut receive = pin!(receive_response(upstream, &mut response_path));
+    let mut response_future = pin!(receive_response(upstream, &mut response_path));
     let is_reusable = poll_fn(|cx| {
         if body_state.get().is_in_progress()
             && let Poll::Ready(sent) = send_body.as_mut().poll(cx)
@@ -368,7 +368,7 @@ async fn run_directions(
             body_state.set(next?);
         }
         let is_paused = body_state.get() == RequestBodyState::Paused;
-        if let Poll::Ready(outcome) = receive.as_mut().poll(cx) {
+        if let Poll::Ready(outcome) = response_future.as_mut().poll(cx) {
             return Poll::Ready(outcome);
         }
         if is_paused && timer.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready()) {
@@ -378,8 +378,8 @@ async fn run_directions(
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        let io = io.as_ref().filter(|_| body_state.get().is_canceled_by_disconnect(is_upgrade));
-        poll_client_gone(io, cx)
+        let is_canceled = body_state.get().is_canceled_by_disconnect(is_upgrade);
+        poll_client_gone(io.as_ref().filter(|_| is_canceled), cx)
     })
     .await?;
     Ok(is_reusable
@@ -420,9 +420,9 @@ async fn receive_response(
     let request = response_path.request;
     match upstream {
         ResponseSource::Link(stream) => loop {
-            let incoming = stream.next().await;
+            let stream_result = stream.next().await;
             let incoming =
-                incoming.map_err(|error| response_path.stream_error_reason(error, stream))?;
+                stream_result.map_err(|error| response_path.stream_error_reason(error, stream))?;
             // The link's state machine permits no frame before a head.
             let Incoming::Head { head: bytes, interim, rejected, end } = incoming else {
                 return Err(Reason::UpstreamMalformed);
@@ -480,8 +480,8 @@ async fn receive_response(
             };
             let is_reusable =
                 head.keep_alive && head.body != BodyLength::UntilClose && may_serve_again;
-            let length = if head.tunnel { BodyLength::UntilClose } else { head.body };
-            let source = BodySource::from_http1(reader, length);
+            let body_length = if head.tunnel { BodyLength::UntilClose } else { head.body };
+            let source = BodySource::from_http1(reader, body_length);
             response_path.send_final(&bytes, &head, source).await?;
             return Ok(is_reusable);
         },
@@ -524,7 +524,7 @@ async fn receive_http2(
             (false, _) => BodySource::Http2(ReceivedBody::new(body)),
         };
         if source.is_empty() && head.body == BodyLength::UntilClose {
-            head.body = BodyLength::Known(0);
+            head.body = BodyLength::ContentLength(0);
         }
         response_path.send_final(&bytes, &head, source).await?;
         return Ok(true);
@@ -534,7 +534,7 @@ async fn receive_http2(
 /// Returns the empty body of a response that ends with its head. Rejects a head that declares a body.
 fn bodiless_source<'a>(head: &ResponseHead) -> Result<BodySource<'a>, Reason> {
     match head.body {
-        BodyLength::Known(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
+        BodyLength::ContentLength(bytes) if bytes > 0 => Err(Reason::UpstreamMalformed),
         _ => Ok(BodySource::Empty),
     }
 }
@@ -550,7 +550,7 @@ fn parse_head(
     interim: bool,
 ) -> Result<(), Reason> {
     match head.parse(bytes, request_kind) {
-        Ok(Parsed::Complete(length))
+        Ok(ParseProgress::Complete(length))
             if length == bytes.len()
                 && head.is_interim() == interim
                 && (is_upgrade || !head.tunnel) =>

@@ -1,4 +1,5 @@
-//! Requests of external clients at a gateway: selection of listener and rule, and headers about the client.
+//! Routes requests of external clients at a gateway: selects listener and rule, and adds headers about the
+//! client.
 
 use std::sync::Arc;
 
@@ -103,8 +104,8 @@ pub(crate) async fn backend_service(
 ) -> Result<(Arc<ConfigSnapshot>, Arc<CompiledService>), Reason> {
     let worker = &session.worker;
     let max_wait = worker.config.limits.discovery_timeout;
-    let result = worker.config_store.with_service(&backend.service, max_wait).await;
-    let (config, compiled_service) = result.map_err(|reason| match reason {
+    let service_result = worker.config_store.with_service(&backend.service, max_wait).await;
+    let (config, compiled_service) = service_result.map_err(|reason| match reason {
         Reason::UnknownService => Reason::InvalidBackend,
         reason => reason,
     })?;

@@ -1,4 +1,4 @@
-//! Responses that the sidecar generates itself, such as errors and redirects, in the client's protocol.
+//! Sends responses that the sidecar generates itself, such as errors and redirects, in the client's protocol.
 
 use bytes::BytesMut;
 use http::header::{DATE, HeaderName, HeaderValue};
@@ -25,7 +25,8 @@ pub(crate) struct GeneratedResponse<'a> {
 }
 
 impl GeneratedResponse<'_> {
-    /// Sends the response. `is_bodiless`: the client reads no body. Returns false if the client is gone.
+    /// Sends the response. `is_bodiless`: the client reads no body. Returns false if the client has
+    /// disconnected.
     pub(crate) async fn send(&self, responder: &mut Responder<'_>, is_bodiless: bool) -> bool {
         let body = if is_bodiless { "" } else { self.text };
         match responder {
@@ -42,17 +43,18 @@ impl GeneratedResponse<'_> {
                 writer.output_buffer().extend_from_slice(body.as_bytes());
                 writer.flush().await.is_ok()
             }
-            Responder::Http2 { response, max_wait, .. } => {
+            Responder::Http2 { response, stall_timeout, .. } => {
                 let Some(Ok(stream)) =
                     self.http2_head().map(|head| response.send_head(head, body.is_empty()))
                 else {
                     return false;
                 };
                 let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-                body.is_empty() || send_http2_data(&stream, body, true, *max_wait).await.is_ok()
+                body.is_empty()
+                    || send_http2_data(&stream, body, true, *stall_timeout).await.is_ok()
             }
-            Responder::Link { stream, max_wait } => {
-                let Some(Ok(())) = stream.wait_uncongested(*max_wait).await else {
+            Responder::Link { stream, stall_timeout } => {
+                let Some(Ok(())) = stream.wait_uncongested(*stall_timeout).await else {
                     return false;
                 };
                 let head = self.http1_head();
@@ -68,7 +70,7 @@ impl GeneratedResponse<'_> {
                 let is_sent = send_result.is_ok();
                 is_sent
                     && (body.is_empty()
-                        || send_link_data(stream, body, true, *max_wait).await.is_ok())
+                        || send_link_data(stream, body, true, *stall_timeout).await.is_ok())
             }
         }
     }
@@ -91,14 +93,14 @@ impl GeneratedResponse<'_> {
 
     /// Returns the head for HTTP/2; `None` if a field is invalid.
     fn http2_head(&self) -> Option<http::Response<()>> {
-        let mut response = http::Response::builder().status(self.status);
+        let mut builder = http::Response::builder().status(self.status);
         for (name, value) in self.remaining_fields() {
-            response = response.header(name, value);
+            builder = builder.header(name, value);
         }
         if !self.is_removed("date") {
-            response = response.header(DATE, &date::current_date()[..]);
+            builder = builder.header(DATE, &date::current_date()[..]);
         }
-        let mut response = response.header("content-length", self.text.len()).body(()).ok()?;
+        let mut response = builder.header("content-length", self.text.len()).body(()).ok()?;
         if let Some(edits) = self.edits {
             append_fields(edits, response.headers_mut())?;
         }

@@ -1,4 +1,4 @@
-//! gRPC: recognizes calls by their content type, reads the gRPC status of a response, and maps failures to a
+//! Recognizes gRPC calls by their content type, reads the gRPC status of a response, and maps failures to a
 //! gRPC status.
 
 pub(crate) mod health;
@@ -52,8 +52,8 @@ impl GrpcCall<'_> {
     }
 }
 
-/// Returns the gRPC status for a failure of this proxy: the one to which clients map our HTTP status
-/// (grpc/doc/http-grpc-status-mapping.md), else the nearest one, and `DEADLINE_EXCEEDED` for timeouts.
+/// Returns the gRPC status for a failure that this proxy reports: the status to which clients map the failure's
+/// HTTP status (grpc/doc/http-grpc-status-mapping.md), or the nearest one. Timeouts are `DEADLINE_EXCEEDED`.
 pub(crate) fn status_for(reason: Reason) -> GrpcStatus {
     match (reason, reason.status()) {
         (Reason::RequestTimeout | Reason::AttemptTimeout, _) => GrpcStatus::DeadlineExceeded,

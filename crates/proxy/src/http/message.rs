@@ -1,4 +1,4 @@
-//! The two halves of an HTTP/1.1 connection: buffered reader and buffered writer.
+//! Reads and writes HTTP/1.1 messages on a connection, with a buffer for each direction.
 
 use std::future::poll_fn;
 use std::io;
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use leno_wire::http1::{
-    MAX_HEAD_BYTES, Malformed, Parsed, RequestHead, RequestKind, ResponseHead, repair_response,
+    MAX_HEAD_BYTES, Malformed, ParseProgress, RequestHead, RequestKind, ResponseHead,
+    repair_response,
 };
 use leno_wire::link::ResetCode;
 
@@ -29,10 +30,10 @@ pub(crate) struct MessageWriter {
     pub(crate) io: Io,
     buffer: BytesMut,
     /// The time after which a peer that takes no pending output counts as stalled.
-    max_wait: Duration,
+    stall_timeout: Duration,
 }
 
-/// The reason why a head could not be read.
+/// The reason why a head or a body could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     #[error("the connection failed")]
@@ -61,7 +62,7 @@ impl MessageReader {
     /// Waits for the first byte of the next message. Returns false after a clean end of the connection.
     pub(crate) async fn wait_for_message(&mut self) -> Result<bool, ReadError> {
         loop {
-            // RFC 9112 §2.2: empty lines before a request are ignored; they do not begin one.
+            // RFC 9112 §2.2: empty lines before a request are ignored.
             while self.buffer.starts_with(b"\r\n") {
                 self.buffer.advance(2);
             }
@@ -91,8 +92,10 @@ impl MessageReader {
     ) -> Result<Bytes, ReadError> {
         loop {
             match head.parse(&self.buffer)? {
-                Parsed::Complete(length) => return Ok(self.buffer.split_to(length).freeze()),
-                Parsed::Partial => self.read_more_head().await?,
+                ParseProgress::Complete(length) => {
+                    return Ok(self.buffer.split_to(length).freeze());
+                }
+                ParseProgress::Partial => self.read_more_head().await?,
             }
         }
     }
@@ -103,7 +106,7 @@ impl MessageReader {
         if !matches!(self.wait_for_message().await, Ok(true)) {
             return;
         }
-        while let Ok(Parsed::Partial) = head.parse(&self.buffer) {
+        while let Ok(ParseProgress::Partial) = head.parse(&self.buffer) {
             if self.read_more_head().await.is_err() {
                 return;
             }
@@ -118,9 +121,11 @@ impl MessageReader {
     ) -> Result<Bytes, ReadError> {
         loop {
             match head.parse(&self.buffer, request_kind) {
-                Ok(Parsed::Complete(length)) => return Ok(self.buffer.split_to(length).freeze()),
+                Ok(ParseProgress::Complete(length)) => {
+                    return Ok(self.buffer.split_to(length).freeze());
+                }
                 _ if begins_http2(&self.buffer) => return Err(ReadError::SpeaksHttp2),
-                Ok(Parsed::Partial) => self.read_more_head().await?,
+                Ok(ParseProgress::Partial) => self.read_more_head().await?,
                 Err(malformed) => match self.parse_leniently(head, request_kind) {
                     Some(bytes) => return Ok(bytes),
                     None if self.is_tolerant && self.may_be_repaired() => {
@@ -132,22 +137,24 @@ impl MessageReader {
         }
     }
 
-    /// Parses a head with deviations that recipients may accept, and returns its bytes; `None` if the head
-    /// cannot be repaired.
+    /// Parses a head with deviations that RFC 9112 allows recipients to accept, and returns its repaired bytes.
+    /// `None` if the peer is not tolerated, or the head cannot be repaired.
     #[cold]
     fn parse_leniently(
         &mut self,
         head: &mut ResponseHead,
         request_kind: RequestKind,
     ) -> Option<Bytes> {
-        let repaired_response = Some(&self.buffer).filter(|_| self.is_tolerant);
-        let repaired_response = repaired_response.and_then(|bytes| repair_response(bytes))?;
-        let expected_result = Ok(Parsed::Complete(repaired_response.head.len()));
-        if head.parse(&repaired_response.head, request_kind) != expected_result {
+        if !self.is_tolerant {
             return None;
         }
-        self.buffer.advance(repaired_response.length);
-        Some(repaired_response.head.into())
+        let repaired_head = repair_response(&self.buffer)?;
+        let expected_result = Ok(ParseProgress::Complete(repaired_head.head.len()));
+        if head.parse(&repaired_head.head, request_kind) != expected_result {
+            return None;
+        }
+        self.buffer.advance(repaired_head.received_bytes);
+        Some(repaired_head.head.into())
     }
 
     /// True if more bytes may make an invalid head acceptable. Never true for a response that does not begin as
@@ -183,9 +190,9 @@ fn begins_http2(bytes: &[u8]) -> bool {
 }
 
 impl MessageWriter {
-    /// `max_wait`: the time after which a peer that takes no pending output counts as stalled.
-    pub(crate) fn new(io: Io, max_wait: Duration) -> Self {
-        Self { io, buffer: BytesMut::new(), max_wait }
+    /// `stall_timeout`: the time after which a peer that takes no pending output counts as stalled.
+    pub(crate) fn new(io: Io, stall_timeout: Duration) -> Self {
+        Self { io, buffer: BytesMut::new(), stall_timeout }
     }
 
     /// Returns the buffer for further output.
@@ -211,7 +218,7 @@ impl MessageWriter {
     pub(crate) async fn flush(&mut self) -> io::Result<()> {
         loop {
             let old_length = self.buffer.len();
-            match poll_within(self.max_wait, |cx| self.poll_flush(cx)).await {
+            match poll_within(self.stall_timeout, |cx| self.poll_flush(cx)).await {
                 Some(result) => return result,
                 None if self.buffer.len() < old_length => {}
                 None => return Err(io::ErrorKind::TimedOut.into()),

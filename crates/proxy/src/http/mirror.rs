@@ -1,5 +1,5 @@
-//! Mirrored copies of requests: sent in parallel with the request, bounded in number, with their responses
-//! discarded.
+//! Sends mirrored copies of requests in parallel with the requests. The number of copies in flight is bounded,
+//! and their responses are discarded.
 
 pub(crate) mod plain;
 
@@ -13,7 +13,7 @@ use leno_model::{Reason, WeightedBackend};
 use leno_telemetry::Count;
 use leno_traffic::fault::is_in_share;
 use leno_traffic::outlier::EndpointResult;
-use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
+use leno_wire::http1::{ParseProgress, RequestKind, ResponseHead};
 use leno_wire::link::StreamKind;
 
 use super::body::{BodyPiece, send_link_data};
@@ -54,8 +54,8 @@ impl PendingMirrors {
         Self { worker, config, backends, head: head.freeze() }
     }
 
-    /// Sends the copies with this body. `None` if the body is incomplete or too large to buffer: then the
-    /// copies are dropped.
+    /// Sends the copies with this body. If `body` is `None`, because it is incomplete or too large to buffer,
+    /// the copies are dropped.
     pub(crate) fn send_all(mut self, body: Option<Vec<BodyPiece>>) {
         for backend in std::mem::take(&mut self.backends) {
             let metrics = &self.worker.metrics;
@@ -71,7 +71,7 @@ impl PendingMirrors {
                 head: self.head.clone(),
                 body: body.clone().unwrap_or_default(),
             };
-            // The task ends by itself, soon, and holds its permit until then.
+            // The task is not aborted: it ends within `MAX_COPY_TIME`, and holds its permit until its end.
             tokio::task::spawn_local(async move {
                 let worker = copy.worker.clone();
                 let result = tokio::time::timeout(MAX_COPY_TIME, copy.send_copy()).await;
@@ -152,12 +152,12 @@ impl MirroredRequest {
             }
         };
         let _in_flight = upstream.start_request();
-        let checkout = upstream.acquire(&worker, None, ConnectWait::Full);
-        let checkout = match &cluster {
-            None => checkout.await,
-            Some(cluster) => cluster.wait_for_connection(checkout).await,
+        let acquisition = upstream.acquire(&worker, None, ConnectWait::Full);
+        let checkout_result = match &cluster {
+            None => acquisition.await,
+            Some(cluster) => cluster.wait_for_connection(acquisition).await,
         };
-        let outcome = match checkout {
+        let outcome = match checkout_result {
             Ok(Checkout::Link(link)) => exchange_copy(&worker, &link, &head, body).await,
             Ok(Checkout::Http1(connection)) if upstream.is_unmeshed() => {
                 plain::exchange_over_http1(&worker, &upstream, connection, head, body).await
@@ -272,8 +272,8 @@ fn parse_rejection(bytes: Bytes) -> Reason {
     let mut head = ResponseHead::default();
     let received_head = ReceivedHead { bytes, rejected: true };
     match head.parse(&received_head.bytes, RequestKind::Other) {
-        Ok(Parsed::Complete(_)) => received_head.rejection_reason(&head),
-        Ok(Parsed::Partial) | Err(_) => None,
+        Ok(ParseProgress::Complete(_)) => received_head.rejection_reason(&head),
+        Ok(ParseProgress::Partial) | Err(_) => None,
     }
     .unwrap_or(Reason::UpstreamMalformed)
 }

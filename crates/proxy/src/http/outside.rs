@@ -66,7 +66,7 @@ pub(crate) async fn resolve_authority(
     let worker = &session.worker;
     let (host, port) = split_authority(authority)?;
     let service = match host.eq_ignore_ascii_case("localhost") {
-        // RFC 6761 §6.3: always a name of this machine, whatever its resolver returns.
+        // RFC 6761 §6.3: `localhost` is always a name of this machine, whatever its resolver returns.
         true => Err(Reason::UnknownService),
         false => route::parse_authority(session, authority),
     };
@@ -95,14 +95,16 @@ pub(crate) async fn resolve_authority(
     {
         return Err(reason);
     }
-    let address = Box::pin(resolve_host(session, host, port)).await;
-    // A name in the form of a service without an address is a mistake, also if the resolver times out.
-    let address = address.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
+    let resolve_result = Box::pin(resolve_host(session, host, port)).await;
+    // A name in the form of a service name, but without an address, is an unknown service, even if the resolver
+    // has timed out.
+    let address =
+        resolve_result.map_err(|reason| service.map_or(reason, |_| Reason::UnknownService))?;
     classify_address(session, address).await
 }
 
-/// Returns the destination at a resolved address: a member of the mesh is reached in the same way as by name,
-/// or not at all, and never in plaintext. Loopback is the client's own machine.
+/// Returns the destination at a resolved address. A service of the mesh is reached in the same way as by its
+/// name, never in plaintext, and a single workload is rejected. A loopback address is the client's own machine.
 async fn classify_address(
     session: &Session,
     address: SocketAddr,
@@ -142,7 +144,8 @@ fn split_authority(authority: &str) -> Result<(&str, u16), Reason> {
     Ok((host, port))
 }
 
-/// Resolves a host with the resolver of the machine; returns the first IPv4 address if there is one.
+/// Resolves a host with the resolver of the machine. Returns its first IPv4 address, or its first address if it
+/// has no IPv4 address.
 async fn resolve_host(session: &Session, host: &str, port: u16) -> Result<SocketAddr, Reason> {
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = host.parse() {
@@ -150,10 +153,10 @@ async fn resolve_host(session: &Session, host: &str, port: u16) -> Result<Socket
     }
     let worker = &session.worker;
     let resolve_name = async {
-        // Each pending query occupies a thread.
+        // The permit limits the pending queries, each of which occupies a thread.
         let _permit = worker.name_queries.acquire().await.map_err(|_| Reason::UnknownService)?;
-        let addresses = tokio::net::lookup_host((host, port)).await;
-        let addresses: Vec<_> = addresses.map_err(|_| Reason::UnknownService)?.collect();
+        let lookup_result = tokio::net::lookup_host((host, port)).await;
+        let addresses: Vec<_> = lookup_result.map_err(|_| Reason::UnknownService)?.collect();
         let preferred_address =
             addresses.iter().find(|candidate| candidate.is_ipv4()).or(addresses.first());
         preferred_address.copied().ok_or(Reason::UnknownService)

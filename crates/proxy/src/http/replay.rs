@@ -34,8 +34,8 @@ impl ReplayBuffer {
         self.is_retained.set(true);
     }
 
-    /// Stops buffering, because the request will not be sent again. Pieces that are not sent yet remain until
-    /// they are.
+    /// Stops buffering, because the request will not be sent again. Buffered pieces that are not sent yet
+    /// remain until they are sent.
     pub(crate) fn release(&self) {
         if self.is_retained.get() {
             return;
@@ -56,8 +56,9 @@ impl ReplayBuffer {
         }
     }
 
-    /// Waits for the complete body, and returns its pieces; `None` if the body is too large to buffer. The
-    /// caller runs in the task that reads the body, and is polled whenever more of it arrives.
+    /// Waits for the complete body, and returns its pieces; `None` if the body is too large to buffer. No waker
+    /// is registered: the caller must run in the task that reads the body, which is polled when more of it
+    /// arrives.
     pub(crate) async fn wait_for_body(&self) -> Option<Vec<BodyPiece>> {
         poll_fn(|_| match (self.is_lost.get(), self.whole_body()) {
             (true, _) => Poll::Ready(None),

@@ -1,4 +1,4 @@
-//! The head of a request: its parsed target, and the view that rules match.
+//! Parses the target of a request, and provides the view of the request that rules match.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ pub(crate) struct Request<'a> {
     /// The bytes that the head's spans refer to.
     pub(crate) bytes: Bytes,
     pub(crate) head: &'a RequestHead,
-    /// True if the client requests an upgrade; the body consists of its data in the new protocol.
+    /// True if the client requests an upgrade. The body then consists of the client's data in the new protocol.
     pub(crate) is_upgrade: bool,
 }
 
@@ -63,7 +63,7 @@ impl Request<'_> {
     pub(crate) fn parse_target(&self) -> Result<ParsedTarget<'_>, Reason> {
         let method = self.head.method.slice_in(&self.bytes);
         let host = || ascii_text(self.head.host.map_or(&[][..], |host| host.slice_in(&self.bytes)));
-        let request_target = |authority, path, query, origin_form| ParsedTarget {
+        let build_target = |authority, path, query, origin_form| ParsedTarget {
             method: method_text(method),
             authority,
             path,
@@ -80,7 +80,7 @@ impl Request<'_> {
                     .host
                     .map(|host| slice_text(host.start as usize, host.slice_in(&self.bytes)));
                 let query = query.map(|query| slice_text(end as usize - query.len(), query));
-                Ok(request_target(
+                Ok(build_target(
                     authority.unwrap_or_default(),
                     slice_text(start as usize, path),
                     query,
@@ -93,7 +93,7 @@ impl Request<'_> {
             RequestTarget::Absolute { authority, path, query, .. } => {
                 Ok(self.absolute_target(authority, path, query))
             }
-            RequestTarget::Asterisk => Ok(request_target(host(), "*", None, None)),
+            RequestTarget::Asterisk => Ok(build_target(host(), "*", None, None)),
             RequestTarget::Authority { .. } => Err(Reason::Unsupported),
         }
     }
@@ -150,9 +150,11 @@ impl Request<'_> {
             let name = field.name.slice_in(&self.bytes);
             let is_similar = |edited_name: &String| is_similar_name(edited_name.as_bytes(), name);
             if edited_names.iter().any(is_similar) {
-                let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-                if !edited_names.contains(&name) && !edits.remove.contains(&name) {
-                    edits.remove.push(name);
+                let lowercase_name = String::from_utf8_lossy(name).to_ascii_lowercase();
+                if !edited_names.contains(&lowercase_name)
+                    && !edits.remove.contains(&lowercase_name)
+                {
+                    edits.remove.push(lowercase_name);
                 }
             }
         }
@@ -187,7 +189,7 @@ impl HeaderLookup for Request<'_> {
     }
 }
 
-/// Joins the values of a field with commas (RFC 9110 §5.3); `None` if there are none.
+/// Joins the values of a field with commas (RFC 9110 §5.3); `None` without values.
 fn join_values<'b>(values: impl Iterator<Item = &'b [u8]>) -> Option<Cow<'b, str>> {
     let mut values = values.map(String::from_utf8_lossy);
     let mut joined_values = values.next()?;

@@ -1,11 +1,10 @@
-//! The responder of a request: writes interim and final response heads to the client, over HTTP/1.1, HTTP/2 or
-//! a link.
+//! Writes interim and final response heads to the client of a request, over HTTP/1.1, HTTP/2 or a link.
 
 use std::time::Duration;
 
 use leno_traffic::FieldEdits;
 use leno_wire::http1::{
-    BodyLength, ConnectionHeader, Framing, Http1Version, ResponseEdits, ResponseHead,
+    BodyLength, ConnectionHeader, FramingPolicy, Http1Version, ResponseEdits, ResponseHead,
     write_response,
 };
 
@@ -27,11 +26,11 @@ pub(crate) enum Responder<'a> {
         /// True if the connection may serve another request afterwards.
         keep_alive: bool,
     },
-    /// A stream of a link. `max_wait`: the time after which a peer that takes no pending data counts as
+    /// A stream of a link. `stall_timeout`: the time after which a peer that takes no pending data counts as
     /// stalled.
-    Link { stream: &'a LinkStream, max_wait: Duration },
+    Link { stream: &'a LinkStream, stall_timeout: Duration },
     /// An HTTP/2 stream. `grpc`: the client expects `grpc-status`.
-    Http2 { response: Http2Response, max_wait: Duration, grpc: bool },
+    Http2 { response: Http2Response, stall_timeout: Duration, grpc: bool },
 }
 
 /// The error of sending a response to a client that has disconnected.
@@ -43,10 +42,12 @@ impl Responder<'_> {
     pub(crate) async fn wait_uncongested(&self) -> Result<(), ClientGone> {
         match self {
             Self::Http1 { .. } | Self::Http2 { .. } => Ok(()),
-            Self::Link { stream, max_wait } => match stream.wait_uncongested(*max_wait).await {
-                Some(Ok(())) => Ok(()),
-                Some(Err(_)) | None => Err(ClientGone),
-            },
+            Self::Link { stream, stall_timeout } => {
+                match stream.wait_uncongested(*stall_timeout).await {
+                    Some(Ok(())) => Ok(()),
+                    Some(Err(_)) | None => Err(ClientGone),
+                }
+            }
         }
     }
 
@@ -68,13 +69,15 @@ impl Responder<'_> {
             // RFC 9110 §15.2: a 1xx response must not be sent to an HTTP/1.0 client.
             Self::Http1 { version: Http1Version::Http10, .. } => Ok(()),
             Self::Http1 { writer, .. } => {
-                let edits = response_edits(None, Framing::OutOfBand, ConnectionHeader::KeepAlive);
+                let edits =
+                    response_edits(None, FramingPolicy::OutOfBand, ConnectionHeader::KeepAlive);
                 write_response(bytes, head, &edits, writer.output_buffer());
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { response, .. } => response.send_interim(bytes, head),
             Self::Link { stream, .. } => {
-                let edits = response_edits(None, Framing::OutOfBand, ConnectionHeader::KeepAlive);
+                let edits =
+                    response_edits(None, FramingPolicy::OutOfBand, ConnectionHeader::KeepAlive);
                 stream
                     .send_head(true, false, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)
@@ -92,8 +95,8 @@ impl Responder<'_> {
                 writer.flush().await.map_err(|_| ClientGone)
             }
             Self::Http2 { response, .. } => response.send_continue(),
-            Self::Link { stream, max_wait } => {
-                let Some(Ok(())) = stream.wait_uncongested(*max_wait).await else {
+            Self::Link { stream, stall_timeout } => {
+                let Some(Ok(())) = stream.wait_uncongested(*stall_timeout).await else {
                     return Err(ClientGone);
                 };
                 stream
@@ -103,8 +106,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Starts the final response, with the edits of a rule and the field of session persistence, if any.
-    /// Returns the sink of its body. `is_bodiless`: there is no body.
+    /// Starts the final response, with the edits of a rule, the field of session persistence and a missing
+    /// `Date`. Returns the sink of its body. `is_bodiless`: no body follows.
     pub(crate) fn start_response(
         &mut self,
         bytes: &[u8],
@@ -113,25 +116,26 @@ impl Responder<'_> {
         affinity_field: Option<&ResponseField>,
         is_bodiless: bool,
     ) -> Result<BodySink<'_>, ClientGone> {
-        let date_field =
+        let missing_date =
             date::missing_date(bytes, head).filter(|_| !rule_edits.is_some_and(removes_date));
-        let date_field = date_field.as_ref().map(|date: &DateText| [("date", &date[..])]);
-        let date_field: &[(&str, &[u8])] = date_field.as_ref().map_or(&[], |date_field| date_field);
+        let date_field = missing_date.as_ref().map(|date: &DateText| [("date", &date[..])]);
+        let date_fields: &[(&str, &[u8])] =
+            date_field.as_ref().map_or(&[], |date_field| date_field);
         let affinity_and_date;
         let added_fields = match affinity_field {
-            None => date_field,
+            None => date_fields,
             Some((name, value)) => {
                 let affinity_field = (&**name, value.as_bytes());
                 affinity_and_date =
-                    [affinity_field, date_field.first().copied().unwrap_or(affinity_field)];
-                &affinity_and_date[..=date_field.len()]
+                    [affinity_field, date_fields.first().copied().unwrap_or(affinity_field)];
+                &affinity_and_date[..=date_fields.len()]
             }
         };
         match self {
             Self::Http1 { writer, version, keep_alive } => {
                 let framing = body_framing(head.body, *version);
                 // Without a length or chunks, only the end of the connection delimits the body.
-                let ends_with_connection = framing == Framing::OutOfBand || head.tunnel;
+                let ends_with_connection = framing == FramingPolicy::OutOfBand || head.tunnel;
                 *keep_alive &= !ends_with_connection;
                 let connection = match (head.tunnel, *keep_alive) {
                     (true, _) => ConnectionHeader::Upgrade,
@@ -143,14 +147,14 @@ impl Responder<'_> {
                     ..response_edits(rule_edits, framing, connection)
                 };
                 write_response(bytes, head, &edits, writer.output_buffer());
-                Ok(BodySink::Http1 { writer, is_chunked: framing == Framing::Chunked })
+                Ok(BodySink::Http1 { writer, is_chunked: framing == FramingPolicy::Chunked })
             }
-            Self::Http2 { response, max_wait, .. } => {
+            Self::Http2 { response, stall_timeout, .. } => {
                 let stream =
                     response.start_response(bytes, head, added_fields, rule_edits, is_bodiless)?;
-                Ok(BodySink::Http2 { stream, max_wait: *max_wait })
+                Ok(BodySink::Http2 { stream, stall_timeout: *stall_timeout })
             }
-            Self::Link { stream, max_wait } => {
+            Self::Link { stream, stall_timeout } => {
                 let connection = if head.tunnel {
                     ConnectionHeader::Upgrade
                 } else {
@@ -158,12 +162,12 @@ impl Responder<'_> {
                 };
                 let edits = ResponseEdits {
                     add: added_fields,
-                    ..response_edits(rule_edits, Framing::OutOfBand, connection)
+                    ..response_edits(rule_edits, FramingPolicy::OutOfBand, connection)
                 };
                 stream
                     .send_head(false, is_bodiless, |out| write_response(bytes, head, &edits, out))
                     .map_err(|_| ClientGone)?;
-                Ok(BodySink::Link { stream, max_wait: *max_wait })
+                Ok(BodySink::Link { stream, stall_timeout: *stall_timeout })
             }
         }
     }
@@ -177,18 +181,22 @@ impl Responder<'_> {
 }
 
 /// Returns the framing of a body for an HTTP/1 client.
-fn body_framing(length: BodyLength, version: Http1Version) -> Framing {
+fn body_framing(length: BodyLength, version: Http1Version) -> FramingPolicy {
     match (length, version) {
-        (BodyLength::Empty | BodyLength::Known(_), _) => Framing::Keep,
-        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http11) => Framing::Chunked,
-        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http10) => Framing::OutOfBand,
+        (BodyLength::Empty | BodyLength::ContentLength(_), _) => FramingPolicy::Keep,
+        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http11) => {
+            FramingPolicy::Chunked
+        }
+        (BodyLength::Chunked | BodyLength::UntilClose, Http1Version::Http10) => {
+            FramingPolicy::OutOfBand
+        }
     }
 }
 
 /// Returns the edits of a head, including the edits of the selected rule.
 fn response_edits(
     rule_edits: Option<&FieldEdits>,
-    framing: Framing,
+    framing: FramingPolicy,
     connection: ConnectionHeader,
 ) -> ResponseEdits<'_> {
     ResponseEdits {

@@ -1,4 +1,5 @@
-//! Retries under a retry policy: responses withheld from the client, and the retry budget.
+//! Applies retry policies: withholds responses from the client if the request is retried, and charges the retry
+//! budget.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -116,8 +117,9 @@ impl<'a> ResponseFilter<'a> {
         self.withheld_response.get().is_some()
     }
 
-    /// Returns true if a response is withheld; the retry is then charged to the budget. Otherwise the request
-    /// is not sent again, and its buffered body is released. `observer`: the observer of the response.
+    /// Decides if a response is withheld. If so, charges the retry to the budget and returns true. Otherwise
+    /// the request is not sent again, and its buffered body is released. `observer`: the observer of the
+    /// response.
     pub(crate) fn withhold(
         &self,
         bytes: &[u8],
@@ -154,8 +156,8 @@ impl<'a> ResponseFilter<'a> {
             idempotent: retry::is_idempotent(self.request.method()),
             body_replayable: self.retry_buffer.is_none_or(|retry_buffer| !retry_buffer.is_lost()),
             response_started: false,
-            number: u8::try_from(retries).unwrap_or(u8::MAX),
-            alternatives: 0,
+            earlier_attempts: u8::try_from(retries).unwrap_or(u8::MAX),
+            other_endpoints: 0,
             waited: Duration::ZERO,
         };
         let withholds =

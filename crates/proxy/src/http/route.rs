@@ -1,5 +1,5 @@
-//! The routing stage of the request pipeline: selects the service, the rule and the backend's endpoints for a
-//! request, by the kind of its listener.
+//! Routes requests, which is a stage of the request pipeline: selects the service, the rule and the backend's
+//! endpoints for a request, by the kind of its listener.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -44,7 +44,7 @@ pub(crate) struct ResolvedRoute {
     pub(crate) hash_selection: Option<HashSelection>,
     /// The traffic policy, if it includes fault injection or hedging.
     pub(crate) fault_or_hedge_policy: Option<Arc<PortTrafficPolicy>>,
-    /// The session of the request and its endpoint; `None` without session persistence.
+    /// The persistent session of the client and its endpoint; `None` without session persistence.
     pub(crate) session_affinity: Option<Box<SessionAffinity>>,
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn route_inbound(
     record.subject.port = port;
     // The connection may be older than the configuration.
     let inbound_port = workload_config.ports.iter().find(|inbound| inbound.port == port);
-    let protocol = match inbound_port.ok_or(Reason::UnknownService)?.protocol {
+    let served_protocol = match inbound_port.ok_or(Reason::UnknownService)?.protocol {
         Protocol::Detect if detected_http2 => Protocol::Http2,
         // Only the rule that opened the port for clients outside the mesh declares its protocol.
         Protocol::Detect
@@ -185,12 +185,10 @@ pub(crate) fn route_inbound(
         }
         declared_protocol => declared_protocol,
     };
-    let protocol = protocol.into();
     record.subject.service = workload_config.port_services.get(&port).cloned();
-    let destination = SocketAddr::new(workload_config.address, port);
-    let destination =
-        Destination::Application(session.worker.application_at(destination, protocol));
-    Ok(ResolvedRoute::to_destination(config, destination))
+    let address = SocketAddr::new(workload_config.address, port);
+    let application = session.worker.application_at(address, served_protocol.into());
+    Ok(ResolvedRoute::to_destination(config, Destination::Application(application)))
 }
 
 /// Parses an authority into a service and a port.
@@ -329,11 +327,11 @@ pub(crate) fn session_predicate<'a>(
 ) -> impl Fn(&CompiledPort, &Arc<Endpoint>) -> bool + 'a {
     move |port, endpoint| {
         let id = &endpoint.id;
-        let policies = called_port.map_or_else(
+        let (traffic_policy, _) = called_port.map_or_else(
             || port.own_policies(),
             |called_port| called_port.policies_to(&id.service, id.port, port),
         );
-        let cluster = worker.cluster_for(policies.0, port, config.version);
+        let cluster = worker.cluster_for(traffic_policy, port, config.version);
         let is_permitted_by_tags = port.tags.as_ref().is_none_or(|tags| {
             let priorities =
                 tag_priorities(&tags.choose_instances(view, &mut || worker.random_number()));
@@ -358,9 +356,10 @@ pub(crate) fn route_to_port(
 ) -> Result<ResolvedRoute, Reason> {
     let priorities = permitted_endpoints(worker, port, Some(view))?;
     let policies = port.own_policies();
+    let (traffic_policy, _) = policies;
     let hash_selection = request_hash(&config, port, policies, Some(view));
-    let cluster = worker.cluster_for(policies.0, port, config.version);
-    let fault_or_hedge_policy = select_fault_or_hedge_policy(policies.0);
+    let cluster = worker.cluster_for(traffic_policy, port, config.version);
+    let fault_or_hedge_policy = select_fault_or_hedge_policy(traffic_policy);
     let resolved_route = ResolvedRoute::to_destination(config, Destination::Endpoints(priorities));
     Ok(ResolvedRoute { cluster, hash_selection, fault_or_hedge_policy, ..resolved_route })
 }
@@ -411,7 +410,7 @@ pub(crate) fn permitted_endpoints(
     tag_priorities(&decision).ok_or(Reason::NoTaggedEndpoint)
 }
 
-/// Returns the endpoints that tag rules permit; `None` if there are none.
+/// Returns the endpoints that tag rules permit; `None` if tag rules permit no endpoint.
 fn tag_priorities(decision: &TagDecision<'_>) -> Option<Priorities> {
     Some(Priorities::new(decision.endpoints?.clone(), decision.fallbacks.cloned()))
 }

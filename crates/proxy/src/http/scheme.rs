@@ -1,4 +1,5 @@
-//! Absolute targets with a scheme other than `http`: `https` requires TLS, and all other schemes are rejected.
+//! Parses absolute targets with a scheme other than `http`: `https` requires TLS, and all other schemes are
+//! rejected.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! HTTP/1.1 server: requests of a connection in sequence, streams of a link concurrently.
+//! Serves HTTP/1.1 requests: those of a connection one after another, and those of a link's streams
+//! concurrently.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -6,7 +7,7 @@ use std::pin::{Pin, pin};
 
 use bytes::{Bytes, BytesMut};
 use leno_model::Reason;
-use leno_wire::http1::{BodyLength, Http1Version, Malformed, Parsed, RequestHead};
+use leno_wire::http1::{BodyLength, Http1Version, Malformed, ParseProgress, RequestHead};
 use leno_wire::sniff::{DetectedProtocol, sniff_protocol};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -50,20 +51,22 @@ pub(crate) async fn serve_requests(
     let mut phase = session.worker.phase.clone();
     session.is_exclusive.set(true);
     loop {
-        let result =
+        let serve_result =
             Box::pin(serve_until_idle(session, io, std::mem::take(&mut early_bytes))).await;
-        if let Some(result) = result {
-            return result;
+        if let Some(serve_result) = serve_result {
+            return serve_result;
         }
-        let max_wait = session.max_wait().saturating_sub(session.worker.config.limits.rest_after);
+        let remaining_idle_time =
+            session.idle_timeout().saturating_sub(session.worker.config.limits.rest_after);
         let wait_readable = || poll_fn(|cx| io.poll_readable(cx));
         let has_request = tokio::select! {
             biased;
-            wait_result = timeout(max_wait, wait_readable()) => matches!(wait_result, Ok(Ok(()))),
+            wait_result = timeout(remaining_idle_time, wait_readable()) => matches!(wait_result, Ok(Ok(()))),
             _ = phase.wait_for(|phase| *phase == Phase::Draining) => {
-                let last_call_time = last_request_timeout(&session.worker.config.limits).min(max_wait);
+                let last_request_wait =
+                    last_request_timeout(&session.worker.config.limits).min(remaining_idle_time);
                 // Boxed: most idle connections never need it.
-                matches!(Box::pin(timeout(last_call_time, wait_readable())).await, Ok(Ok(())))
+                matches!(Box::pin(timeout(last_request_wait, wait_readable())).await, Ok(Ok(())))
             }
             () = session.wait_for_eviction() => false,
         };
@@ -89,15 +92,15 @@ async fn serve_until_idle(
         match wait_for_request(session, &mut reader, &mut phase).await {
             NextStep::Request => {}
             NextStep::Idle => return None,
-            NextStep::LastCall if await_last_request(session, &mut reader).await => {}
-            NextStep::LastCall | NextStep::End => {
+            NextStep::Draining if await_last_request(session, &mut reader).await => {}
+            NextStep::Draining | NextStep::End => {
                 io.close().await;
                 return Some(ServeResult::Done);
             }
         }
         let mut head = worker.request_heads.take_object();
-        let max_wait = worker.config.limits.head_timeout;
-        let bytes = match wait_within(max_wait, reader.read_request(&mut head)).await {
+        let head_timeout = worker.config.limits.head_timeout;
+        let bytes = match wait_within(head_timeout, reader.read_request(&mut head)).await {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) if is_http2_proxy_client(session, &reader) => {
                 return Some(ServeResult::PriorKnowledge { early_bytes: reader.buffer });
@@ -117,7 +120,7 @@ async fn serve_until_idle(
         if session.gateway_connection.is_some() {
             proxy_headers::remove_proxy_headers(&mut head, &bytes);
         }
-        let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+        let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::ContentLength(0));
         let is_upgrade = is_bodiless && may_upgrade(&worker.config.upgrades, &head, &bytes);
         let request = Request { bytes, head: &head, is_upgrade };
         // For other listeners, the request pipeline rejects a tunnel.
@@ -133,8 +136,8 @@ async fn serve_until_idle(
             // delimited body.
             keep_alive: head.keep_alive && head.version == Http1Version::Http11,
         };
-        let length = if is_upgrade { BodyLength::UntilClose } else { head.body };
-        let mut body = BodySource::from_http1(&mut reader, length);
+        let body_length = if is_upgrade { BodyLength::UntilClose } else { head.body };
+        let mut body = BodySource::from_http1(&mut reader, body_length);
         let (response_started, client_responder) = (Cell::new(false), &mut responder);
         let outcome =
             Exchange::new(session, &request, &mut body, client_responder, &response_started)
@@ -173,8 +176,8 @@ enum NextStep {
     Request,
     /// The connection is idle for so long that its buffers are released.
     Idle,
-    /// The proxy drains; a request may be in transit.
-    LastCall,
+    /// The proxy drains. A request that the client sent before it learned of this may still arrive.
+    Draining,
     /// The connection is over, or has to be closed.
     End,
 }
@@ -185,10 +188,10 @@ fn await_last_request<'a>(
     session: &'a Session,
     reader: &'a mut MessageReader,
 ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
-    let last_call_time =
-        last_request_timeout(&session.worker.config.limits).min(session.max_wait());
+    let last_request_wait =
+        last_request_timeout(&session.worker.config.limits).min(session.idle_timeout());
     Box::pin(async move {
-        matches!(timeout(last_call_time, reader.wait_for_message()).await, Ok(Ok(true)))
+        matches!(timeout(last_request_wait, reader.wait_for_message()).await, Ok(Ok(true)))
     })
 }
 
@@ -199,12 +202,10 @@ async fn wait_for_request(
     phase: &mut watch::Receiver<Phase>,
 ) -> NextStep {
     let limits = &session.worker.config.limits;
-    let mut max_wait = session.max_wait();
+    let idle_timeout = session.idle_timeout();
     // With TLS, decrypted bytes may be pending that only a read returns.
-    let may_release_buffers = reader.io.is_plain() && limits.rest_after < max_wait;
-    if may_release_buffers {
-        max_wait = limits.rest_after;
-    }
+    let may_release_buffers = reader.io.is_plain() && limits.rest_after < idle_timeout;
+    let max_wait = if may_release_buffers { limits.rest_after } else { idle_timeout };
     tokio::select! {
         biased;
         wait_result = timeout(max_wait, reader.wait_for_message()) => match wait_result {
@@ -212,14 +213,14 @@ async fn wait_for_request(
             Err(_) if may_release_buffers && reader.buffer.is_empty() => NextStep::Idle,
             // A part of an empty line was received, which does not begin a request.
             Err(_) if may_release_buffers => {
-                match timeout(session.max_wait(), reader.wait_for_message()).await {
+                match timeout(session.idle_timeout(), reader.wait_for_message()).await {
                     Ok(Ok(true)) => NextStep::Request,
                     Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
                 }
             }
             Ok(Ok(false) | Err(_)) | Err(_) => NextStep::End,
         },
-        _ = phase.wait_for(|phase| *phase == Phase::Draining) => NextStep::LastCall,
+        _ = phase.wait_for(|phase| *phase == Phase::Draining) => NextStep::Draining,
         () = session.wait_for_eviction(), if !may_release_buffers => NextStep::End,
     }
 }
@@ -232,7 +233,7 @@ fn is_http2_proxy_client(session: &Session, reader: &MessageReader) -> bool {
         && sniff_protocol(&reader.buffer) == DetectedProtocol::Http2
 }
 
-/// Responds to an unreadable request, and ends the connection: its next byte has no defined meaning.
+/// Responds to an unreadable request, and ends the connection, because the end of such a request is unknown.
 pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason) -> ServeResult {
     let record = ExchangeRecord::open_unreadable(session, reason);
     let mut writer =
@@ -251,20 +252,19 @@ pub(crate) async fn reject_unreadable(session: &Session, io: &Io, reason: Reason
 pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream) {
     let stream = &opened_stream.stream;
     let mut head = session.worker.request_heads.take_object();
-    let max_wait = session.worker.config.limits.body_stall_timeout;
-    let mut responder = Responder::Link { stream, max_wait };
+    let stall_timeout = session.worker.config.limits.body_stall_timeout;
+    let mut responder = Responder::Link { stream, stall_timeout };
     match parse_head(&mut head, opened_stream) {
         Ok(()) => {
-            let may_upgrade =
-                || may_upgrade(&session.worker.config.upgrades, &head, &opened_stream.head);
-            let is_upgrade =
-                !opened_stream.end_stream && head.body == BodyLength::Empty && may_upgrade();
-            let length = match head.body {
+            let is_upgrade = !opened_stream.end_stream
+                && head.body == BodyLength::Empty
+                && may_upgrade(&session.worker.config.upgrades, &head, &opened_stream.head);
+            let body_length = match head.body {
                 BodyLength::Empty if is_upgrade => BodyLength::UntilClose,
-                length => length,
+                body_length => body_length,
             };
             let request = Request { bytes: opened_stream.head.clone(), head: &head, is_upgrade };
-            let mut body = BodySource::from_link(stream, length);
+            let mut body = BodySource::from_link(stream, body_length);
             let response_started = Cell::new(false);
             let mut exchange =
                 Exchange::new(session, &request, &mut body, &mut responder, &response_started);
@@ -300,13 +300,17 @@ pub(crate) async fn serve_stream(session: &Session, opened_stream: &OpenedStream
 /// Parses a head. On a link the END flag indicates whether a body follows; the head may declare its length.
 fn parse_head(head: &mut RequestHead, opened_stream: &OpenedStream) -> Result<(), ReadError> {
     match head.parse(&opened_stream.head)? {
-        Parsed::Complete(length) if length == opened_stream.head.len() => {}
-        Parsed::Complete(_) | Parsed::Partial => return Err(Malformed::HeadTooLarge.into()),
+        ParseProgress::Complete(length) if length == opened_stream.head.len() => {}
+        ParseProgress::Complete(_) | ParseProgress::Partial => {
+            return Err(Malformed::HeadTooLarge.into());
+        }
     }
     head.body = match (opened_stream.end_stream, head.body) {
-        (true, BodyLength::Empty | BodyLength::Known(0)) => BodyLength::Empty,
-        (false, BodyLength::Empty | BodyLength::Known(0)) if head.upgrade => BodyLength::Empty,
-        (false, BodyLength::Known(bytes)) => BodyLength::Known(bytes),
+        (true, BodyLength::Empty | BodyLength::ContentLength(0)) => BodyLength::Empty,
+        (false, BodyLength::Empty | BodyLength::ContentLength(0)) if head.upgrade => {
+            BodyLength::Empty
+        }
+        (false, BodyLength::ContentLength(bytes)) => BodyLength::ContentLength(bytes),
         (false, BodyLength::Empty) => BodyLength::Chunked,
         (true, _) | (false, _) => return Err(ReadError::LengthMismatch),
     };

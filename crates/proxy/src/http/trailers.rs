@@ -13,9 +13,10 @@ use super::body::BodyPiece;
 use super::proxy_headers::is_proxy_header;
 use crate::session::{ListenerKind, Session};
 
-/// Returns the permitted fields of a raw trailer section; `None` if there are none.
+/// Returns the permitted fields of a raw trailer section; `None` if no field is permitted.
 ///
-/// * A field is removed if a header with its name, or with a similar one, is set or removed.
+/// * A field is removed if the rule sets or removes a header with its name or with a name that some servers treat
+///   as equal, such as `x_role` and `x-role`.
 /// * A gateway also removes the fields by which clients claim an address, a host or a certificate.
 /// * The server's sidecar removes all fields if an access policy decides about the peer by request.
 pub(crate) fn permitted_section(

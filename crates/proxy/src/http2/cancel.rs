@@ -1,5 +1,5 @@
-//! The HTTP/2 code with which a client cancels a request, propagated to its upstream streams, and attempts that
-//! this sidecar abandons.
+//! Propagates the HTTP/2 code with which a client cancels a request to the request's upstream streams, and
+//! marks attempts that this sidecar abandons.
 
 use std::cell::Cell;
 
@@ -18,8 +18,8 @@ pub(crate) fn current_code() -> ResetCode {
     CANCEL_CODE.get()
 }
 
-/// The scope of a request: clears the code when the request is over. Declared before the request, so that it is
-/// dropped after it.
+/// The scope of a request: clears the code when dropped. Declared before the request's future, so that the
+/// scope is dropped after the future.
 pub(crate) struct RequestScope;
 
 impl RequestScope {
@@ -40,7 +40,8 @@ pub(crate) fn is_abandoned() -> bool {
     ATTEMPT_IS_ABANDONED.get()
 }
 
-/// The scope of an attempt that may be abandoned. Declared before the attempt, so that it is dropped after it.
+/// The scope of an attempt that may be abandoned. Declared before the attempt's future, so that the scope is
+/// dropped after the future.
 pub(crate) struct AttemptScope;
 
 impl AttemptScope {

@@ -1,4 +1,4 @@
-//! HTTP/2 client: a pool of connections to one server, shared by the requests of one thread. The pool learns
+//! Manages a pool of HTTP/2 connections to one server, shared by the requests of one thread. The pool learns
 //! after how many streams a server ends its connections.
 
 mod capacity;
@@ -37,7 +37,8 @@ pub(crate) struct Http2Pool {
     check_interval: Duration,
 }
 
-/// The open connections of a pool. Requests use the first one with room, so the last ones are the surplus.
+/// The open connections of a pool. A connection has room if the server is likely to process another stream on
+/// it. Requests use the first connection with room, so the last connections are the surplus.
 #[derive(Default)]
 struct Http2Connections {
     connections: RefCell<Vec<Rc<Http2Connection>>>,
@@ -51,7 +52,8 @@ struct Http2Connections {
 
 /// The state of a server, shared by its connections.
 struct ServerState {
-    /// Notifies one waiting request when a stream has ended, and all when connections were added or removed.
+    /// Notifies one waiting request when a stream has ended, and all waiting requests when connections were
+    /// added or removed.
     room_notify: Notify,
     /// The number of streams that the server processes on one connection before it refuses further ones with
     /// GOAWAY, as nginx does (`keepalive_requests`); `u32::MAX` as long as it refused none.
@@ -60,10 +62,10 @@ struct ServerState {
     streams_before_goaway: Cell<u32>,
     /// The number of streams that the server has processed.
     processed_streams: Cell<u64>,
-    /// The number of consecutive connections that the server ended with GOAWAY before it processed any stream.
-    unused_connections: Cell<u32>,
-    /// Notified when a stream was processed, or no stream is left. Requests whose stream was refused wait for
-    /// it.
+    /// The number of consecutive connections on which the server refused all streams with GOAWAY.
+    refusing_connections: Cell<u32>,
+    /// Notified when a stream was processed, or no stream is left. Requests with a refused stream wait for this
+    /// notification.
     progress_notify: Notify,
 }
 
@@ -114,7 +116,7 @@ impl Default for ServerState {
             streams_per_connection: Cell::new(u32::MAX),
             streams_before_goaway: Cell::new(0),
             processed_streams: Cell::new(0),
-            unused_connections: Cell::new(0),
+            refusing_connections: Cell::new(0),
             progress_notify: Notify::new(),
         }
     }
@@ -152,7 +154,7 @@ impl Http2Checkout {
     pub(crate) fn record_processed(&self) {
         let server = &self.connection.server;
         server.processed_streams.set(server.processed_streams.get() + 1);
-        server.unused_connections.set(0);
+        server.refusing_connections.set(0);
         server.progress_notify.notify_one();
         let stream_limit = server.streams_per_connection.get();
         if self.stream_index.is_some_and(|stream_index| stream_index >= stream_limit) {
@@ -190,13 +192,13 @@ impl Http2Checkout {
         is_processed()
     }
 
-    /// Like [`wait_for_progress`](Self::wait_for_progress), for a request that may also be sent again on
-    /// another connection if the server ended this one before it processed any stream, as a server out of
-    /// connections does. Returns false after several such connections in a row.
+    /// Like [`wait_for_progress`](Self::wait_for_progress), but also returns true if the server refused all
+    /// streams of this connection, as a server that is short of connections does: the request may be sent again
+    /// on another connection. Returns false after [`MAX_REFUSING_CONNECTIONS`] such connections in a row.
     pub(crate) async fn wait_to_repeat(self, is_reset: bool) -> bool {
         let server = self.connection.server.clone();
         self.wait_for_progress(is_reset).await
-            || (!is_reset && server.unused_connections.get() <= MAX_UNUSED_CONNECTIONS)
+            || (!is_reset && server.refusing_connections.get() <= MAX_REFUSING_CONNECTIONS)
     }
 }
 
@@ -256,8 +258,8 @@ impl Http2Pool {
         connection
     }
 
-    /// Returns the first connection with room; `None` if there is none. Removes the connections that have
-    /// ended.
+    /// Returns the first connection with room; `None` if no connection has room. Removes the connections that
+    /// have ended.
     fn acquire_with_room(&self) -> Option<Http2Checkout> {
         let mut connections = self.open_connections.connections.borrow_mut();
         let old_length = connections.len();
@@ -309,13 +311,13 @@ impl Http2Connection {
         }
         self.accepted_streams.set(stream_count);
         let ServerState {
-            streams_per_connection, streams_before_goaway, unused_connections, ..
+            streams_per_connection, streams_before_goaway, refusing_connections, ..
         } = &*self.server;
         if stream_count == 0 {
-            unused_connections.set(unused_connections.get().saturating_add(1));
-            // A single unused connection may be due to a lack of connections. A server that refuses all
-            // streams does not reveal a limit on their number.
-            if unused_connections.get() > 1 {
+            refusing_connections.set(refusing_connections.get().saturating_add(1));
+            // On a single connection, the cause may be a lack of resources. A server that refuses all streams
+            // does not reveal a limit on their number.
+            if refusing_connections.get() > 1 {
                 streams_per_connection.set(u32::MAX);
                 streams_before_goaway.set(0);
             }
@@ -341,7 +343,7 @@ impl Http2Connection {
     /// True if no stream may be opened any more.
     fn is_over(&self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
-        // The codec's result covers the connection only; streams are counted here.
+        // The codec reports the end of the connection only; the limit on streams is checked in `may_open`.
         matches!(self.sender.clone().poll_ready(&mut cx), Poll::Ready(Err(_)))
             || self.expires_at.is_some_and(|expires_at| expires_at <= Instant::now())
     }
@@ -383,19 +385,19 @@ pub(crate) fn is_unprocessed(error: &h2::Error) -> bool {
     error.reason() == Some(Http2Code::REFUSED_STREAM) || (error.is_go_away() && error.is_remote())
 }
 
-/// Performs the HTTP/2 handshake on a connection. `owner` is dropped when the connection ends.
+/// Performs the HTTP/2 handshake on a connection. `guard` is dropped when the connection ends.
 ///
 /// # Errors
 /// `protocol-mismatch` if the peer responds in another protocol, `connect-failed` if it ends the connection or
 /// accepts no stream.
 pub(crate) async fn connect_http2(
     io: Io,
-    owner: impl Sized + 'static,
+    guard: impl Sized + 'static,
 ) -> Result<SendRequest<Bytes>, Reason> {
     let handshake = client_builder().handshake(Transport::new(io.clone(), BytesMut::new()));
     let (mut send_request, mut connection) = handshake.await.map_err(|_| Reason::ConnectFailed)?;
-    // The server's SETTINGS precede its PING response: afterwards its stream limit is known, and that it
-    // supports HTTP/2 at all.
+    // The server sends SETTINGS before its PING response. So after the response its stream limit is known, and
+    // it certainly supports HTTP/2.
     if let Some(mut ping) = connection.ping_pong() {
         let early_end = poll_fn(|cx| {
             let poll_result = Pin::new(&mut connection).poll(cx);
@@ -418,7 +420,7 @@ pub(crate) async fn connect_http2(
         }
     }
     tokio::task::spawn_local(async move {
-        let _owner = owner;
+        let _guard = guard;
         if let Err(error) = connection.await {
             tracing::debug!(%error, "HTTP/2 connection to a server failed");
         }
@@ -474,9 +476,9 @@ const MAX_SHORT_CONNECTIONS: usize = 64;
 const CHECK_INTERVAL: Duration = pool::MAX_IDLE_TIME;
 /// The maximum ratio between two stream counts that are considered similar.
 const MAX_SIMILAR_RATIO: u32 = 2;
-/// The maximum number of consecutive connections that a server may end before it processes any stream, until
-/// its refusals are final.
-const MAX_UNUSED_CONNECTIONS: u32 = 4;
+/// The maximum number of consecutive connections on which a server refuses all streams, before its refusals are
+/// final.
+const MAX_REFUSING_CONNECTIONS: u32 = 4;
 /// The maximum time in which a server that has refused a stream has to process another one.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum number of small frames of a server that may be pending for slow readers on one connection.

@@ -1,4 +1,4 @@
-//! Extended CONNECT (RFC 8441): conversion to HTTP/1.1 upgrades and back.
+//! Converts extended CONNECT requests (RFC 8441) to HTTP/1.1 upgrades and back.
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use base64::Engine as _;
@@ -27,7 +27,7 @@ pub(crate) fn rewrite_as_upgrade(
     let Ok(protocol) = HeaderValue::from_str(protocol.as_str()) else {
         return false;
     };
-    // HTTP/2 has no key; the application responds to the generated one, not to a key of the client.
+    // HTTP/2 requests have no key. The application responds to the generated key, never to a key of the client.
     request_parts.headers.remove(SEC_WEBSOCKET_KEY);
     if protocol == WEBSOCKET
         && let Ok(key) = HeaderValue::from_str(&STANDARD.encode(nonce()))

@@ -1,10 +1,10 @@
-//! `h2c` upgrades: HTTP/1.1 clients that switch to HTTP/2 on the same connection (RFC 7540 §3.2). The first
-//! request is passed to the HTTP/2 server as a HEADERS frame.
+//! Accepts `h2c` upgrades: HTTP/1.1 clients switch to HTTP/2 on the same connection (RFC 7540 §3.2). The
+//! request that offers the upgrade is passed to the HTTP/2 server as a HEADERS frame.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::{BufMut, Bytes, BytesMut};
-use leno_wire::http1::{BodyLength, FieldName, HeaderField, RequestHead};
+use leno_wire::http1::{BodyLength, FieldKind, HeaderField, RequestHead};
 
 use crate::io::Io;
 use crate::session::{ListenerKind, Session};
@@ -31,7 +31,7 @@ pub(crate) fn accept_upgrade(
         // Clients of the HTTP proxy name a server with each request; an address may be outside the mesh.
         ListenerKind::HttpProxy | ListenerKind::Address(_) => false,
     };
-    let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::Known(0));
+    let is_bodiless = matches!(head.body, BodyLength::Empty | BodyLength::ContentLength(0));
     let find_field = |name: &[u8]| find_only_field(&head.fields, bytes, name);
     let upgrade = find_field(b"upgrade")
         .filter(|field| field.value.slice_in(bytes).eq_ignore_ascii_case(b"h2c"));
@@ -65,14 +65,15 @@ fn is_settings_payload(value: &[u8]) -> bool {
     !payload.is_empty() && payload.len().is_multiple_of(SETTING_BYTES)
 }
 
-/// Returns a HEADERS frame with all end-to-end fields, which ends its stream.
+/// Returns a HEADERS frame with all end-to-end fields, which ends its stream. `None` if the request has no
+/// host, or a target that contains an authority, or does not fit into one frame.
 fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     let target = head.target.slice_in(bytes);
     let authority = head
         .host
         .map(|authority| authority.slice_in(bytes))
         .filter(|authority| !authority.is_empty())?;
-    // Other forms contain an authority.
+    // The other forms of a target contain an authority.
     if !target.starts_with(b"/") && target != b"*" {
         return None;
     }
@@ -83,15 +84,18 @@ fn encode_headers_frame(head: &RequestHead, bytes: &[u8]) -> Option<Bytes> {
     put_field(b":path", target, &mut frame);
     put_field(b":authority", authority, &mut frame);
     for field in
-        head.fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host)
+        head.fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldKind::Host)
     {
         put_field(field.name.slice_in(bytes), field.value.slice_in(bytes), &mut frame);
     }
-    let length = frame.len() - FRAME_HEADER_BYTES;
-    let length = u32::try_from(length).ok().filter(|length| *length <= MAX_FRAME_BYTES)?;
-    let [_, length @ ..] = length.to_be_bytes();
+    let payload_length = u32::try_from(frame.len() - FRAME_HEADER_BYTES).ok()?;
+    if payload_length > MAX_FRAME_BYTES {
+        return None;
+    }
+    let [_, length_field @ ..] = payload_length.to_be_bytes();
     let [frame_type, flags] = [HEADERS_FRAME_TYPE, END_STREAM_FLAG | END_HEADERS_FLAG];
-    let frame_header = [&length[..], &[frame_type, flags], &FIRST_STREAM.to_be_bytes()].concat();
+    let frame_header =
+        [&length_field[..], &[frame_type, flags], &FIRST_STREAM.to_be_bytes()].concat();
     frame.get_mut(..FRAME_HEADER_BYTES)?.copy_from_slice(&frame_header);
     Some(frame.freeze())
 }

@@ -1,4 +1,5 @@
-//! Half-closed client connections: complete requests still get their responses (RFC 9112 §9.6).
+//! Serves half-closed client connections: after a client has closed its sending direction, its complete
+//! requests still get their responses (RFC 9112 §9.6).
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -8,15 +9,16 @@ use tokio::sync::Notify;
 
 use crate::io::Io;
 
-/// The streams of one connection, and the end of its client's direction. The codec would fail all streams at
-/// this end, so it is withheld until they are over and their output is written.
+/// The number of open streams of one connection, and the state of its client's sending direction. The codec
+/// would fail all streams at the end of its input. So the end is withheld from the codec until all streams have
+/// ended and their output is written.
 #[derive(Default)]
 pub(super) struct HalfClose {
     /// The number of open streams.
     open_streams: Cell<usize>,
-    /// True if the client has ended its direction.
+    /// True if the client has closed its sending direction.
     has_ended: Cell<bool>,
-    /// Notified when the client's direction ends: an incomplete request can no longer be completed.
+    /// Notified when the client closes its sending direction: an incomplete request can no longer be completed.
     end_notify: Notify,
     /// True if the last read found no open stream, and the codec has had time to deliver queued streams.
     is_quiet: Cell<bool>,
@@ -32,12 +34,12 @@ impl HalfClose {
         self.open_streams.get()
     }
 
-    /// True if the client has ended its direction.
+    /// True if the client has closed its sending direction.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.get()
     }
 
-    /// Wakes the task of the caller once, when the client's direction ends; never resolves.
+    /// Wakes the task of the caller once, when the client closes its sending direction; never resolves.
     pub(super) async fn wake_on_end(&self) -> std::convert::Infallible {
         self.end_notify.notified().await;
         std::future::pending().await
@@ -49,7 +51,8 @@ impl HalfClose {
         self.open_streams.set(self.open_streams.get() + 1);
     }
 
-    /// Records that a stream is over; wakes the reader if the client has ended its direction.
+    /// Records that a stream has ended. Wakes the connection's reader if the client has closed its sending
+    /// direction.
     pub(super) fn stream_closed(&self) {
         self.open_streams.set(self.open_streams.get() - 1);
         if self.has_ended.get()
@@ -59,7 +62,7 @@ impl HalfClose {
         }
     }
 
-    /// Resolves when the end may be reported to the codec.
+    /// Records the end of the client's sending direction, and resolves when it may be reported to the codec.
     pub(super) fn poll_end(&self, io: &Io, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.has_ended.replace(true) {
             self.end_notify.notify_waiters();
@@ -75,7 +78,8 @@ impl HalfClose {
         io.poll_gone_after_end(cx).map(|()| Err(io::ErrorKind::ConnectionReset.into()))
     }
 
-    /// Records if the last write was blocked; wakes the reader when writes continue after the client's end.
+    /// Records if the last write was blocked. Wakes the reader when writes continue after the client has closed
+    /// its sending direction.
     pub(super) fn record_write(&self, is_blocked: bool, cx: &Context<'_>) {
         if self.is_blocked.replace(is_blocked) && !is_blocked && self.has_ended.get() {
             cx.waker().wake_by_ref();

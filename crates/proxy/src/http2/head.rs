@@ -1,4 +1,4 @@
-//! Conversion of HTTP/2 heads to HTTP/1.1 and back, so that one set of rules applies to both.
+//! Converts HTTP/2 heads to HTTP/1.1 and back, so that one set of rules applies to both versions.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{
@@ -6,7 +6,7 @@ use http::header::{
 };
 use http::{Method, Request, Response, StatusCode, Uri, request, response};
 use leno_model::Reason;
-use leno_wire::http1::{FieldName, HeaderField, RequestHead, ResponseHead};
+use leno_wire::http1::{FieldKind, HeaderField, RequestHead, ResponseHead};
 
 /// Returns the request of an HTTP/2 client in HTTP/1.1 format (RFC 9113 §8.3.1, §8.2.3).
 ///
@@ -18,15 +18,15 @@ pub(crate) fn request_to_http1(request_parts: &request::Parts) -> Result<BytesMu
     }
     let authority = request_parts.uri.authority().map(|authority| authority.as_str().as_bytes());
     let mut hosts = request_parts.headers.get_all(HOST).iter().map(HeaderValue::as_bytes);
-    let host = hosts.next();
+    let host_field = hosts.next();
     if hosts.next().is_some() {
         return Err(Reason::BadRequest);
     }
-    let host = match (authority, host) {
-        (Some(authority), Some(host)) if !authority.eq_ignore_ascii_case(host) => {
+    let host = match (authority, host_field) {
+        (Some(authority), Some(host_field)) if !authority.eq_ignore_ascii_case(host_field) => {
             return Err(Reason::BadRequest);
         }
-        (authority, host) => authority.or(host).unwrap_or_default(),
+        (authority, host_field) => authority.or(host_field).unwrap_or_default(),
     };
     let path = request_parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut output = BytesMut::with_capacity(INITIAL_HEAD_BYTES);
@@ -54,11 +54,11 @@ pub(crate) fn response_to_http1(response_parts: &response::Parts) -> Bytes {
 }
 
 /// Returns a trailer section in HTTP/1.1 format, with the fields permitted in trailers (RFC 9110 §6.5.1);
-/// `None` if there are none.
+/// `None` if no field is permitted.
 pub(super) fn trailers_to_http1(fields: &HeaderMap) -> Option<Bytes> {
     let mut output = BytesMut::with_capacity(INITIAL_TRAILER_BYTES);
     for (name, value) in fields {
-        if FieldName::classify(name.as_str().as_bytes()) == FieldName::Other {
+        if FieldKind::classify(name.as_str().as_bytes()) == FieldKind::Other {
             put_field(name, value.as_bytes(), &mut output);
         }
     }
@@ -69,20 +69,21 @@ pub(super) fn trailers_to_http1(fields: &HeaderMap) -> Option<Bytes> {
     Some(output.freeze())
 }
 
-/// Appends the fields, without `host` and with the crumbs of a cookie joined.
+/// Appends the fields, without `host`. HTTP/2 may split a cookie into several `cookie` fields, which are joined
+/// (RFC 9113 §8.2.3).
 fn put_fields(fields: &HeaderMap, output: &mut BytesMut) {
     for (name, value) in fields {
         if name != HOST && name != COOKIE {
             put_field(name, value.as_bytes(), output);
         }
     }
-    let mut crumbs = fields.get_all(COOKIE).iter();
-    if let Some(first_crumb) = crumbs.next() {
+    let mut cookie_fields = fields.get_all(COOKIE).iter();
+    if let Some(first_cookie) = cookie_fields.next() {
         output.put_slice(b"cookie: ");
-        output.put_slice(first_crumb.as_bytes());
-        for crumb in crumbs {
+        output.put_slice(first_cookie.as_bytes());
+        for cookie in cookie_fields {
             output.put_slice(b"; ");
-            output.put_slice(crumb.as_bytes());
+            output.put_slice(cookie.as_bytes());
         }
         output.put_slice(b"\r\n");
     }
@@ -155,7 +156,7 @@ pub(crate) fn response_to_http2(bytes: &[u8], head: &ResponseHead) -> Option<Res
 /// Returns the end-to-end fields for HTTP/2 (RFC 9113 §8.2), without `host`; `None` if a field is invalid.
 fn fields_to_http2(bytes: &[u8], fields: &[HeaderField]) -> Option<HeaderMap> {
     let mut header_map = HeaderMap::with_capacity(fields.len());
-    for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldName::Host) {
+    for field in fields.iter().filter(|field| !field.hop_by_hop && field.kind != FieldKind::Host) {
         let name = HeaderName::from_bytes(field.name.slice_in(bytes)).ok()?;
         header_map.append(name, HeaderValue::from_bytes(field.value.slice_in(bytes)).ok()?);
     }
@@ -169,7 +170,7 @@ pub(super) fn trailers_to_http2(section: &[u8]) -> HeaderMap {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
         let (name, value) = line.split_at(colon);
         let value = value.get(1..).unwrap_or_default().trim_ascii();
-        let kind = FieldName::classify(name);
+        let kind = FieldKind::classify(name);
         if let (false, Ok(name), Ok(value)) =
             (kind.is_hop_by_hop(), HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
         {

@@ -1,4 +1,5 @@
-//! HTTP/2 server: accepts the streams of a connection, and runs the request pipeline for each of them.
+//! Serves HTTP/2 connections: accepts the streams of a connection, and runs the request pipeline for each
+//! stream.
 
 mod proxy_port;
 
@@ -13,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use leno_model::Reason;
-use leno_wire::http1::{BodyLength, Parsed, RequestHead};
+use leno_wire::http1::{BodyLength, ParseProgress, RequestHead};
 use tokio::time::timeout;
 
 use super::cancel;
@@ -57,11 +58,11 @@ pub(crate) async fn continue_upgraded(
 
 /// Performs the HTTP/2 handshake, and serves the streams of the connection.
 async fn serve_transport(session: Rc<Session>, io: &Io, transport: Transport) {
-    let max_wait = session.worker.config.limits.handshake_timeout;
+    let handshake_timeout = session.worker.config.limits.handshake_timeout;
     let is_gateway = session.gateway_connection.is_some();
     let half_close = Rc::new(HalfClose::default());
     let handshake = server_builder(is_gateway).handshake(transport.for_client(half_close.clone()));
-    let Ok(Ok(connection)) = timeout(max_wait, handshake).await else {
+    let Ok(Ok(connection)) = timeout(handshake_timeout, handshake).await else {
         session.worker.metrics.count_rejected(Reason::BadRequest.label());
         return io.close_lingering().await;
     };
@@ -95,8 +96,8 @@ async fn serve_streams(
     let mut phase = session.worker.phase.clone();
     let mut is_ending = false;
     loop {
-        // After GOAWAY only a short time is granted to the client.
-        let max_wait = if is_ending { SHUTDOWN_TIMEOUT } else { session.max_wait() };
+        // After GOAWAY, the client gets only a short time to close the connection.
+        let max_wait = if is_ending { SHUTDOWN_TIMEOUT } else { session.idle_timeout() };
         let accept_result = tokio::select! {
             biased;
             accept_result = timeout(max_wait, connection.accept()) => accept_result,
@@ -142,7 +143,8 @@ async fn serve_streams(
                     drop(open_stream);
                 });
             }
-            // The codec has reported the error to the client, and returns the same error from now on.
+            // The codec has sent the error to the client, and would return the same error from every further
+            // call.
             Ok(Some(Err(error))) => {
                 // The client violated the protocol, or sent a head far beyond the limit.
                 if error.is_go_away() && error.is_library() {
@@ -164,8 +166,8 @@ async fn serve_streams(
     }
 }
 
-/// Counts the streams of a client that it reset before any part of their responses was sent, within one period:
-/// such a stream costs the server an exchange, and the client nothing (CVE-2023-44487).
+/// Counts the streams that a client resets before any part of their responses is sent, within one period. Such
+/// a stream costs the server an exchange, and the client nothing (CVE-2023-44487).
 struct ResetCounter {
     /// The start of the current period.
     period_start: Cell<Option<Instant>>,
@@ -244,18 +246,19 @@ async fn serve_stream(
     let is_upgrade = connect::rewrite_as_upgrade(&mut request_parts, || {
         (random() << 64 | random()).to_le_bytes()
     });
-    let max_wait = worker.config.limits.body_stall_timeout;
+    let stall_timeout = worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&request_parts.headers);
-    let mut responder = Responder::Http2 { response: response.clone(), max_wait, grpc };
+    let mut responder = Responder::Http2 { response: response.clone(), stall_timeout, grpc };
     let mut request_head = worker.request_heads.take_object();
     let parse_result = parse_head(&mut request_head, &request_parts, is_upgrade, &body);
-    // RFC 8441 §4 has no way to continue without the protocol.
-    let parse_result = parse_result.and_then(|bytes| {
+    // An upgrade that is not permitted is rejected, because extended CONNECT (RFC 8441 §4) cannot continue in
+    // HTTP.
+    let permit_result = parse_result.and_then(|bytes| {
         let is_permitted =
             !is_upgrade || may_upgrade(&worker.config.upgrades, &request_head, &bytes);
         is_permitted.then_some(bytes).ok_or(Reason::Unsupported)
     });
-    let bytes = match parse_result {
+    let bytes = match permit_result {
         Ok(bytes) => bytes,
         Err(reason) => {
             let _record = ExchangeRecord::open_unreadable(session, reason);
@@ -285,7 +288,7 @@ async fn serve_stream(
                     request_scope.record_cancel(code);
                     None
                 }
-                outcome = &mut exchange_run => Some(outcome),
+                exchange_result = &mut exchange_run => Some(exchange_result),
                 never = half_close.wake_on_end(), if has_body => match never {},
             }
         };
@@ -294,14 +297,14 @@ async fn serve_stream(
         }
         outcome
     };
-    let Some(outcome) = outcome else {
+    let Some(exchange_result) = outcome else {
         return if response.is_pending() { StreamResult::Abandoned } else { StreamResult::Done };
     };
-    match outcome {
+    match exchange_result {
         Err(code) => response.reset_stream(code),
         Ok(()) if source.is_complete() => {}
         Ok(()) => tokio::select! {
-            // Boxed, so that streams that are read to their end need no room for it.
+            // Boxed to keep the future small for streams that are read to their end.
             () = Box::pin(drain_body(&mut source)) => {}
             never = half_close.wake_on_end() => match never {},
         },
@@ -346,7 +349,7 @@ fn parse_head(
 ) -> Result<Bytes, Reason> {
     let bytes = head::request_to_http1(request_parts)?.freeze();
     match head.parse(&bytes) {
-        Ok(Parsed::Complete(length)) if length == bytes.len() => {}
+        Ok(ParseProgress::Complete(length)) if length == bytes.len() => {}
         Ok(_) => return Err(Reason::BadRequest),
         Err(error) => return Err(downstream_reason(&error.into())),
     }
@@ -358,7 +361,7 @@ fn parse_head(
     }
     head.body = match (body.is_end_stream(), head.body) {
         (true, _) => BodyLength::Empty,
-        (false, BodyLength::Known(length)) => BodyLength::Known(length),
+        (false, BodyLength::ContentLength(length)) => BodyLength::ContentLength(length),
         (false, _) => BodyLength::Chunked,
     };
     Ok(bytes)

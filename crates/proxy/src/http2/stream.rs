@@ -1,5 +1,5 @@
-//! The parts of an HTTP/2 stream: a received body, a sent body, and the response to a client. Both the client
-//! and the server use them.
+//! Wraps the parts of an HTTP/2 stream: a received body, a sent body, and the response to a client. The client
+//! and the server share the bodies.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -64,7 +64,7 @@ impl ReceivedBody {
     ) -> Poll<Result<Option<BodyPiece>, ReadError>> {
         let unreleased_bytes = std::mem::take(&mut self.unreleased_bytes);
         if unreleased_bytes > 0 {
-            // An error means that the stream is gone, which the next read reports.
+            // An error means that the stream has ended, which the next read reports.
             drop(self.stream.flow_control().release_capacity(unreleased_bytes));
         }
         match self.poll_stream(cx) {
@@ -141,7 +141,8 @@ impl RequestStream {
 }
 
 impl Drop for RequestStream {
-    /// Resets the stream with the client's HTTP/2 code; without one the codec sends CANCEL.
+    /// Resets the stream with the HTTP/2 code of the client that canceled its request. Without such a code, the
+    /// codec sends CANCEL.
     fn drop(&mut self) {
         if let (Some(outgoing), Some(code)) = (&self.0, cancel::current_code().to_http2()) {
             outgoing.0.borrow_mut().send_reset(code.into());
@@ -192,7 +193,8 @@ impl OutgoingBody {
         self.0.borrow_mut().send_trailers(head::trailers_to_http2(section)).map_err(|_| PeerGone)
     }
 
-    /// Resolves when the peer has reset the stream, or its connection is gone.
+    /// Resolves when the peer has reset the stream, with its code, or when the connection has ended, with
+    /// `None`.
     pub(crate) fn poll_reset(&self, cx: &mut Context<'_>) -> Poll<Option<Http2Code>> {
         self.0.borrow_mut().poll_reset(cx).map(Result::ok)
     }
@@ -258,7 +260,7 @@ impl Http2Response {
         self.send_head(response, is_bodiless)
     }
 
-    /// Sends a final head, and returns the sink of its body. `end_stream`: there is no body.
+    /// Sends a final head, and returns the sink of its body. `end_stream`: no body follows.
     pub(crate) fn send_head(
         &self,
         head: Response<()>,
@@ -274,7 +276,8 @@ impl Http2Response {
         Ok(outgoing)
     }
 
-    /// Resolves when the client has canceled the request, with its code, or is gone.
+    /// Resolves when the client has canceled the request or its connection has ended. Returns the client's
+    /// code, or CANCEL without a code.
     pub(super) async fn wait_canceled(&self) -> ResetCode {
         poll_fn(|cx| match &mut *self.0.borrow_mut() {
             ResponseState::Pending(send_response) => send_response.poll_reset(cx).map(Result::ok),

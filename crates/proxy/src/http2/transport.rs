@@ -1,4 +1,5 @@
-//! The transport of the HTTP/2 codec: a connection, preceded by the bytes already read from it.
+//! Adapts a connection to the HTTP/2 codec. The codec first reads the bytes that were read before the protocol
+//! was known and, after an `h2c` upgrade, a frame with the client's first request.
 
 use std::io;
 use std::pin::Pin;
@@ -15,7 +16,8 @@ use crate::io::Io;
 pub(super) struct Transport {
     io: Io,
     early_bytes: BytesMut,
-    /// A frame to insert that the client did not send; `None` once it was read.
+    /// The frame of an `h2c` upgrade, which the client did not send; `None` without an upgrade, and after the
+    /// codec has read it.
     insertion: Option<Box<InsertedFrame>>,
     /// The state of a client connection that may be half-closed; `None` on connections to servers.
     half_close: Option<Rc<HalfClose>>,
@@ -47,8 +49,8 @@ impl Transport {
         Self { half_close: Some(half_close), ..self }
     }
 
-    /// Reads bytes of the client: first the early bytes, then bytes from the connection.
-    fn poll_client(
+    /// Reads bytes of the peer: first the early bytes, then bytes from the connection.
+    fn poll_peer(
         &mut self,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
@@ -89,12 +91,12 @@ impl Transport {
             self.insertion = Some(insertion).filter(|insertion| !insertion.frame.is_empty());
             return Poll::Ready(Ok(()));
         }
-        let length = insertion.remaining_bytes.min(buffer.remaining());
-        let mut part_buffer = ReadBuf::new(buffer.initialize_unfilled_to(length));
-        let poll_result = self.poll_client(cx, &mut part_buffer);
+        let max_bytes = insertion.remaining_bytes.min(buffer.remaining());
+        let mut part_buffer = ReadBuf::new(buffer.initialize_unfilled_to(max_bytes));
+        let poll_result = self.poll_peer(cx, &mut part_buffer);
         let inspect_result = insertion.inspect_bytes(part_buffer.filled());
-        let length = part_buffer.filled().len();
-        buffer.advance(length);
+        let read_bytes = part_buffer.filled().len();
+        buffer.advance(read_bytes);
         self.insertion = Some(insertion);
         inspect_result?;
         poll_result
@@ -105,8 +107,8 @@ impl InsertedFrame {
     /// Counts bytes of the client before the insertion.
     ///
     /// # Errors
-    /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would not object, and the request
-    /// would get a response without them.
+    /// The client does not start with SETTINGS (RFC 9113 §3.4). The codec would accept this, and respond to the
+    /// inserted request although the client's settings are unknown.
     fn inspect_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes.len());
         if self.start_bytes.len() < START_BYTES {
@@ -132,7 +134,7 @@ impl AsyncRead for Transport {
     ) -> Poll<io::Result<()>> {
         let transport = self.get_mut();
         match transport.insertion.take() {
-            None => transport.poll_client(cx, buffer),
+            None => transport.poll_peer(cx, buffer),
             Some(insertion) => transport.poll_with_insertion(insertion, cx, buffer),
         }
     }

@@ -1,5 +1,4 @@
-//! The driver of a link: moves bytes between its state and its connection, and detects a peer that does not
-//! respond.
+//! Drives a link: moves bytes between its state and its connection, and detects a peer that does not respond.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
@@ -111,7 +110,7 @@ enum CheckInterval {
     /// The beat interval: no stream is open.
     Idle,
     /// A tick, doubled this many times: streams are open.
-    Watched(u32),
+    Active(u32),
 }
 
 /// The state of the read half.
@@ -129,7 +128,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             state.driver_waker = Some(cx.waker().clone());
             state.was_used
         };
-        if is_used && self.check_interval != CheckInterval::Watched(0) {
+        if is_used && self.check_interval != CheckInterval::Active(0) {
             self.shorten_check_interval();
         }
         let read_state = self.poll_input(cx);
@@ -158,7 +157,7 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
     /// detected soon.
     #[inline(never)]
     fn shorten_check_interval(&mut self) {
-        self.check_interval = CheckInterval::Watched(0);
+        self.check_interval = CheckInterval::Active(0);
         let next_check = Instant::now() + self.intervals.tick;
         if next_check < self.timer.deadline() {
             self.timer.as_mut().reset(next_check);
@@ -183,10 +182,10 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
             let next_check = match self.check_interval {
                 CheckInterval::Idle => self.beat_at,
                 // A ping is unanswered.
-                CheckInterval::Watched(_) if self.checks_since_ping.is_some() => {
+                CheckInterval::Active(_) if self.checks_since_ping.is_some() => {
                     now + self.intervals.tick
                 }
-                CheckInterval::Watched(doublings) => {
+                CheckInterval::Active(doublings) => {
                     now + self.intervals.tick.saturating_mul(1 << doublings)
                 }
             };
@@ -209,14 +208,14 @@ impl<F: FnMut(OpenedStream)> Driver<F> {
         let was_answered = self.has_received && self.checks_since_ping.is_some();
         let needs_liveness = !state.slots.is_empty() || state.is_retired;
         self.check_interval = match self.check_interval {
-            _ if is_used => CheckInterval::Watched(0),
+            _ if is_used => CheckInterval::Active(0),
             _ if !needs_liveness => CheckInterval::Idle,
             // Open streams without data in either direction: the peer responds, so pings become less frequent.
-            CheckInterval::Watched(doublings) if was_answered => {
-                CheckInterval::Watched((doublings + 1).min(MAX_INTERVAL_DOUBLINGS))
+            CheckInterval::Active(doublings) if was_answered => {
+                CheckInterval::Active((doublings + 1).min(MAX_INTERVAL_DOUBLINGS))
             }
-            CheckInterval::Watched(doublings) => CheckInterval::Watched(doublings),
-            CheckInterval::Idle => CheckInterval::Watched(0),
+            CheckInterval::Active(doublings) => CheckInterval::Active(doublings),
+            CheckInterval::Idle => CheckInterval::Active(0),
         };
         if std::mem::take(&mut self.has_received) || is_late {
             self.checks_since_ping = self.checks_since_ping.filter(|_| !was_answered);

@@ -1,5 +1,5 @@
-//! Rejections by the sidecar at the other end of a link or of `leno-http/1` (HTTP/1.1 between two sidecars),
-//! with the reason in the field `leno-reason`. No other module reads this field of responses.
+//! Recognizes rejections by the sidecar at the other end of a link or of `leno-http/1` (HTTP/1.1 between two sidecars),
+//! and reads their reason from the field `leno-reason`. No other module reads this field of responses.
 
 use bytes::Bytes;
 use leno_model::{REASON_FIELD, Reason};
@@ -34,8 +34,8 @@ pub(crate) fn rejection_over_http1(bytes: &[u8], head: &ResponseHead) -> Option<
 #[cold]
 fn reported_reason(bytes: &[u8], head: &ResponseHead) -> Reason {
     let value = head.find(bytes, REASON_FIELD).next();
-    let label = value.and_then(|value| value.split(|byte| *byte == b';').next());
-    let label = label.and_then(|label| std::str::from_utf8(label).ok());
+    let label_bytes = value.and_then(|value| value.split(|byte| *byte == b';').next());
+    let label = label_bytes.and_then(|bytes| std::str::from_utf8(bytes).ok());
     // A later release may have reasons unknown to this one.
     label.and_then(Reason::from_label).unwrap_or(Reason::UpstreamRefused)
 }

@@ -31,9 +31,10 @@ pub(super) struct StreamSlot {
 /// An item that arrives on a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
-    /// A response head; `interim` ones (1xx) precede the final one. `rejected`: the peer's sidecar wrote it.
+    /// A response head. Interim heads (1xx) precede the final head. `rejected`: the peer's sidecar wrote the head. `end`:
+    /// the head ends the stream's direction.
     Head { head: Bytes, interim: bool, rejected: bool, end: bool },
-    /// Body bytes.
+    /// Body bytes. `end`: they end the stream's direction.
     Data { data: Bytes, end: bool },
     /// A trailer section; nothing follows it.
     Trailers(Bytes),
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_stream_cannot_be_lost() {
+    fn a_complete_stream_gets_no_error() {
         for (local_ended, expected) in [(true, None), (false, Some(StreamError::Broken))] {
             let mut slot = StreamSlot { local_ended, ..StreamSlot::default() };
             slot.queue_item(data_item(b"last", true));

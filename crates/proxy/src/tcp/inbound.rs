@@ -1,4 +1,4 @@
-//! Opaque bytes at an application port: authorizes the peer, rejects bytes if a policy depends on requests, and
+//! Serves opaque bytes at an application port: authorizes the peer, rejects bytes if a policy depends on requests, and
 //! forwards the bytes to the application.
 
 use std::cell::Cell;
@@ -15,7 +15,7 @@ use leno_wire::sniff::DetectedProtocol;
 use tokio::time::timeout;
 
 use super::request_detection::RequestDetector;
-use super::{PumpDirection, TUNNEL_BUFFER_BYTES, forward_counted, forward_streams};
+use super::{ClientSide, TUNNEL_BUFFER_BYTES, forward_bidirectional, forward_with_counters};
 use crate::config_store::ConfigSnapshot;
 use crate::connection::{list_session, serve_http1};
 use crate::error::Failure;
@@ -63,14 +63,14 @@ async fn try_forward_stream(
     let connection = connection?;
     // The other sidecar sends its client's bytes only after this head.
     stream.send_head(false, false, |_| {}).map_err(|_| Reason::DownstreamClosed)?;
-    let max_wait = session.worker.config.limits.idle_connection;
+    let idle_timeout = session.worker.config.limits.idle_connection;
     let mut application =
-        (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
+        (connection.reader, MessageWriter::new(connection.writer.io.clone(), idle_timeout));
     let detector = RequestDetector::for_port(session, port);
-    let direction = PumpDirection::Application(detector.as_ref());
+    let client_side = ClientSide::Link(detector.as_ref());
     let outcome = tokio::select! {
-        outcome = forward_streams(&mut application, stream, direction, max_wait, record) => {
-            outcome.map_err(Failure::from)
+        result = forward_bidirectional(&mut application, stream, client_side, idle_timeout, record) => {
+            result.map_err(Failure::from)
         }
         denial = wait_until_denied(session, port, detector.as_ref()) => Err(denial),
     };
@@ -108,10 +108,10 @@ async fn serve_requests(session: &Session, port: u16, stream: &LinkStream) {
         MessageWriter::new(stream_end, limits.idle_connection),
     );
     let (sent_bytes, received_bytes) = (Cell::new(0), Cell::new(0));
-    let forwarding = forward_counted(
+    let forwarding = forward_with_counters(
         &mut stream_side,
         stream,
-        PumpDirection::Application(None),
+        ClientSide::Link(None),
         limits.idle_connection,
         &sent_bytes,
         &received_bytes,
@@ -206,15 +206,16 @@ async fn try_forward_plaintext(
     let connection = connect_application(session, port, record).await;
     record.count_opened();
     let connection = connection?;
-    let max_wait = session.worker.config.limits.idle_connection;
+    let idle_timeout = session.worker.config.limits.idle_connection;
     let mut reader = MessageReader::new(io.clone());
     reader.buffer = early_bytes;
-    let client = (reader, MessageWriter::new(io.clone(), max_wait));
-    let server = (connection.reader, MessageWriter::new(connection.writer.io.clone(), max_wait));
+    let client = (reader, MessageWriter::new(io.clone(), idle_timeout));
+    let server =
+        (connection.reader, MessageWriter::new(connection.writer.io.clone(), idle_timeout));
     let application_io = server.1.io.clone();
     let detector = RequestDetector::for_port(session, port);
     tokio::select! {
-        outcome = copy_bytes(client, server, max_wait, record, detector.as_ref()) => Ok(outcome?),
+        outcome = copy_bytes(client, server, idle_timeout, record, detector.as_ref()) => Ok(outcome?),
         denial = wait_until_denied(session, port, detector.as_ref()) => {
             application_io.reset_on_drop();
             Err(denial)

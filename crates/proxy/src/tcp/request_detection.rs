@@ -1,4 +1,4 @@
-//! Detection of HTTP requests on a port declared `TCP`. Policies that depend on requests cannot be evaluated
+//! Detects HTTP requests on a port declared `TCP`. Policies that depend on requests cannot be evaluated
 //! there, so an HTTP request is rejected if such policies exist.
 
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use crate::config_store::ConfigSnapshot;
 use crate::error::Failure;
-use crate::http::body::{BodyPiece, BodySink, BodySource, PumpError};
+use crate::http::body::{BodyPiece, BodySink, BodySource, ForwardError};
 use crate::session::Session;
 
 /// Inspects the first bytes of one client at an application port.
@@ -44,7 +44,7 @@ impl<'a> RequestDetector<'a> {
         source: &mut BodySource<'_>,
         sink: &mut BodySink<'_>,
         forwarded_bytes: &Cell<u64>,
-    ) -> Result<(), PumpError> {
+    ) -> Result<(), ForwardError> {
         let mut first_line_reader = FirstLineReader::default();
         loop {
             let first_poll = poll_fn(|cx| Poll::Ready(source.poll_next(cx))).await;
@@ -55,7 +55,7 @@ impl<'a> RequestDetector<'a> {
                     poll_fn(|cx| source.poll_next(cx)).await
                 }
             };
-            let Some(BodyPiece::Data(data)) = next_piece.map_err(PumpError::Source)? else {
+            let Some(BodyPiece::Data(data)) = next_piece.map_err(ForwardError::Source)? else {
                 return Ok(());
             };
             let detection = first_line_reader.read(&data);

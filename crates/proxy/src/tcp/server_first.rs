@@ -1,4 +1,4 @@
-//! Opaque connections of clients that send nothing during protocol detection. If the server sends first, a
+//! Forwards opaque connections of clients that send nothing during protocol detection. If the server sends first, a
 //! condition reports that the detection delays each connection.
 
 use std::convert::Infallible;
@@ -8,14 +8,14 @@ use std::task::Poll;
 use leno_discovery::condition::kind;
 use leno_model::{Protocol, Reason, ServiceName};
 
-use super::{ChosenPort, PumpDirection, UpstreamStream, forward_counted};
+use super::{ChosenPort, ClientSide, UpstreamStream, forward_with_counters};
 use crate::http::message::{MessageReader, MessageWriter};
 use crate::record::ExchangeRecord;
 use crate::session::Session;
 use crate::splice::copy_bytes;
 use crate::worker::Worker;
 
-/// True if the service of a connection declares no protocol for its port.
+/// True if the service of a connection declares no protocol for the port, so that the protocol is detected.
 pub(super) fn has_detected_protocol(session: &Session, record: &ExchangeRecord<'_>) -> bool {
     let config = session.worker.config_store.current_config();
     let Some((config, service)) = config.as_ref().zip(record.subject.service.as_ref()) else {
@@ -43,39 +43,39 @@ pub(super) async fn forward_bytes(
     mut client: (MessageReader, MessageWriter),
     record: &ExchangeRecord<'_>,
 ) -> Result<(), Reason> {
-    let max_wait = session.worker.config.limits.idle_connection;
-    let (bytes_to_stream, bytes_to_plain) = (&record.bytes_in, &record.bytes_out);
+    let idle_timeout = session.worker.config.limits.idle_connection;
+    let (client_bytes, server_bytes) = (&record.bytes_in, &record.bytes_out);
     let forwarding = async {
         match upstream_stream {
             UpstreamStream::Link(stream) => {
-                let direction = PumpDirection::Link;
-                let outcome = forward_counted(
+                let outcome = forward_with_counters(
                     &mut client,
                     &stream,
-                    direction,
-                    max_wait,
-                    bytes_to_stream,
-                    bytes_to_plain,
+                    ClientSide::Connection,
+                    idle_timeout,
+                    client_bytes,
+                    server_bytes,
                 )
                 .await;
                 outcome.map_err(|reason| stream.rejection_reason().unwrap_or(reason))
             }
             UpstreamStream::Plain(connection) => {
-                let server = MessageWriter::new(connection.writer.io.clone(), max_wait);
-                copy_bytes(client, (connection.reader, server), max_wait, record, None).await
+                let server = MessageWriter::new(connection.writer.io.clone(), idle_timeout);
+                copy_bytes(client, (connection.reader, server), idle_timeout, record, None).await
             }
         }
     };
     let mut has_bytes = false;
     let check_first_bytes = poll_fn(|_| {
-        let (sent, received) = (bytes_to_stream.get(), bytes_to_plain.get());
-        if !has_bytes && received > 0 && sent == 0 {
+        let (client_count, server_count) = (client_bytes.get(), server_bytes.get());
+        if !has_bytes && server_count > 0 && client_count == 0 {
             report_detection_delay(session, record);
         }
-        has_bytes |= sent > 0 || received > 0;
+        has_bytes |= client_count > 0 || server_count > 0;
         Poll::<Infallible>::Pending
     });
-    // The same task forwards the bytes: it is polled after each of them.
+    // Both futures run in one task, and `biased` polls `forwarding` first: the counters are checked after each
+    // wake-up that forwards bytes.
     tokio::select! {
         biased;
         outcome = forwarding => outcome,

@@ -7,7 +7,7 @@ use leno_wire::link::{LinkEvent, StreamKind};
 use tokio::io::AsyncWriteExt;
 
 use super::fixture::{
-    Application, Client, GET, Mesh, Peer, run, test_credential, tls_connect_narrow,
+    Application, Client, GET, Mesh, Peer, run, test_credential, tls_connect_small_buffer,
     wait_until_stable,
 };
 use crate::session::ListenerKind;
@@ -82,16 +82,16 @@ fn a_large_response_waits_for_a_slow_client_and_arrives_complete() {
 #[test]
 fn a_response_through_a_small_socket_buffer_arrives_complete_on_a_kept_connection() {
     run(async {
-        let (app, _) = start_download(NARROW_BYTES).await;
+        let (app, _) = start_download(SMALL_BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.open_narrow_listener(listener_kind).await;
+        let inbound = mesh.server.open_small_buffer_listener(listener_kind).await;
         let identity = test_credential(&mesh.authority, "foreign");
-        let tls = tls_connect_narrow(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
+        let tls = tls_connect_small_buffer(inbound, &identity, &[ALPN_HTTP1]).await.unwrap();
         let mut client = Client::new(tls);
         for _ in 0..2 {
             client.send_bytes(GET).await;
-            assert_eq!(client.read_response().await.body.len(), NARROW_BYTES);
+            assert_eq!(client.read_response().await.body.len(), SMALL_BODY_BYTES);
         }
     });
 }
@@ -100,12 +100,12 @@ fn a_response_through_a_small_socket_buffer_arrives_complete_on_a_kept_connectio
 fn a_link_over_a_small_socket_buffer_delivers_all_streams_completely() {
     run(async {
         const STREAMS: usize = 20;
-        let (app, _) = start_download(NARROW_BYTES).await;
+        let (app, _) = start_download(SMALL_BODY_BYTES).await;
         let mesh = Mesh::permissive(app.address).await;
         let listener_kind = ListenerKind::Inbound { port: mesh.server.port };
-        let inbound = mesh.server.open_narrow_listener(listener_kind).await;
+        let inbound = mesh.server.open_small_buffer_listener(listener_kind).await;
         let identity = test_credential(&mesh.authority, "productpage");
-        let tls = tls_connect_narrow(inbound, &identity, &[ALPN_LINK]).await.unwrap();
+        let tls = tls_connect_small_buffer(inbound, &identity, &[ALPN_LINK]).await.unwrap();
         let mut peer = Peer::connect_over(tls).await;
         for _ in 0..STREAMS {
             peer.open_stream(StreamKind::Http, GET, true);
@@ -119,7 +119,7 @@ fn a_link_over_a_small_socket_buffer_delivers_all_streams_completely() {
                 ended += usize::from(end_stream);
             }
         }
-        assert_eq!(arrived, STREAMS * NARROW_BYTES);
+        assert_eq!(arrived, STREAMS * SMALL_BODY_BYTES);
     });
 }
 
@@ -148,6 +148,6 @@ async fn start_download(bytes: usize) -> (Application, Rc<Cell<usize>>) {
 
 /// The size of a large body.
 const BODY_BYTES: usize = 64 * 1024 * 1024;
-/// The size of a body that exceeds the capacity of a narrow socket many times, but is still sent in a short
+/// The size of a body that exceeds the capacity of a socket with small buffers many times, but is still sent in a short
 /// time.
-const NARROW_BYTES: usize = 60_000;
+const SMALL_BODY_BYTES: usize = 60_000;

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, CircuitLimits, FailureClasses, FailureThreshold, FixedResponse, Header,
-    PortCircuitBreaker, Protocol, RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind,
+    CircuitBreaker, CircuitLimits, FailureClasses, FixedResponse, Header, PortCircuitBreaker,
+    Protocol, RequestThreshold, RetryRule, RouteName, RouteRule, RuleActions, ServicePolicyKind,
     ServicePolicyName, TrafficPolicy, TripConditions, WeightedBackend,
 };
 use leno_telemetry::Count;
@@ -24,9 +24,9 @@ pub(super) fn trip_rule() -> TripConditions {
         window: Duration::from_secs(10),
         buckets: 10,
         min_requests: 1,
-        failure_threshold: FailureThreshold::default(),
+        failure_threshold: RequestThreshold::default(),
         consecutive_failures: Some(3),
-        slow: None,
+        slow_requests: None,
         open_duration: Duration::from_millis(200),
         half_open_requests: 1,
     }
@@ -211,7 +211,7 @@ fn a_policy_may_forbid_retries() {
             let mesh = Mesh::permissive(app.address).await;
             let mut service = service_config(Protocol::Http, &[mesh.server_endpoint()]);
             let port = service.ports.get_mut(&PORT).unwrap();
-            port.routed = true;
+            port.has_attached_routes = true;
             let retry = RetryRule { codes: vec![500], attempts: 1, backoff: Duration::ZERO };
             port.rules = vec![RouteRule {
                 route: RouteName::new("bookinfo", "again").unwrap(),

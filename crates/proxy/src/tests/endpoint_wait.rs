@@ -17,7 +17,7 @@ const POST: &str = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello
 /// Configures the client with these endpoints, and with a workload that expects a sidecar.
 fn expect_sidecar(mesh: &Mesh, endpoints: &[Endpoint]) {
     let service = service_config(mesh.setup.protocol, endpoints);
-    mesh.set_client_services(vec![ServiceConfig { awaited: true, ..service }]);
+    mesh.set_client_services(vec![ServiceConfig { waits_for_endpoint: true, ..service }]);
 }
 
 async fn start_mesh(protocol: Protocol) -> (Application, Mesh) {

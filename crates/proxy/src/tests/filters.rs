@@ -65,10 +65,10 @@ fn responses_of_the_sidecar_have_cors_headers_for_allowed_origins() {
         let mesh = Mesh::permissive(app.address).await;
         let cors = Cors {
             origins: vec![OriginPattern::new("https://*.example").unwrap()],
-            credentials: true,
+            allows_credentials: true,
             methods: AllowedWords::Any,
             headers: AllowedWords::Any,
-            exposed: AllowedWords::default(),
+            exposed_headers: AllowedWords::default(),
             max_age_seconds: 5,
         };
         let mut rule = editing_rule();

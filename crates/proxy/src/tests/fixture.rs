@@ -39,13 +39,13 @@ use crate::worker::{Worker, WorkerParts};
 mod application;
 mod client;
 pub(crate) mod frames;
-pub(crate) mod narrow;
 mod peer;
 mod short;
+pub(crate) mod single_stream;
 
 pub(crate) use application::Application;
 pub(crate) use client::{Client, End, ReceivedMessage};
-pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_narrow};
+pub(crate) use peer::{Peer, tls_accept, tls_connect, tls_connect_small_buffer};
 pub(crate) use short::ShortConnectionServer;
 
 /// The port of the service that all tests call.
@@ -74,14 +74,14 @@ pub(crate) async fn wait_until(condition: impl Fn() -> bool) {
 
 /// Yields until `value` has not changed for [`SETTLED_TURNS`] turns of the event loop, and returns it.
 pub(crate) async fn wait_until_stable(value: impl Fn() -> usize) -> usize {
-    let (mut last, mut turns) = (value(), 0);
-    while turns < SETTLED_TURNS {
+    let (mut previous, mut unchanged_turns) = (value(), 0);
+    while unchanged_turns < SETTLED_TURNS {
         tokio::task::yield_now().await;
-        let now = value();
-        turns = if now == last { turns + 1 } else { 0 };
-        last = now;
+        let current = value();
+        unchanged_turns = if current == previous { unchanged_turns + 1 } else { 0 };
+        previous = current;
     }
-    last
+    previous
 }
 
 /// The options of a test mesh.
@@ -315,19 +315,19 @@ impl Sidecar {
         config.upgrades = setup.upgrades.clone();
         let (config_store, _) = ConfigStore::new(VirtualAddresses::default(), Instant::now());
         let telemetry = Telemetry::new();
-        let (phase, phases) = watch::channel(Phase::Serving);
-        let (trace_queues, intakes) = TraceQueues::new();
+        let (phase, phase_receiver) = watch::channel(Phase::Serving);
+        let (trace_queues, trace_receivers) = TraceQueues::new();
         let worker = Worker::new(WorkerParts {
             config: Arc::new(config),
             config_store,
             connections: Arc::new(Connections::default()),
             ejected_endpoints: Arc::default(),
-            phase: phases,
+            phase: phase_receiver,
             trace_queues,
             metrics: telemetry.new_shard(),
             seed: 7,
         });
-        let TraceReceivers { log, spans, taps } = intakes;
+        let TraceReceivers { log, spans, taps } = trace_receivers;
         let observability = setup.observability.clone();
         Self {
             worker,
@@ -384,7 +384,10 @@ impl Sidecar {
     }
 
     /// Opens a listener with sockets that are full after a few KiB.
-    pub(crate) async fn open_narrow_listener(&self, listener_kind: ListenerKind) -> SocketAddr {
+    pub(crate) async fn open_small_buffer_listener(
+        &self,
+        listener_kind: ListenerKind,
+    ) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         SockRef::from(&listener).set_send_buffer_size(4096).unwrap();
         self.serve_listener(listener, listener_kind)
@@ -449,7 +452,7 @@ pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> Serv
     let port = PortConfig {
         name: None,
         protocol,
-        routed: false,
+        has_attached_routes: false,
         rules: Vec::new(),
         endpoints: endpoints.iter().cloned().map(Arc::new).collect(),
         tls_rules: Vec::new(),
@@ -462,7 +465,7 @@ pub(crate) fn service_config(protocol: Protocol, endpoints: &[Endpoint]) -> Serv
         name: test_service(),
         client_authorization: ClientAuthorization::Allowed,
         ports,
-        awaited: false,
+        waits_for_endpoint: false,
     }
 }
 

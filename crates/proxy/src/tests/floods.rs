@@ -193,10 +193,12 @@ fn unread_responses_to_pings_and_settings_stop_reading() {
         {
             let fixture = FloodFixture::new().await;
             let listener_kind = ListenerKind::Inbound { port: fixture.mesh.server.port };
-            let narrow_listener = fixture.mesh.server.open_narrow_listener(listener_kind).await;
+            let small_buffer_listener =
+                fixture.mesh.server.open_small_buffer_listener(listener_kind).await;
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_recv_buffer_size(4096).unwrap();
-            let mut flooding_client = Client::new(socket.connect(narrow_listener).await.unwrap());
+            let mut flooding_client =
+                Client::new(socket.connect(small_buffer_listener).await.unwrap());
             flooding_client.send_bytes(OPENING).await;
             assert_eq!(
                 flooding_client.read_frame().await.expect("the connection is accepted").kind,
@@ -219,7 +221,7 @@ fn unread_responses_to_pings_and_settings_stop_reading() {
     });
 }
 
-/// A number of bytes that far exceeds the buffers of narrow sockets.
+/// A number of bytes that far exceeds the buffers of sockets with small buffers.
 const FLOOD_BYTES: usize = 16 * 1024 * 1024;
 
 /// CVE-2023-44487: streams that are opened and reset at once.

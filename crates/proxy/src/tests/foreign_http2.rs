@@ -182,7 +182,7 @@ fn rules_of_http2_are_enforced_in_both_directions() {
         let server = meshed_endpoint("foreign-1", foreign.server.address, "ratings");
         let mut service = service_config(Protocol::Grpc, &[server]);
         let port = service.ports.get_mut(&PORT).unwrap();
-        (port.rules, port.routed) = (vec![rule], true);
+        (port.rules, port.has_attached_routes) = (vec![rule], true);
         mesh.set_client_services(vec![service]);
         let mut client = Client::connect(mesh.listener).await;
         let request = "GET /ratings/1?q=1 HTTP/1.1\r\nHost: ratings\r\nX-Set: old\r\n\

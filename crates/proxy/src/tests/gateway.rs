@@ -1,7 +1,7 @@
 //! External clients at a gateway: HTTP with and without TLS, TLS passthrough, TCP.
 
 mod fixture;
-mod half_open;
+mod pending_connections;
 mod session_affinity;
 mod sessions;
 

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::fixture::frames::{
     self, DATA, END_STREAM, Frame, HEADERS, OPENING, RST_STREAM, goaway_frame,
 };
-use super::fixture::narrow::{Surplus, start_narrow};
+use super::fixture::single_stream::{FurtherConnections, start_single_stream_server};
 use super::fixture::{
     Application, Client, Mesh, ShortConnectionServer, meshed_endpoint, run, service_config,
     wait_until,
@@ -227,22 +227,28 @@ fn a_server_that_ends_all_connections_gets_few_of_them() {
 #[test]
 fn requests_wait_for_a_stream_if_no_second_connection_can_be_opened() {
     run(async {
-        for surplus in [Surplus::Closed, Surplus::Silent] {
-            let app = start_narrow(surplus, |Frame { kind, flags, stream, .. }| {
-                let is_complete = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
-                let flags = frames::END_HEADERS | END_STREAM;
-                is_complete.then(|| frames::encode_frame(HEADERS, flags, *stream, &[0x88]))
-            })
+        for further_connections in [FurtherConnections::Closed, FurtherConnections::Silent] {
+            let app = start_single_stream_server(
+                further_connections,
+                |Frame { kind, flags, stream, .. }| {
+                    let is_complete = matches!(*kind, HEADERS | DATA) && flags & END_STREAM != 0;
+                    let flags = frames::END_HEADERS | END_STREAM;
+                    is_complete.then(|| frames::encode_frame(HEADERS, flags, *stream, &[0x88]))
+                },
+            )
             .await;
             let mesh = http2_mesh(app.address, Protocol::Http2).await;
             let responses = send_requests(&mesh, 40, "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
             assert!(
                 responses.iter().all(|(status, _)| *status == 200),
-                "{surplus:?}: {responses:?}"
+                "{further_connections:?}: {responses:?}"
             );
             let accepted = app.accepted.get();
-            assert!((2..=20).contains(&accepted), "{surplus:?}: {accepted} connections");
-            assert!(mesh.client.failure_counts().is_empty(), "{surplus:?}");
+            assert!(
+                (2..=20).contains(&accepted),
+                "{further_connections:?}: {accepted} connections"
+            );
+            assert!(mesh.client.failure_counts().is_empty(), "{further_connections:?}");
         }
     });
 }

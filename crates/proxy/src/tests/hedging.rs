@@ -320,8 +320,8 @@ fn requests_with_session_affinity_are_not_hedged() {
         let persistence = SessionPersistence {
             name: Some("x-cart".into()),
             kind: PersistenceType::Header,
-            absolute: None,
-            idle: None,
+            absolute_timeout: None,
+            idle_timeout: None,
             path: None,
         };
         let mut rule = path_rule("/", &[("ratings-v2", 1)]);

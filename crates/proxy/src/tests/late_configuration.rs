@@ -23,7 +23,7 @@ async fn mesh_without_port(application: std::net::SocketAddr) -> Mesh {
         name: test_service(),
         client_authorization: ClientAuthorization::Denied,
         ports: BTreeMap::new(),
-        awaited: false,
+        waits_for_endpoint: false,
     }]);
     mesh
 }

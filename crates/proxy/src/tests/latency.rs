@@ -27,7 +27,7 @@ fn client_upstream(mesh: &Mesh, endpoint: Endpoint) -> Rc<Upstream> {
 
 /// Returns the latency step of an endpoint; `None` before the first measurement.
 fn latency_step(upstream: &Upstream) -> Option<u8> {
-    upstream.load(None, Some(Instant::now())).step
+    upstream.load(None, Some(Instant::now())).latency_step
 }
 
 /// Returns the failure count of an endpoint; no request may be in progress.

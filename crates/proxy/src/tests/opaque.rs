@@ -55,7 +55,7 @@ fn test_service() -> CheckService {
     let check_service_address =
         CheckServiceAddress::External(Server::parse("http://127.0.0.1:9").unwrap());
     CheckService {
-        at: check_service_address,
+        address: check_service_address,
         timeout: Duration::from_millis(200),
         failure_mode: FailureMode::Deny,
     }

@@ -39,7 +39,7 @@ pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<Service
     let port = PortConfig {
         name: None,
         protocol: mesh.setup.protocol,
-        routed: true,
+        has_attached_routes: true,
         rules,
         endpoints: vec![Arc::new(meshed_endpoint(
             "nobody",
@@ -57,7 +57,7 @@ pub(crate) fn routed_services(mesh: &Mesh, rules: Vec<RouteRule>) -> Vec<Service
             name: test_service(),
             client_authorization: ClientAuthorization::Allowed,
             ports,
-            awaited: false,
+            waits_for_endpoint: false,
         },
         backend,
     ]

@@ -18,8 +18,8 @@ fn cookie_persistence() -> SessionPersistence {
     SessionPersistence {
         name: Some("cart".into()),
         kind: PersistenceType::Cookie,
-        absolute: None,
-        idle: None,
+        absolute_timeout: None,
+        idle_timeout: None,
         path: None,
     }
 }
@@ -151,7 +151,7 @@ fn the_idle_time_counts_from_the_last_response() {
         let idle_timeout = Some(Duration::from_secs(3600));
         apply_rule(
             &mesh,
-            sticky_rule(SessionPersistence { idle: idle_timeout, ..cookie_persistence() }),
+            sticky_rule(SessionPersistence { idle_timeout, ..cookie_persistence() }),
             &endpoints,
         );
         let mut client = Client::connect(mesh.listener).await;

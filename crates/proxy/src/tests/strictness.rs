@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use leno_wire::http1::{Parsed, RequestKind, ResponseHead, repair_response};
+use leno_wire::http1::{ParseProgress, RequestKind, ResponseHead, repair_response};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -107,7 +107,7 @@ fn an_invalid_response_head_is_rejected() {
             let mut head = ResponseHead::default();
             let is_mended = repair_response(&vector.bytes).is_some_and(|mended| {
                 head.parse(&mended.head, RequestKind::Other)
-                    .is_ok_and(|parsed| parsed != Parsed::Partial)
+                    .is_ok_and(|parsed| parsed != ParseProgress::Partial)
             });
             match is_mended {
                 true => assert_eq!(response.verdict(), (head.status, None), "{}", vector.name),

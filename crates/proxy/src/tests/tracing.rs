@@ -120,17 +120,17 @@ fn b3_is_propagated_as_b3() {
         let app = Application::with_response(OK).await;
         let mut mesh = Mesh::new(app.address, tracing_setup("0%")).await;
         let mut client = Client::connect(mesh.listener).await;
-        let narrow = &TRACE[16..];
+        let short_id = &TRACE[16..];
         let request = format!(
-            "GET / HTTP/1.1\r\nhost: x\r\nX-B3-TraceId: {narrow}\r\nX-B3-SpanId: {PARENT}\r\n\
+            "GET / HTTP/1.1\r\nhost: x\r\nX-B3-TraceId: {short_id}\r\nX-B3-SpanId: {PARENT}\r\n\
              X-B3-ParentSpanId: {PARENT}\r\nX-B3-Sampled: 1\r\n\r\n"
         );
         client.send_request(&request).await;
         let (_, inbound) = span_pair(&mut mesh).await;
         let (trace, id, parent) = span_ids(&inbound);
         let [received] = &app.received_requests()[..] else { panic!("one request") };
-        assert_eq!(trace, format!("{}{narrow}", "0".repeat(16)));
-        assert_eq!(received.field_value("x-b3-traceid"), Some(narrow));
+        assert_eq!(trace, format!("{}{short_id}", "0".repeat(16)));
+        assert_eq!(received.field_value("x-b3-traceid"), Some(short_id));
         assert_eq!(received.field_value("x-b3-spanid"), Some(&*id));
         assert_eq!(received.field_value("x-b3-parentspanid"), parent.as_deref());
         assert_eq!(received.field_value("x-b3-sampled"), Some("1"));

@@ -107,7 +107,7 @@ fn an_upgrade_without_a_response_has_the_timeout_of_its_route() {
         let port = service_config.ports.get_mut(&super::fixture::PORT).unwrap();
         let rule = super::routes::path_rule("/", &[("ratings", 1)]);
         port.rules = vec![leno_model::RouteRule { request_timeout: limit, ..rule }];
-        port.routed = true;
+        port.has_attached_routes = true;
         mesh.set_client_services(vec![service_config]);
         let mut client = Client::connect(mesh.listener).await;
         assert_eq!(client.send_request(UPGRADE).await.verdict(), (504, Some("request-timeout")));

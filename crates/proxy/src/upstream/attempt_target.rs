@@ -1,4 +1,4 @@
-//! The target of one attempt to forward a request: an endpoint of the mesh, or the local application.
+//! Defines the target of one attempt to forward a request: an endpoint of the mesh, or the local application.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -1,5 +1,7 @@
-//! Circuit breakers of a port under one set of policies, as one data thread sees them. Each attempt needs the
-//! permission of all circuit breakers that apply to it, and reports its outcome to them.
+//! Applies the circuit breakers of a port on one data thread. Each attempt needs the permission of all circuit
+//! breakers that apply to it, and reports its outcome to them. A circuit breaker has limits on work in
+//! progress, and may have a circuit, which opens after failures and then rejects all attempts. An admitted
+//! attempt holds a slot of the limit and a ticket of the circuit.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -59,10 +61,10 @@ pub(crate) struct CircuitPermit {
 }
 
 impl CircuitBreakerState {
-    fn new(breaker: &Arc<CompiledCircuitBreaker>, worker: &Worker) -> Self {
-        let trip = breaker.breaker.rule.trip.clone();
+    fn new(compiled_breaker: &Arc<CompiledCircuitBreaker>, worker: &Worker) -> Self {
+        let trip = compiled_breaker.breaker.rule.trip.clone();
         Self {
-            compiled_breaker: breaker.clone(),
+            compiled_breaker: compiled_breaker.clone(),
             circuit: trip.map(|trip| RefCell::new(Circuit::new(trip))),
             circuit_number: worker.config_store.conditions.next_number(),
             config_store: worker.config_store.clone(),
@@ -73,8 +75,8 @@ impl CircuitBreakerState {
     /// Admits an attempt to the circuit; `None` without a circuit. Fails while the circuit is open.
     fn admit_attempt(&self, now: Duration) -> Result<Option<CircuitTicket>, Reason> {
         let Some(circuit) = &self.circuit else { return Ok(None) };
-        let ticket = circuit.borrow_mut().admit_request(now);
-        ticket.map(Some).ok_or_else(|| self.count_rejection(Reason::CircuitOpen))
+        let admitted_ticket = circuit.borrow_mut().admit_request(now);
+        admitted_ticket.map(Some).ok_or_else(|| self.count_rejection(Reason::CircuitOpen))
     }
 
     /// Records the result of an attempt that the circuit admitted.
@@ -92,8 +94,9 @@ impl CircuitBreakerState {
             FailureEvidence::Failure => true,
             FailureEvidence::Success => false,
         };
-        let upgraded = matches!(result, EndpointResult::Response { status: 101, .. });
-        let duration = if upgraded { Duration::ZERO } else { now.saturating_sub(started_at) };
+        // The duration of an upgraded connection says nothing about the endpoint.
+        let is_upgrade = matches!(result, EndpointResult::Response { status: 101, .. });
+        let duration = if is_upgrade { Duration::ZERO } else { now.saturating_sub(started_at) };
         let transition =
             circuit.record_result(ticket, RequestOutcome { failed: is_failure, duration }, now);
         self.report_transition(transition);
@@ -106,10 +109,10 @@ impl CircuitBreakerState {
         }
     }
 
-    /// Acquires a slot of one of the limits. Returns true if the slot is counted and has to be released, false
-    /// without a limit.
+    /// Acquires a slot of one of the limits. Returns true if the slot is counted and has to be released, and
+    /// false if the policy does not set this limit. Fails if the limit is reached.
     fn acquire_slot(&self, selector: LimitSelector) -> Result<bool, Reason> {
-        match selector(&self.compiled_breaker.in_progress).try_enter() {
+        match selector(&self.compiled_breaker.in_progress).try_increment() {
             CountResult::Unlimited => Ok(false),
             CountResult::Counted => Ok(true),
             CountResult::Full => Err(self.count_rejection(Reason::CircuitFull)),
@@ -140,9 +143,9 @@ impl CircuitBreakerState {
             Some(Transition::Opened(trigger)) => {
                 self.metrics.add(Count::CircuitOpened, 1);
                 self.report_open(trigger);
+                let trip = self.compiled_breaker.breaker.rule.trip.as_ref();
                 let open_duration =
-                    self.compiled_breaker.breaker.rule.trip.as_ref().map(|trip| trip.open_duration);
-                let open_duration = tracing::field::debug(open_duration.unwrap_or_default());
+                    tracing::field::debug(trip.map(|trip| trip.open_duration).unwrap_or_default());
                 let trigger = trigger.as_str();
                 tracing::warn!(%service, port, %policy, trigger, open_duration, "circuit opened");
             }
@@ -187,14 +190,17 @@ impl CircuitBreakers {
         worker: &Worker,
         existing_breakers: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Self> {
-        let get_or_create = |breaker: &Arc<CompiledCircuitBreaker>| {
+        let get_or_create = |compiled_breaker: &Arc<CompiledCircuitBreaker>| {
             let mut shareable_breakers = existing_breakers.clone().flat_map(Self::breakers);
             let shared_breaker = shareable_breakers
-                .find(|circuit_breaker| Arc::ptr_eq(&circuit_breaker.compiled_breaker, breaker))
+                .find(|circuit_breaker| {
+                    Arc::ptr_eq(&circuit_breaker.compiled_breaker, compiled_breaker)
+                })
                 .cloned();
-            shared_breaker.unwrap_or_else(|| Rc::new(CircuitBreakerState::new(breaker, worker)))
+            shared_breaker
+                .unwrap_or_else(|| Rc::new(CircuitBreakerState::new(compiled_breaker, worker)))
         };
-        let service_breaker = traffic_policy.called.as_ref().map(get_or_create);
+        let service_breaker = traffic_policy.called_breaker.as_ref().map(get_or_create);
         let port_breaker = traffic_policy.breaker.as_ref().map(get_or_create);
         let connect_timeout = traffic_policy.connect_timeout();
         (service_breaker.is_some() || port_breaker.is_some()).then_some(Self {
@@ -219,7 +225,7 @@ impl CircuitBreakers {
         let mut tickets = [None, None];
         for (circuit_breaker, ticket) in self.breakers().zip(&mut tickets) {
             match circuit_breaker.admit_attempt(now) {
-                Ok(admitted) => *ticket = admitted,
+                Ok(admitted_ticket) => *ticket = admitted_ticket,
                 Err(reason) => {
                     self.release_tickets(&mut tickets);
                     return Err(reason);
@@ -241,7 +247,7 @@ impl CircuitBreakers {
         }
     }
 
-    /// Drops the attempt without an outcome.
+    /// Releases the tickets of an attempt that ended without an outcome.
     pub(crate) fn abandon_attempt(&self, circuit_permit: &mut CircuitPermit) {
         self.release_tickets(&mut circuit_permit.tickets);
     }
@@ -284,8 +290,8 @@ impl CircuitBreakers {
         }
     }
 
-    /// Returns the response that the policy of an open circuit configures; `None` for other reasons and
-    /// without a configured response.
+    /// Returns the response that the policy of an open circuit configures. `None` if the circuit is not the
+    /// reason for the rejection, or no response is configured.
     pub(crate) fn fixed_response(
         &self,
         reason: Reason,
@@ -294,6 +300,7 @@ impl CircuitBreakers {
         if reason != Reason::CircuitOpen {
             return None;
         }
+        // The circuit may have closed since the rejection. Then the first circuit breaker is used.
         let open_breaker = self
             .breakers()
             .find(|circuit_breaker| circuit_breaker.is_open(now))
@@ -314,7 +321,7 @@ pub(crate) struct LimitPermit {
 impl Drop for LimitPermit {
     fn drop(&mut self) {
         for breaker in self.breakers.iter().flatten() {
-            (self.selector)(&breaker.in_progress).leave();
+            (self.selector)(&breaker.in_progress).decrement();
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Per-thread state of one upstream service port under one traffic policy: outlier detection, circuit breakers,
-//! balancer.
+//! Holds the state of one upstream service port under one traffic policy on one data thread: outlier detection,
+//! circuit breakers and load balancer.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -89,7 +89,7 @@ impl UpstreamCluster {
         Arc::as_ptr(traffic_policy).addr()
     }
 
-    /// True if it was created for this traffic policy.
+    /// True if this state was created for this traffic policy.
     pub(crate) fn is_for(&self, traffic_policy: &Arc<PortTrafficPolicy>) -> bool {
         Arc::ptr_eq(&self.traffic_policy, traffic_policy)
     }
@@ -231,9 +231,9 @@ impl OutcomeGuard {
         &self.cluster
     }
 
-    /// Records that the endpoint's sidecar rejected the request. If the sidecar or the client is the cause,
-    /// the status of the response says nothing about the endpoint. If the application violated HTTP, the
-    /// status counts.
+    /// Records that the endpoint's sidecar rejected the request. If the sidecar or the client is the cause, the
+    /// status of the response says nothing about the endpoint and is ignored. If the application violated HTTP,
+    /// the status counts as the outcome.
     pub(crate) fn record_rejection(&self, reason: Reason) {
         let is_inconclusive = reason.is_rejection() || reason == Reason::UpstreamRefused;
         self.rejection_reason.set(is_inconclusive.then_some(reason));
@@ -241,7 +241,7 @@ impl OutcomeGuard {
 
     /// Records the outcome.
     pub(crate) fn finish(mut self, worker: &Worker, result: EndpointResult) {
-        // An exchange that breaks later has its own reason.
+        // Only the status of a rejection is replaced. An exchange that fails later has its own reason.
         let result = match (result, self.rejection_reason.get()) {
             (EndpointResult::Response { .. }, Some(reason)) => EndpointResult::Failed(reason),
             (result, _) => result,

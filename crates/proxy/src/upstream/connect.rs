@@ -1,5 +1,5 @@
-//! Connection establishment to endpoints and to the local application: TCP, TLS, and the handshake of a link or
-//! of HTTP/2, with time limits. Requests that wait for the same endpoint share one attempt.
+//! Opens connections to endpoints and to the local application: TCP, TLS, and the handshake of a link or of
+//! HTTP/2, with time limits. Requests that wait for the same endpoint share one connection attempt.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -34,7 +34,8 @@ use crate::worker::Worker;
 pub(crate) enum ConnectWait {
     /// The full connect timeout.
     Full,
-    /// A shorter time, because there are other endpoints to try. The connection attempt continues.
+    /// A shorter time, because the request can try another endpoint. The connection attempt continues for other
+    /// requests.
     Short,
     /// The `connectTimeout` of the applicable policies. The connection attempt continues for other requests.
     Limited(Duration),
@@ -54,13 +55,13 @@ impl ConnectWait {
 /// another endpoint.
 pub(crate) fn connect_wait_for(retry_count: u32, endpoint_count: usize) -> ConnectWait {
     let retries = usize::try_from(retry_count).unwrap_or(usize::MAX);
-    match endpoint_count > 1 && retries < retry::max_unsent(endpoint_count - 1) {
+    match endpoint_count > 1 && retries < retry::max_unsent_retries(endpoint_count - 1) {
         true => ConnectWait::Short,
         false => ConnectWait::Full,
     }
 }
 
-/// One attempt to connect to an endpoint. It continues if the request that started it is gone.
+/// One attempt to connect to an endpoint. It continues after the request that started it has ended.
 #[derive(Default)]
 pub(crate) struct ConnectAttempt {
     /// The outcome; `None` while the attempt is in progress.
@@ -74,47 +75,50 @@ pub(crate) struct ConnectAttempt {
 impl ConnectAttempt {
     async fn wait_for_outcome(&self) -> Result<(), Reason> {
         loop {
-            let outcome_ready = self.outcome_ready.notified();
+            let notification = self.outcome_ready.notified();
             if let Some(outcome) = self.outcome.get() {
                 return outcome;
             }
-            outcome_ready.await;
+            notification.await;
         }
     }
 }
 
-/// Checks out a connection to `upstream`, for which several requests may be waiting. The limit is twice the
-/// connect timeout: once for connecting, and once for the protocol handshake.
+/// Checks out a connection to `upstream`, for which several requests may be waiting. The total wait is limited
+/// to twice the connect timeout: once for connecting, and once for the protocol handshake.
 pub(crate) async fn acquire_connection(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
     wait: ConnectWait,
 ) -> Result<Checkout, Reason> {
     upstream.extend_connect_timeout(wait);
-    let mut acquisition = pin!(acquire_with_retries(upstream, worker));
+    let mut acquisition = pin!(acquire_from_attempts(upstream, worker));
     let max_wait = upstream.connect_timeout_for(worker, wait);
     if wait != ConnectWait::Full {
         if let Ok(result) = tokio::time::timeout(max_wait, &mut acquisition).await {
             return result;
         }
-        // Without an attempt, or with a full connection, the endpoint is busy, not unresponsive.
+        // If no attempt is in progress, or a connection is open but has no room, the endpoint is busy rather
+        // than unresponsive.
         if upstream.connect_attempt.borrow().is_some() && !upstream.http2_pool.is_open() {
             upstream.mark_unresponsive(worker);
             return Err(Reason::ConnectTimeout);
         }
     }
-    let max_wait = max_wait.saturating_mul(2);
-    // The connection attempt has its own limit: if this wait times out, the endpoint is busy.
-    tokio::time::timeout(max_wait, acquisition).await.unwrap_or(Err(Reason::UpstreamRefused))
+    let max_total_wait = max_wait.saturating_mul(2);
+    // An unresponsive endpoint ends the connection attempt earlier. So if this wait times out, the endpoint is
+    // busy.
+    tokio::time::timeout(max_total_wait, acquisition).await.unwrap_or(Err(Reason::UpstreamRefused))
 }
 
-/// Acquires a connection: joins attempts until one yields a connection with room for this request.
-async fn acquire_with_retries(
+/// Acquires a connection: joins shared connection attempts, one after another, until one yields a connection
+/// with room for this request. Fails with the reason of a failed attempt, unless an open connection gets room.
+async fn acquire_from_attempts(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
 ) -> Result<Checkout, Reason> {
-    let mut attempts = 0;
-    while attempts < MAX_JOINED_ATTEMPTS {
+    let mut joined_attempts = 0;
+    while joined_attempts < MAX_JOINED_ATTEMPTS {
         if let Some(checkout) = upstream.http2_pool.wait_for_room().await {
             return Ok(Checkout::Http2(checkout));
         }
@@ -131,7 +135,8 @@ async fn acquire_with_retries(
             return Ok(Checkout::Link(link));
         }
         if let Err(reason) = outcome {
-            // The peer may accept only a few connections.
+            // The peer may accept only a few connections, so this request waits for one of the open
+            // connections.
             let checkout = upstream.http2_pool.wait_for_room_on_open().await.ok_or(reason)?;
             return Ok(Checkout::Http2(checkout));
         }
@@ -141,9 +146,9 @@ async fn acquire_with_retries(
         if let Some(connection) = attempt.http1_connection.take() {
             return Ok(Checkout::Http1(Box::new(connection)));
         }
-        // If other requests took the room of a connection that is still open, there is progress.
+        // While a connection is open, its room went to other requests: this attempt is not counted.
         if !upstream.http2_pool.is_open() {
-            attempts += 1;
+            joined_attempts += 1;
         }
     }
     Err(Reason::UpstreamRefused)
@@ -162,12 +167,13 @@ pub(crate) async fn acquire_tls_http1(
     worker.metrics.add(Count::CheckoutOpened, 1);
     let handshake = open_tls(upstream, worker, AlpnOffer::Http1);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let handshake_result = tokio::time::timeout(max_wait, handshake).await;
-    let (tls, expires) = handshake_result.map_err(|_| Reason::ConnectTimeout)??;
+    let timed_handshake = tokio::time::timeout(max_wait, handshake).await;
+    let (tls, expires) = timed_handshake.map_err(|_| Reason::ConnectTimeout)??;
     Ok(Checkout::Http1(Box::new(exclusive_connection(tls, expires, worker))))
 }
 
-/// Returns an HTTP/1.1 connection for one client, or a shared one if the peer has no such connections.
+/// Returns an HTTP/1.1 connection for one client. If the peer supports only links, or is an application that
+/// declares HTTP/2, the connection is shared with other requests.
 pub(crate) async fn acquire_exclusive(
     upstream: &Rc<Upstream>,
     worker: &Rc<Worker>,
@@ -191,8 +197,8 @@ pub(crate) async fn acquire_exclusive(
     worker.metrics.add(Count::CheckoutOpened, 1);
     let handshake = open_tls(upstream, worker, AlpnOffer::Exclusive);
     let max_wait = upstream.connect_timeout_for(worker, wait);
-    let handshake_result = tokio::time::timeout(max_wait, handshake).await;
-    let handshake_result = handshake_result.unwrap_or(Err(Reason::ConnectTimeout));
+    let timed_handshake = tokio::time::timeout(max_wait, handshake).await;
+    let handshake_result = timed_handshake.unwrap_or(Err(Reason::ConnectTimeout));
     record_outcome(upstream, worker, handshake_result.as_ref().map(drop).map_err(|reason| *reason));
     let (tls, expires) = handshake_result?;
     let alpn = tls.get_ref().1.alpn_protocol();
@@ -213,8 +219,8 @@ fn exclusive_connection(
 ) -> Http1Upstream {
     let io = Io::new(ByteStream::Client(Box::new(tls)));
     let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
-    let max_wait = worker.config.limits.body_stall_timeout;
-    Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires)
+    let stall_timeout = worker.config.limits.body_stall_timeout;
+    Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires)
 }
 
 /// Checks out a connection to an endpoint without a sidecar, for this protocol.
@@ -294,7 +300,8 @@ fn record_outcome(upstream: &Upstream, worker: &Worker, outcome: Result<(), Reas
 
 /// Returns the attempt in progress, or starts one.
 fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttempt> {
-    // A peer without links needs a connection for each request; only the first attempt is shared.
+    // A peer that supports HTTP/1.1 only needs a connection for each request, so only the first attempt, before
+    // this is known, is shared.
     if !upstream.is_http1_only.get()
         && let Some(attempt) = upstream.connect_attempt.borrow().as_ref()
     {
@@ -316,7 +323,7 @@ fn join_attempt(upstream: &Rc<Upstream>, worker: &Rc<Worker>) -> Rc<ConnectAttem
     attempt
 }
 
-/// Tries to connect to an endpoint that no request waits for.
+/// Tries to connect to an unresponsive endpoint, although no request waits for it.
 pub(super) fn start_probe(upstream: &Rc<Upstream>, worker: &Rc<Worker>) {
     if !upstream.is_unmeshed() {
         drop(join_attempt(upstream, worker));
@@ -351,8 +358,8 @@ async fn open_connection(
     let is_http1 = !matches!(alpn.as_deref(), Some(ALPN_LINK | ALPN_HTTP2));
     upstream.is_http1_only.set(is_http1);
     if is_http1 {
-        let max_wait = worker.config.limits.body_stall_timeout;
-        let connection = Http1Upstream::new(io, max_wait, open_counter).expiring_at(expires);
+        let stall_timeout = worker.config.limits.body_stall_timeout;
+        let connection = Http1Upstream::new(io, stall_timeout, open_counter).expiring_at(expires);
         *attempt.http1_connection.borrow_mut() = Some(connection);
         return Ok(());
     }
@@ -369,15 +376,16 @@ async fn open_connection(
     tokio::task::spawn_local(async move {
         let _open_counters =
             (open_counter, OpenCounter::for_link(&metrics, ConnectionSide::Upstream));
-        // Only the opener opens streams; the state machine rejects streams from the other side.
+        // The handler of incoming streams is never called: the link's state machine rejects streams that the
+        // peer opens.
         let mut driver = pin!(driven_link.clone().drive(io, idle_timeout, |_| {}));
-        let outcome = tokio::select! {
-            outcome = &mut driver => Some(outcome),
+        let early_end = tokio::select! {
+            link_end = &mut driver => Some(link_end),
             // The peer's identity is valid until its certificate expires.
             () = tokio::time::sleep_until(expires.into()) => None,
         };
-        let outcome = match outcome {
-            Some(outcome) => outcome,
+        let link_end = match early_end {
+            Some(link_end) => link_end,
             None => {
                 driven_link.retire();
                 driver.await
@@ -386,7 +394,7 @@ async fn open_connection(
         if let Some(upstream) = weak_upstream.upgrade() {
             upstream.remove_link(&driven_link);
         }
-        if let (Err(error), Some(worker)) = (outcome, weak_worker.upgrade()) {
+        if let (Err(error), Some(worker)) = (link_end, weak_worker.upgrade()) {
             worker.log_protocol_violation(address, error);
         }
     });
@@ -410,9 +418,9 @@ async fn handshake_http2(
     session: (Io, OpenCounter),
     expires: Instant,
 ) -> Result<(), Reason> {
-    let (session, expires_at) = (Cell::new(Some(session)), Cell::new(expires));
+    let (unused_session, expires_at) = (Cell::new(Some(session)), Cell::new(expires));
     let connect = async || -> Result<_, Reason> {
-        if let Some(session) = session.take() {
+        if let Some(session) = unused_session.take() {
             return Ok(session);
         }
         let (tls, expires) = open_tls(upstream, worker, AlpnOffer::All).await?;
@@ -423,13 +431,10 @@ async fn handshake_http2(
         let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
         Ok((Io::new(ByteStream::Client(Box::new(tls))), open_counter))
     };
-    let result = tokio::time::timeout(
-        upstream.shared_connect_timeout(worker),
-        connect_and_handshake(connect),
-    )
-    .await;
-    let result = result.map_err(|_| Reason::ConnectTimeout)?;
-    let sender = result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
+    let max_wait = upstream.shared_connect_timeout(worker);
+    let timed_result = tokio::time::timeout(max_wait, connect_and_handshake(connect)).await;
+    let handshake_result = timed_result.map_err(|_| Reason::ConnectTimeout)?;
+    let sender = handshake_result.map_err(|_| Reason::UpstreamHandshakeFailed)?;
     upstream.http2_pool.add_connection(sender, Some(expires_at.get()));
     Ok(())
 }
@@ -514,7 +519,7 @@ pub(crate) async fn open_tls_to(
     context.metrics.add(counter, 1);
     let tls = handshake_result
         .map_err(|error| handshake_failure_reason(&error, FailureSide::Upstream))?;
-    // A resumed session is not verified again: the certificate may have expired since.
+    // TLS does not verify the peer of a resumed session again, so its certificate may have expired since.
     match session_peer(tls.get_ref().1.peer_certificates(), SystemTime::now()) {
         Ok(Some(peer)) => Ok((tls, expiry_instant(peer.not_after))),
         Ok(None) | Err(_) => Err(Reason::WrongIdentity),
@@ -531,7 +536,7 @@ fn outcome_counter(outcome: Result<(), Reason>) -> Count {
 }
 
 /// True if the endpoint's sidecar responded, but its application accepts no connection, or does not support the
-/// protocol.
+/// request's protocol.
 pub(super) const fn is_application_failure(reason: Reason) -> bool {
     matches!(reason, Reason::ConnectFailed | Reason::PortTaken | Reason::ProtocolMismatch)
 }
@@ -542,17 +547,18 @@ pub(crate) async fn connect_application(
     worker: &Worker,
     max_wait: Duration,
 ) -> Result<Http1Upstream, Reason> {
-    let permit = worker.application_permits.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| Reason::TooManyConnections)?;
-    // If a server's sidecar lacks file descriptors, the failure is not final either: the client's sidecar may
-    // know another endpoint.
+    let acquire_result = worker.application_permits.clone().try_acquire_owned();
+    let permit = acquire_result.map_err(|_| Reason::TooManyConnections)?;
+    // Unlike in `connect_tcp`, a lack of file descriptors is reported as `ConnectFailed`: the client's sidecar
+    // may then retry at another endpoint.
     let tcp = tokio::time::timeout(max_wait, dial_address(address, &worker.config.interception))
         .await
         .map_err(|_| Reason::ConnectTimeout)?
         .map_err(|_| Reason::ConnectFailed)?;
     let open_counter = OpenCounter::for_connection(&worker.metrics, ConnectionSide::Upstream);
-    let max_wait = worker.config.limits.body_stall_timeout;
-    let connection = Http1Upstream::new(Io::new(ByteStream::Plain(tcp)), max_wait, open_counter);
+    let stall_timeout = worker.config.limits.body_stall_timeout;
+    let io = Io::new(ByteStream::Plain(tcp));
+    let connection = Http1Upstream::new(io, stall_timeout, open_counter);
     Ok(connection.with_permit(permit))
 }
 

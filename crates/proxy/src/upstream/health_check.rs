@@ -1,5 +1,5 @@
-//! Active health checks of a port's endpoints over HTTP or gRPC, for outlier detection: one task per outlier
-//! monitor.
+//! Runs active health checks of a port's endpoints over HTTP or gRPC, for outlier detection. Each outlier
+//! monitor has one task.
 
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::http::mirror::{discard_response, plain, send_buffered_request};
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
-/// The health check task of an outlier detector, running until dropped.
+/// The health check task of an outlier monitor, which runs until this is dropped.
 pub(super) struct HealthCheckTask(AbortHandle);
 
 impl HealthCheckTask {
-    /// Starts to check the endpoints of an outlier detector under construction.
+    /// Starts to check the endpoints of an outlier monitor, which may still be under construction.
     pub(super) fn start(
         worker: &Rc<Worker>,
         outlier_monitor: Weak<OutlierMonitor>,
@@ -52,7 +52,7 @@ impl Drop for HealthCheckTask {
 struct HealthChecker {
     worker: Weak<Worker>,
     outlier_monitor: Weak<OutlierMonitor>,
-    /// The policy of the outlier detector.
+    /// The policy of the outlier monitor.
     outlier_detection: Arc<PortOutlierDetection>,
     health_check: Rc<HealthCheck>,
     /// The index of the first endpoint of each round, modulo their number.
@@ -77,7 +77,8 @@ impl HealthChecker {
         Some(())
     }
 
-    /// Returns the interval with a jitter of 10 %, so that sidecars that started together diverge.
+    /// Returns the interval with a jitter of 10 %, so that the checks of sidecars that started together
+    /// diverge. `None` if the worker was dropped.
     fn jittered_interval(&self) -> Option<Duration> {
         let random = u32::try_from(self.worker.upgrade()?.random_number() >> 48).unwrap_or(0);
         let max_jitter = self.health_check.interval / 10;
@@ -102,7 +103,7 @@ impl HealthChecker {
         if port.protocol != Protocol::Tcp {
             return Some(port.endpoints.clone());
         }
-        // Opaque ports have no requests, so the state of their endpoints is unknown.
+        // A TCP port takes no HTTP or gRPC checks, so the state of its endpoints is unknown.
         for endpoint in port.endpoints.iter() {
             outlier_monitor.record_check(
                 &worker.upstream_for(endpoint),
@@ -113,12 +114,13 @@ impl HealthChecker {
         Some(Arc::new([]))
     }
 
-    /// Checks one endpoint, unless it was removed from the configuration.
+    /// Starts the check of one endpoint, unless it was removed from the configuration. Returns `None` if the
+    /// worker was dropped.
     fn check_endpoint(&self, endpoint: &Arc<Endpoint>) -> Option<()> {
         let (worker, outlier_monitor) = (self.worker.upgrade()?, self.outlier_monitor.clone());
         if worker.config_store.is_current(endpoint) {
             let (endpoint, health_check) = (endpoint.clone(), self.health_check.clone());
-            // The task ends by itself, within its timeout, which is at most the interval.
+            // The task is not aborted: it ends within the timeout of a check, which is at most the interval.
             tokio::task::spawn_local(
                 EndpointCheck { worker, outlier_monitor, endpoint, health_check }.run_check(),
             );
@@ -138,7 +140,7 @@ struct EndpointCheck {
 impl EndpointCheck {
     async fn run_check(self) {
         let upstream = self.worker.upstream_for(&self.endpoint);
-        let result = match timeout(self.health_check.timeout, self.send_probe(&upstream)).await {
+        let result = match timeout(self.health_check.timeout, self.send_check(&upstream)).await {
             Ok(Ok(result)) => result,
             Ok(Err(reason)) => EndpointResult::Failed(reason),
             Err(_) => EndpointResult::Failed(Reason::RequestTimeout),
@@ -156,7 +158,7 @@ impl EndpointCheck {
         }
     }
 
-    async fn send_probe(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
+    async fn send_check(&self, upstream: &Rc<Upstream>) -> Result<EndpointResult, Reason> {
         match &self.health_check.probe {
             HealthProbe::Http { path } => self.send_http_check(upstream, path).await,
             HealthProbe::Grpc { .. } if upstream.is_unmeshed() || upstream.uses_http1() => {

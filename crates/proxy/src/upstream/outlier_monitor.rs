@@ -1,6 +1,6 @@
-//! Per-thread outlier detection for one service port under one policy: passes request outcomes and health
-//! checks to the detector of `leno-traffic`, and reports its ejections to the log, the metrics and the admin
-//! endpoint.
+//! Runs outlier detection for one service port under one policy on one data thread: passes the outcomes of
+//! requests and health checks to the detector of `leno-traffic`, and reports its ejections to the log, the
+//! metrics and the admin endpoint.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -98,7 +98,7 @@ impl OutlierMonitor {
         }
     }
 
-    /// True if it was created for this policy of this port.
+    /// True if this monitor was created for this policy of this port.
     pub(crate) fn is_for(&self, outlier_detection: &Arc<PortOutlierDetection>) -> bool {
         Arc::ptr_eq(&self.outlier_detection, outlier_detection)
     }
@@ -142,7 +142,8 @@ impl OutlierMonitor {
         state.slot_for(upstream).is_some_and(|slot| state.detector.is_ejection_prevented(slot))
     }
 
-    /// Begins an attempt at an endpoint. Returns true if it is a probe.
+    /// Begins an attempt at an endpoint. Returns true if the attempt is a probe: one of the few requests that
+    /// test if an ejected endpoint has recovered.
     pub(crate) fn start_attempt(&self, upstream: &Upstream) -> bool {
         let mut state = self.state.borrow_mut();
         let slot = state.slot_for(upstream);
@@ -203,7 +204,7 @@ impl OutlierMonitor {
         }
     }
 
-    /// Reports events to the log, the counters and the list.
+    /// Reports the detector's events to the log, the metrics and the list of ejected endpoints.
     fn report_events(&self, state: &mut MonitorState) {
         for event in std::mem::take(&mut state.events) {
             let (EjectionEvent::Ejected { slot, .. } | EjectionEvent::Unejected { slot }) = event;
@@ -217,10 +218,10 @@ impl OutlierMonitor {
                     let ejected_slot = EjectedSlot { slot, cause, since: Instant::now() };
                     state.ejected_slots.push(ejected_slot);
                     let cause = cause.as_str();
-                    let pause = pause.map_or("until it is healthy".to_owned(), |duration| {
+                    let pause_text = pause.map_or("until it is healthy".to_owned(), |duration| {
                         format!("{duration:?}")
                     });
-                    tracing::warn!(%workload, %service, port, cause, duration = pause, %policy, "endpoint ejected");
+                    tracing::warn!(%workload, %service, port, cause, duration = pause_text, %policy, "endpoint ejected");
                 }
                 EjectionEvent::Unejected { .. } => {
                     if let Some(upstream) = state.upstreams.get(slot) {

@@ -1,5 +1,5 @@
-//! Endpoint selection: the less loaded of two random choices, or a policy's algorithm; unreachable endpoints
-//! are avoided.
+//! Picks an endpoint for each attempt: the less loaded of two random endpoints, or the choice of a policy's
+//! algorithm. Unreachable endpoints are avoided.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use super::cluster::UpstreamCluster;
 use super::priorities::Priorities;
 use crate::worker::Worker;
 
-/// The hash of one request, for hash-based load balancing, and the hash table of the port's endpoints.
+/// The hash of one request, for hash-based load balancing, and the hash table of the port's endpoints, if one
+/// was built.
 pub(crate) struct HashSelection {
     pub(crate) request_hash: RequestHash,
     pub(crate) hash_table: Option<(Endpoints, Arc<EndpointHashTable>)>,
@@ -38,11 +39,11 @@ pub(crate) fn pick_endpoint(
     let endpoints: &[Arc<Endpoint>] = endpoint_list;
     let now = Instant::now();
     let policy_balancer = cluster.and_then(|cluster| Some((cluster, cluster.balancer()?)));
-    // Also with hash-based algorithms, for requests without a key.
+    // Hash-based algorithms consider the latency for requests without a key.
     let uses_latency = policy_balancer.is_none_or(|(_, balancer)| {
         !matches!(balancer.rule().algorithm, BalanceAlgorithm::LeastRequest { .. })
     });
-    let candidates = EndpointChoice {
+    let candidates = EndpointCandidates {
         worker,
         endpoints,
         cluster,
@@ -108,7 +109,7 @@ pub(super) fn is_healthy(
 }
 
 /// The candidate endpoints of one request, as the balancer of `leno-traffic` sees them.
-struct EndpointChoice<'a> {
+struct EndpointCandidates<'a> {
     worker: &'a Rc<Worker>,
     endpoints: &'a [Arc<Endpoint>],
     cluster: Option<&'a UpstreamCluster>,
@@ -118,7 +119,7 @@ struct EndpointChoice<'a> {
     latency_time: Option<Instant>,
 }
 
-impl Candidates for EndpointChoice<'_> {
+impl Candidates for EndpointCandidates<'_> {
     fn len(&self) -> usize {
         self.endpoints.len()
     }
@@ -136,11 +137,11 @@ impl Candidates for EndpointChoice<'_> {
     fn is_usable(&self, index: usize) -> bool {
         self.endpoints.get(index).is_some_and(|endpoint| {
             let upstream = self.worker.upstream_for(endpoint);
-            let is_healthy = is_healthy(&upstream, self.cluster, self.avoided_endpoint, self.now);
-            if !is_healthy {
+            let is_usable = is_healthy(&upstream, self.cluster, self.avoided_endpoint, self.now);
+            if !is_usable {
                 upstream.probe_unresponsive(self.worker, self.now);
             }
-            is_healthy
+            is_usable
         })
     }
 

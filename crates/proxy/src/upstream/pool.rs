@@ -1,5 +1,5 @@
-//! Pools of idle HTTP/1.1 connections to an upstream. The most recently used connection is reused first, so
-//! that surplus connections stay idle and are closed.
+//! Pools idle HTTP/1.1 connections to an upstream. The most recently used connection is reused first, so that
+//! surplus connections stay idle and are closed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -61,10 +61,11 @@ struct IdleConnection {
 }
 
 impl Http1Upstream {
-    /// Creates a connection that was not used before. `max_wait`: the time after which a peer that takes no
-    /// pending data counts as stalled.
-    pub(crate) fn new(io: Io, max_wait: Duration, open_counter: OpenCounter) -> Self {
-        let (reader, writer) = (MessageReader::new(io.clone()), MessageWriter::new(io, max_wait));
+    /// Creates a connection that was not used before. `stall_timeout`: the time after which a peer that takes
+    /// no pending data counts as stalled.
+    pub(crate) fn new(io: Io, stall_timeout: Duration, open_counter: OpenCounter) -> Self {
+        let (reader, writer) =
+            (MessageReader::new(io.clone()), MessageWriter::new(io, stall_timeout));
         Self {
             reader,
             writer,
@@ -86,7 +87,7 @@ impl Http1Upstream {
         Self { expires_at: Some(expires_at), ..self }
     }
 
-    /// Returns the clients that may use the connection. `is_pinned`: it is reserved for one client.
+    /// Returns the clients that may use the connection. `is_pinned`: the connection is reserved for one client.
     #[inline]
     pub(crate) fn sharing(&self, is_pinned: bool) -> ConnectionSharing {
         match (is_pinned, self.marks_rejections) {
@@ -107,7 +108,8 @@ impl Http1Upstream {
 }
 
 impl Http1Pool {
-    /// Returns the most recently used connection that is still usable; `None` if there is none.
+    /// Returns the most recently used connection that is still usable, and closes unusable ones. `None` if no
+    /// connection is usable.
     pub(crate) fn take_recent(&self) -> Option<Box<Http1Upstream>> {
         let mut idle_connections = self.idle_connections.borrow_mut();
         loop {
@@ -139,8 +141,8 @@ impl Http1Pool {
         self.idle_connections.borrow_mut().clear();
     }
 
-    /// Opens the pool, or closes it with its idle connections: requests need new connections while it is
-    /// closed.
+    /// Opens or closes the pool. Closing it also closes its idle connections; while the pool is closed, each
+    /// request needs a new connection.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.max_idle_connections.set(if is_open { MAX_IDLE_CONNECTIONS } else { 0 });
         if !is_open {

@@ -1,4 +1,5 @@
-//! Priority lists of endpoints, with failover to the next list while a list is unhealthy.
+//! Selects the list of endpoints that serves requests: the preferred list, or the next one while a list is
+//! unhealthy.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::worker::Worker;
 #[derive(Clone)]
 pub(crate) struct Priorities {
     preferred: Endpoints,
-    /// The lists after the preferred one; `None` if there are none.
+    /// The lists after the preferred one; `None` without failover.
     fallbacks: Option<Arc<[Endpoints]>>,
 }
 
@@ -47,9 +48,10 @@ impl Priorities {
         }
     }
 
-    /// Returns the list from which an attempt picks: the first with a healthy endpoint other than
-    /// `avoided_endpoint` that is not kept in service only by the minimum of outlier detection; otherwise the
-    /// first with any other endpoint that is not ejected.
+    /// Returns the list from which an attempt picks: the first list with a healthy endpoint other than
+    /// `avoided_endpoint`. An endpoint that outlier detection would eject, but for its ejection limits, does
+    /// not count as healthy here. If no list has such an endpoint, it is the first list with another endpoint
+    /// that is not ejected, and finally the first with any endpoint that is not ejected.
     #[inline]
     pub(crate) fn serving_endpoints(
         &self,
@@ -80,12 +82,12 @@ impl Priorities {
     ) -> &'a Endpoints {
         let now = Instant::now();
         let is_healthy_candidate = |upstream: &Rc<Upstream>| {
-            let is_healthy = is_healthy(upstream, cluster, avoided_endpoint, now);
-            if !is_healthy {
-                // While another list serves, no request would detect that it responds again.
+            let is_usable = is_healthy(upstream, cluster, avoided_endpoint, now);
+            if !is_usable {
+                // While another list serves, no request would detect that the endpoint responds again.
                 upstream.probe_unresponsive(worker, now);
             }
-            is_healthy && !cluster.is_some_and(|cluster| cluster.is_exempt_from_ejection(upstream))
+            is_usable && !cluster.is_some_and(|cluster| cluster.is_exempt_from_ejection(upstream))
         };
         let is_admitted =
             |upstream: &Rc<Upstream>| cluster.is_none_or(|cluster| cluster.is_admitted(upstream));
@@ -103,7 +105,7 @@ impl Priorities {
     }
 }
 
-/// Returns a list without unmeshed endpoints; the same list if there are none.
+/// Returns a list without unmeshed endpoints; the same list if all endpoints are meshed.
 fn retain_meshed(endpoint_list: Endpoints) -> Endpoints {
     match endpoint_list.iter().all(|endpoint| endpoint.account.is_some()) {
         true => endpoint_list,

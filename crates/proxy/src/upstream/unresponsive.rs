@@ -1,11 +1,11 @@
-//! Endpoints that do not respond in time: new requests avoid them, and their links are suspended.
+//! Handles endpoints that do not respond in time: new requests avoid them, and their links are suspended.
 
 use super::Upstream;
 use crate::link::LinkHandle;
 use crate::worker::Worker;
 
 impl Upstream {
-    /// Marks the endpoint unresponsive: others are preferred until a connection succeeds.
+    /// Marks the endpoint unresponsive: requests prefer other endpoints until a connection succeeds.
     pub(super) fn mark_unresponsive(&self, worker: &Worker) {
         self.back_off(worker);
         self.is_unresponsive.set(true);
@@ -13,7 +13,7 @@ impl Upstream {
         self.http2_pool.clear();
     }
 
-    /// Suspends a link that does not respond: new requests avoid it, and those in flight wait.
+    /// Suspends a link that does not respond: new requests avoid it, and its requests in flight wait.
     pub(super) fn suspend_link(&self, link: &LinkHandle, worker: &Worker) {
         self.links.borrow_mut().retain(|candidate| !candidate.is_same(link));
         self.suspended_links.borrow_mut().push(link.clone());

@@ -4,7 +4,7 @@ use http::header::{HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, StatusCode, Uri, request};
 use leno_proxy::untrusted::{http2_request, http2_response, to_http2_request, to_http2_response};
-use leno_wire::http1::{BodyLength, Parsed, RequestHead, RequestKind, ResponseHead};
+use leno_wire::http1::{BodyLength, ParseProgress, RequestHead, RequestKind, ResponseHead};
 
 /// The first byte selects the direction; the rest is either lines of `name: value`, including pseudo-header
 /// fields, or an HTTP/1.1 head.
@@ -27,7 +27,7 @@ fn check_received_request(text: &[u8]) {
     let mut head = RequestHead::default();
     // An upgrade has fields of its own; its protocol may be one that HTTP/1.1 cannot name.
     let Ok(parsed) = head.parse(&bytes) else { return };
-    assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
+    assert_eq!(parsed, ParseProgress::Complete(bytes.len()), "a head ends where its fields end");
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
     assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
     let host = head.host.map(|host| host.slice_in(&bytes)).unwrap_or_default();
@@ -68,7 +68,7 @@ fn check_received_response(text: &[u8]) {
     let bytes = http2_response(&response.into_parts().0);
     let mut head = ResponseHead::default();
     let Ok(parsed) = head.parse(&bytes, RequestKind::default()) else { return };
-    assert_eq!(parsed, Parsed::Complete(bytes.len()), "a head ends where its fields end");
+    assert_eq!(parsed, ParseProgress::Complete(bytes.len()), "a head ends where its fields end");
     assert_eq!(head.status, status.as_u16());
     let received =
         head.fields.iter().map(|field| (field.name.slice_in(&bytes), field.value.slice_in(&bytes)));
@@ -81,7 +81,7 @@ fn check_received_response(text: &[u8]) {
 /// conversion back.
 fn check_sent_request(bytes: &[u8]) {
     let mut head = RequestHead::default();
-    let Ok(Parsed::Complete(length)) = head.parse(bytes) else { return };
+    let Ok(ParseProgress::Complete(length)) = head.parse(bytes) else { return };
     let bytes = &bytes[..length];
     let Some(host) = head.host.and_then(|host| std::str::from_utf8(host.slice_in(bytes)).ok())
     else {
@@ -95,7 +95,7 @@ fn check_sent_request(bytes: &[u8]) {
     let Ok((again, _)) = http2_request(parts) else { return };
     let mut second = RequestHead::default();
     if let Ok(parsed) = second.parse(&again) {
-        assert_eq!(parsed, Parsed::Complete(again.len()));
+        assert_eq!(parsed, ParseProgress::Complete(again.len()));
         assert_eq!(second.method.slice_in(&again), method.as_str().as_bytes());
         let fields = second.fields.iter().filter(|field| !is_alone(field.name.slice_in(&again)));
         assert_eq!(fields.count(), end_to_end(&headers).len());
@@ -105,7 +105,9 @@ fn check_sent_request(bytes: &[u8]) {
 /// An HTTP/1.1 response in HTTP/2 has the same status and no hop-by-hop field.
 fn check_sent_response(bytes: &[u8]) {
     let mut head = ResponseHead::default();
-    let Ok(Parsed::Complete(length)) = head.parse(bytes, RequestKind::default()) else { return };
+    let Ok(ParseProgress::Complete(length)) = head.parse(bytes, RequestKind::default()) else {
+        return;
+    };
     let Some(response) = to_http2_response(&bytes[..length], &head) else { return };
     assert!(head.tunnel || response.status().as_u16() == head.status);
     assert_no_hop_by_hop_fields(response.headers());

@@ -1,4 +1,4 @@
-//! A JSON parser (RFC 8259) that yields the same trees as YAML, with line and column.
+//! Parses JSON (RFC 8259) into the same trees as YAML, with line and column.
 
 use super::{CollectionContent, DocumentNode, NodeValue, SyntaxError, TextPosition, TreeBuilder};
 
@@ -55,7 +55,7 @@ impl JsonReader<'_> {
             match (expected, self.peek()) {
                 (ExpectedToken::FirstItem, Some(']')) | (ExpectedToken::FirstKey, Some('}')) => {
                     self.skip_character();
-                    builder.end_node().map_err(JsonError::Bound)?;
+                    builder.end_collection().map_err(JsonError::Bound)?;
                 }
                 (ExpectedToken::FirstKey | ExpectedToken::Key, _) => {
                     let key = self.parse_string()?;
@@ -69,14 +69,18 @@ impl JsonReader<'_> {
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('{')) => {
                     self.skip_character();
                     let content = CollectionContent::Map(Vec::new(), None);
-                    builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
+                    builder
+                        .begin_collection(position, 0, None, content)
+                        .map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstKey;
                     continue;
                 }
                 (ExpectedToken::Value | ExpectedToken::FirstItem, Some('[')) => {
                     self.skip_character();
                     let content = CollectionContent::List(Vec::new());
-                    builder.begin_node(position, 0, None, content).map_err(JsonError::Bound)?;
+                    builder
+                        .begin_collection(position, 0, None, content)
+                        .map_err(JsonError::Bound)?;
                     expected = ExpectedToken::FirstItem;
                     continue;
                 }
@@ -102,7 +106,7 @@ impl JsonReader<'_> {
                         closing_bracket,
                         if is_map { "a comma or }" } else { "a comma or ]" },
                     )?;
-                    builder.end_node().map_err(JsonError::Bound)?;
+                    builder.end_collection().map_err(JsonError::Bound)?;
                 }
             }
             expected = ExpectedToken::Separator;

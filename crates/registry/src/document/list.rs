@@ -1,4 +1,4 @@
-//! Lists of objects, as printed by `kubectl get` and read by `kubectl apply`: each item becomes a document.
+//! Expands lists of objects, as `kubectl get` prints them and `kubectl apply` reads them: each item becomes a document.
 
 use super::{DocumentNode, NodeValue, TextPosition};
 

@@ -1,4 +1,4 @@
-//! Merge keys of YAML 1.1: entries of other maps, merged into a map under the key `<<`.
+//! Merges the maps under the YAML 1.1 merge key `<<` into the map that contains the key.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ pub(super) fn is_merge_key(text: &str, style: ScalarStyle, tag: Option<&Tag>) ->
 }
 
 /// Returns the entries of a map including those of its merge keys. Entries of the map itself take precedence;
-/// in a list of maps, the earlier map does. Alias values are already copied and bounded.
+/// in a list of maps, the earlier map does. The size of the merged maps is bounded already: they are copies of aliases.
 ///
 /// # Errors
 /// [`SyntaxError`] if the value of a merge key is not a map, or an entry before the merge key is also in the merged
@@ -40,9 +40,9 @@ pub(super) fn merge_entries(
         }
         let position = key.position;
         preceding_keys.extend(merged_keys.drain());
-        for (key, value) in take_merged_maps(value)?.into_iter().flatten() {
-            let Some(name) = key_text(&key) else {
-                entries.push((key, value));
+        for (merged_key, merged_value) in take_merged_maps(value)?.into_iter().flatten() {
+            let Some(name) = key_text(&merged_key) else {
+                entries.push((merged_key, merged_value));
                 continue;
             };
             if preceding_keys.contains(&name) {
@@ -52,7 +52,7 @@ pub(super) fn merge_entries(
                 return Err(SyntaxError::new(position, problem, hint));
             }
             if !own_keys.contains(&name) && merged_keys.insert(name) {
-                entries.push((key, value));
+                entries.push((merged_key, merged_value));
             }
         }
     }
@@ -75,7 +75,7 @@ fn take_merged_maps(
             Err(SyntaxError::new(
                 position,
                 problem,
-                "give it the alias of a map, or a list of such",
+                "give it an alias of a map, or a list of aliases",
             ))
         }
     };
@@ -86,7 +86,7 @@ fn is_merge_node(key: &DocumentNode) -> bool {
     matches!(key.value, NodeValue::MergeKey)
 }
 
-/// Returns the text of a key; other keys are rejected later.
+/// Returns the text of a key; `None` for a null, list or map, which the reader of the fields rejects as a key.
 fn key_text(key: &DocumentNode) -> Option<String> {
     match &key.value {
         NodeValue::Text(text) | NodeValue::Number(text) => Some(text.clone()),

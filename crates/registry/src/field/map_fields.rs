@@ -1,4 +1,4 @@
-//! Access to the fields of a map by key.
+//! Finds the fields of a map by key, and rejects unknown, missing and unsupported fields.
 
 use super::{Field, MapFields, UNKNOWN_FIELD};
 use crate::document::NodeValue;
@@ -51,7 +51,7 @@ impl<'a> MapFields<'a> {
         field
     }
 
-    /// Reads each element of a list with `read`; empty if the list is absent.
+    /// Reads each element of the list `key` with `read`; elements with a problem are omitted. Empty if the list is absent.
     pub(crate) fn read_each<T>(
         &self,
         key: &str,

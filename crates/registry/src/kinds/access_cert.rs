@@ -1,4 +1,5 @@
-//! Reader of the `AccessCert` kind of osm-edge and FSM.
+//! Reads the `AccessCert` kind of osm-edge and FSM: the names of a client outside the mesh, and the Secret in which the
+//! control plane stores a certificate for the client.
 
 use leno_model::{AccessCert, Name, PolicyName};
 
@@ -6,6 +7,7 @@ use super::ObjectMetadata;
 use super::ingress::read_non_empty_list;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `AccessCert`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessCert> {
     let fields = spec.read_fields(&["subjectAltNames", "secret"])?;
     let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
@@ -14,12 +16,14 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessC
     Some(AccessCert { subjects: subjects?, secret: secret?, name })
 }
 
+/// Reads the names in `subjectAltNames`; `None` if one is invalid.
 fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
     let field = fields.require("subjectAltNames")?;
     let elements = read_non_empty_list(field, "name the client, such as batch.corp.example")?;
-    let count = elements.len();
-    if count > MAX_SUBJECTS {
-        field.reject(format!("has {count} elements"), format!("use at most {MAX_SUBJECTS}"));
+    let element_count = elements.len();
+    if element_count > MAX_SUBJECTS {
+        let problem = format!("has {element_count} elements");
+        field.reject(problem, format!("use at most {MAX_SUBJECTS}"));
         return None;
     }
     let mut subjects = Vec::new();
@@ -30,11 +34,11 @@ fn read_subjects(fields: &MapFields<'_>) -> Option<Vec<Name>> {
         }
         subjects.push(subject);
     }
-    (subjects.len() == count).then_some(subjects)
+    (subjects.len() == element_count).then_some(subjects)
 }
 
-/// Reads a DNS name. Identities belong to mesh members, and a wildcard would include all subdomains; both are
-/// rejected.
+/// Reads a DNS name. SPIFFE ids are rejected, because only mesh members have them; wildcards are rejected, because they would
+/// name several clients.
 fn read_subject(element: &Field<'_>) -> Option<Name> {
     let text = element.read_text()?;
     let (problem, hint) = if text.contains("://") {

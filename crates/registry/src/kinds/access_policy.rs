@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `AccessPolicy` kind.
+//! Reads the `leno.dev/v1alpha1` `AccessPolicy` kind.
 
 use leno_model::{
     AccessPolicy, ClaimMatch, Name, NamePattern, PathMatch, PeerMatch, PolicyAction, PolicyName,
@@ -12,6 +12,7 @@ use super::literal_path::read_decoded_path;
 use super::smi::read_methods;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `AccessPolicy`: deny rules first, in the order in which sidecars evaluate rules.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessPolicy> {
     let fields = spec.read_fields(&["serviceAccounts", "deny", "allow"])?;
     let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
@@ -43,6 +44,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<AccessP
     Some(AccessPolicy { name, accounts, rules })
 }
 
+/// Reads a rule with this action. A rule without `name` gets a name from its action and index, such as `deny[0]`.
 fn read_rule(
     element: &Field<'_>,
     policy: &PolicyName,
@@ -73,7 +75,7 @@ fn read_rule(
     Some(PolicyRule { policy, name, action, peers, requests, claims, ports })
 }
 
-/// Reads `NAME: [VALUE, …]`: each claim must have one of its values.
+/// Reads `claims`, a map from claim names to accepted values: a token matches if each claim has one of its accepted values.
 fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
     let Some(field) = fields.find("claims") else { return Some(Vec::new()) };
     let entries = field.read_entries()?;
@@ -86,9 +88,10 @@ fn read_claims(fields: &MapFields<'_>) -> Option<Vec<ClaimMatch>> {
         return None;
     }
     let read_claim = |(name, values): (&str, Field<'_>)| {
-        let values = read_non_empty_list(&values, "or leave the claim out")?;
-        let values = values.iter().map(read_compared_text).collect::<Option<Vec<_>>>()?;
-        Some(ClaimMatch { name: name.to_owned(), values })
+        let value_fields = read_non_empty_list(&values, "or leave the claim out")?;
+        let accepted_values =
+            value_fields.iter().map(read_compared_text).collect::<Option<Vec<_>>>()?;
+        Some(ClaimMatch { name: name.to_owned(), values: accepted_values })
     };
     entries.into_iter().map(read_claim).collect()
 }
@@ -108,12 +111,13 @@ pub(super) fn read_elements<'a, T>(
     }
 }
 
-/// Rejects an empty list, which could mean both no element and every element.
+/// Reads a list of at most [`MAX_LIST`] elements. An empty list is rejected, because it could mean both no element and every
+/// element; `alternative` completes the hint.
 fn read_non_empty_list<'a>(field: &Field<'a>, alternative: &str) -> Option<Vec<Field<'a>>> {
     read_bounded_non_empty_list(field, MAX_LIST, alternative)
 }
 
-/// Rejects an empty list, and one with more than `max` elements.
+/// Reads a list of 1 to `max` elements; see [`read_non_empty_list`].
 fn read_bounded_non_empty_list<'a>(
     field: &Field<'a>,
     max: usize,
@@ -127,11 +131,13 @@ fn read_bounded_non_empty_list<'a>(
     Some(elements)
 }
 
+/// Reads the clients that a rule applies to: patterns of namespace and service account. The namespace defaults to
+/// `own_namespace`, and the account to any.
 pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<PeerMatch> {
     let fields = element.read_fields(&["namespace", "serviceAccount"])?;
-    let namespace = fields.find("namespace");
-    let account = fields.find("serviceAccount");
-    if namespace.is_none() && account.is_none() {
+    let namespace_field = fields.find("namespace");
+    let account_field = fields.find("serviceAccount");
+    if namespace_field.is_none() && account_field.is_none() {
         element.reject("names no client", "add `namespace` or `serviceAccount`");
         return None;
     }
@@ -142,17 +148,18 @@ pub(super) fn read_peer(element: &Field<'_>, own_namespace: &Name) -> Option<Pee
             "use lower-case letters, digits, `-`, `.`, and `*` for any characters",
         )
     };
-    let namespace = match namespace {
+    let namespace = match namespace_field {
         Some(field) => read_pattern(field),
         None => Some(NamePattern::from(own_namespace)),
     };
-    let account = match account {
+    let account = match account_field {
         Some(field) => read_pattern(field),
         None => NamePattern::new("*").ok(),
     };
     Some(PeerMatch { namespace: namespace?, account: account? })
 }
 
+/// Reads the conditions on requests that a rule applies to; at least one.
 fn read_request(element: &Field<'_>, action: PolicyAction) -> Option<RequestMatch> {
     let fields = element.read_fields(&["methods", "path", "headers"])?;
     let path = match fields.find("path") {

@@ -1,4 +1,4 @@
-//! Reader of a check service (external authorization or rate limit service): its address, timeout and failure mode.
+//! Reads a check service (external authorization or rate limit service): its address, timeout and failure mode.
 
 use std::time::Duration;
 
@@ -25,9 +25,10 @@ pub(super) fn read(
         Some(field) => field.read_choice(FailureMode::ALL),
         None => Some(default_failure_mode),
     };
-    Some(CheckService { at: address?, timeout: timeout?, failure_mode: failure_mode? })
+    Some(CheckService { address: address?, timeout: timeout?, failure_mode: failure_mode? })
 }
 
+/// Reads a service of the mesh and its port. The namespace defaults to the policy's.
 fn read_service(field: &Field<'_>, own_namespace: &Name) -> Option<CheckServiceAddress> {
     let fields = field.read_fields(&["name", "namespace", "port"])?;
     let name = fields.require("name").and_then(Field::read_label);
@@ -40,6 +41,7 @@ fn read_service(field: &Field<'_>, own_namespace: &Name) -> Option<CheckServiceA
     Some(CheckServiceAddress::Service { service, port: port? })
 }
 
+/// Reads the URL of a server outside the mesh.
 fn read_external_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     match Server::parse(field.read_text()?) {
         Ok(server) => Some(CheckServiceAddress::External(server)),

@@ -1,9 +1,9 @@
-//! Reader of the `leno.dev/v1alpha1` `CircuitBreaker` kind.
+//! Reads the `leno.dev/v1alpha1` `CircuitBreaker` kind.
 
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, CircuitLimits, FailureThreshold, Name, PolicyScope, SlowRequests,
+    CircuitBreaker, CircuitLimits, Name, PolicyScope, RequestThreshold, SlowRequests,
     TripConditions,
 };
 
@@ -15,6 +15,7 @@ use super::service_policy::{
 };
 use crate::field::Field;
 
+/// Reads the `spec` of a `CircuitBreaker`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, CircuitBreaker)> {
     let fields =
         spec.read_fields(&["targetRefs", "limits", "connectTimeout", "trip", "response"])?;
@@ -43,6 +44,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, C
     Some((scope?, circuit_breaker))
 }
 
+/// Reads `limits`: the maximum numbers of connections, requests, pending requests and retries; unlimited if absent.
 fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
     let fields = field.read_fields(&["connections", "requests", "pending", "retries"])?;
     Some(CircuitLimits {
@@ -53,6 +55,8 @@ fn read_limits(field: &Field<'_>) -> Option<CircuitLimits> {
     })
 }
 
+/// Reads `trip`: the conditions that open the circuit. The failure rate has a default only if there is no other
+/// condition.
 fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
     let fields = field.read_fields(&[
         "failures",
@@ -72,7 +76,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
     };
     let consecutive_failures = read_limit(&fields, "consecutiveFailures", 1)?;
     let failure_threshold = match fields.find("percent") {
-        None if slow.is_some() || consecutive_failures.is_some() => FailureThreshold::default(),
+        None if slow.is_some() || consecutive_failures.is_some() => RequestThreshold::default(),
         _ => threshold_from_percent(read_percent_or(&fields, "percent", 1, 50)?),
     };
     Some(TripConditions {
@@ -88,7 +92,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
         min_requests: read_number_or(&fields, "minimumRequests", 1, MAX_REQUEST_COUNT, 20)?,
         failure_threshold,
         consecutive_failures,
-        slow,
+        slow_requests: slow,
         open_duration: read_duration_or(
             &fields,
             "openDuration",
@@ -100,6 +104,7 @@ fn read_trip(field: &Field<'_>) -> Option<TripConditions> {
     })
 }
 
+/// Reads `slow`: the duration from which a response is slow, and the share of slow responses that opens the circuit.
 fn read_slow_requests(field: &Field<'_>) -> Option<SlowRequests> {
     let fields = field.read_fields(&["threshold", "percent"])?;
     let min_duration = fields.require("threshold").and_then(read_slow_threshold);
@@ -108,8 +113,9 @@ fn read_slow_requests(field: &Field<'_>) -> Option<SlowRequests> {
     Some(SlowRequests { min_duration: min_duration?, threshold })
 }
 
-fn threshold_from_percent(percent: u8) -> FailureThreshold {
-    FailureThreshold { share_ppm: Some(u32::from(percent) * 10_000), count: None }
+/// Returns the threshold for a percentage of the requests.
+fn threshold_from_percent(percent: u8) -> RequestThreshold {
+    RequestThreshold { share_ppm: Some(u32::from(percent) * 10_000), count: None }
 }
 
 /// Reads the connect timeout, from 1 ms to one hour.

@@ -1,9 +1,10 @@
-//! Reader of the `cors` filter (cross-origin resource sharing).
+//! Reads the `cors` filter (cross-origin resource sharing, Fetch Standard) of an `HTTPRoute`.
 
 use leno_model::{AllowedWords, Cors, HeaderEdits, InvalidOrigin, OriginPattern};
 
 use crate::field::{Field, MapFields};
 
+/// Reads a `cors` filter.
 pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     let fields = config.read_fields(&[
         "allowOrigins",
@@ -43,10 +44,10 @@ pub(super) fn read(config: &Field<'_>) -> Option<Cors> {
     };
     Some(Cors {
         origins,
-        credentials,
+        allows_credentials: credentials,
         methods: methods?,
         headers: read_words(&fields, "allowHeaders", read_header)?,
-        exposed: read_words(&fields, "exposeHeaders", read_header)?,
+        exposed_headers: read_words(&fields, "exposeHeaders", read_header)?,
         max_age_seconds,
     })
 }
@@ -69,6 +70,7 @@ fn read_words(
     Some(AllowedWords::Only(elements.iter().filter_map(read_word).collect()))
 }
 
+/// Reads the name of a header, in lower case.
 fn read_header(field: &Field<'_>) -> Option<String> {
     let name = field.read_text()?.to_ascii_lowercase();
     if !HeaderEdits::is_valid_name(&name) {

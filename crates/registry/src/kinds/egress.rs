@@ -1,4 +1,4 @@
-//! Reader of the `Egress` kind of OSM, osm-edge and FSM.
+//! Reads the `Egress` kind of OSM, osm-edge and FSM: destinations outside the mesh that workloads may call.
 
 use leno_model::{
     EgressPolicy, EgressPort, HostPattern, IpRange, MatchedBy, PolicyName, ServiceAccount,
@@ -8,6 +8,7 @@ use super::ingress::{MAX_LIST, read_groups, read_non_empty_list};
 use super::{ObjectMetadata, tls_route};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `Egress`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<EgressPolicy> {
     let fields = spec.read_fields(&["sources", "hosts", "ipAddresses", "ports", "matches"])?;
     let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
@@ -86,6 +87,7 @@ fn read_optional_unique<'a, T: PartialEq>(
     }
 }
 
+/// Reads a non-empty list without duplicates; `None` if an element is invalid.
 fn read_unique_elements<'a, T: PartialEq>(
     field: &Field<'a>,
     hint: &str,
@@ -93,7 +95,7 @@ fn read_unique_elements<'a, T: PartialEq>(
 ) -> Option<Vec<T>> {
     let mut values = Vec::new();
     let elements = read_non_empty_list(field, hint)?;
-    let count = elements.len();
+    let element_count = elements.len();
     for element in elements {
         let Some(value) = read(&element) else { continue };
         if values.contains(&value) {
@@ -101,10 +103,11 @@ fn read_unique_elements<'a, T: PartialEq>(
         }
         values.push(value);
     }
-    // A partially valid list has no defined meaning.
-    (values.len() == count).then_some(values)
+    // If an element is invalid, there is no list: a shorter list would cause misleading problems with other fields.
+    (values.len() == element_count).then_some(values)
 }
 
+/// Reads one of the `sources`: the workloads of this account may call the destinations.
 fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
     let fields = element.read_fields(&["kind", "name", "namespace", "mtls"])?;
     fields.reject_unsupported(
@@ -120,6 +123,7 @@ fn read_source(element: &Field<'_>) -> Option<ServiceAccount> {
     Some(ServiceAccount { namespace: namespace?, name: name? })
 }
 
+/// Reads one of the `ports`: a number, and the protocol that decides how connections are matched.
 fn read_port(element: &Field<'_>) -> Option<EgressPort> {
     let fields = element.read_fields(&["number", "protocol"])?;
     let port = fields.require("number").and_then(Field::read_port);
@@ -127,6 +131,7 @@ fn read_port(element: &Field<'_>) -> Option<EgressPort> {
     Some(EgressPort { port: port?, matched_by: matched_by? })
 }
 
+/// Reads one of the `hosts`: a host name, or a pattern such as `*.example.com`.
 fn read_host(element: &Field<'_>) -> Option<HostPattern> {
     tls_route::read_host(
         element,
@@ -135,6 +140,7 @@ fn read_host(element: &Field<'_>) -> Option<HostPattern> {
     )
 }
 
+/// Reads one of the `ipAddresses`: a range of addresses.
 fn read_range(element: &Field<'_>) -> Option<IpRange> {
     element.read_with(
         |text| text.parse::<IpRange>().ok(),

@@ -1,4 +1,5 @@
-//! Reader of the `leno.dev/v1alpha1` `ExternalAuthorization` kind.
+//! Reads the `leno.dev/v1alpha1` `ExternalAuthorization` kind: an authorization service that sidecars call for requests,
+//! with Envoy's protocol.
 
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use super::service_policy::read_targets;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `ExternalAuthorization`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Authorization)> {
     let fields = spec.read_fields(&[
         "targetRefs",
@@ -60,6 +62,7 @@ fn read_headers(fields: &MapFields<'_>) -> Option<Option<Vec<String>>> {
     Some(Some(names))
 }
 
+/// Reads `contextExtensions`, texts that every check request contains; empty if the field is absent.
 fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String)>> {
     let Some(field) = fields.find("contextExtensions") else { return Some(Vec::new()) };
     let NodeValue::Map(map) = field.value() else {
@@ -76,6 +79,7 @@ fn read_context_extensions(fields: &MapFields<'_>) -> Option<Vec<(String, String
     Some(field.read_text_map().into_iter().collect())
 }
 
+/// Reads `body`: how much of a request's body a check request contains.
 fn read_sent_body(field: &Field<'_>) -> Option<BodyExcerpt> {
     let fields = field.read_fields(&["maxRequestBytes", "allowPartialMessage", "packAsBytes"])?;
     let read_flag = |name| fields.find(name).map_or(Some(false), Field::read_boolean);

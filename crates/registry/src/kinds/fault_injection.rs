@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `FaultInjection` kind.
+//! Reads the `leno.dev/v1alpha1` `FaultInjection` kind.
 
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
 
+/// Reads the `spec` of a `FaultInjection`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, Vec<FaultRule>)> {
     let fields = spec.read_fields(&["targetRefs", "rules"])?;
     let scope = read_targets(&fields, namespace);
@@ -31,6 +32,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, V
     Some((scope?, rules))
 }
 
+/// Reads one of the `rules`. A rule without `name` gets a name from its index, such as `rules[0]`.
 fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<FaultRule> {
     let fields = element.read_fields(&["name", "matches", "from", "delay", "abort"])?;
     let name = match fields.find("name") {
@@ -57,6 +59,7 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Faul
     Some(FaultRule { name, requests: requests?, peers: peers?, delay, abort })
 }
 
+/// Reads `delay`: the time by which requests are delayed, and the percentage of requests.
 fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
     let example = vec![("fixedDelay", Some("100ms"))];
     let fields = field.read_fields_with_examples(
@@ -64,12 +67,13 @@ fn read_delay(field: &Field<'_>) -> Option<FaultDelay> {
         &[vec![("fixedDelay", None)], example],
     )?;
     let min_delay = Duration::from_millis(1);
-    let time = fields
+    let duration = fields
         .require("fixedDelay")
         .and_then(|field| read_duration_within(field, min_delay, FaultDelay::MAX_DELAY));
-    Some(FaultDelay { share_ppm: read_percent(&fields)?, duration: time? })
+    Some(FaultDelay { share_ppm: read_percent(&fields)?, duration: duration? })
 }
 
+/// Reads `abort`: the response in place of the upstream's, and the percentage of requests.
 fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
     let fields = field.read_fields(&["httpStatus", "grpcStatus", "body", "headers", "percent"])?;
     let status = match fields.find("httpStatus") {
@@ -83,11 +87,11 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
         }
         None => None,
     };
-    let grpc = match fields.find("grpcStatus") {
+    let grpc_status = match fields.find("grpcStatus") {
         Some(field) => Some(field.read_choice(GRPC_STATUSES)?),
         None => None,
     };
-    if status.is_none() && grpc.is_none() {
+    if status.is_none() && grpc_status.is_none() {
         field.reject("has no status", "add `httpStatus`, `grpcStatus` or both");
     }
     let response = FixedResponse {
@@ -95,24 +99,24 @@ fn read_abort(field: &Field<'_>) -> Option<FaultAbort> {
         body: read_body(&fields, "body")?,
         headers: read_headers(&fields, "headers"),
     };
-    Some(FaultAbort { share_ppm: read_percent(&fields)?, response, grpc })
+    Some(FaultAbort { share_ppm: read_percent(&fields)?, response, grpc: grpc_status })
 }
 
 /// Reads `percent`, the percentage of requests, and returns it in parts per million. It must be above 0 and have at
 /// most four decimals; the default is 100 %.
 pub(super) fn read_percent(fields: &MapFields<'_>) -> Option<u32> {
     let Some(field) = fields.find("percent") else { return Some(WHOLE_PPM) };
-    let parse_share_ppm = |text: &str| parse_percent_ppm(text).filter(|share_ppm| *share_ppm > 0);
+    let parse_positive = |text: &str| parse_percent_ppm(text).filter(|share_ppm| *share_ppm > 0);
     let problem = format!("{} is not a percentage", field.quoted_value());
     match field.value() {
         NodeValue::Number(text) => {
-            if let Some(share_ppm) = parse_share_ppm(text) {
+            if let Some(share_ppm) = parse_positive(text) {
                 return Some(share_ppm);
             }
         }
         NodeValue::Text(text) => {
             let number = text.trim_end_matches('%').trim_end();
-            if parse_share_ppm(number).is_some() {
+            if parse_positive(number).is_some() {
                 let hint = format!("write {number}, without quotes or a tag");
                 field.reject_with_replacement(
                     problem,
@@ -138,8 +142,8 @@ fn parse_percent_ppm(text: &str) -> Option<u32> {
     if whole.is_empty() || decimals.len() > 4 || !are_digits(whole) || !are_digits(decimals) {
         return None;
     }
-    let decimals: u32 = format!("{decimals:0<4}").parse().ok()?;
-    let share_ppm = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimals)?;
+    let decimal_ppm: u32 = format!("{decimals:0<4}").parse().ok()?;
+    let share_ppm = whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(decimal_ppm)?;
     (share_ppm <= WHOLE_PPM).then_some(share_ppm)
 }
 

@@ -1,4 +1,4 @@
-//! Reader of the filters of HTTPRoute and GRPCRoute rules, and of the filters of their backends.
+//! Reads the filters of Gateway API `HTTPRoute` and `GRPCRoute` rules, and the filters of backends in these rules.
 
 use std::net::IpAddr;
 
@@ -11,14 +11,15 @@ use super::literal_path::read_literal_path;
 use super::{cors, mirror};
 use crate::field::{Field, MapFields};
 
-/// The route family of a filter: gRPC routes have no redirect, rewrite or CORS filters.
+/// The route kind of a filter. A `GRPCRoute` has no redirect, rewrite, or CORS filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RouteFamily {
     Http,
     Grpc,
 }
 
-/// Reads `filters` into the actions of a rule. A prefix can be replaced only with a single match by prefix.
+/// Reads the field `filters` of a rule into `actions`. `matches` are the matches of the rule: a filter can replace the
+/// matched prefix of a path only if the rule has a single match, by prefix.
 pub(super) fn read(
     rule: &MapFields<'_>,
     family: RouteFamily,
@@ -27,17 +28,17 @@ pub(super) fn read(
     actions: &mut RuleActions,
 ) {
     let Some(field) = rule.find("filters") else { return };
-    let mut seen_kinds = Vec::new();
+    let mut preceding_kinds = Vec::new();
     for filter in field.read_list(MAX_FILTERS).unwrap_or_default() {
         let Some((kind, config)) =
             read_type_and_config(&filter, FilterKind::supported_in_rules(family))
         else {
             continue;
         };
-        if seen_kinds.contains(&kind) && kind != FilterKind::Mirror {
+        if preceding_kinds.contains(&kind) && kind != FilterKind::Mirror {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
-        seen_kinds.push(kind);
+        preceding_kinds.push(kind);
         match kind {
             FilterKind::RequestHeaders => actions.request_headers = read_headers(&config),
             FilterKind::ResponseHeaders => actions.response_headers = read_headers(&config),
@@ -47,7 +48,8 @@ pub(super) fn read(
             FilterKind::Cors => actions.cors = cors::read(&config),
         }
     }
-    if seen_kinds.contains(&FilterKind::Redirect) && seen_kinds.contains(&FilterKind::Rewrite) {
+    let filter_kinds = preceding_kinds;
+    if filter_kinds.contains(&FilterKind::Redirect) && filter_kinds.contains(&FilterKind::Rewrite) {
         field.reject(
             "has a RequestRedirect and a URLRewrite, of which a rule may have one",
             "remove one of the two",
@@ -60,7 +62,8 @@ pub(super) fn read(
         );
     }
     let backends = rule.find("backendRefs").and_then(|field| field.read_list(usize::MAX));
-    if seen_kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty()) {
+    if filter_kinds.contains(&FilterKind::Redirect) && backends.is_some_and(|list| !list.is_empty())
+    {
         field.reject(
             "has a RequestRedirect, so `backendRefs` receive no requests",
             "remove the filter or `backendRefs`",
@@ -75,14 +78,14 @@ pub(super) fn read_backend_filters(
     matches: &[RequestMatch],
 ) -> Option<Box<BackendEdits>> {
     let mut edits = BackendEdits::default();
-    let mut seen_kinds = Vec::new();
+    let mut preceding_kinds = Vec::new();
     for filter in backend.find("filters")?.read_list(MAX_FILTERS)? {
         let supported_kinds = FilterKind::supported_in_backends(family);
         let Some((kind, config)) = read_type_and_config(&filter, supported_kinds) else { continue };
-        if seen_kinds.contains(&kind) {
+        if preceding_kinds.contains(&kind) {
             filter.reject(format!("is a second {}", kind.type_name()), "join the two");
         }
-        seen_kinds.push(kind);
+        preceding_kinds.push(kind);
         match kind {
             FilterKind::RequestHeaders => edits.request_headers = read_headers(&config),
             FilterKind::Rewrite => edits.rewrite = read_rewrite(&config, matches),
@@ -164,6 +167,7 @@ fn read_type_and_config<'a>(
     Some((kind, fields.require(kind.config_field())?.clone()))
 }
 
+/// Reads the changes of a header modifier. Two changes of one header are rejected, because their order is undefined.
 fn read_headers(config: &Field<'_>) -> HeaderEdits {
     let Some(fields) = config.read_fields(&["set", "add", "remove"]) else {
         return HeaderEdits::default();
@@ -191,6 +195,7 @@ fn read_headers(config: &Field<'_>) -> HeaderEdits {
     edits
 }
 
+/// Reads the name and the value of a header that a filter sets or adds.
 pub(super) fn read_header(element: &Field<'_>) -> Option<Header> {
     let fields = element.read_fields(&["name", "value"])?;
     let name =
@@ -229,12 +234,13 @@ fn read_editable_header(field: &Field<'_>, text: &str) -> Option<String> {
     Some(name)
 }
 
+/// Reads a `RequestRedirect`. Absent parts of the location are those of the request.
 fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirect> {
     let fields = config.read_fields(&["scheme", "hostname", "path", "port", "statusCode"])?;
     let scheme = fields
         .find("scheme")
         .map(|field| field.read_choice(&[("http", Scheme::Http), ("https", Scheme::Https)]));
-    let status = fields.find("statusCode").map_or(Some(REDIRECT_STATUS), |field| {
+    let status = fields.find("statusCode").map_or(Some(DEFAULT_REDIRECT_STATUS), |field| {
         let status = field
             .read_number(0, u32::from(u16::MAX))
             .and_then(|status| u16::try_from(status).ok())?;
@@ -256,6 +262,7 @@ fn read_redirect(config: &Field<'_>, matches: &[RequestMatch]) -> Option<Redirec
     })
 }
 
+/// Reads a `URLRewrite`.
 fn read_rewrite(config: &Field<'_>, matches: &[RequestMatch]) -> Option<UrlRewrite> {
     let fields = config.read_fields(&["hostname", "path"])?;
     let rewrite = UrlRewrite {
@@ -278,6 +285,7 @@ fn read_hostname(field: &Field<'_>) -> Option<Name> {
     Some(name)
 }
 
+/// Reads the path of a redirect or rewrite, which replaces the whole path or the matched prefix.
 fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
     let fields = path.read_any_fields()?;
     let replaces_full_path = fields
@@ -304,7 +312,7 @@ fn read_path(path: &Field<'_>, matches: &[RequestMatch]) -> Option<PathEdit> {
 }
 
 /// The default status of a redirect, as in the resource's schema.
-const REDIRECT_STATUS: u16 = 302;
+const DEFAULT_REDIRECT_STATUS: u16 = 302;
 /// The path type that replaces the matched prefix.
 const REPLACE_PREFIX: &str = "ReplacePrefixMatch";
 /// Maximum number of filters per rule or backend, as in the resource's schema.

@@ -1,4 +1,4 @@
-//! Reader of routes for gateways: host names and rules. The caller resolves the parents.
+//! Reads Gateway API routes that are attached to a gateway: host names and rules. The caller reads the parents.
 
 use leno_model::{HostPattern, RouteName, RouteRule, TcpRule, TlsRule};
 
@@ -26,6 +26,7 @@ pub enum GatewayRules {
     Connections(TcpRule),
 }
 
+/// Reads a route of this kind; `parentRefs` are accepted and ignored.
 pub(super) fn read(
     kind: DocumentKind,
     metadata: ObjectMetadata,
@@ -70,6 +71,7 @@ pub(super) fn read(
     }
 }
 
+/// Reads the `hostnames` of a route for requests; empty if the field is absent.
 fn read_route_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>> {
     fields.find("hostnames").map_or(Some(Vec::new()), read_host_patterns)
 }

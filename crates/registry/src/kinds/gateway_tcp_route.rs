@@ -1,4 +1,4 @@
-//! Reader of Gateway API `TCPRoute` `v1` and `v1alpha2` attached to services.
+//! Reads Gateway API `TCPRoute` `v1` and `v1alpha2` attached to services.
 
 use leno_model::{GatewayTcpRoute, RouteKind, RouteName, TcpRule};
 
@@ -6,6 +6,7 @@ use super::ObjectMetadata;
 use super::http_route::{MAX_BACKENDS, read_backend, read_parents};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a Gateway API `TCPRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<GatewayTcpRoute> {
     let fields = spec.read_fields(&["parentRefs", "rules"])?;
     let route = RouteName { namespace: metadata.namespace, name: metadata.name };

@@ -1,4 +1,5 @@
-//! Reader of the field `global` of a `RateLimit`: limits that a rate limit service counts.
+//! Reads the field `global` of a `RateLimit`: the rate limit service to which sidecars send descriptors of requests, with
+//! Envoy's rate limit service protocol. The service counts the requests for all sidecars.
 
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::service_policy::read_number_or;
 use super::{check_service, response};
 use crate::field::Field;
 
+/// Reads the field `global`: the rate limit service, and the descriptors that are sent to it.
 pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
     let fields = field.read_fields(&[
         "service",
@@ -47,14 +49,15 @@ pub(super) fn read(field: &Field<'_>, namespace: &Name) -> Option<GlobalLimit> {
     Some(GlobalLimit { check_service, domain, descriptors, response, rate_limit_headers })
 }
 
+/// Reads one of the `descriptors`: the requests for which it is sent, and its entries, at least one.
 fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
     let fields = element.read_fields(&["matches", "entries", "hitsAddend"])?;
     let requests =
         read_elements(&fields, "matches", "or leave it out for all requests", read_match);
-    let field = fields.require("entries")?;
-    let elements = field.read_list(MAX_ENTRIES)?;
+    let entries_field = fields.require("entries")?;
+    let elements = entries_field.read_list(MAX_ENTRIES)?;
     if elements.is_empty() {
-        field.reject("is empty", "add an entry, such as `{key: client, from: client}`");
+        entries_field.reject("is empty", "add an entry, such as `{key: client, from: client}`");
         return None;
     }
     let entries: Option<Vec<_>> = elements.iter().map(read_entry).collect();
@@ -62,7 +65,8 @@ fn read_descriptor(element: &Field<'_>) -> Option<Descriptor> {
     Some(Descriptor { requests: requests?, entries: entries?, hits_addend: hits_addend? })
 }
 
-/// Reads `{source_key, value}`, `{source_key, header}`, or `{source_key, from}` with a word.
+/// Reads one of the `entries`: its `key`, and the source of its value, which is exactly one of `value` (a text), `header`
+/// (a request header) and `from` (a property of the request, such as `path`).
 fn read_entry(element: &Field<'_>) -> Option<DescriptorEntry> {
     let fields = element.read_fields(&["key", "value", "header", "from"])?;
     let source_key = require_exactly_one_key(&fields, &["value", "header", "from"])?;

@@ -1,4 +1,4 @@
-//! Reader of Gateway API `GRPCRoute` `v1` attached to services.
+//! Reads Gateway API `GRPCRoute` `v1` attached to services.
 //!
 //! A gRPC call is a request for the path `/SERVICE/METHOD`, so a method match becomes a path match. All other
 //! fields are as in an `HTTPRoute`.
@@ -14,6 +14,7 @@ use super::http_route::{
 use super::{ObjectMetadata, persistence};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `GRPCRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_about_hostnames(&fields);
@@ -21,18 +22,20 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRou
     let parents = read_parents(&fields, &name.namespace);
     let rules = read_rules(&fields, &name);
     if rules.is_empty() {
-        // Unlike an HTTPRoute, it has no default rule.
+        // Unlike an HTTPRoute, a GRPCRoute has no default rule.
         spec.warn("has no rules, so every call gets the status 404", "add a rule");
     }
     Some(HttpRoute { name, parents: parents?, rules, kind: RouteKind::Grpc, created: 0 })
 }
 
+/// Reads the rules; empty if the field is absent.
 pub(super) fn read_rules(fields: &MapFields<'_>, name: &RouteName) -> Vec<RouteRule> {
     let rules = fields.read_each("rules", MAX_RULES, |rule| read_rule(rule, name));
     persistence::reject_shared_names(fields, &rules);
     rules
 }
 
+/// Reads one of the `rules`. A rule without matches matches every call.
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields =
         rule.read_fields(&["name", "matches", "filters", "backendRefs", "sessionPersistence"])?;
@@ -55,6 +58,7 @@ fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     })
 }
 
+/// Reads one of the `matches`: method and headers, both of which a call must match.
 fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     let fields = element.read_fields(&["method", "headers"])?;
     let path = match fields.find("method") {
@@ -72,9 +76,9 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
         Some(field) => field.read_choice(&[("Exact", false), ("RegularExpression", true)])?,
         None => false,
     };
-    let (service, method_name) =
+    let (service_field, method_field) =
         (non_empty_field(&fields, "service"), non_empty_field(&fields, "method"));
-    if service.is_none() && method_name.is_none() {
+    if service_field.is_none() && method_field.is_none() {
         method.reject("names neither a service nor a method", "add `service` or `method`");
         return None;
     }
@@ -83,12 +87,16 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
             Some(field) => field.read_regex().map(|text| format!("(?:{text})")),
             None => Some(ANY_SEGMENT.to_owned()),
         };
-        let path =
-            format!("/{}/{}", read_segment_regex(service)?, read_segment_regex(method_name)?);
+        let path = format!(
+            "/{}/{}",
+            read_segment_regex(service_field)?,
+            read_segment_regex(method_field)?
+        );
         return Some(PathMatch::Regex(path));
     }
-    let service = service.map(|field| read_grpc_name(field, is_service_name, "com.example.Books"));
-    let method_name = method_name.map(|field| read_grpc_name(field, is_method_name, "ListBooks"));
+    let service =
+        service_field.map(|field| read_grpc_name(field, is_service_name, "com.example.Books"));
+    let method_name = method_field.map(|field| read_grpc_name(field, is_method_name, "ListBooks"));
     match (service, method_name) {
         (Some(service), Some(method_name)) => {
             Some(PathMatch::Exact(format!("/{}/{}", service?, method_name?)))
@@ -99,11 +107,12 @@ fn read_method(method: &Field<'_>) -> Option<PathMatch> {
     }
 }
 
-/// Returns a field that is not empty.
+/// Returns a field; `None` if it is absent or an empty text.
 fn non_empty_field<'a, 'f>(fields: &'f MapFields<'a>, key: &str) -> Option<&'f Field<'a>> {
     fields.find(key).filter(|field| field.quoted_value() != "\"\"")
 }
 
+/// Reads the name of a gRPC service or method, of which `example` is an example.
 fn read_grpc_name<'a>(
     field: &Field<'a>,
     is_valid: fn(&str) -> bool,

@@ -1,4 +1,5 @@
-//! Reader of the `leno.dev/v1alpha1` `Hedging` kind.
+//! Reads the `leno.dev/v1alpha1` `Hedging` kind: a second request to another endpoint if the first one gets no response in
+//! time.
 
 use leno_model::{HedgeRule, Name, PolicyScope};
 
@@ -6,6 +7,7 @@ use super::service_policy::{read_duration_within, read_targets};
 use crate::document::NodeValue;
 use crate::field::Field;
 
+/// Reads the `spec` of a `Hedging`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, HedgeRule)> {
     let fields = spec.read_fields(&["targetRefs", "after", "methods"])?;
     let scope = read_targets(&fields, namespace);

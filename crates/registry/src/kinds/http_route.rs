@@ -1,7 +1,8 @@
-//! Reader of Gateway API `HTTPRoute` `v1` and `v1beta1` attached to services.
+//! Reads Gateway API `HTTPRoute` `v1` and `v1beta1` attached to services. The modules of other routes use its functions for
+//! parents, matches, backends and durations.
 //!
 //! Bounds and validation of paths and names follow the resource's schema, so that a cluster accepts every
-//! document that is accepted here.
+//! document that Leno accepts.
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use super::{ObjectMetadata, persistence, reject_other_kinds};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `HTTPRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<HttpRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     warn_about_hostnames(&fields);
@@ -65,32 +67,34 @@ pub(super) fn warn_about_hostnames(fields: &MapFields<'_>) {
     }
 }
 
+/// Reads the services in `parentRefs`; their namespace defaults to `namespace`, the route's.
 pub(super) fn read_parents(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<RouteParent>> {
     let field = fields.require("parentRefs")?;
-    let elements = field.read_list(MAX_PARENTS)?;
-    if elements.is_empty() {
+    let parent_fields = field.read_list(MAX_PARENTS)?;
+    if parent_fields.is_empty() {
         field.reject("is empty", "name the service that the route applies to");
         return None;
     }
     let mut parents = Vec::new();
-    for element in &elements {
-        let Some(parent) = read_parent(element, namespace) else {
+    for parent_field in &parent_fields {
+        let Some(parent) = read_parent(parent_field, namespace) else {
             continue;
         };
         if parents.contains(&parent) {
-            element.reject("is listed twice", "remove one of the two");
+            parent_field.reject("is listed twice", "remove one of the two");
         }
         parents.push(parent);
     }
     Some(parents)
 }
 
-fn read_parent(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
+/// Reads one of the `parentRefs`: a service, and optionally one of its ports.
+fn read_parent(parent: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
     let fields =
-        element.read_fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
+        parent.read_fields(&["group", "kind", "name", "namespace", "sectionName", "port"])?;
     reject_other_kinds(&fields, true);
     if fields.find("kind").is_some() && fields.find("group").is_none() {
-        element.warn(
+        parent.warn(
             "has no `group`; a cluster defaults it to the group of Gateway",
             "add `group: \"\"`",
         );
@@ -124,6 +128,7 @@ pub(super) fn read_service(
     Some(ServiceName { namespace: namespace?, name: name? })
 }
 
+/// Reads one of the `rules`. A rule without matches matches every request.
 fn read_rule(rule: &Field<'_>, route: &RouteName) -> Option<RouteRule> {
     let fields = rule.read_fields(&[
         "name",
@@ -177,6 +182,7 @@ pub(super) fn read_backends(
     backends
 }
 
+/// Reads one of the `matches`: path, method, headers and query parameters, all of which a request must match.
 pub(super) fn read_match(element: &Field<'_>) -> Option<RequestMatch> {
     let fields = element.read_fields(&["path", "method", "headers", "queryParams"])?;
     let path = match fields.find("path") {
@@ -206,6 +212,7 @@ pub(super) fn read_headers(fields: &MapFields<'_>) -> Vec<FieldMatch> {
     headers
 }
 
+/// Reads a path match. The type defaults to `PathPrefix`, and the value of an exact path or prefix to `/`.
 pub(super) fn read_path(path: &Field<'_>) -> Option<PathMatch> {
     read_path_with(path, read_literal_path)
 }
@@ -340,6 +347,7 @@ fn read_request_backend(
     Some(WeightedBackend { edits, ..read_weighted_backend(&fields, namespace)? })
 }
 
+/// Reads the service, the port and the weight of a backend; the weight defaults to 1.
 fn read_weighted_backend(fields: &MapFields<'_>, namespace: &Name) -> Option<WeightedBackend> {
     reject_other_kinds(fields, false);
     let service = read_service(fields, namespace);
@@ -386,6 +394,8 @@ pub(super) fn read_duration(field: &Field<'_>) -> Option<Duration> {
     )
 }
 
+/// Reads the field `retry` of a rule. The Gateway API calls the maximum number of retries `attempts`; the first attempt is
+/// not counted.
 fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     let fields = field.read_fields(&["codes", "attempts", "backoff"])?;
     let mut codes = fields.read_each("codes", MAX_RETRY_CODES, |code| {
@@ -400,29 +410,28 @@ fn read_retry(field: &Field<'_>) -> Option<RetryRule> {
     {
         field.reject("names a status twice", "remove one of the two");
     }
-    let attempts = match fields.find("attempts") {
-        Some(field) => read_attempts(field)?,
+    let max_retries = match fields.find("attempts") {
+        Some(field) => read_max_retries(field)?,
         None => DEFAULT_RETRIES,
     };
     let backoff = match fields.find("backoff") {
         Some(field) => read_duration(field)?,
         None => DEFAULT_RETRY_BACKOFF,
     };
-    Some(RetryRule { codes, attempts, backoff })
+    Some(RetryRule { codes, attempts: max_retries, backoff })
 }
 
-/// Reads the number of retries. The API has no upper bound; a number above [`RetryRule::MAX_ATTEMPTS`] is lowered to
-/// it with a warning.
-fn read_attempts(field: &Field<'_>) -> Option<u8> {
-    let attempts = field.read_number(0, i32::MAX.unsigned_abs())?;
-    let max_attempts = RetryRule::MAX_ATTEMPTS;
-    let accepted_attempts =
-        u8::try_from(attempts).ok().filter(|attempts| *attempts <= max_attempts);
-    if accepted_attempts.is_none() {
-        let problem = format!("{attempts} exceeds the limit of {max_attempts}");
-        field.warn(problem, format!("use at most {max_attempts}"));
+/// Reads the maximum number of retries. The Gateway API has no upper bound: a number above [`RetryRule::MAX_ATTEMPTS`] is
+/// replaced by that bound, with a warning.
+fn read_max_retries(field: &Field<'_>) -> Option<u8> {
+    let number = field.read_number(0, i32::MAX.unsigned_abs())?;
+    let upper_bound = RetryRule::MAX_ATTEMPTS;
+    let accepted_number = u8::try_from(number).ok().filter(|number| *number <= upper_bound);
+    if accepted_number.is_none() {
+        let problem = format!("{number} exceeds the limit of {upper_bound}");
+        field.warn(problem, format!("use at most {upper_bound}"));
     }
-    Some(accepted_attempts.unwrap_or(max_attempts))
+    Some(accepted_number.unwrap_or(upper_bound))
 }
 
 /// Parses a Gateway API duration (GEP-2257): one to four pairs of up to five digits and a unit.

@@ -1,4 +1,5 @@
-//! Reader of the `IngressBackend` and `AccessControl` kinds of OSM, osm-edge and FSM.
+//! Reads the `IngressBackend` and `AccessControl` kinds of OSM, osm-edge and FSM: ports that clients outside the mesh may
+//! use.
 
 use leno_model::{
     ClientCertificateMode, IngressBackend, IngressKind, IngressName, IngressPolicy,
@@ -8,6 +9,7 @@ use leno_model::{
 use super::ObjectMetadata;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `IngressBackend` or `AccessControl`.
 pub(super) fn read(
     kind: IngressKind,
     metadata: ObjectMetadata,
@@ -26,6 +28,7 @@ pub(super) fn read(
     Some(IngressPolicy { name, backends, sources, groups: groups?, created: 0 })
 }
 
+/// Reads the `backends` together with their fields, which later problems are reported at.
 fn read_backends<'a>(
     kind: IngressKind,
     fields: &MapFields<'a>,
@@ -54,6 +57,7 @@ fn read_backends<'a>(
     Some(backends)
 }
 
+/// Reads one of the `backends`: a service, and a port of its workloads with the protocol of external clients.
 fn read_backend(kind: IngressKind, element: &Field<'_>) -> Option<IngressBackend> {
     let fields = element.read_fields(&["name", "port", "tls"])?;
     let service = fields.require("name").and_then(Field::read_label);
@@ -102,7 +106,7 @@ fn apply_tls_settings(
     }
 }
 
-/// Rejects a port that no client can use, and sources that the port's protocol cannot verify.
+/// Rejects a backend that no client can use, and sources that the protocol of the backend's port cannot verify.
 fn reject_unusable_sources(
     element: &Field<'_>,
     protocol: &IngressProtocol,
@@ -146,11 +150,12 @@ fn reject_unusable_sources(
     }
 }
 
+/// Reads the `sources`: the clients that may use the backends.
 fn read_sources(fields: &MapFields<'_>) -> Option<Vec<IngressSource>> {
     let field = fields.require("sources")?;
     let mut sources = Vec::new();
     let elements = read_non_empty_list(field, "list the allowed clients")?;
-    let count = elements.len();
+    let element_count = elements.len();
     for element in elements {
         let Some(source) = read_source(&element) else { continue };
         if sources.contains(&source) {
@@ -158,10 +163,11 @@ fn read_sources(fields: &MapFields<'_>) -> Option<Vec<IngressSource>> {
         }
         sources.push(source);
     }
-    // A partially valid list has no defined meaning.
-    (sources.len() == count).then_some(sources)
+    // If a source is invalid, there is no list: a shorter list would cause misleading problems at the backends.
+    (sources.len() == element_count).then_some(sources)
 }
 
+/// Reads one of the `sources`: a service, a range of addresses, or the identity of a client.
 fn read_source(element: &Field<'_>) -> Option<IngressSource> {
     let fields = element.read_fields(&["kind", "name", "namespace"])?;
     let kinds = [
@@ -208,7 +214,8 @@ enum SourceKind {
     Principal,
 }
 
-/// Parses a SPIFFE id, or a certificate name in the form of OSM and FSM. The mesh's trust domain is unknown here.
+/// Parses a SPIFFE id, or a certificate name in the form of OSM and FSM. The name may be that of an account or that of an
+/// external client: the mesh's trust domain, which decides this, is not known to the reader of one document.
 fn parse_principal(text: &str) -> Option<IngressSource> {
     match text.parse() {
         Ok(id) => Some(IngressSource::Principal(id)),
@@ -233,6 +240,7 @@ pub(super) fn read_groups(fields: &MapFields<'_>, namespace: &Name) -> Option<Ve
     Some(groups)
 }
 
+/// Reads one of the `matches`: a reference to an `HTTPRouteGroup` in the policy's namespace.
 fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     let fields = element.read_fields(&["apiGroup", "kind", "name"])?;
     let kind = fields.require("kind")?;

@@ -1,4 +1,4 @@
-//! Reader of the JWKS of a token issuer: an inline key set, the path of a file, or the URL of a server.
+//! Reads the source of a token issuer's keys (JWKS): an inline key set, the path of a file, or the URL of a server.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ pub(super) fn read(field: &Field<'_>) -> Option<IssuerKeys> {
     }
 }
 
+/// True if the text looks like a URL of any scheme.
 fn is_url(text: &str) -> bool {
     text.contains("://")
 }
@@ -53,14 +54,18 @@ fn read_file_path(field: &Field<'_>) -> Option<PathBuf> {
     None
 }
 
-/// Returns the path in a local `file` URL (RFC 8089).
+/// Returns the path in a local `file` URL (RFC 8089), for a hint; `None` if the text is no such URL or the path is too
+/// long or has characters that a hint would have to escape.
 fn file_url_path(text: &str) -> Option<&str> {
-    let (scheme, path) = text.split_once(':')?;
-    let path = path.strip_prefix("//localhost").or_else(|| path.strip_prefix("//")).unwrap_or(path);
+    let (scheme, after_scheme) = text.split_once(':')?;
+    let path = after_scheme
+        .strip_prefix("//localhost")
+        .or_else(|| after_scheme.strip_prefix("//"))
+        .unwrap_or(after_scheme);
     let is_file = scheme.eq_ignore_ascii_case("file") && path.starts_with('/');
-    let is_plain = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '`');
+    let is_unescaped = |c: char| !c.is_control() && !matches!(c, '"' | '\\' | '`');
     let has_name = Path::new(path).file_name().is_some() && path.len() <= MAX_PATH_IN_HINT_BYTES;
-    (is_file && has_name && path.chars().all(is_plain)).then_some(path)
+    (is_file && has_name && path.chars().all(is_unescaped)).then_some(path)
 }
 
 /// Reads an inline JWK set and checks its form. Sidecars determine whether its keys are usable.
@@ -69,17 +74,18 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     let problem = if text.len() > IssuerKeys::MAX_BYTES {
         Some(format!("has {} bytes, of which {} are read", text.len(), IssuerKeys::MAX_BYTES))
     } else {
-        let set: Option<serde_json::Value> = serde_json::from_str(text).ok();
-        let keys = set.as_ref().and_then(|set| set.get("keys")?.as_array());
+        let jwk_set: Option<serde_json::Value> = serde_json::from_str(text).ok();
+        let keys = jwk_set.as_ref().and_then(|jwk_set| jwk_set.get("keys")?.as_array());
         let is_public_key = |key: &serde_json::Value| {
             let key_type = key.get("kty").and_then(serde_json::Value::as_str);
             matches!(key_type, Some("RSA" | "EC" | "OKP"))
         };
         match keys {
             None => Some("is not a JWK set, which is JSON with `keys`".to_owned()),
-            Some(keys) if !keys.iter().any(is_public_key) => {
-                Some("has no public key: only `kty` RSA, EC and OKP verify here".to_owned())
-            }
+            Some(keys) if !keys.iter().any(is_public_key) => Some(
+                "has no public key: only keys with the `kty` RSA, EC or OKP can verify tokens"
+                    .to_owned(),
+            ),
             Some(_) => None,
         }
     };
@@ -92,6 +98,7 @@ fn read_inline(inline: &Field<'_>) -> Option<IssuerKeys> {
     }
 }
 
+/// Reads the URL of a JWKS server. Plaintext and special addresses, such as link-local ones, are warnings.
 fn read_server(fields: &MapFields<'_>) -> Option<KeyServer> {
     let refresh_interval = read_duration_or(
         fields,

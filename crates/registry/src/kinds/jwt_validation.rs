@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `JwtValidation` kind.
+//! Reads the `leno.dev/v1alpha1` `JwtValidation` kind.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use super::request_condition::require_exactly_one_key;
 use super::service_policy::{read_duration_or, read_targets};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `JwtValidation`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, JwtValidation)> {
     let fields = spec.read_fields(&["targetRefs", "issuers", "required", "requiredFor"])?;
     let scope = read_targets(&fields, namespace);
@@ -59,6 +60,7 @@ fn read_required(fields: &MapFields<'_>) -> Option<TokenRequirement> {
     }
 }
 
+/// Reads one of the `issuers`: the accepted tokens, their location in requests, and the claims that become headers.
 fn read_issuer(element: &Field<'_>) -> Option<JwtIssuer> {
     let fields = element.read_fields(&[
         "issuer",
@@ -152,6 +154,7 @@ fn read_token_location(element: &Field<'_>) -> Option<JwtLocation> {
     Some(JwtLocation::Header { name, prefix })
 }
 
+/// Reads a claim and the request header to which the sidecar copies the claim.
 fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
     let fields = element.read_fields(&["claim", "header"])?;
     let claim = fields.require("claim").and_then(read_compared_text);
@@ -165,7 +168,7 @@ fn read_claim_header(element: &Field<'_>) -> Option<ClaimHeader> {
     Some(ClaimHeader { claim: claim?, header })
 }
 
-/// Reads a text that tokens are compared with.
+/// Reads a text that is compared with a part of tokens, such as an issuer, an audience or a claim.
 pub(super) fn read_compared_text(field: &Field<'_>) -> Option<String> {
     let parse_compared_text = |text: &str| {
         let is_valid = !text.is_empty() && text.len() <= MAX_COMPARED_TEXT_BYTES;

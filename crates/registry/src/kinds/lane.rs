@@ -1,4 +1,5 @@
-//! Reader of the `leno.dev/v1alpha1` `Lane` kind.
+//! Reads the `leno.dev/v1alpha1` `Lane` kind: headers with which a service marks the requests that it sends, so that tag
+//! rules route them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,23 +13,25 @@ use super::http_route::read_header_name;
 use super::request_condition::read_match;
 use crate::field::Field;
 
+/// Reads the `spec` of a `Lane`. The rules are in descending precedence.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Lane> {
     let fields = spec.read_fields(&["service", "rules"])?;
     let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let service = fields.require("service").and_then(Field::read_label);
-    let elements = fields.require("rules").and_then(|rules| rules.read_list(MAX_RULES));
-    let elements = elements.unwrap_or_default();
-    let rules = elements.iter().enumerate().filter_map(|(index, element)| {
+    let elements =
+        fields.require("rules").and_then(|rules| rules.read_list(MAX_RULES)).unwrap_or_default();
+    let written_rules = elements.iter().enumerate().filter_map(|(index, element)| {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         let origin = RuleOrigin { dialect: TagDialect::Lane, name: name.clone(), index };
         read_rule(element, origin)
     });
-    let mut rules: Vec<LaneRule> = rules.collect();
+    let mut rules: Vec<LaneRule> = written_rules.collect();
     rules.sort_by_key(|rule| Reverse(rule.priority));
     let service = ServiceName { namespace: name.namespace.clone(), name: service? };
     Some(Lane { name, service, rules, created: 0 })
 }
 
+/// Reads one of the `rules`. The percentages of its marks must be 1 to 100 in total.
 fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let fields = element.read_fields(&["precedence", "match", "marks"])?;
     let priority = match fields.find("precedence") {
@@ -43,9 +46,9 @@ fn read_rule(element: &Field<'_>, origin: RuleOrigin) -> Option<LaneRule> {
     let elements = field.read_list(MAX_MARKS)?;
     let marks: Vec<LaneMark> = elements.iter().filter_map(read_mark).collect();
     let total_percent: u32 = marks.iter().map(|mark| mark.percent).sum();
-    // If the lengths differ, an element has been rejected already.
+    // If the lengths differ, `read_mark` has rejected an element, and this problem would only be its consequence.
     if marks.len() == elements.len() && (total_percent == 0 || total_percent > 100) {
-        field.reject(format!("has {total_percent} percent in all"), "use 1 to 100 in all");
+        field.reject(format!("has {total_percent} percent in total"), "use 1 to 100 in total");
         return None;
     }
     Some(LaneRule { origin, priority, request_match, marks })

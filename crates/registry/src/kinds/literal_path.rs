@@ -1,4 +1,5 @@
-//! Readers of literal paths: routes match paths encoded as in requests, deny rules match decoded paths.
+//! Reads literal paths in two forms: routes match paths as encoded in requests (`/a%20b`), and deny rules match decoded
+//! paths (`/a b`), so that no other encoding of a path evades them.
 
 use std::fmt::Write as _;
 
@@ -52,7 +53,7 @@ pub(super) fn read_decoded_path(value: &Field<'_>) -> Option<String> {
     Some(path.to_owned())
 }
 
-/// Returns the reason that a path is not normalized.
+/// Returns the reason that a path is not normalized; `None` if it is.
 fn normalization_problem(path: &str) -> Option<&'static str> {
     if !path.starts_with('/') {
         Some("does not start with `/`")
@@ -82,11 +83,13 @@ fn has_path_characters(path: &str) -> bool {
     true
 }
 
+/// True for `/` and the bytes of an RFC 3986 `pchar` other than escapes.
 fn is_path_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
 }
 
-/// Percent-encodes the bytes that are invalid in a path. `?` and `#` end a path.
+/// Percent-encodes the bytes that are invalid in a path. `?` and `#` are left as they are, because their author probably
+/// means the query or fragment.
 fn percent_encode(path: &str) -> String {
     let mut encoded = String::with_capacity(path.len());
     for (index, byte) in path.bytes().enumerate() {
@@ -121,13 +124,13 @@ fn percent_decode(path: &str) -> Option<String> {
     let mut bytes: Vec<u8> = Vec::with_capacity(path.len());
     let mut remaining = path.as_bytes();
     while let Some((byte, following)) = remaining.split_first() {
-        let escaped = following.get(..2).and_then(|digits| {
+        let escaped_byte = following.get(..2).and_then(|digits| {
             let digits = std::str::from_utf8(digits).ok()?;
             (*byte == b'%').then(|| u8::from_str_radix(digits, 16).ok()).flatten()
         });
-        bytes.push(escaped.unwrap_or(*byte));
+        bytes.push(escaped_byte.unwrap_or(*byte));
         remaining =
-            if escaped.is_some() { following.get(2..).unwrap_or_default() } else { following };
+            if escaped_byte.is_some() { following.get(2..).unwrap_or_default() } else { following };
     }
     let text = String::from_utf8(bytes).ok()?;
     let elements = text.split('/').map(|element| element.split(';').next().unwrap_or_default());

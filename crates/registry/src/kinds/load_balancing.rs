@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `LoadBalancing` kind.
+//! Reads the `leno.dev/v1alpha1` `LoadBalancing` kind.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use super::http_route::read_header_name;
 use super::service_policy::{read_duration_within, read_number_or, read_percent_or, read_targets};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `LoadBalancing`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, LoadBalancing)> {
     let fields = spec.read_fields(&["targetRefs", "algorithm", "choiceCount", "key", "warmup"])?;
     let scope = read_targets(&fields, namespace);
@@ -26,6 +27,7 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, L
     Some((scope?, LoadBalancing { algorithm, slow_start }))
 }
 
+/// Reads the algorithm, which defaults to `PeakEwma`, with its parameters: `choiceCount` or `key`.
 fn read_algorithm(fields: &MapFields<'_>) -> Option<BalanceAlgorithm> {
     let name = match fields.find("algorithm") {
         Some(field) => field.read_choice(ALGORITHMS)?,
@@ -55,7 +57,7 @@ fn read_algorithm(fields: &MapFields<'_>) -> Option<BalanceAlgorithm> {
     })
 }
 
-/// Reads `{header: NAME}`, `{cookie: NAME}` or `{source: true}`.
+/// Reads the hash key: `{header: NAME}`, `{cookie: NAME}`, or `{source: true}`, which means the calling workload.
 fn read_key(field: &Field<'_>) -> Option<HashKey> {
     let fields = field.read_fields(&["header", "cookie", "source"])?;
     let is_present = |key: &&str| fields.find(key).is_some();

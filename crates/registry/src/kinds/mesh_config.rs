@@ -1,10 +1,10 @@
-//! Reader of the `leno.dev/v1alpha1` `MeshConfig` kind.
+//! Reads the `leno.dev/v1alpha1` `MeshConfig` kind.
 
 use std::collections::BTreeMap;
 
 use leno_model::{
-    AdmissionSettings, DefaultPolicy, Egress, Floor, MeshConfig, MtlsMode, Name, RevokedWorkload,
-    ServiceAccount, TrustDomain, Uid, WorkloadName, repository_of,
+    AdmissionSettings, DefaultPolicy, Egress, MeshConfig, MtlsMode, Name, RevokedWorkload,
+    SecurityFloor, ServiceAccount, TrustDomain, Uid, WorkloadName, repository_of,
 };
 
 use super::observability;
@@ -12,6 +12,7 @@ use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 use crate::suggest::join_with_or;
 
+/// Reads the `spec` of a `MeshConfig`.
 pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
     const KNOWN_FIELDS: &[&str] = &[
         "trustDomain",
@@ -35,7 +36,8 @@ pub(super) fn read(spec: &Field<'_>) -> Option<MeshConfig> {
         config.floor = Box::new(read_floor(field)?);
     }
     let admission = read_admission(&fields)?;
-    // If namespaces are exempt from the floor, the mesh-wide setting may be below the floor for their sake.
+    // The mesh-wide setting may be below the floor only if namespaces are exempt: it applies to these namespaces, and the
+    // floor replaces it in all others.
     if config.floor.except_namespaces.is_empty() {
         reject_below_floor(
             &fields,
@@ -72,9 +74,11 @@ enum RevokedEntry {
     Workload(RevokedWorkload),
 }
 
+/// Reads an entry of `revoked`: an account, or one workload. Sidecars reject its certificates.
 fn read_revoked(field: &Field<'_>) -> Option<RevokedEntry> {
     let kinds = [("ServiceAccount", false), ("Workload", true), ("Pod", true)];
     let fields = field.read_fields(&["kind", "name", "namespace", "uid"])?;
+    // True for a workload, false for an account.
     let is_workload = fields.require("kind").and_then(|kind| kind.read_choice(&kinds));
     let name = fields.require("name").and_then(Field::read_name);
     let namespace = fields.require("namespace").and_then(Field::read_label);
@@ -90,6 +94,7 @@ fn read_revoked(field: &Field<'_>) -> Option<RevokedEntry> {
     Some(RevokedEntry::Workload(RevokedWorkload { workload, uid }))
 }
 
+/// Reads the UID of a pod.
 fn read_uid(field: &Field<'_>) -> Option<Uid> {
     let uid = Uid::new(field.read_text()?).ok();
     if uid.is_none() {
@@ -124,7 +129,12 @@ fn named_choices<T: Copy>(
     values.iter().map(|value| (name(*value), *value)).collect()
 }
 
-fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, AdmissionSettings>> {
+/// Reads the settings of namespaces. A setting below the `floor` is rejected, unless the namespace is exempt from the
+/// floor.
+fn read_namespaces(
+    field: &Field<'_>,
+    floor: &SecurityFloor,
+) -> Option<BTreeMap<Name, AdmissionSettings>> {
     let mut namespaces = BTreeMap::new();
     for element in field.read_list(MAX_NAMESPACES)? {
         let Some(fields) = element.read_fields(&["name", "defaultPolicy", "mtls"]) else {
@@ -148,7 +158,7 @@ fn read_namespaces(field: &Field<'_>, floor: &Floor) -> Option<BTreeMap<Name, Ad
 }
 
 /// Reads `floor`, the minimum security settings that namespaces and workloads cannot weaken.
-fn read_floor(field: &Field<'_>) -> Option<Floor> {
+fn read_floor(field: &Field<'_>) -> Option<SecurityFloor> {
     const KNOWN_FIELDS: &[&str] =
         &["defaultPolicy", "mtls", "injection", "exclusions", "sidecarImages", "exceptNamespaces"];
     let fields = field.read_fields(KNOWN_FIELDS)?;
@@ -163,7 +173,7 @@ fn read_floor(field: &Field<'_>) -> Option<Floor> {
         Some(field) => field.read_choice(&[(required_word, true)]),
         None => Some(false),
     };
-    let floor = Floor {
+    let floor = SecurityFloor {
         default_policy,
         mtls_strict: read_requirement("mtls", MtlsMode::Strict.as_str())?,
         injection_required: read_requirement("injection", "required")?,
@@ -214,7 +224,7 @@ fn read_repository(element: &Field<'_>) -> Option<String> {
 /// Rejects the settings in `fields` that are below the mesh's minimum, `floor`.
 fn reject_below_floor(
     fields: &MapFields<'_>,
-    floor: &Floor,
+    floor: &SecurityFloor,
     admission: AdmissionSettings,
     hint: &str,
 ) {
@@ -222,7 +232,7 @@ fn reject_below_floor(
         if let Some(field) = fields.find(setting.field) {
             field.reject(
                 format!("is below spec.floor.{}", setting.field),
-                format!("use {}, or {hint}", setting.in_force),
+                format!("use {}, or {hint}", setting.effective),
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Reader of the `requestMirror` filter: the mirror service and the share of requests.
+//! Reads the `requestMirror` filter: the mirror service and the share of requests.
 
 use leno_model::{Name, WeightedBackend};
 
@@ -6,6 +6,7 @@ use super::http_route::read_service;
 use super::reject_other_kinds;
 use crate::field::{Field, MapFields};
 
+/// Reads a `requestMirror` filter. The weight of the result is the share of requests in parts per million.
 pub(super) fn read(config: &Field<'_>, namespace: &Name) -> Option<WeightedBackend> {
     let fields = config.read_fields(&["backendRef", "percent", "fraction"])?;
     let backend = fields.require("backendRef")?;

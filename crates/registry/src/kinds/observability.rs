@@ -1,4 +1,4 @@
-//! Reader of the observability settings of a `MeshConfig`: `tracing`, `metrics` and `accessLog`.
+//! Reads the observability settings of a `MeshConfig`: `tracing`, `metrics` and `accessLog`.
 
 use leno_model::{
     AccessLog, Collector, CollectorProtocol, InvalidTemplate, LOG_FIELDS, LogFormat, LogTemplate,
@@ -11,6 +11,7 @@ use crate::field::{Field, MapFields};
 use crate::hint::Replacement;
 use crate::suggest::{closest_word, join_with_or};
 
+/// Reads the observability settings from the fields of a `MeshConfig`.
 pub(super) fn read(fields: &MapFields<'_>) -> Option<Observability> {
     let mut observability = Observability::default();
     if let Some(field) = fields.find("tracing") {
@@ -25,6 +26,7 @@ pub(super) fn read(fields: &MapFields<'_>) -> Option<Observability> {
     Some(observability)
 }
 
+/// Reads `tracing`: which requests are traced, the headers that propagate traces, and the collector of spans.
 fn read_tracing(field: &Field<'_>) -> Option<Tracing> {
     let fields = field.read_fields(&["sampling", "errors", "propagation", "export"])?;
     let sampling = read_sampling(&fields, Sampling::DEFAULT);
@@ -42,6 +44,7 @@ fn read_tracing(field: &Field<'_>) -> Option<Tracing> {
     })
 }
 
+/// Reads the collector of spans, either an OTLP or a Zipkin collector.
 fn read_collector(field: &Field<'_>) -> Option<Collector> {
     let fields = field.read_fields(&["otlp", "zipkin"])?;
     let key = require_exactly_one_key(&fields, &["otlp", "zipkin"])?;
@@ -51,12 +54,13 @@ fn read_collector(field: &Field<'_>) -> Option<Collector> {
             read_otlp_collector(&collector.read_fields(&["endpoint", "protocol"])?, Signal::Traces)
         }
         _ => {
-            let fields = collector.read_fields(&["endpoint"])?;
-            read_endpoint(&fields, Signal::Traces, CollectorProtocol::Zipkin)
+            let zipkin_fields = collector.read_fields(&["endpoint"])?;
+            read_endpoint(&zipkin_fields, Signal::Traces, CollectorProtocol::Zipkin)
         }
     }
 }
 
+/// Reads `metrics`: the OTLP collector to which sidecars push metrics, and the interval.
 fn read_metrics_push(field: &Field<'_>) -> Option<MetricsPush> {
     let export_fields =
         field.read_fields(&["export"])?.require("export")?.read_fields(&["otlp"])?;
@@ -83,6 +87,7 @@ fn read_otlp_collector(fields: &MapFields<'_>, signal: Signal) -> Option<Collect
     read_endpoint(fields, signal, protocol)
 }
 
+/// Reads the URL of a collector from the field `endpoint`.
 fn read_endpoint(
     fields: &MapFields<'_>,
     signal: Signal,
@@ -106,6 +111,7 @@ fn read_endpoint(
     }
 }
 
+/// Reads `accessLog`: which requests are logged, the format, and optionally an OTLP collector.
 fn read_access_log(field: &Field<'_>) -> Option<AccessLog> {
     let fields = field.read_fields(&["sampling", "errors", "template", "export"])?;
     let sampling = read_sampling(&fields, Sampling::ALL);
@@ -121,14 +127,16 @@ fn read_access_log(field: &Field<'_>) -> Option<AccessLog> {
     Some(AccessLog { sampling: sampling?, errors: errors?, format: format?, collector })
 }
 
+/// Reads the OTLP collector of access logs.
 fn read_log_collector(export: &Field<'_>) -> Option<Collector> {
-    let export = export.read_fields(&["otlp"])?;
+    let export_fields = export.read_fields(&["otlp"])?;
     read_otlp_collector(
-        &export.require("otlp")?.read_fields(&["endpoint", "protocol"])?,
+        &export_fields.require("otlp")?.read_fields(&["endpoint", "protocol"])?,
         Signal::Logs,
     )
 }
 
+/// Reads the template of log lines. For an unknown field name, a similar name is proposed.
 fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
     let text = field.read_text()?;
     let error = match LogTemplate::parse(text) {
@@ -155,6 +163,7 @@ fn read_template(field: &Field<'_>) -> Option<LogTemplate> {
     None
 }
 
+/// Reads `sampling`, a percentage of the requests. For a number without `%`, the percentage is proposed.
 fn read_sampling(fields: &MapFields<'_>, default: Sampling) -> Option<Sampling> {
     const HINT: &str = "use one from `0%` to `100%` with at most four decimals, such as `1%`";
     let Some(field) = fields.find("sampling") else { return Some(default) };

@@ -1,4 +1,4 @@
-//! Rejection of references to objects of other kinds than Service.
+//! Rejects references to objects of other kinds than Service.
 
 use crate::field::MapFields;
 

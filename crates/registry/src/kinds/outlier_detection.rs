@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `OutlierDetection` kind.
+//! Reads the `leno.dev/v1alpha1` `OutlierDetection` kind.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::service_policy::{read_duration_or, read_number_or, read_percent_or, r
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `OutlierDetection`.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, OutlierDetection)> {
     let fields = spec.read_fields(&[
         "targetRefs",
@@ -72,6 +73,7 @@ fn read_failure_limits(fields: &MapFields<'_>) -> Option<(Option<FailureRate>, O
     })
 }
 
+/// Reads the failure rate that ejects an endpoint, and the minimum number of requests for which it is computed.
 fn read_failure_rate(field: &Field<'_>) -> Option<FailureRate> {
     let fields = field.read_fields(&["percent", "minimumRequests"])?;
     let percent = fields.require("percent").and_then(|percent| percent.read_number(1, 100));
@@ -94,10 +96,10 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
             grpc: vec![UNAVAILABLE],
         });
     }
-    for accessor in class_field.into_iter().flat_map(|field| {
+    for class_flag in class_field.into_iter().flat_map(|field| {
         field.read_each(FAILURE_CLASSES.len(), |class| class.read_choice(FAILURE_CLASSES))
     }) {
-        *accessor(&mut classes) = true;
+        *class_flag(&mut classes) = true;
     }
     if let Some(field) = status_field {
         classes.grpc =
@@ -114,10 +116,12 @@ pub(super) fn read_failure_classes(fields: &MapFields<'_>) -> Option<FailureClas
         );
         return None;
     }
-    // `read_choice` has rejected unknown words.
+    // Unknown words are no classes here; `read_choice` has rejected the document because of them.
     Some(classes)
 }
 
+/// Reads the base and the maximum ejection time and the jitter. The maximum defaults to 300 s, or to the base if that
+/// is longer.
 fn read_ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
     let base = read_duration_or(
         fields,
@@ -126,9 +130,9 @@ fn read_ejection_time(fields: &MapFields<'_>) -> Option<EjectionTime> {
         MAX_DURATION,
         Duration::from_secs(30),
     )?;
-    let max_default = Duration::from_secs(300).max(base);
+    let default_max = Duration::from_secs(300).max(base);
     let max =
-        read_duration_or(fields, "maxEjectionTime", MIN_EJECTION_TIME, MAX_DURATION, max_default)?;
+        read_duration_or(fields, "maxEjectionTime", MIN_EJECTION_TIME, MAX_DURATION, default_max)?;
     if max < base
         && let Some(field) = fields.find("maxEjectionTime")
     {
@@ -181,6 +185,7 @@ fn read_health_check(field: &Field<'_>) -> Option<HealthCheck> {
     })
 }
 
+/// Reads the request of a health check: an HTTP GET, or a call of the gRPC health service.
 fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<HealthProbe> {
     match (fields.find("httpGet"), fields.find("grpc")) {
         (Some(http_get), None) => {
@@ -189,8 +194,8 @@ fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<Health
             Some(HealthProbe::Http { path })
         }
         (None, Some(grpc)) => {
-            let fields = grpc.read_fields(&["service"])?;
-            let service = match fields.find("service") {
+            let grpc_fields = grpc.read_fields(&["service"])?;
+            let service = match grpc_fields.find("service") {
                 Some(service) => service.read_with(
                     parse_grpc_service,
                     "the name of a gRPC service",
@@ -211,6 +216,7 @@ fn read_health_probe(field: &Field<'_>, fields: &MapFields<'_>) -> Option<Health
     }
 }
 
+/// Returns the text if it can be the name of a gRPC service: at most 256 printable ASCII characters.
 fn parse_grpc_service(text: &str) -> Option<String> {
     let is_valid = text.len() <= 256 && text.bytes().all(|byte| byte.is_ascii_graphic());
     is_valid.then(|| text.to_owned())

@@ -1,4 +1,4 @@
-//! Reader of the field `sessionPersistence` of a Gateway API rule.
+//! Reads the field `sessionPersistence` of a rule of a Gateway API `HTTPRoute` or `GRPCRoute`.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use leno_model::{PersistenceType, RouteRule, SessionPersistence};
 use super::http_route::read_duration;
 use crate::field::{Field, MapFields};
 
-/// Reads the session persistence of a rule, if any: `cookie` and `header` as of API version 1.7, or the earlier
-/// `sessionName`, `idleTimeout` and `cookieConfig`.
+/// Reads the session persistence of a rule; `None` if the field is absent or invalid. Its name and cookie settings are in
+/// `cookie` or `header` since Gateway API 1.7, and in `sessionName` and `cookieConfig` before.
 pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
     let field = rule.find("sessionPersistence")?;
     let fields = field.read_fields(&[
@@ -53,25 +53,19 @@ pub(super) fn read(rule: &MapFields<'_>) -> Option<SessionPersistence> {
         field.warn("has no effect: the rule has no backend", "remove it, or add a backend");
     }
     let settings = if is_header { &header } else { &cookie };
-    let name = settings.as_ref().and_then(|fields| fields.find("name"));
-    if let (Some(_), Some(session_name)) = (name, fields.find("sessionName")) {
+    let name_field = settings.as_ref().and_then(|fields| fields.find("name"));
+    if let (Some(_), Some(session_name)) = (name_field, fields.find("sessionName")) {
         session_name.reject("repeats the session name", "remove it");
     }
-    let name = match name.or(fields.find("sessionName")) {
-        Some(name) => Some(read_name(name, persistence_type)?),
+    let name = match name_field.or(fields.find("sessionName")) {
+        Some(field) => Some(read_name(field, persistence_type)?),
         None => None,
     };
     let path = match cookie {
         Some(cookie) => Some(cookie.find("path").map_or(Some("/".to_owned()), read_cookie_path)?),
         None => None,
     };
-    Some(SessionPersistence {
-        name,
-        kind: persistence_type,
-        absolute: absolute_timeout,
-        idle: idle_timeout,
-        path,
-    })
+    Some(SessionPersistence { name, kind: persistence_type, absolute_timeout, idle_timeout, path })
 }
 
 /// Rejects cookie settings for a session in a header, and header settings for a session in a cookie.
@@ -120,6 +114,7 @@ fn read_lifetime(cookie: &MapFields<'_>) -> PersistenceType {
     lifetime.unwrap_or(PersistenceType::Cookie)
 }
 
+/// Reads the `path` attribute of the session cookie.
 fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     let path = field.read_text()?;
     if SessionPersistence::is_valid_path(path) {
@@ -130,6 +125,7 @@ fn read_cookie_path(field: &Field<'_>) -> Option<String> {
     None
 }
 
+/// Reads the name of the cookie or of the header that contains the session.
 fn read_name(field: &Field<'_>, persistence_type: PersistenceType) -> Option<String> {
     let text = field.read_text()?;
     let name = match persistence_type {
@@ -151,6 +147,7 @@ fn read_name(field: &Field<'_>, persistence_type: PersistenceType) -> Option<Str
     None
 }
 
+/// Reads a timeout above zero.
 fn read_nonzero_duration(field: &Field<'_>) -> Option<Duration> {
     let duration = read_duration(field)?;
     if duration.is_zero() {

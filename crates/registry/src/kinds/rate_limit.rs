@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `RateLimit` kind.
+//! Reads the `leno.dev/v1alpha1` `RateLimit` kind.
 
 use leno_model::{
     AdaptiveConcurrency, Concurrency, FixedResponse, Name, PolicyScope, Rate, RateLimitKey,
@@ -12,14 +12,16 @@ use super::{global_limit, response};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `RateLimit`: limits of connections, of requests per period, and of concurrent requests, and
+/// limits that a rate limit service counts.
 pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, RateLimits)> {
     let fields =
         spec.read_fields(&["targetRefs", "connections", "rules", "concurrency", "global"])?;
     let scope = read_targets(&fields, namespace);
     let connections = match fields.find("connections") {
         Some(field) => {
-            let fields = field.read_fields(&["count", "per", "burst"])?;
-            Some(read_rate(&fields, "count")?)
+            let connection_fields = field.read_fields(&["count", "per", "burst"])?;
+            Some(read_rate(&connection_fields, "count")?)
         }
         None => None,
     };
@@ -56,21 +58,24 @@ pub(super) fn read(namespace: &Name, spec: &Field<'_>) -> Option<(PolicyScope, R
     Some((scope?, RateLimits { connections, rules, concurrency, global }))
 }
 
+/// Reads `concurrency`: the maximum number of concurrent requests, fixed or adapted to the measured latency, and the
+/// response to requests beyond it.
 fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
     let fields = field.read_fields(&["requests", "adaptive", "response"])?;
     let requests = fields.require("requests")?.read_number(1, Rate::MAX_TOKENS)?;
     let adaptive = match fields.find("adaptive") {
         Some(field) => {
-            let fields = field.read_fields(&["minConcurrency", "latencyTolerancePercent"])?;
+            let adaptive_fields =
+                field.read_fields(&["minConcurrency", "latencyTolerancePercent"])?;
             let min_concurrency = read_number_or(
-                &fields,
+                &adaptive_fields,
                 "minConcurrency",
                 1,
                 requests,
                 DEFAULT_MIN_CONCURRENCY.min(requests),
             )?;
-            let percent = read_number_or(
-                &fields,
+            let tolerance_percent = read_number_or(
+                &adaptive_fields,
                 "latencyTolerancePercent",
                 1,
                 MAX_LATENCY_TOLERANCE,
@@ -78,7 +83,7 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
             )?;
             Some(AdaptiveConcurrency {
                 min_concurrency,
-                latency_tolerance_percent: u16::try_from(percent).ok()?,
+                latency_tolerance_percent: u16::try_from(tolerance_percent).ok()?,
             })
         }
         None => None,
@@ -90,6 +95,7 @@ fn read_concurrency(field: &Field<'_>) -> Option<Concurrency> {
     Some(Concurrency { requests, adaptive, response })
 }
 
+/// Reads one of the `rules`. A rule without `name` gets a name from its index, such as `rules[0]`.
 fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<RateRule> {
     let fields = element.read_fields(&[
         "name", "matches", "from", "key", "maxKeys", "requests", "per", "burst", "stop", "response",
@@ -117,11 +123,12 @@ fn read_rule(element: &Field<'_>, namespace: &Name, index: usize) -> Option<Rate
     Some(RateRule { name, requests, peers, key: key?, rate: rate?, stop, response })
 }
 
-/// Reads the bucket key: `key: client`, or `key: {header: NAME}`. Without a key, all requests share one bucket.
+/// Reads the key that selects the token bucket of a request: `key: client`, or `key: {header: NAME}`. Without a key, all
+/// requests share one bucket.
 fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
     let Some(field) = fields.find("key") else {
-        if let Some(buckets) = fields.find("maxKeys") {
-            buckets.reject(
+        if let Some(max_keys) = fields.find("maxKeys") {
+            max_keys.reject(
                 "requires several buckets, but there is only one",
                 "add `key`, or remove it",
             );
@@ -137,16 +144,16 @@ fn read_key(fields: &MapFields<'_>) -> Option<RateLimitKey> {
     field.read_choice(&[("client", ())]).map(|()| RateLimitKey::Client { buckets })
 }
 
-/// Reads a rate: the count in the field `key`, the window in `per`, and the size of the bucket in `burst`, which
+/// Reads a rate: the count in the field `key`, the period in `per`, and the size of the token bucket in `burst`, which
 /// defaults to the count.
 fn read_rate(fields: &MapFields<'_>, key: &str) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_TOKENS));
-    let window = fields
+    let period = fields
         .require("per")
         .and_then(|field| read_duration_within(field, Rate::MIN_PERIOD, Rate::MAX_PERIOD));
-    let (count, window) = (count?, window?);
+    let (count, period) = (count?, period?);
     let bucket_size = read_number_or(fields, "burst", 1, Rate::MAX_BUCKET_SIZE, count)?;
-    Some(Rate { count, period: window, burst: bucket_size })
+    Some(Rate { count, period, burst: bucket_size })
 }
 
 /// The default of `minConcurrency`, low enough for applications with very little capacity.

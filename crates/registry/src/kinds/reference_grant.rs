@@ -1,10 +1,11 @@
-//! Reader of Gateway API `ReferenceGrant` `v1` and `v1beta1`, from routes to services.
+//! Reads Gateway API `ReferenceGrant` `v1` and `v1beta1`, from routes to services.
 
 use leno_model::{GrantName, GrantedRoutes, Name, ReferenceGrant, RouteKind};
 
 use super::ObjectMetadata;
 use crate::field::Field;
 
+/// Reads the `spec` of a `ReferenceGrant`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<ReferenceGrant> {
     let fields = spec.read_fields(&["from", "to"])?;
     let from = fields.require("from").map(|field| read_elements(field, read_from));
@@ -13,6 +14,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Referen
     Some(ReferenceGrant { name, from: from?, to: to? })
 }
 
+/// Reads a list of at least one element; elements with a problem are omitted.
 fn read_elements<T>(field: &Field<'_>, read: fn(&Field<'_>) -> Option<T>) -> Vec<T> {
     let elements = field.read_each(MAX_ELEMENTS, read);
     if field.read_list(MAX_ELEMENTS).is_some_and(|elements| elements.is_empty()) {

@@ -1,4 +1,5 @@
-//! Reader of the conditions on requests and callers in a `TagRoute` or `Lane`.
+//! Reads the conditions on requests and callers in a `TagRoute` or `Lane`. A condition is an operator with its operand, such
+//! as `{prefix: beta}`.
 
 use leno_model::{FieldTest, NumberRelation, PathMatch, TagMatch, TextRelation, ValueTest};
 
@@ -26,6 +27,7 @@ pub(super) fn read_match(field: &Field<'_>) -> Option<TagMatch> {
     })
 }
 
+/// Reads a path condition with exactly one of the keys `exact`, `prefix` and `regex`.
 fn read_path(field: &Field<'_>) -> Option<PathMatch> {
     let fields = field.read_fields(PATH_KEYS)?;
     let key = require_exactly_one_key(&fields, PATH_KEYS)?;
@@ -37,6 +39,7 @@ fn read_path(field: &Field<'_>) -> Option<PathMatch> {
     }
 }
 
+/// Reads a method in capital letters.
 fn read_method(field: &Field<'_>) -> Option<String> {
     let text = field.read_text()?;
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
@@ -52,13 +55,13 @@ fn read_method(field: &Field<'_>) -> Option<String> {
 /// Reads header conditions with lower-case names.
 fn read_headers(field: &Field<'_>) -> Vec<FieldTest> {
     let mut tests = read_tests(field);
-    let mut seen_names: Vec<String> = Vec::new();
+    let mut preceding_names: Vec<String> = Vec::new();
     for test in &mut tests {
         let Some(name) = read_header_name(field, &test.name) else { continue };
-        if seen_names.contains(&name) {
+        if preceding_names.contains(&name) {
             field.reject(format!("{name} is defined twice"), "remove one of the two");
         }
-        seen_names.push(name.clone());
+        preceding_names.push(name.clone());
         test.name = name;
     }
     tests
@@ -104,6 +107,7 @@ fn read_test(field: &Field<'_>) -> Option<ValueTest> {
             value.reject("is empty, and matches no request", "list at least one text");
             return None;
         }
+        // An expression contains the flag `i` already.
         let ignore_case = ignore_case && relation != TextRelation::Regex;
         Some(ValueTest::Text { relation, texts, ignore_case })
     };

@@ -1,4 +1,4 @@
-//! Reader of fixed responses that a policy sends in place of an upstream.
+//! Reads the fixed responses that sidecars send in place of an upstream's response, such as for a request beyond a limit.
 
 use leno_model::{FixedResponse, Header};
 

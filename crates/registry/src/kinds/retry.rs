@@ -1,4 +1,4 @@
-//! Reader of the `Retry` kind of OSM, osm-edge and FSM.
+//! Reads the `Retry` kind of OSM, osm-edge and FSM: retries of requests from one account to several services.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use super::smi::read_account;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `Retry`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<RetryPolicy> {
     let fields = spec.read_fields(&["source", "destinations", "retryPolicy"])?;
     let name = PolicyName { namespace: metadata.namespace, name: metadata.name };
@@ -43,6 +44,7 @@ fn read_source(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceAccount
     Some(source)
 }
 
+/// Reads one of the `destinations`: a service; requests to it are retried.
 fn read_service(element: &Field<'_>) -> Option<ServiceName> {
     let fields = element.read_fields(&["kind", "name", "namespace"])?;
     let kind = fields.require("kind").and_then(|kind| kind.read_choice(&[("Service", ())]));
@@ -52,23 +54,23 @@ fn read_service(element: &Field<'_>) -> Option<ServiceName> {
     Some(ServiceName { namespace: namespace?, name: name? })
 }
 
-/// Reads the retry rule and the response timeout.
+/// Reads `retryPolicy`: the retry rule, and the timeout of each try.
 fn read_retry_rule(field: &Field<'_>) -> Option<(RetryRule, Option<Duration>)> {
     let keys = ["retryOn", "perTryTimeout", "numRetries", "retryBackoffBaseInterval"];
     let fields = field.read_fields(&keys)?;
     let codes = fields.require("retryOn").and_then(read_conditions);
-    let max_attempts = u32::from(RetryRule::MAX_ATTEMPTS);
-    let attempts = read_number_or(&fields, "numRetries", 0, max_attempts, DEFAULT_RETRIES.into());
+    let upper_bound = u32::from(RetryRule::MAX_ATTEMPTS);
+    let max_retries = read_number_or(&fields, "numRetries", 0, upper_bound, DEFAULT_RETRIES.into());
     let backoff = match fields.find("retryBackoffBaseInterval") {
         Some(field) => read_duration(field),
         None => Some(DEFAULT_RETRY_BACKOFF),
     };
     let try_timeout = read_try_timeout(&fields);
-    let attempts = u8::try_from(attempts?).ok()?;
+    let attempts = u8::try_from(max_retries?).ok()?;
     Some((RetryRule { codes: codes?, attempts, backoff: backoff? }, try_timeout?))
 }
 
-/// Reads the per-try timeout; zero means "no limit".
+/// Reads the timeout of each try; `Some(None)` if the field is absent or zero, which means "no limit".
 fn read_try_timeout(fields: &MapFields<'_>) -> Option<Option<Duration>> {
     match fields.find("perTryTimeout") {
         Some(field) => {
@@ -101,8 +103,9 @@ fn read_conditions(field: &Field<'_>) -> Option<Vec<u16>> {
     Some(codes.into_iter().collect())
 }
 
-/// Returns the statuses of a retry condition (Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`; Pipy's
-/// statuses and status classes). Failures without a response have none: they are always retried.
+/// Returns the statuses of a retry condition: one of Envoy's `x-envoy-retry-on` and `x-envoy-retry-grpc-on`, or a status or
+/// status class of Pipy. Conditions about failures without a response have no statuses, because these failures are always
+/// retried. `None` for an unknown condition.
 fn condition_statuses(word: &str) -> Option<Vec<u16>> {
     if let Some(status) = word.parse().ok().filter(|status| RetryRule::CODES.contains(status)) {
         return Some(vec![status]);

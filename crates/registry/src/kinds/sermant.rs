@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `SermantRouteRule` kind: an entry that Sermant's operators publish in a
+//! Reads the `leno.dev/v1alpha1` `SermantRouteRule` kind: an entry that Sermant's operators publish in a
 //! configuration center.
 //!
 //! The semantics are those of the service-router in Sermant 2.2.0, including surprising ones; cases that
@@ -20,6 +20,7 @@ use super::ObjectMetadata;
 use crate::document::{DocumentNode, NodeValue, TextPosition, parse_documents};
 use crate::field::Field;
 
+/// Reads the `spec` of a `SermantRouteRule`. The field `rules` contains the entry's content, as text or as YAML.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<SermantRouteRule> {
     let fields = spec.read_fields(&["compat", "key", "rules"])?;
     let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
@@ -37,7 +38,7 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Sermant
     Some(SermantRouteRule { name, entries: entries?, created: 0 })
 }
 
-/// A key of the configuration center. It determines the form of the content.
+/// A key of the configuration center, such as `servicecomb.routeRule.reviews`. It determines the form of the content.
 enum ConfigKey {
     /// The documents of one service.
     Service(ServiceName),
@@ -47,6 +48,7 @@ enum ConfigKey {
     Global,
 }
 
+/// Reads the key under which Sermant's operators publish the rules.
 fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     let text = field.read_text()?;
     let service = text.strip_prefix("servicecomb.routeRule.");
@@ -65,6 +67,7 @@ fn read_key(field: &Field<'_>, namespace: &Name) -> Option<ConfigKey> {
     }
 }
 
+/// Returns the service of this namespace that a key names; rejects `field` if the text is not a service name.
 fn read_service_name(field: &Field<'_>, service: &str, namespace: &Name) -> Option<ServiceName> {
     let name = Name::new(service).ok().filter(|name| !name.as_str().contains('.'));
     if name.is_none() {
@@ -102,7 +105,7 @@ fn parse_embedded(field: &Field<'_>, text: &str) -> Option<DocumentNode> {
     }
 }
 
-/// Shifts the positions of a node that was parsed from an embedded text by the position of this text.
+/// Shifts the positions of a node that was parsed from a text within a document by the position of that text.
 fn shift_positions(node: &mut DocumentNode, text_position: TextPosition) {
     node.position.line = node.position.line.saturating_add(text_position.line).saturating_sub(1);
     node.position.column =
@@ -124,6 +127,7 @@ fn shift_positions(node: &mut DocumentNode, text_position: TextPosition) {
     }
 }
 
+/// Reads the rules of each scope: of one service, of each service in a map, or of the whole namespace.
 fn read_content(
     content: &Field<'_>,
     key: &ConfigKey,
@@ -142,13 +146,13 @@ fn read_content(
                     "publish them under the key of the service that marks the requests",
                 );
             }
-            let rules = SermantRules { lanes: Vec::new(), ..rules };
-            Some(vec![(TagScope::Namespace(name.namespace.clone()), rules)])
+            let rules_without_lanes = SermantRules { lanes: Vec::new(), ..rules };
+            Some(vec![(TagScope::Namespace(name.namespace.clone()), rules_without_lanes)])
         }
         ConfigKey::ServiceMap => {
             let mut entries = Vec::new();
-            for (service, field) in content.read_entries()? {
-                let service = read_service_name(&field, service, &name.namespace)?;
+            for (service_text, field) in content.read_entries()? {
+                let service = read_service_name(&field, service_text, &name.namespace)?;
                 let rules = read_documents(&field, DuplicatePolicy::First, name)?;
                 entries.push((TagScope::Service(service, None), rules));
             }
@@ -157,7 +161,7 @@ fn read_content(
     }
 }
 
-/// The document that applies if several have the same kind.
+/// Selects the document that applies if several documents contain rules of the same kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DuplicatePolicy {
     First,
@@ -172,12 +176,14 @@ enum SermantRuleKind {
     Lane,
 }
 
+/// Reads the documents of one scope. Each contains the rules of one kind.
 fn read_documents(
     content: &Field<'_>,
     duplicate_policy: DuplicatePolicy,
     name: &TagRouteName,
 ) -> Option<SermantRules> {
     let mut rules = SermantRules::default();
+    // One flag per `SermantRuleKind`: true once a document of that kind was read.
     let mut seen_kinds = [false; 3];
     for document in content.read_list(MAX_DOCUMENTS)? {
         let fields = document.read_any_fields()?;
@@ -242,7 +248,8 @@ fn read_precedence(field: &Field<'_>) -> Option<i32> {
     precedence.ok()
 }
 
-/// Reads the rules of one document in descending precedence. They replace rules of the same kind from earlier documents.
+/// Reads the rules of one document into `rules`, in descending precedence. They replace the rules of the same kind from
+/// previous documents.
 fn read_rules(
     rules: &mut SermantRules,
     kind: SermantRuleKind,

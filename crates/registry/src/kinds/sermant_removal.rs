@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `SermantRemoval` kind: the settings of Sermant's `sermant.removal.config`.
+//! Reads the `leno.dev/v1alpha1` `SermantRemoval` kind: the settings of Sermant's `sermant.removal.config`.
 //!
 //! Sermant counts exceptions of the client's JVM by class. A sidecar sees no exceptions: classes with an observable
 //! equivalent are mapped to it, and all others are rejected.
@@ -11,6 +11,7 @@ use super::service_policy::{read_number_or, read_share};
 use crate::document::{DocumentNode, parse_documents};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `SermantRemoval`. The field `config` contains Sermant's YAML as text.
 pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     let fields = spec.read_fields(&["compat", "config"])?;
     let compat = fields.require("compat").and_then(|field| field.read_choice(&[("sermant", ())]));
@@ -32,6 +33,7 @@ pub(super) fn read(spec: &Field<'_>) -> Option<SermantConfig> {
     read_config(&config.embedded_field(node))
 }
 
+/// Reads the settings of `sermant.removal.config`. If they do not enable the removal, the result has no rules.
 fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
     let fields = config.read_fields(&[
         "enableRemoval",
@@ -69,6 +71,7 @@ fn read_config(config: &Field<'_>) -> Option<SermantConfig> {
 /// The rules by service, and the default rule.
 type SermantServiceRules = (Vec<(Name, SermantRule)>, Option<SermantRule>);
 
+/// Reads the rules; without the field `rules`, Sermant's default rule applies to all services.
 fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     let Some(field) = fields.find("rules") else {
         return Some((Vec::new(), Some(DEFAULT_RULE)));
@@ -76,24 +79,24 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     let mut service_rules: Vec<(Name, SermantRule)> = Vec::new();
     let mut default_rule = None;
     for element in field.read_list(MAX_RULES)? {
-        let fields =
+        let rule_fields =
             element.read_fields(&["key", "scaleUpLimit", "minInstanceNum", "errorRate"])?;
-        let key = fields.require("key")?;
+        let key = rule_fields.require("key")?;
         let rule = SermantRule {
             scale_up_limit_ppm: read_share_or(
-                &fields,
+                &rule_fields,
                 "scaleUpLimit",
                 DEFAULT_RULE.scale_up_limit_ppm,
             )?,
-            min_instances: read_number_or(&fields, "minInstanceNum", 0, 1_000_000, 1)?,
-            error_rate_ppm: read_share_or(&fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
+            min_instances: read_number_or(&rule_fields, "minInstanceNum", 0, 1_000_000, 1)?,
+            error_rate_ppm: read_share_or(&rule_fields, "errorRate", DEFAULT_RULE.error_rate_ppm)?,
         };
         let is_duplicate = match key.read_text()? {
             "default-rule" => default_rule.replace(rule).is_some(),
             key_text => {
-                // Nacos prefixes the service name with a group.
-                let name = key_text.rsplit("@@").next().unwrap_or(key_text);
-                let Ok(name) = Name::new(name) else {
+                // In Nacos, a service name has its group as prefix: `GROUP@@SERVICE`.
+                let name_text = key_text.rsplit("@@").next().unwrap_or(key_text);
+                let Ok(name) = Name::new(name_text) else {
                     key.reject(
                         format!("{} is not the name of a service here", key.quoted_value()),
                         "use the name of a Service of this namespace, or `default-rule`",
@@ -113,6 +116,7 @@ fn read_rules(fields: &MapFields<'_>) -> Option<SermantServiceRules> {
     Some((service_rules, default_rule))
 }
 
+/// Reads a share in parts per million; `default` if the field is absent.
 fn read_share_or(fields: &MapFields<'_>, key: &str, default: u32) -> Option<u32> {
     match fields.find(key) {
         Some(field) => read_share(field),
@@ -143,7 +147,7 @@ fn read_exceptions(fields: &MapFields<'_>) -> Option<FailureClasses> {
     Some(classes)
 }
 
-/// A failure that a sidecar can observe, for which an exception class of the client's JVM stands.
+/// A failure that a sidecar can observe, in place of the exceptions of the client's JVM.
 #[derive(Clone, Copy)]
 enum ClientException {
     Timeout,

@@ -1,4 +1,4 @@
-//! Reader of the core `v1` `Service` kind.
+//! Reads the core `v1` `Service` kind.
 //!
 //! Services behave as `ClusterIP` services, headless or not. Fields that require other behavior (external
 //! access, session affinity, external names) are rejected; fields that a cluster fills in and that have no
@@ -12,6 +12,7 @@ use super::ObjectMetadata;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `Service`. Numbers and names of ports must be distinct.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Service> {
     let known_fields: Vec<&str> = SUPPORTED_FIELDS
         .iter()
@@ -80,6 +81,7 @@ fn reject_unsupported_fields(fields: &MapFields<'_>) {
     require_value("externalTrafficPolicy", "Cluster", "use Cluster");
 }
 
+/// Reads one of the `ports`. The target port defaults to the same number.
 fn read_port(element: &Field<'_>) -> Option<ServicePort> {
     let fields = element.read_fields(&[
         "name",
@@ -112,6 +114,7 @@ fn read_port(element: &Field<'_>) -> Option<ServicePort> {
     })
 }
 
+/// Reads the number or the name of a workload port.
 fn read_target_port(field: &Field<'_>) -> Option<TargetPort> {
     match field.value() {
         NodeValue::Text(text) if !text.bytes().all(|b| b.is_ascii_digit()) => {
@@ -133,13 +136,13 @@ fn read_protocol(fields: &MapFields<'_>) -> Option<Protocol> {
     }
 }
 
-/// Returns the protocol for this `appProtocol`, if known.
+/// Returns the protocol for this value of `appProtocol`; `None` for an unknown value.
 #[must_use]
 pub fn app_protocol(word: &str) -> Option<Protocol> {
     APP_PROTOCOLS.iter().find(|(name, _)| *name == word).map(|(_, protocol)| *protocol)
 }
 
-/// Returns the protocol for a port name with the prefix `http-`, `http2-`, `grpc-` or `tcp-`.
+/// Returns the protocol for a port name with the prefix `http-`, `http2-`, `grpc-` or `tcp-`; `None` for other names.
 #[must_use]
 pub fn port_name_protocol(name: &str) -> Option<Protocol> {
     let (prefix, _) = name.split_once('-')?;

@@ -1,5 +1,5 @@
-//! Reader of all service policies, which calls the reader of the policy's kind. This module also contains the readers
-//! of targets, durations, numbers and shares that several kinds use.
+//! Reads service policies by calling the module of the policy's kind. The functions for targets, durations, numbers and
+//! shares are used by several of these modules.
 
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use super::{
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a service policy of any kind. `version` is the document's `apiVersion`.
 pub(super) fn read(
     kind: ServicePolicyKind,
     version: &str,
@@ -79,24 +80,25 @@ pub(super) fn read(
 /// Reads the services in `targetRefs`.
 pub(super) fn read_targets(fields: &MapFields<'_>, namespace: &Name) -> Option<PolicyScope> {
     let field = fields.require("targetRefs")?;
-    let elements = field.read_list(MAX_TARGETS)?;
-    if elements.is_empty() {
+    let target_fields = field.read_list(MAX_TARGETS)?;
+    if target_fields.is_empty() {
         field.reject("is empty", "name the service that the policy applies to");
         return None;
     }
     let mut targets: Vec<RouteParent> = Vec::new();
-    for element in &elements {
-        let Some(target) = read_target(element, namespace) else { continue };
+    for target_field in &target_fields {
+        let Some(target) = read_target(target_field, namespace) else { continue };
         if targets.contains(&target) {
-            element.reject("is listed twice", "remove one of the two");
+            target_field.reject("is listed twice", "remove one of the two");
         }
         targets.push(target);
     }
     Some(PolicyScope::Services(targets))
 }
 
-fn read_target(element: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
-    let fields = element.read_fields(&["group", "kind", "name", "namespace", "port"])?;
+/// Reads one of the `targetRefs`: a service in the policy's namespace, and optionally one of its ports.
+fn read_target(target: &Field<'_>, namespace: &Name) -> Option<RouteParent> {
+    let fields = target.read_fields(&["group", "kind", "name", "namespace", "port"])?;
     reject_other_kinds(&fields, false);
     let name = fields.require("name").and_then(Field::read_label);
     if let Some(field) = fields.find("namespace")
@@ -121,9 +123,8 @@ pub(super) fn read_duration_within(
     min: Duration,
     max: Duration,
 ) -> Option<Duration> {
-    let example = DURATION_EXAMPLE.clamp(min, max);
-    let (lower, upper, example) =
-        (format_duration(min), format_duration(max), format_duration(example));
+    let (lower, upper) = (format_duration(min), format_duration(max));
+    let example = format_duration(DURATION_EXAMPLE.clamp(min, max));
     let bounds = format!("use a time with a unit, from {lower} to {upper}, such as \"{example}\"");
     let duration = field.read_with(parse_duration, "a duration", &bounds)?;
     if !(min..=max).contains(&duration) {
@@ -137,11 +138,11 @@ pub(super) fn read_duration_within(
 fn format_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    let unit = units
+    let largest_unit = units
         .into_iter()
         .find(|(length, _)| milliseconds >= *length && milliseconds.is_multiple_of(*length));
-    let (length, unit) = unit.unwrap_or((1, "ms"));
-    format!("{}{unit}", milliseconds / length)
+    let (length, symbol) = largest_unit.unwrap_or((1, "ms"));
+    format!("{}{symbol}", milliseconds / length)
 }
 
 /// Reads a duration from `min` to `max`, or returns `default` if the field is absent.
@@ -213,15 +214,15 @@ fn parse_share_ppm(text: &str) -> Option<u32> {
     if decimals.len() > 6 || !are_digits(whole) || !are_digits(decimals) || text == "." {
         return None;
     }
-    let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let decimals: u32 = format!("{decimals:0<6}").parse().ok()?;
-    let share_ppm = whole.checked_mul(1_000_000)?.checked_add(decimals)?;
+    let whole_number: u32 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let millionths: u32 = format!("{decimals:0<6}").parse().ok()?;
+    let share_ppm = whole_number.checked_mul(1_000_000)?.checked_add(millionths)?;
     (share_ppm <= 1_000_000).then_some(share_ppm)
 }
 
 /// Maximum number of targets per policy.
 const MAX_TARGETS: usize = 16;
-/// The duration that messages give as an example, within the bounds.
+/// The duration that messages give as an example, unless a field's bounds exclude it.
 const DURATION_EXAMPLE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

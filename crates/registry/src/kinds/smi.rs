@@ -1,4 +1,4 @@
-//! Readers of the SMI kinds `TrafficTarget` (v1alpha3), `HTTPRouteGroup` and `TCPRoute` (v1alpha4).
+//! Reads the SMI kinds `TrafficTarget` (v1alpha3), `HTTPRouteGroup` and `TCPRoute` (v1alpha4).
 
 use leno_model::{
     FieldMatch, HttpRouteGroup, Name, NamedMatch, PathMatch, PolicyName, PortSet, RequestMatch,
@@ -30,6 +30,7 @@ pub(super) fn read_traffic_target(
     Some(TrafficTarget { name, destination: destination?, sources, rules })
 }
 
+/// Reads the account of the called workloads; it must be in the namespace of the `TrafficTarget`, `own_namespace`.
 fn read_destination(field: &Field<'_>, own_namespace: &Name) -> Option<ServiceAccount> {
     let account = read_account(field)?;
     if account.namespace != *own_namespace {
@@ -55,6 +56,8 @@ pub(super) fn read_account(field: &Field<'_>) -> Option<ServiceAccount> {
     Some(ServiceAccount { namespace: namespace?, name: name? })
 }
 
+/// Reads one of the `rules`: a reference to matches of an `HTTPRouteGroup`, or to a `TCPRoute`, in the same
+/// namespace.
 fn read_rule(rule: &Field<'_>, namespace: &Name) -> Option<TargetRule> {
     let fields = rule.read_fields(&["kind", "name", "matches"])?;
     let name = fields.require("name").and_then(Field::read_name);
@@ -121,6 +124,7 @@ pub(super) fn read_http_route_group(
     })
 }
 
+/// Reads one of the `matches` of an `HTTPRouteGroup`: a name, and conditions on path, method and headers.
 fn read_match(element: &Field<'_>) -> Option<NamedMatch> {
     let fields = element.read_fields(&["name", "pathRegex", "methods", "headers"])?;
     let name = fields.require("name").and_then(Field::read_text);

@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `TagRoute` kind.
+//! Reads the `leno.dev/v1alpha1` `TagRoute` kind.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,6 +15,7 @@ use super::request_condition::{read_match, read_tests, require_exactly_one_key};
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `TagRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TagRoute> {
     let fields = spec.read_fields(&[
         "service",
@@ -26,13 +27,13 @@ pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TagRout
     ])?;
     let name = TagRouteName { namespace: metadata.namespace, name: metadata.name };
     let scope = read_scope(&fields, &name.namespace);
-    let default_policies = fields.find("fallbackPolicy").map(read_fallback_policies);
+    let policies_read = fields.find("fallbackPolicy").map(read_fallback_policies);
     let elements =
         fields.find("rules").and_then(|rules| rules.read_list(MAX_RULES)).unwrap_or_default();
-    if !elements.is_empty() && default_policies.is_none() {
+    if !elements.is_empty() && policies_read.is_none() {
         fields.require("fallbackPolicy")?;
     }
-    let default_policies = default_policies.flatten().unwrap_or_default();
+    let default_policies = policies_read.flatten().unwrap_or_default();
     let mut rules = Vec::new();
     for (index, element) in elements.iter().enumerate() {
         let origin = rule_origin(&name, index);
@@ -51,11 +52,13 @@ fn is_empty_list(field: &Field<'_>) -> bool {
     matches!(field.value(), NodeValue::List(list) if list.is_empty())
 }
 
+/// Returns the origin of the rule with this index, counted from 0 in the order as written.
 fn rule_origin(name: &TagRouteName, index: usize) -> RuleOrigin {
     let index = u32::try_from(index).unwrap_or(u32::MAX);
     RuleOrigin { dialect: TagDialect::TagRoute, name: name.clone(), index }
 }
 
+/// Reads the scope: a service (and optionally one of its ports), the namespace, or the mesh.
 fn read_scope(fields: &MapFields<'_>, namespace: &Name) -> Option<TagScope> {
     let key = require_exactly_one_key(fields, &["service", "scope"])?;
     let port = fields.find("port");
@@ -107,6 +110,7 @@ fn read_fallback_policies(field: &Field<'_>) -> Option<Vec<FallbackPolicy>> {
     Some(policies.into_iter().flatten().collect())
 }
 
+/// Reads one of the `rules`. `default_policies` apply if the rule has no `fallbackPolicy`.
 fn read_rule(
     element: &Field<'_>,
     origin: RuleOrigin,
@@ -158,6 +162,7 @@ fn read_rule(
     })
 }
 
+/// Reads the conditions on the caller. The namespace of its service defaults to `namespace`.
 fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
     let fields = field.read_fields(&["service", "namespace", "tags"])?;
     let namespace = match fields.find("namespace") {
@@ -176,10 +181,11 @@ fn read_from(field: &Field<'_>, namespace: &Name) -> Option<CallerMatch> {
     Some(CallerMatch { service, tags, ..CallerMatch::default() })
 }
 
+/// Reads the targets among which requests are split by weight; at least one weight must be above 0.
 fn read_split(field: &Field<'_>) -> Option<TagSplit> {
     let elements = field.read_list(MAX_TARGETS)?;
     let targets: Vec<TagTarget> = elements.iter().filter_map(read_target).collect();
-    // If the lengths differ, an element has been rejected already.
+    // If the lengths differ, `read_target` has rejected an element, and this problem would only be its consequence.
     if targets.len() == elements.len() && targets.iter().all(|target| target.weight == 0) {
         field.reject("has no target with a weight above 0", "add one");
         return None;
@@ -187,6 +193,7 @@ fn read_split(field: &Field<'_>) -> Option<TagSplit> {
     Some(TagSplit { targets, weights: WeightUnit::Relative })
 }
 
+/// Reads one target of a split: a weight (1 by default), and the endpoints by tags or as a named set.
 fn read_target(element: &Field<'_>) -> Option<TagTarget> {
     let fields = element.read_fields(&["weight", "tags", "instances"])?;
     let weight = match fields.find("weight") {
@@ -202,6 +209,7 @@ fn read_target(element: &Field<'_>) -> Option<TagTarget> {
     Some(TagTarget { weight, set })
 }
 
+/// Reads the tags that the endpoints of a target must have; at least one.
 fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
     let tags = field.read_text_map();
     if tags.is_empty() {
@@ -211,6 +219,7 @@ fn read_tags(field: &Field<'_>) -> Option<BTreeMap<String, TagValue>> {
     Some(tags.into_iter().map(|(name, value)| (name, TagValue::Exact(value))).collect())
 }
 
+/// Reads the header or cookie that selects the target of a split by its value.
 fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
     let fields = field.read_fields(&["header", "cookie"])?;
     let key = require_exactly_one_key(&fields, &["header", "cookie"])?;
@@ -221,6 +230,7 @@ fn read_sticky(field: &Field<'_>) -> Option<StickyKey> {
     }
 }
 
+/// Reads the field `preferSameTag` as rules; empty if the field is absent.
 fn read_prefer_same_tag(fields: &MapFields<'_>, name: &TagRouteName) -> Vec<CallerRule> {
     let elements = fields.find("preferSameTag").and_then(|list| list.read_list(MAX_TARGETS));
     let elements = elements.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Reader of Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2` attached to services.
+//! Reads Gateway API `TLSRoute` `v1`, `v1alpha3` and `v1alpha2` attached to services.
 
 use leno_model::{HostPattern, RouteName, TlsRoute, TlsRule, WeightedBackend};
 
@@ -6,6 +6,7 @@ use super::ObjectMetadata;
 use super::http_route::{MAX_BACKENDS, read_backend, read_parents};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `TLSRoute`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<TlsRoute> {
     let fields = spec.read_fields(&["parentRefs", "hostnames", "rules"])?;
     let route = RouteName { namespace: metadata.namespace, name: metadata.name };
@@ -50,7 +51,8 @@ pub(super) fn read_hostnames(fields: &MapFields<'_>) -> Option<Vec<HostPattern>>
     (!hostnames.is_empty()).then_some(hostnames)
 }
 
-/// Reads a host name pattern. A name that is not ASCII gets a hint about its DNS form.
+/// Reads a host name pattern with `parse`. For a name that is not ASCII, the hint is to write its form in the DNS instead of
+/// `hint`.
 pub(super) fn read_host(
     field: &Field<'_>,
     parse: impl FnOnce(&str) -> Option<HostPattern>,

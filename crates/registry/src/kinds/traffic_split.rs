@@ -1,4 +1,4 @@
-//! Reader of SMI `TrafficSplit` `v1alpha2` and `v1alpha4`.
+//! Reads SMI `TrafficSplit` `v1alpha2` and `v1alpha4`.
 
 use leno_model::{
     Name, RouteGroupName, RouteName, RouteParent, ServiceName, SplitBackend, TrafficSplit,
@@ -8,6 +8,7 @@ use super::ObjectMetadata;
 use super::http_route::MAX_WEIGHT;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `TrafficSplit` of this API version.
 pub(super) fn read(
     metadata: ObjectMetadata,
     spec: &Field<'_>,
@@ -43,6 +44,7 @@ fn read_root(field: &Field<'_>, namespace: &Name) -> Option<ServiceName> {
     Some(root)
 }
 
+/// Reads the `backends`; at least one weight must be above 0.
 fn read_backends(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<SplitBackend>> {
     let field = fields.require("backends")?;
     let mut backends: Vec<SplitBackend> = Vec::new();
@@ -67,6 +69,7 @@ fn read_backends(fields: &MapFields<'_>, namespace: &Name) -> Option<Vec<SplitBa
     Some(backends)
 }
 
+/// Reads one of the `backends`: a service and its weight.
 fn read_backend(element: &Field<'_>, namespace: &Name) -> Option<SplitBackend> {
     let fields = element.read_fields(&["service", "weight"])?;
     let service = fields.require("service").and_then(|field| read_service(field, namespace));
@@ -95,6 +98,7 @@ fn parse_service(text: &str, own_namespace: &Name) -> Option<ServiceName> {
     labels.all(|label| suffix.next() == Some(&label)).then_some(ServiceName { namespace, name })
 }
 
+/// Parses a name without dots.
 fn parse_label(text: &str) -> Option<Name> {
     Name::new(text).ok().filter(|name| !name.as_str().contains('.'))
 }
@@ -129,6 +133,7 @@ fn read_groups(field: &Field<'_>, namespace: &Name, version: &str) -> Option<Vec
     Some(groups)
 }
 
+/// Reads a reference to an `HTTPRouteGroup` in the namespace of the split.
 fn read_group(element: &Field<'_>, namespace: &Name) -> Option<RouteGroupName> {
     let fields = element.read_fields(&["apiGroup", "kind", "name"])?;
     if let Some(group) = fields.find("apiGroup") {

@@ -1,4 +1,4 @@
-//! Reader of FSM's `TrafficWarmup` kind: slow start of new endpoints of the service with the same name.
+//! Reads FSM's `TrafficWarmup` kind: slow start of new endpoints of the service with the same name.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use leno_model::{
 use super::service_policy::{read_duration_or, read_number_or, read_percent_or};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `TrafficWarmup` as the equivalent load balancing of the service.
 pub(super) fn read(
     name: &ServicePolicyName,
     spec: &Field<'_>,
@@ -59,7 +60,10 @@ fn reject_nonlinear_growth(fields: &MapFields<'_>) {
     let is_linear = field.read_literal().and_then(|text| text.parse::<f64>().ok()) == Some(1.0);
     if !is_linear {
         field.reject(
-            format!("{} is not linear growth, and no other is supported", field.quoted_value()),
+            format!(
+                "{} is not linear growth, and no other growth is supported",
+                field.quoted_value()
+            ),
             "use 1, or remove it",
         );
     }

@@ -1,4 +1,5 @@
-//! Reader of `rateLimit.global` of OSM's `UpstreamTrafficSetting`: queries to Envoy's rate limit service.
+//! Reads `rateLimit.global` of OSM's `UpstreamTrafficSetting`: the rate limit service to which sidecars send descriptors
+//! of requests, with Envoy's rate limit service protocol.
 
 use std::time::Duration;
 
@@ -12,15 +13,16 @@ use super::request_condition::require_exactly_one_key;
 use super::service_policy::read_duration_or;
 use crate::field::{Field, MapFields};
 
-/// Reads `global`: the rate limit service, and the descriptors of every request.
-pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
-    let limit_fields = global.read_fields(&["tcp", "http"])?;
-    limit_fields.reject_unsupported(
+/// Reads the field `global`: the rate limit service, and the descriptors that are sent for all requests. Returns `None`
+/// after it has recorded the problems of an invalid field.
+pub(super) fn read_global_limit(global: &Field<'_>) -> Option<GlobalLimit> {
+    let global_fields = global.read_fields(&["tcp", "http"])?;
+    global_fields.reject_unsupported(
         "tcp",
-        "is not supported: a service counts requests here",
+        "is not supported: a rate limit service counts only requests",
         "remove it, and limit connections with `local.tcp`",
     );
-    let fields = limit_fields.require("http")?.read_fields(&[
+    let http_fields = global_fields.require("http")?.read_fields(&[
         "rateLimitService",
         "domain",
         "descriptors",
@@ -29,73 +31,80 @@ pub(super) fn read(global: &Field<'_>) -> Option<GlobalLimit> {
         "enableXRateLimitHeaders",
         "responseStatusCode",
     ])?;
-    let address = fields.require("rateLimitService").and_then(read_server);
+    let address = http_fields.require("rateLimitService").and_then(read_service_address);
     let (min, max) = (CheckService::MIN_TIMEOUT, CheckService::MAX_TIMEOUT);
-    let timeout = read_duration_or(&fields, "timeout", min, max, DEFAULT_TIMEOUT);
-    let is_fail_open = read_boolean_or(&fields, "failOpen", true)?;
+    let timeout = read_duration_or(&http_fields, "timeout", min, max, DEFAULT_TIMEOUT);
+    let is_fail_open = read_boolean_or(&http_fields, "failOpen", true)?;
     let failure_mode = if is_fail_open { FailureMode::Allow } else { FailureMode::Deny };
-    let check_service = CheckService { at: address?, timeout: timeout?, failure_mode };
-    let status = match fields.find("responseStatusCode") {
+    let check_service = CheckService { address: address?, timeout: timeout?, failure_mode };
+    let status = match http_fields.find("responseStatusCode") {
         Some(field) => Some(u16::try_from(field.read_number(400, 599)?).ok()?),
         None => None,
     };
     Some(GlobalLimit {
         check_service,
-        domain: fields.require("domain").and_then(Field::read_text)?.to_owned(),
-        descriptors: read_descriptors(&fields, &RequestMatch::default())?,
+        domain: http_fields.require("domain").and_then(Field::read_text)?.to_owned(),
+        descriptors: read_descriptors(&http_fields, &RequestMatch::default())?,
         response: FixedResponse { status, ..FixedResponse::default() },
-        rate_limit_headers: read_boolean_or(&fields, "enableXRateLimitHeaders", false)?,
+        rate_limit_headers: read_boolean_or(&http_fields, "enableXRateLimitHeaders", false)?,
     })
 }
 
-/// Reads the field `descriptors` for requests that match `base_match`; empty if the field is absent.
+/// Reads the field `descriptors`, which is sent for requests that match `base_match`. Returns an empty list if the field is
+/// absent, and `None` after it has recorded the problems of an invalid field.
 pub(super) fn read_descriptors(
     fields: &MapFields<'_>,
     base_match: &RequestMatch,
 ) -> Option<Vec<Descriptor>> {
     let Some(field) = fields.find("descriptors") else { return Some(Vec::new()) };
-    let elements = field.read_list(MAX_DESCRIPTORS)?;
-    elements.iter().map(|element| read_descriptor(element, base_match)).collect()
+    let descriptors = field.read_list(MAX_DESCRIPTORS)?;
+    descriptors.iter().map(|descriptor| read_descriptor(descriptor, base_match)).collect()
 }
 
-fn read_descriptor(element: &Field<'_>, base_match: &RequestMatch) -> Option<Descriptor> {
-    let elements = element.read_fields(&["entries"])?.require("entries")?.read_list(MAX_ENTRIES)?;
-    if elements.is_empty() {
-        element.reject("has no entries, so no descriptor is sent", "add one, or remove it");
+/// Reads one descriptor. It is sent for requests that match `base_match` and the headers of all `headerValueMatch`
+/// entries.
+fn read_descriptor(descriptor: &Field<'_>, base_match: &RequestMatch) -> Option<Descriptor> {
+    let entries =
+        descriptor.read_fields(&["entries"])?.require("entries")?.read_list(MAX_ENTRIES)?;
+    if entries.is_empty() {
+        descriptor.reject("has no entries, so no descriptor is sent", "add one, or remove it");
         return None;
     }
     let mut request_match = base_match.clone();
-    let entries: Option<Vec<_>> =
-        elements.iter().map(|element| read_entry(element, &mut request_match)).collect();
+    let descriptor_entries: Option<Vec<_>> =
+        entries.iter().map(|entry| read_entry(entry, &mut request_match)).collect();
+    // An empty list means all requests.
     let requests =
         if request_match == RequestMatch::default() { Vec::new() } else { vec![request_match] };
-    Some(Descriptor { requests, entries: entries?, hits_addend: 1 })
+    Some(Descriptor { requests, entries: descriptor_entries?, hits_addend: 1 })
 }
 
-/// Reads one of the four descriptor entry types and adds its conditions to `request_match`.
-fn read_entry(element: &Field<'_>, request_match: &mut RequestMatch) -> Option<DescriptorEntry> {
-    let keys = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
-    let element_fields = element.read_fields(&keys)?;
-    let type_key = require_exactly_one_key(&element_fields, &keys)?;
-    let field = element_fields.find(type_key)?;
-    let (default_key, value, fields) = match type_key {
+/// Reads a descriptor entry of one of the four types, and adds the headers of a `headerValueMatch` to `request_match`.
+fn read_entry(entry: &Field<'_>, request_match: &mut RequestMatch) -> Option<DescriptorEntry> {
+    let entry_types = ["genericKey", "remoteAddress", "requestHeader", "headerValueMatch"];
+    let entry_fields = entry.read_fields(&entry_types)?;
+    let entry_type = require_exactly_one_key(&entry_fields, &entry_types)?;
+    let type_field = entry_fields.find(entry_type)?;
+    let (default_key, value, type_fields) = match entry_type {
         "genericKey" => {
-            let fields = field.read_fields(&["value", "key"])?;
+            let fields = type_field.read_fields(&["value", "key"])?;
             ("generic_key", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
-        "remoteAddress" => ("remote_address", DescriptorValue::Address, field.read_fields(&[])?),
+        "remoteAddress" => {
+            ("remote_address", DescriptorValue::Address, type_field.read_fields(&[])?)
+        }
         "requestHeader" => {
-            let fields = field.read_fields(&["name", "key"])?;
+            let fields = type_field.read_fields(&["name", "key"])?;
             fields.require("key")?;
             let name = fields.require("name")?;
             ("", DescriptorValue::Header(read_header_name(name, name.read_text()?)?), fields)
         }
         _ => {
-            let fields = field.read_fields(&["value", "headers", "key", "expectMatch"])?;
+            let fields = type_field.read_fields(&["value", "headers", "key", "expectMatch"])?;
             if !read_boolean_or(&fields, "expectMatch", true)? {
-                field.reject(
-                    "describes requests that do not match, which is not supported",
-                    "remove `expectMatch`, and describe those that match",
+                type_field.reject(
+                    "describes requests without the headers, which is not supported",
+                    "remove `expectMatch`, and list headers that the requests have",
                 );
                 return None;
             }
@@ -105,31 +114,33 @@ fn read_entry(element: &Field<'_>, request_match: &mut RequestMatch) -> Option<D
             ("header_match", DescriptorValue::Text(read_required_text(&fields, "value")?), fields)
         }
     };
-    let key = match fields.find("key") {
+    let key = match type_fields.find("key") {
         Some(field) => field.read_text()?.to_owned(),
         None => default_key.to_owned(),
     };
     Some(DescriptorEntry { key, value })
 }
 
-fn read_header_match(element: &Field<'_>) -> Option<FieldMatch> {
+/// Reads one of the `headers` of a `headerValueMatch`. `ValueMatch` has no prefixes, suffixes, substrings and presence,
+/// so they become regular expressions for the whole value.
+fn read_header_match(header: &Field<'_>) -> Option<FieldMatch> {
     const MATCH_KEYS: [&str; 6] = ["exact", "prefix", "suffix", "regex", "contains", "present"];
-    let fields = element
+    let fields = header
         .read_fields(&["name", "exact", "prefix", "suffix", "regex", "contains", "present"])?;
-    let name = fields.require("name")?;
-    let name = read_header_name(name, name.read_text()?)?;
+    let name_field = fields.require("name")?;
+    let name = read_header_name(name_field, name_field.read_text()?)?;
     let match_key = require_exactly_one_key(&fields, &MATCH_KEYS)?;
-    let field = fields.find(match_key)?;
-    let read_escaped_text = || field.read_text().map(regex::escape);
+    let match_field = fields.find(match_key)?;
+    let read_escaped_text = || match_field.read_text().map(regex::escape);
     let value = match match_key {
-        "exact" => ValueMatch::Exact(field.read_text()?.to_owned()),
-        "regex" => ValueMatch::Regex(field.read_regex()?),
+        "exact" => ValueMatch::Exact(match_field.read_text()?.to_owned()),
+        "regex" => ValueMatch::Regex(match_field.read_regex()?),
         "prefix" => ValueMatch::Regex(format!("{}.*", read_escaped_text()?)),
         "suffix" => ValueMatch::Regex(format!(".*{}", read_escaped_text()?)),
         "contains" => ValueMatch::Regex(format!(".*{}.*", read_escaped_text()?)),
         _ => {
-            if !field.read_boolean()? {
-                field.reject("is false, which is not supported", "remove the header");
+            if !match_field.read_boolean()? {
+                match_field.reject("is false, which is not supported", "remove the header");
                 return None;
             }
             ValueMatch::Regex(".*".to_owned())
@@ -138,8 +149,10 @@ fn read_header_match(element: &Field<'_>) -> Option<FieldMatch> {
     Some(FieldMatch { name, value })
 }
 
-fn read_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
+/// Reads the field `rateLimitService`: the address of a server outside the mesh, which is called in plaintext as in OSM.
+fn read_service_address(field: &Field<'_>) -> Option<CheckServiceAddress> {
     let fields = field.read_fields(&["host", "port"])?;
+    // Both fields are read before a problem ends the read, so that the problems of both are reported.
     let host = fields.require("host");
     let port = fields.require("port").and_then(Field::read_port);
     let (host, port) = (host?, port?);
@@ -153,10 +166,12 @@ fn read_server(field: &Field<'_>) -> Option<CheckServiceAddress> {
     }
 }
 
+/// Reads a text that must be present.
 fn read_required_text(fields: &MapFields<'_>, key: &str) -> Option<String> {
     fields.require(key)?.read_text().map(str::to_owned)
 }
 
+/// Reads a boolean; `default` if the field is absent.
 fn read_boolean_or(fields: &MapFields<'_>, key: &str, default: bool) -> Option<bool> {
     match fields.find(key) {
         Some(field) => field.read_boolean(),
@@ -169,7 +184,7 @@ pub(super) fn path_pattern_match(pattern: String) -> RequestMatch {
     RequestMatch { path: PathMatch::Regex(pattern), ..RequestMatch::default() }
 }
 
-/// The schema's default timeout.
+/// The default timeout of the `UpstreamTrafficSetting` schema.
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
 /// Maximum number of descriptors per request, as in a `RateLimit`.
 const MAX_DESCRIPTORS: usize = 16;

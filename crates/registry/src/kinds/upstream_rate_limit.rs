@@ -1,23 +1,24 @@
-//! Reader of `rateLimit` and `httpRoutes` of an `UpstreamTrafficSetting`.
+//! Reads `rateLimit` and `httpRoutes` of an `UpstreamTrafficSetting` of OSM or FSM: local limits and global limits.
 
 use std::time::Duration;
 
 use leno_model::{Descriptor, FixedResponse, PathMatch, Rate, RateLimitKey, RateLimits, RateRule};
 
 use super::response::read_headers;
-use super::upstream_global_limit as global;
+use super::upstream_global_limit::{path_pattern_match, read_descriptors, read_global_limit};
 use crate::field::{Field, MapFields};
 
 /// The meaning of `burst`, which differs between OSM and FSM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BurstMeaning {
-    /// `burst` is added to the capacity of the bucket (OSM).
+    /// `burst` is added to the capacity of the token bucket, which is the number of requests per period (OSM).
     AddsToCapacity,
-    /// `burst` replaces the capacity of the bucket, unless it is 0 (FSM).
+    /// `burst` replaces the capacity of the token bucket, unless it is 0 (FSM).
     ReplacesCapacity,
 }
 
 impl BurstMeaning {
+    /// Returns the meaning for the document's `apiVersion`.
     pub(super) fn for_version(version: &str) -> Self {
         match version.starts_with("policy.flomesh.io/") {
             true => Self::ReplacesCapacity,
@@ -25,6 +26,7 @@ impl BurstMeaning {
         }
     }
 
+    /// Returns the capacity of the token bucket for a limit of `count` requests per period.
     fn bucket_size(self, count: u32, burst: u32) -> u32 {
         match (self, burst) {
             (Self::AddsToCapacity, burst) => count.saturating_add(burst),
@@ -44,8 +46,7 @@ pub(super) fn read(spec: &MapFields<'_>, burst_meaning: BurstMeaning) -> Option<
         if let Some(field) = global_field {
             let fields = field.read_fields(&["descriptors"])?;
             fields.require("descriptors")?;
-            descriptors
-                .extend(global::read_descriptors(&fields, &global::path_pattern_match(path))?);
+            descriptors.extend(read_descriptors(&fields, &path_pattern_match(path))?);
         }
     }
     let Some(field) = spec.find("rateLimit") else {
@@ -60,7 +61,7 @@ pub(super) fn read(spec: &MapFields<'_>, burst_meaning: BurstMeaning) -> Option<
     }
     if let Some(field) = fields.find("global") {
         // Envoy sends a route's descriptors instead of the general descriptors; Leno sends both.
-        let limit = global::read(field)?;
+        let limit = read_global_limit(field)?;
         if !limit.descriptors.is_empty() && !descriptors.is_empty() {
             field.reject(
                 "describes all requests, but routes have their own descriptors, which Envoy sends \
@@ -107,8 +108,8 @@ fn read_route<'a>(
     rules: &mut Vec<RateRule>,
 ) -> Option<(String, Option<Field<'a>>)> {
     let fields = route.read_fields(&["path", "rateLimit"])?;
-    let field = fields.require("path")?;
-    let path = field.read_regex()?;
+    let path_field = fields.require("path")?;
+    let path = path_field.read_regex()?;
     let has_same_path = |rule: &RateRule| {
         rule.requests.iter().any(|request| match &request.path {
             PathMatch::Regex(other_path) => *other_path == path,
@@ -116,28 +117,27 @@ fn read_route<'a>(
         })
     };
     if rules.iter().any(has_same_path) {
-        field.reject("has a limit in an earlier route", "remove one of the two");
+        path_field.reject("has a limit in an earlier route", "remove one of the two");
         return Some((path, None));
     }
-    let rate_limit = fields.find("rateLimit");
-    let limit_fields = match rate_limit {
+    let limit_fields = match fields.find("rateLimit") {
         Some(field) => Some(field.read_fields(&["local", "global"])?),
         None => None,
     };
-    let limit_field = |key| limit_fields.as_ref().and_then(|limit_fields| limit_fields.find(key));
-    let (local, global) = (limit_field("local"), limit_field("global"));
-    if local.is_none() && global.is_none() {
+    let find_limit = |key| limit_fields.as_ref().and_then(|limit_fields| limit_fields.find(key));
+    let (local_field, global_field) = (find_limit("local"), find_limit("global"));
+    if local_field.is_none() && global_field.is_none() {
         route.reject("has no limits", "add `rateLimit`, or remove the route");
     }
-    if let Some(local) = local {
-        let rule = read_request_limit(local, format!("httpRoutes[{index}]"), burst_meaning)?;
+    if let Some(local_field) = local_field {
+        let rule = read_request_limit(local_field, format!("httpRoutes[{index}]"), burst_meaning)?;
         rules.push(RateRule {
-            requests: vec![global::path_pattern_match(path.clone())],
+            requests: vec![path_pattern_match(path.clone())],
             stop: true,
             ..rule
         });
     }
-    Some((path, global.cloned()))
+    Some((path, global_field.cloned()))
 }
 
 /// Reads the local limits, which each sidecar counts by itself, into `limits`.
@@ -148,8 +148,8 @@ fn read_local_limits(
 ) -> Option<()> {
     let fields = local.read_fields(&["tcp", "http"])?;
     if let Some(tcp) = fields.find("tcp") {
-        let fields = tcp.read_fields(&["connections", "unit", "burst"])?;
-        limits.connections = Some(read_rate(&fields, "connections", burst_meaning)?);
+        let tcp_fields = tcp.read_fields(&["connections", "unit", "burst"])?;
+        limits.connections = Some(read_rate(&tcp_fields, "connections", burst_meaning)?);
     }
     if let Some(http) = fields.find("http") {
         let rule = read_request_limit(http, "rateLimit.local.http".to_owned(), burst_meaning)?;
@@ -161,6 +161,7 @@ fn read_local_limits(
     Some(())
 }
 
+/// Returns the elements of `httpRoutes`; empty if the field is absent.
 fn read_route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
     match spec.find("httpRoutes") {
         Some(field) => field.read_list(MAX_ROUTES),
@@ -168,6 +169,7 @@ fn read_route_list<'a>(spec: &MapFields<'a>) -> Option<Vec<Field<'a>>> {
     }
 }
 
+/// Reads a limit of requests per period as a rule with this name, which applies to all requests.
 fn read_request_limit(
     field: &Field<'_>,
     name: String,
@@ -207,18 +209,20 @@ fn read_request_limit(
     })
 }
 
+/// Reads the number of tokens from the field `key`, the period from `unit`, and the capacity of the bucket from
+/// `burst`.
 fn read_rate(fields: &MapFields<'_>, key: &str, burst_meaning: BurstMeaning) -> Option<Rate> {
     let count = fields.require(key).and_then(|field| field.read_number(1, Rate::MAX_TOKENS));
-    let window = fields.require("unit").and_then(|field| field.read_choice(UNITS));
+    let period = fields.require("unit").and_then(|field| field.read_choice(UNITS));
     let burst = match fields.find("burst") {
         Some(field) => field.read_number(0, Rate::MAX_TOKENS)?,
         None => 0,
     };
     let count = count?;
-    Some(Rate { count, period: window?, burst: burst_meaning.bucket_size(count, burst) })
+    Some(Rate { count, period: period?, burst: burst_meaning.bucket_size(count, burst) })
 }
 
-/// The values of `unit`, and the lengths of their windows.
+/// The values of `unit`, and the periods that they mean.
 const UNITS: &[(&str, Duration)] = &[
     ("second", Duration::from_secs(1)),
     ("minute", Duration::from_secs(60)),

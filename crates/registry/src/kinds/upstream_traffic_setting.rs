@@ -1,9 +1,9 @@
-//! Reader of the `UpstreamTrafficSetting` kind of `policy.openservicemesh.io` and `policy.flomesh.io`.
+//! Reads the `UpstreamTrafficSetting` kind of OSM (`policy.openservicemesh.io`) and FSM (`policy.flomesh.io`).
 
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, FailureClasses, FailureThreshold, FixedResponse, Name, PolicyScope, RateLimits,
+    CircuitBreaker, FailureClasses, FixedResponse, Name, PolicyScope, RateLimits, RequestThreshold,
     RouteParent, ServiceName, SlowRequests, TripConditions,
 };
 
@@ -16,6 +16,7 @@ use super::service_policy::{read_duration_within, read_limit, read_share};
 use super::upstream_rate_limit::{self, BurstMeaning};
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of an `UpstreamTrafficSetting`: its service, the circuit breaker, and the rate limits.
 pub(super) fn read(
     namespace: &Name,
     burst_meaning: BurstMeaning,
@@ -36,6 +37,7 @@ pub(super) fn read(
     Some((PolicyScope::Services(vec![parent]), (circuit_breaker, limits)))
 }
 
+/// Reads the limits of connections and requests, and the conditions that open the circuit.
 fn read_connection_settings(settings: &Field<'_>) -> Option<CircuitBreaker> {
     let fields = settings.read_fields(&["tcp", "http"])?;
     let mut circuit_breaker = CircuitBreaker::default();
@@ -66,7 +68,7 @@ fn read_http_settings(field: &Field<'_>, circuit_breaker: &mut CircuitBreaker) -
         "maxRetries",
         "circuitBreaking",
     ])?;
-    // The maximum is the schema's default, and means "no limit".
+    // The default of the schema is the largest number, which means "no limit" and is accepted.
     if read_limit(&fields, "maxRequestsPerConnection", 0)?.is_some_and(|max| is_bounded(&max)) {
         fields.reject_unsupported(
             "maxRequestsPerConnection",
@@ -111,7 +113,7 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
     let failure_threshold =
         read_failure_threshold(&fields, "errorAmountThreshold", "errorRatioThreshold")?;
     let slow = read_slow_requests(&fields)?;
-    if failure_threshold == FailureThreshold::default() && slow.is_none() {
+    if failure_threshold == RequestThreshold::default() && slow.is_none() {
         field.reject("never opens", "add `errorRatioThreshold` or another threshold");
     }
     let status = match fields.find("degradedStatusCode") {
@@ -136,17 +138,19 @@ fn read_circuit_breaking(field: &Field<'_>) -> Option<(TripConditions, FixedResp
             ..FailureClasses::default()
         },
         window,
-        // Buckets of one second, as in the original implementation.
+        // Buckets of one second, as in FSM.
         buckets: u8::try_from(window.as_secs().clamp(1, 60)).ok()?,
         min_requests: min_requests?,
         failure_threshold,
         consecutive_failures: None,
-        slow,
+        slow_requests: slow,
         open_duration: open_duration?,
         half_open_requests: 1,
     };
-    let body = Some(body.unwrap_or_else(|| DEFAULT_BODY.to_owned()));
-    Some((trip, FixedResponse { status: Some(status), body, headers: Vec::new() }))
+    let response_body = body.unwrap_or_else(|| DEFAULT_BODY.to_owned());
+    let response =
+        FixedResponse { status: Some(status), body: Some(response_body), headers: Vec::new() };
+    Some((trip, response))
 }
 
 /// Reads the conditions for slow requests; `Some(None)` without a threshold for them.
@@ -154,7 +158,7 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
     let threshold = read_failure_threshold(fields, "slowAmountThreshold", "slowRatioThreshold")?;
     let min_duration = match fields.find("slowTimeThreshold") {
         Some(field) => {
-            if threshold == FailureThreshold::default() {
+            if threshold == RequestThreshold::default() {
                 field.reject("has no effect alone", "add `slowRatioThreshold`, or remove it");
             }
             read_slow_threshold(field)?
@@ -162,7 +166,7 @@ fn read_slow_requests(fields: &MapFields<'_>) -> Option<Option<SlowRequests>> {
         None => DEFAULT_SLOW_THRESHOLD,
     };
     Some(
-        (threshold != FailureThreshold::default())
+        (threshold != RequestThreshold::default())
             .then_some(SlowRequests { min_duration, threshold }),
     )
 }
@@ -173,7 +177,7 @@ fn read_failure_threshold(
     fields: &MapFields<'_>,
     amount_key: &str,
     ratio_key: &str,
-) -> Option<FailureThreshold> {
+) -> Option<RequestThreshold> {
     let share_ppm = match fields.find(ratio_key) {
         Some(field) => match read_share(field)? {
             0 => {
@@ -188,7 +192,7 @@ fn read_failure_threshold(
         Some(field) => Some(field.read_number(1, MAX_REQUEST_COUNT)?),
         None => None,
     };
-    Some(FailureThreshold { share_ppm, count })
+    Some(RequestThreshold { share_ppm, count })
 }
 
 /// Reads `NAME.NAMESPACE`, with or without a cluster domain suffix. A service of another namespace is rejected.

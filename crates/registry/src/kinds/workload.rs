@@ -1,4 +1,4 @@
-//! Reader of the `leno.dev/v1alpha1` `Workload` kind.
+//! Reads the `leno.dev/v1alpha1` `Workload` kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,6 +14,7 @@ use super::service_policy::read_number_or;
 use crate::document::NodeValue;
 use crate::field::{Field, MapFields};
 
+/// Reads the `spec` of a `Workload`.
 pub(super) fn read(metadata: ObjectMetadata, spec: &Field<'_>) -> Option<Workload> {
     let fields = spec.read_fields(SUPPORTED_FIELDS)?;
     let account = match fields.find("serviceAccount") {
@@ -67,6 +68,7 @@ fn check_account(fields: &MapFields<'_>, namespace: &Name, name: &Name) -> bool 
     !is_reserved
 }
 
+/// Reads the address at which the sidecar reaches the application.
 fn read_address(field: &Field<'_>) -> Option<IpAddr> {
     let address: IpAddr = field.read_with(
         |text| text.parse().ok(),
@@ -83,6 +85,7 @@ fn read_address(field: &Field<'_>) -> Option<IpAddr> {
     Some(address)
 }
 
+/// Reads the ports of the application; empty if the field is absent. Numbers and names must be distinct.
 fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
     let Some(elements) = fields.find("ports").and_then(|ports| ports.read_list(MAX_PORTS)) else {
         return Vec::new();
@@ -103,6 +106,7 @@ fn read_ports(fields: &MapFields<'_>) -> Vec<WorkloadPort> {
     ports
 }
 
+/// Reads one of the `ports`. The protocol defaults to detection.
 fn read_port(element: &Field<'_>) -> Option<WorkloadPort> {
     let fields = element.read_fields(&["name", "port", "protocol"])?;
     let name = fields.find("name").map(Field::read_label);
@@ -158,10 +162,10 @@ fn read_command(field: &Field<'_>) -> Vec<String> {
 /// Returns the hint for a command that is one text: the list of its words, if a shell would interpret none of its
 /// characters.
 fn command_hint(text: &str) -> String {
-    let is_plain =
+    let is_literal =
         |character: char| character.is_ascii_alphanumeric() || " -_./:=@%+,".contains(character);
     let words: Vec<String> = text.split_whitespace().map(|word| format!("{word:?}")).collect();
-    let list_text = match text.chars().all(is_plain) && text.len() <= MAX_RUN_TEXT_BYTES {
+    let list_text = match text.chars().all(is_literal) && text.len() <= MAX_RUN_TEXT_BYTES {
         true if !words.is_empty() => format!(": [{}]", words.join(", ")),
         _ => "; for a shell: [\"sh\", \"-c\", \"COMMAND\"]".to_owned(),
     };
@@ -188,6 +192,7 @@ fn read_run_options(fields: &MapFields<'_>, ports: &[WorkloadPort]) -> RunOption
     }
 }
 
+/// Reads the absolute path of the command's working directory.
 fn read_directory(field: &Field<'_>) -> Option<String> {
     let text = field.read_literal()?;
     if !text.starts_with('/') {
@@ -200,6 +205,7 @@ fn read_directory(field: &Field<'_>) -> Option<String> {
     Some(text)
 }
 
+/// Reads the user that runs the command.
 fn read_user(field: &Field<'_>) -> Option<RunUser> {
     let text = field.read_literal()?;
     let user = parse_user(&text);
@@ -230,17 +236,16 @@ fn parse_user(text: &str) -> Option<RunUser> {
 /// Reads the readiness check of the command: an HTTP GET to a port of the workload; the default path is `/`.
 fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> {
     let fields = field.read_fields(&["httpGet"])?;
-    let http_get = fields.require("httpGet")?;
-    let fields = http_get.read_fields(&["port", "path"])?;
-    let port = fields.require("port")?;
-    let port_number = port.read_port()?;
+    let http_get_fields = fields.require("httpGet")?.read_fields(&["port", "path"])?;
+    let port_field = http_get_fields.require("port")?;
+    let port_number = port_field.read_port()?;
     if !ports.iter().any(|workload_port| workload_port.port == port_number) {
-        port.reject(
+        port_field.reject(
             format!("{port_number} is not a port of the workload"),
             "use the number of one of `ports`",
         );
     }
-    let path = match fields.find("path") {
+    let path = match http_get_fields.find("path") {
         None => "/".to_owned(),
         Some(field) => {
             let path = field.read_literal()?;
@@ -255,6 +260,8 @@ fn read_readiness(field: &Field<'_>, ports: &[WorkloadPort]) -> Option<HttpGet> 
     Some(HttpGet { port: port_number, path })
 }
 
+/// Reads the `outbound` listeners: addresses at which the sidecar accepts the application's connections to one
+/// service.
 fn read_listeners(fields: &MapFields<'_>, namespace: &Name) -> Vec<OutboundListener> {
     let elements = fields.find("outbound").and_then(|field| field.read_list(MAX_LISTENERS));
     let mut outbound_listeners: Vec<OutboundListener> = Vec::new();
@@ -273,6 +280,7 @@ fn read_listeners(fields: &MapFields<'_>, namespace: &Name) -> Vec<OutboundListe
     outbound_listeners
 }
 
+/// Reads one of the `outbound` listeners. The service's namespace defaults to the workload's.
 fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListener> {
     let fields = element.read_fields(&["service", "port", "listen"])?;
     let service = fields.require("service").and_then(|field| {
@@ -287,6 +295,7 @@ fn read_listener(element: &Field<'_>, namespace: &Name) -> Option<OutboundListen
     Some(OutboundListener { service: service?, port: port?, listen: listen_address? })
 }
 
+/// Reads the address and port of an outbound listener.
 fn read_listen_address(field: &Field<'_>) -> Option<SocketAddr> {
     let listen_address: SocketAddr = field.read_with(
         |text| text.parse().ok(),
@@ -332,7 +341,8 @@ fn reject_listeners_on_own_ports(
     }
 }
 
-/// Parses `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`.
+/// Parses `name`, `name.namespace` and the longer forms up to `name.namespace.svc.cluster.local`; without a namespace, the
+/// service is in `namespace`.
 fn parse_service_name(text: &str, namespace: &Name) -> Option<ServiceName> {
     let mut labels = text.split('.');
     let name = Name::new(labels.next()?).ok()?;

@@ -1,4 +1,5 @@
-//! Warnings about inbound authorization: default policies of namespaces and workloads, and access policies.
+//! Warns about inbound authorization: settings of namespaces and workloads that have no effect, and access policies that
+//! match no workload or no request.
 
 use leno_model::{
     AccessPolicy, DefaultPolicy, MeshConfig, PolicyAction, PolicyRule, PortSet, Protocol,
@@ -7,7 +8,7 @@ use leno_model::{
 
 use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, WarningCollector};
-use crate::rejected::{DocumentLocation, Warning};
+use crate::rejections::{DocumentLocation, Warning};
 
 impl ObjectIndex<'_> {
     /// Warns about namespaces with settings but without workloads.
@@ -47,7 +48,7 @@ impl ObjectIndex<'_> {
         }
     }
 
-    /// Warns about a workload with settings below the mesh minimum.
+    /// Warns about the settings of a workload that are weaker than the `floor` of the `MeshConfig`, which replaces them.
     pub(super) fn lint_floor(&self, workload: &Workload, collector: &mut WarningCollector<'_>) {
         for setting in self.mesh_config.overridden_in(&workload.name.namespace, workload.admission)
         {
@@ -55,14 +56,14 @@ impl ObjectIndex<'_> {
                 format!("spec.{}", setting.field),
                 format!(
                     "is below the floor of the MeshConfig, and {} is in force",
-                    setting.in_force
+                    setting.effective
                 ),
-                format!("use {}, or remove the field", setting.in_force),
+                format!("use {}, or remove the field", setting.effective),
             );
         }
     }
 
-    /// Warns about a workload that denies by default and to which no policy allows access.
+    /// Warns about a workload that denies by default and has an account that no policy names as a client or a server.
     pub(super) fn lint_missing_policy(
         &self,
         workload: &Workload,
@@ -72,8 +73,8 @@ impl ObjectIndex<'_> {
         let default_policy = self.mesh_config.default_policy_of(workload);
         let allows_access = |policy: &&AccessPolicy| {
             let mut rules = policy.rules.iter();
-            let allows_access = rules.any(|rule| rule.action == PolicyAction::Allow);
-            policy.selects_account(account) && allows_access || policy.allows_any_from(account)
+            let has_allow_rule = rules.any(|rule| rule.action == PolicyAction::Allow);
+            policy.selects_account(account) && has_allow_rule || policy.allows_any_from(account)
         };
         let is_target = self.target_accounts.contains(account)
             || self.access_policies.iter().any(allows_access);
@@ -113,7 +114,7 @@ impl ObjectIndex<'_> {
                         namespace,
                         name,
                         existing_names!(self.accounts.iter()),
-                        "add a Workload with it",
+                        "add a Workload with this account",
                     ),
                 );
             }
@@ -128,6 +129,7 @@ impl ObjectIndex<'_> {
                 "move the policy to the namespace of the called workloads",
             );
         }
+        // The numbers of deny rules and allow rules so far: `spec.deny` and `spec.allow` are separate lists.
         let mut rule_counts = [0, 0];
         for rule in &policy.rules {
             let count = &mut rule_counts[usize::from(rule.action == PolicyAction::Allow)];
@@ -206,22 +208,22 @@ impl ObjectIndex<'_> {
     }
 }
 
-/// Warns about a rule without effect because an earlier rule of the policy covers its requests.
+/// Warns about a rule without effect because a preceding rule of the policy decides about all of its requests.
 fn lint_shadowed_rule(
     policy: &AccessPolicy,
     rule: &PolicyRule,
     field: &str,
     collector: &mut WarningCollector<'_>,
 ) {
-    let shadows = |preceding_rule: &&PolicyRule| {
-        !preceding_rule.is_about_requests()
+    let decides_first = |preceding_rule: &&PolicyRule| {
+        !preceding_rule.matches_by_request()
             && (preceding_rule.ports == PortSet::All || preceding_rule.ports == rule.ports)
             && (preceding_rule.peers.is_empty() || preceding_rule.peers == rule.peers)
             && (preceding_rule.action == rule.action || preceding_rule.action == PolicyAction::Deny)
     };
     let mut preceding_rules =
         policy.rules.iter().take_while(|preceding_rule| !std::ptr::eq(*preceding_rule, rule));
-    if let Some(preceding_rule) = preceding_rules.find(shadows) {
+    if let Some(preceding_rule) = preceding_rules.find(decides_first) {
         collector.add_warning(
             field.to_owned(),
             format!(

@@ -1,4 +1,5 @@
-//! Warnings about regular expressions that are probably written for partial matches: Leno compares the whole value.
+//! Warns about regular expressions that are probably written for partial matches: Leno compares an expression with the
+//! whole value, not with a part of it.
 
 use leno_model::{
     AccessPolicy, FieldMatch, HttpRoute, HttpRouteGroup, PathMatch, RequestMatch, RouteKind,
@@ -7,9 +8,10 @@ use leno_model::{
 
 use super::WarningCollector;
 
+/// Warns about the matches of an `HTTPRoute`.
 pub(super) fn lint_route(route: &HttpRoute, collector: &mut WarningCollector<'_>) {
     if route.kind != RouteKind::Http {
-        // The reader of a GRPCRoute builds the path from the method match.
+        // The path of a GRPCRoute was built from its method match, so its author wrote no path expression.
         return;
     }
     for (rule, rule_index) in route.rules.iter().zip(0..) {
@@ -19,6 +21,7 @@ pub(super) fn lint_route(route: &HttpRoute, collector: &mut WarningCollector<'_>
     }
 }
 
+/// Warns about the matches of an `HTTPRouteGroup`.
 pub(super) fn lint_group(group: &HttpRouteGroup, collector: &mut WarningCollector<'_>) {
     for (named_match, index) in group.matches.iter().zip(0..) {
         let field = format!("spec.matches[{index}]");
@@ -31,6 +34,7 @@ pub(super) fn lint_group(group: &HttpRouteGroup, collector: &mut WarningCollecto
     }
 }
 
+/// Warns about the paths of an `UpstreamTrafficSetting`, and about the matches of a `FaultInjection` or `RateLimit`.
 pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
     let is_osm = policy.name.kind == ServicePolicyKind::UpstreamTrafficSetting;
     if is_osm && let Some(limits) = policy.rule.rate_limits() {
@@ -42,21 +46,23 @@ pub(super) fn lint_policy(policy: &ServicePolicy, collector: &mut WarningCollect
         }
         return;
     }
-    let rules: Vec<&[RequestMatch]> = match &policy.rule {
+    let matches_by_rule: Vec<&[RequestMatch]> = match &policy.rule {
         ServiceRule::FaultInjection(rules) => rules.iter().map(|rule| &rule.requests[..]).collect(),
         ServiceRule::RateLimit(limits) => {
             limits.rules.iter().map(|rule| &rule.requests[..]).collect()
         }
         _ => Vec::new(),
     };
-    for (requests, rule_index) in rules.iter().zip(0..) {
+    for (requests, rule_index) in matches_by_rule.iter().zip(0..) {
         for (request, index) in requests.iter().zip(0..) {
             lint_request(request, &format!("spec.rules[{rule_index}].matches[{index}]"), collector);
         }
     }
 }
 
+/// Warns about the requests in the rules of an `AccessPolicy`.
 pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollector<'_>) {
+    // The numbers of deny rules and allow rules so far: `spec.deny` and `spec.allow` are separate lists.
     let mut rule_counts = [0, 0];
     for rule in &policy.rules {
         let count = &mut rule_counts[usize::from(rule.action == leno_model::PolicyAction::Allow)];
@@ -68,6 +74,7 @@ pub(super) fn lint_access(policy: &AccessPolicy, collector: &mut WarningCollecto
     }
 }
 
+/// Warns about the expressions for path, headers and query parameters in one match.
 fn lint_request(request: &RequestMatch, field: &str, collector: &mut WarningCollector<'_>) {
     if let PathMatch::Regex(path) = &request.path {
         lint_path(path, format!("{field}.path.value"), collector);
@@ -80,6 +87,8 @@ fn lint_request(request: &RequestMatch, field: &str, collector: &mut WarningColl
     }
 }
 
+/// Warns about anchors in a path expression, an expression that cannot match any path, and an expression that is a
+/// plain path, which does not match paths below it.
 fn lint_path(path: &str, field: String, collector: &mut WarningCollector<'_>) {
     lint_anchors(path, &field, collector);
     let unanchored_path = path.strip_prefix('^').unwrap_or(path);
@@ -101,6 +110,7 @@ fn lint_path(path: &str, field: String, collector: &mut WarningCollector<'_>) {
     }
 }
 
+/// Warns about anchors in the expression for a header or query parameter, and about an unescaped dot in a host name.
 fn lint_field(field_match: &FieldMatch, field: &str, collector: &mut WarningCollector<'_>) {
     let ValueMatch::Regex(value) = &field_match.value else { return };
     lint_anchors(value, field, collector);

@@ -1,4 +1,4 @@
-//! Warnings about request checks: references to check services, and rules that match token claims on ports without
+//! Warns about request checks: references to check services, and rules that match token claims on ports without
 //! token verification.
 
 use leno_model::{
@@ -24,7 +24,7 @@ impl ObjectIndex<'_> {
         let global_limit = policy.rule.rate_limits().and_then(|limits| limits.global.as_deref());
         let rate_limit = global_limit.map(|limit| (&limit.check_service, "spec.global.service"));
         for (check_service, field) in authorization.into_iter().chain(rate_limit) {
-            let CheckServiceAddress::Service { service, port } = &check_service.at else {
+            let CheckServiceAddress::Service { service, port } = &check_service.address else {
                 continue;
             };
             let (field, port) = (field.to_owned(), *port);

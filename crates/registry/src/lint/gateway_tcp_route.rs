@@ -1,4 +1,4 @@
-//! Warnings about TCP routes of the Gateway API: references, and objects that take precedence.
+//! Warns about Gateway API `TCPRoute`s: references to missing objects, and routes that take precedence.
 
 use leno_model::GatewayTcpRoute;
 

@@ -1,5 +1,5 @@
-//! Warnings about service policies: missing targets, policies that other policies override, and policies without
-//! effect on any port.
+//! Warns about service policies: missing targets, policies that other policies override, and policies without effect on
+//! any port. Implements [`PolicyContext`], from which the model computes these conflicts, for a set of objects.
 
 use leno_model::{
     AccessPolicy, AttachedRoutes, ConflictStatus, Destinations, NoEffect, NoEffectCause,
@@ -11,6 +11,8 @@ use super::suggestion::{existing_names, suggest_name};
 use super::{ObjectIndex, ServiceReference, WarningCollector, selects_workload};
 
 impl ObjectIndex<'_> {
+    /// Warns about missing target services and ports, about a policy that has no effect or that another policy
+    /// overrides, about connection limits of HTTP ports, and about the check service.
     pub(super) fn lint_service_policy(
         &self,
         policy: &ServicePolicy,
@@ -46,12 +48,12 @@ impl ObjectIndex<'_> {
         if !has_breaker_limit && !has_rate_limit {
             return;
         }
-        let affected_ports = self.services.iter().flat_map(|(name, service)| {
+        let targeted_ports = self.services.iter().flat_map(|(name, service)| {
             let ports = service.ports.iter();
             let targets = ports.filter(|port| policy.specificity_for(name, port.port).is_some());
             targets.map(|port| (*service, port))
         });
-        let affected_ports: Vec<(&Service, &ServicePort)> = affected_ports.collect();
+        let affected_ports: Vec<(&Service, &ServicePort)> = targeted_ports.collect();
         if affected_ports.is_empty()
             || affected_ports.iter().any(|(service, port)| self.may_be_opaque(service, port))
         {
@@ -133,9 +135,9 @@ impl ObjectIndex<'_> {
 
     /// Warns about a policy that another one overrides on every target.
     fn lint_shadowed(&self, policy: &ServicePolicy, collector: &mut WarningCollector<'_>) {
-        let services = self.services.iter();
-        let services = services.filter(|(name, _)| name.namespace == policy.name.namespace);
-        let ports = services
+        let all_services = self.services.iter();
+        let own_services = all_services.filter(|(name, _)| name.namespace == policy.name.namespace);
+        let ports = own_services
             .flat_map(|(name, service)| service.ports.iter().map(move |port| (*name, port.port)));
         match ConflictStatus::for_policy(policy, ports, self) {
             ConflictStatus::Overridden(preceding_policy) => collector.add_warning(
@@ -162,16 +164,16 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
     fn port_destinations(&self, service: &ServiceName, port: u16) -> Destinations {
         let has_parent =
             |parents: &[RouteParent]| parents.iter().any(|parent| parent.service == *service);
-        let requests = self.routes.iter().copied().filter(|route| has_parent(&route.parents));
-        let tcp =
+        let request_routes = self.routes.iter().copied().filter(|route| has_parent(&route.parents));
+        let tcp_routes =
             self.gateway_tcp_routes.iter().copied().filter(|route| has_parent(&route.parents));
-        let tls = self.tls_routes.iter().copied().filter(|route| has_parent(&route.parents));
+        let tls_routes = self.tls_routes.iter().copied().filter(|route| has_parent(&route.parents));
         let splits =
             self.traffic_splits.iter().copied().filter(|split| split.root.service == *service);
         let attached_routes = AttachedRoutes {
-            request_routes: requests.collect(),
-            tcp_routes: tcp.collect(),
-            tls_routes: tls.collect(),
+            request_routes: request_routes.collect(),
+            tcp_routes: tcp_routes.collect(),
+            tls_routes: tls_routes.collect(),
             splits: splits.collect(),
         };
         let is_opaque = self.is_opaque(service, port);
@@ -184,18 +186,21 @@ impl<'a> PolicyContext<'a> for ObjectIndex<'a> {
 
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let Some(service_object) = self.services.get(service) else { return false };
-        let Some(port) = service_object.ports.iter().find(|service_port| service_port.port == port)
+        let Some(own_port) =
+            service_object.ports.iter().find(|service_port| service_port.port == port)
         else {
             return false;
         };
         let workloads =
             self.workloads.iter().filter(|workload| selects_workload(service_object, workload));
         workloads.into_iter().any(|workload| {
-            let number = port.target.number_at(workload);
-            let other_services = self.services.values().filter(|other| other.name != *service);
-            let other_services = other_services.filter(|other| selects_workload(other, workload));
-            let mut ports = other_services.flat_map(|other| &other.ports);
-            ports.any(|port| port.target.number_at(workload) == number)
+            let target_number = own_port.target.number_at(workload);
+            let sharing_services = self
+                .services
+                .values()
+                .filter(|other| other.name != *service && selects_workload(other, workload));
+            let mut other_ports = sharing_services.flat_map(|other| &other.ports);
+            other_ports.any(|other| other.target.number_at(workload) == target_number)
         })
     }
 
@@ -218,10 +223,10 @@ impl ObjectIndex<'_> {
     /// True if the port carries TCP that sidecars do not parse as HTTP.
     fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
         let Some(service_object) = self.services.get(service) else { return false };
-        let port = service_object.ports.iter().find(|service_port| service_port.port == port);
-        port.is_some_and(|port| match self.declared_protocol(service_object, port) {
+        let own_port = service_object.ports.iter().find(|service_port| service_port.port == port);
+        own_port.is_some_and(|own_port| match self.declared_protocol(service_object, own_port) {
             Some(Protocol::Detect) | None => {
-                self.is_opaque_by_convention(&service_object.name, port)
+                self.is_opaque_by_convention(&service_object.name, own_port)
             }
             Some(protocol) => protocol == Protocol::Tcp,
         })
@@ -263,11 +268,10 @@ impl ObjectIndex<'_> {
     /// True if a workload behind the port may parse its requests: it declares another protocol than TCP, or a service
     /// targets the same workload port with another protocol.
     fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
-        let service_object = self.services.get(service);
-        let Some((service_object, port)) = service_object.and_then(|object| {
-            let service_port = object.ports.iter().find(|candidate| candidate.port == port)?;
-            Some((object, service_port))
-        }) else {
+        let Some(service_object) = self.services.get(service) else { return false };
+        let Some(own_port) =
+            service_object.ports.iter().find(|service_port| service_port.port == port)
+        else {
             return false;
         };
         self.workloads.iter().filter(|workload| selects_workload(service_object, workload)).any(
@@ -278,20 +282,23 @@ impl ObjectIndex<'_> {
                     .flat_map(|other| other.ports.iter().map(|port| (&other.name, port)));
                 let parsed_ports =
                     other_ports.filter(|(name, port)| !self.is_opaque(name, port.port));
-                port.target.sees_requests_at(workload, parsed_ports.map(|(_, port)| &port.target))
+                own_port
+                    .target
+                    .sees_requests_at(workload, parsed_ports.map(|(_, port)| &port.target))
             },
         )
     }
 }
 
-/// Returns the field of a policy that names a service.
+/// Returns the path of the field that names the service in a policy; that of the policy's name if the policy applies to its
+/// whole namespace.
 fn target_field(policy: &ServicePolicy, service: &ServiceName) -> String {
     let PolicyScope::Services(targets) = &policy.scope else { return "metadata.name".to_owned() };
     let index = targets.iter().position(|target| target.service == *service).unwrap_or_default();
     target_path(policy.name.kind, index)
 }
 
-/// Returns the field of the policy's target with this index.
+/// Returns the path of the field with the policy's target at this index.
 fn target_path(kind: ServicePolicyKind, index: usize) -> String {
     match kind {
         ServicePolicyKind::UpstreamTrafficSetting => "spec".to_owned(),

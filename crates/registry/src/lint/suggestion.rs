@@ -1,4 +1,4 @@
-//! Hints for a reference to a missing object: a similar name, or another namespace.
+//! Builds hints for references to missing objects: a similar name, or the same name in another namespace.
 
 use leno_model::Name;
 

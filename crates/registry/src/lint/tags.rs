@@ -1,4 +1,5 @@
-//! Warnings about tag rules: rules without effect, and tags that no workload has.
+//! Warns about the rules of `TagRoute`, `SermantRouteRule` and `Lane` objects: rules without effect, and tags that no
+//! workload has.
 
 use std::collections::BTreeSet;
 
@@ -24,12 +25,12 @@ impl ObjectIndex<'_> {
         }
         lint_shadowed(&route.rules, collector);
         self.lint_tags(&route.scope, &route.rules, "split", collector);
-        let field = match route.scope {
+        let scope_field = match route.scope {
             TagScope::Service(..) => "spec.service",
             TagScope::Namespace(_) | TagScope::Mesh => "spec.scope",
         };
         self.lint_effects(
-            field,
+            scope_field,
             &[(&route.scope, TagEffects::from_rules(&route.rules, &[]))],
             collector,
         );
@@ -71,10 +72,11 @@ impl ObjectIndex<'_> {
             }
             self.lint_tags(scope, &rules.rules, "route", collector);
         }
-        let entries = rule.entries.iter();
-        let entries = entries
+        let effects = rule
+            .entries
+            .iter()
             .map(|(scope, rules)| (scope, TagEffects::from_rules(&rules.rules, &rules.lanes)));
-        self.lint_effects("spec.key", &entries.collect::<Vec<_>>(), collector);
+        self.lint_effects("spec.key", &effects.collect::<Vec<_>>(), collector);
     }
 
     /// Warns about a `Lane` for a missing service, or without effect.
@@ -133,7 +135,7 @@ impl ObjectIndex<'_> {
         ports.filter(move |(_, port)| only_port.is_none_or(|only_port| only_port == *port))
     }
 
-    /// Warns about targets that match no workload of the service.
+    /// Warns about targets of a split with tags that no workload of the service has. `key` is the field of the split.
     fn lint_tags(
         &self,
         scope: &TagScope,
@@ -141,11 +143,11 @@ impl ObjectIndex<'_> {
         key: &str,
         collector: &mut WarningCollector<'_>,
     ) {
-        let TagScope::Service(service, _) = scope else { return };
-        let Some(service) = self.services.get(service) else { return };
-        let workloads =
+        let TagScope::Service(service_name, _) = scope else { return };
+        let Some(service) = self.services.get(service_name) else { return };
+        let selected_workloads =
             self.workloads.iter().copied().filter(|workload| selects_workload(service, workload));
-        let workloads: Vec<&Workload> = workloads.collect();
+        let workloads: Vec<&Workload> = selected_workloads.collect();
         if workloads.is_empty() {
             return;
         }
@@ -166,7 +168,8 @@ impl ObjectIndex<'_> {
     }
 }
 
-/// True if the workload may belong to the set of tagged endpoints; tags of the caller are unknown here.
+/// True if the workload may belong to the set of endpoints. A tag that must equal the caller's counts as equal, because the
+/// caller is not known.
 fn has_tags(set: &TagSet, workload: &Workload) -> bool {
     let has_tag = |(name, value): (&String, &TagValue)| match value {
         TagValue::Exact(value) => workload.labels.get(name) == Some(value),
@@ -179,7 +182,7 @@ fn has_tags(set: &TagSet, workload: &Workload) -> bool {
     }
 }
 
-/// Warns about rules after a rule that matches every request of every client.
+/// Warns about rules that follow a rule for every request of every client.
 fn lint_shadowed(rules: &TagRules, collector: &mut WarningCollector<'_>) {
     let matches_all = |rule: &leno_model::TagRule| {
         rule.request_match == TagMatch::default() && rule.from == CallerMatch::default()
@@ -190,7 +193,7 @@ fn lint_shadowed(rules: &TagRules, collector: &mut WarningCollector<'_>) {
         collector.add_warning(
             format!("spec.rules[{}]", rule.origin.index),
             format!("never applies: rules[{}] matches every request first", catch_all.origin.index),
-            "give it a greater `precedence`, or the other a `match`",
+            "give it a greater `precedence`, or give the other rule a `match`",
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Warnings about traffic splits: references, and objects that take precedence.
+//! Warns about SMI `TrafficSplit`s: references to missing objects, and objects that take precedence.
 
 use leno_model::{
     RouteGroupName, RouteKind, ServiceName, SplitBackend, TrafficSplit, precedence_reason,
@@ -9,6 +9,8 @@ use super::{ObjectIndex, ServiceReference, WarningCollector};
 use crate::suggest::join_with_or;
 
 impl ObjectIndex<'_> {
+    /// Warns about missing services, ports, grants and route groups, and about objects that take precedence over the
+    /// split.
     pub(super) fn lint_split(&self, split: &TrafficSplit, collector: &mut WarningCollector<'_>) {
         let root = &split.root.service;
         self.lint_service_name(root, "spec".to_owned(), collector);
@@ -23,6 +25,7 @@ impl ObjectIndex<'_> {
         self.lint_split_conflicts(split, collector);
     }
 
+    /// Warns about a missing service in the field `service` below `field`.
     fn lint_service_name(
         &self,
         name: &ServiceName,
@@ -53,8 +56,9 @@ impl ObjectIndex<'_> {
             return;
         };
         for port in root_ports.iter().filter(|port| !backend_ports.contains(port)) {
-            let root_port_texts: Vec<String> = root_ports.iter().map(ToString::to_string).collect();
-            let root_port_texts: Vec<&str> = root_port_texts.iter().map(String::as_str).collect();
+            let root_port_numbers: Vec<String> =
+                root_ports.iter().map(ToString::to_string).collect();
+            let root_port_texts: Vec<&str> = root_port_numbers.iter().map(String::as_str).collect();
             collector.add_warning(
                 format!("spec.backends[{index}].service"),
                 format!(
@@ -67,6 +71,7 @@ impl ObjectIndex<'_> {
         }
     }
 
+    /// Warns about a backend in another namespace without a grant.
     fn lint_split_grant(
         &self,
         split: &TrafficSplit,
@@ -92,6 +97,7 @@ impl ObjectIndex<'_> {
         }
     }
 
+    /// Warns about a missing `HTTPRouteGroup`.
     fn lint_split_group(
         &self,
         group: &RouteGroupName,
@@ -117,8 +123,8 @@ impl ObjectIndex<'_> {
         let root = &split.root.service;
         for (key, namespace, parents) in &self.attached_routes {
             // Routes in other namespaces apply only to clients in those namespaces.
-            let mut parents = parents.iter().filter(|_| **namespace == root.namespace);
-            if let Some(parent) = parents.find(|parent| parent.service == *root) {
+            let mut own_parents = parents.iter().filter(|_| **namespace == root.namespace);
+            if let Some(parent) = own_parents.find(|parent| parent.service == *root) {
                 let location = match parent.port {
                     Some(port) => format!("port {port} of it"),
                     None => "it".to_owned(),

@@ -17,7 +17,7 @@ fn the_documented_authorization_is_read_with_all_fields() {
     let ServiceRule::RequestCheck(RequestCheck::Authorization(rule)) = policy.rule else {
         panic!("no authorization")
     };
-    assert_eq!(rule.check_service.at.to_string(), "security/authz port 9000");
+    assert_eq!(rule.check_service.address.to_string(), "security/authz port 9000");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
     assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
     assert_eq!(rule.requests[0].path, PathMatch::Prefix("/ratings".to_owned()));
@@ -40,7 +40,7 @@ fn omitted_fields_have_the_defaults_of_envoy() {
     else {
         panic!("no authorization")
     };
-    assert_eq!(rule.check_service.at.to_string(), "https://authz.example:9001");
+    assert_eq!(rule.check_service.address.to_string(), "https://authz.example:9001");
     assert_eq!(rule.check_service.timeout, Duration::from_millis(200));
     assert_eq!(rule.check_service.failure_mode, FailureMode::Deny);
     assert_eq!((rule.headers, rule.requests.len(), rule.context_extensions.len()), (None, 0, 0));
@@ -66,7 +66,7 @@ fn omitted_fields_have_the_defaults_of_envoy() {
                 descriptors: [{entries: [{key: k, from: path}]}]}}";
     let limits = read_kind("RateLimit", spec).rule.rate_limits().unwrap().clone();
     let global = limits.global.unwrap();
-    assert_eq!(global.check_service.at.to_string(), "default/rl port 8081");
+    assert_eq!(global.check_service.address.to_string(), "default/rl port 8081");
     assert_eq!(global.check_service.timeout, Duration::from_millis(20));
     assert_eq!(global.check_service.failure_mode, FailureMode::Allow);
     assert_eq!((global.descriptors[0].hits_addend, global.rate_limit_headers), (1, false));
@@ -79,7 +79,10 @@ fn the_documented_global_limit_is_read_with_all_fields() {
     let limits = policy.rule.rate_limits().unwrap();
     assert!(limits.rules.is_empty() && limits.connections.is_none());
     let global = limits.global.as_ref().unwrap();
-    assert!(matches!(&global.check_service.at, CheckServiceAddress::Service { port: 8081, .. }));
+    assert!(matches!(
+        &global.check_service.address,
+        CheckServiceAddress::Service { port: 8081, .. }
+    ));
     assert_eq!((global.domain.as_str(), global.rate_limit_headers), ("bookinfo", true));
     let [clients, writes] = &global.descriptors[..] else { panic!("two descriptors") };
     let values: Vec<_> =

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use expect_test::expect;
 use leno_model::{
-    CircuitLimits, FailureClasses, FailureThreshold, FixedResponse, Object, PolicyScope,
+    CircuitLimits, FailureClasses, FixedResponse, Object, PolicyScope, RequestThreshold,
     ServiceRule, SlowRequests, TripConditions,
 };
 use leno_registry::{lint_objects, read_str};
@@ -15,8 +15,8 @@ const fn from_seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const fn threshold_of_share(share_ppm: u32) -> FailureThreshold {
-    FailureThreshold { share_ppm: Some(share_ppm), count: None }
+const fn threshold_of_share(share_ppm: u32) -> RequestThreshold {
+    RequestThreshold { share_ppm: Some(share_ppm), count: None }
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_circuit_breaker_is_read_with_all_fields() {
         min_requests: 20,
         failure_threshold: threshold_of_share(500_000),
         consecutive_failures: None,
-        slow: Some(SlowRequests {
+        slow_requests: Some(SlowRequests {
             min_duration: from_seconds(3),
             threshold: threshold_of_share(800_000),
         }),
@@ -69,9 +69,9 @@ fn present_fields_replace_the_defaults() {
     let conditions = trip("{consecutiveFailures: 3}");
     assert_eq!(
         (conditions.failure_threshold, conditions.consecutive_failures),
-        (FailureThreshold::default(), Some(3))
+        (RequestThreshold::default(), Some(3))
     );
-    assert_eq!(trip("{slow: {threshold: 1s}}").failure_threshold, FailureThreshold::default());
+    assert_eq!(trip("{slow: {threshold: 1s}}").failure_threshold, RequestThreshold::default());
     assert_eq!(
         trip("{slow: {threshold: 1s}, percent: 10}").failure_threshold,
         threshold_of_share(100_000)
@@ -115,11 +115,11 @@ spec:
         assert_eq!(trip.min_requests, 50);
         assert_eq!(
             trip.failure_threshold,
-            FailureThreshold { share_ppm: Some(305_000), count: Some(9) }
+            RequestThreshold { share_ppm: Some(305_000), count: Some(9) }
         );
-        let slow_threshold = FailureThreshold { share_ppm: None, count: Some(4) };
+        let slow_threshold = RequestThreshold { share_ppm: None, count: Some(4) };
         assert_eq!(
-            trip.slow,
+            trip.slow_requests,
             Some(SlowRequests { min_duration: from_seconds(5), threshold: slow_threshold })
         );
         assert_eq!(rule.response.status, Some(409));

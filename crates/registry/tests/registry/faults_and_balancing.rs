@@ -247,7 +247,7 @@ fn a_traffic_warmup_with_other_growth_is_rejected() {
         "TrafficWarmup",
         &specs,
         &expect![[r#"
-            spec.aggression: 2 is not linear growth, and no other is supported; use 1, or remove it
+            spec.aggression: 2 is not linear growth, and no other growth is supported; use 1, or remove it
             spec.maxWeight: is not 100: an endpoint after slow start always gets its full share; use 100, or give the service fewer requests with a route
             spec.minWeight: 0 is out of range; use a number from 1 to 100
             spec.duration: "10ms" is out of range; use a time with a unit, from 1s to 24h, such as "5s"

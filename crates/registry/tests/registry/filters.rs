@@ -65,10 +65,10 @@ fn cors_filters_are_read_with_all_fields() {
     .unwrap();
     let origins: Vec<&str> = cors.origins.iter().map(|origin| origin.as_str()).collect();
     assert_eq!(origins, ["https://*.a.example", "http://b:8080"]);
-    assert!(cors.credentials);
+    assert!(cors.allows_credentials);
     assert_eq!(cors.methods, AllowedWords::Only(vec!["PUT".to_owned()]));
     assert_eq!(cors.headers, AllowedWords::Any);
-    assert_eq!(cors.exposed, AllowedWords::Only(vec!["x-a".to_owned()]));
+    assert_eq!(cors.exposed_headers, AllowedWords::Only(vec!["x-a".to_owned()]));
     assert_eq!(cors.max_age_seconds, 5);
 }
 

@@ -132,7 +132,7 @@ fn token_settings_without_effect_are_rejected() {
             spec.issuers[0].jwks.file: "" is not the path of a file; name one
             spec.issuers[0].jwks.file: ".." is not the path of a file; name one
             spec.issuers[0].jwks.inline: is not a JWK set, which is JSON with `keys`; copy the content of the issuer's `jwks_uri`
-            spec.issuers[0].jwks.inline: has no public key: only `kty` RSA, EC and OKP verify here; copy the content of the issuer's `jwks_uri`
+            spec.issuers[0].jwks.inline: has no public key: only keys with the `kty` RSA, EC or OKP can verify tokens; copy the content of the issuer's `jwks_uri`
             spec.issuers[0].audiences: is empty, which is ambiguous; add an element, or leave it out for any
             spec.issuers[0].from[0]: is incomplete; set one of `header`, `query`
             spec.issuers[0].from[0]: has `header` and `query` together; keep one of them

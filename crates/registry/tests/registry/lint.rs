@@ -84,7 +84,7 @@ fn references_to_missing_objects_cause_warnings() {
         TrafficTarget default/web: spec.rules[0].matches[1]: the HTTPRouteGroup default/web has no match "lst"; did you mean `list`?
         TrafficTarget default/web: spec.rules[1].name: there is no HTTPRouteGroup default/wep, so the rule allows no request; did you mean `web`?
         TrafficTarget default/web: spec.rules[2].name: there is no TCPRoute default/tcp, so the rule allows no request; add the TCPRoute
-        TrafficTarget default/web: spec.sources[0]: no workload runs under the account default/nobody; add a Workload with it
+        TrafficTarget default/web: spec.sources[0]: no workload runs under the account default/nobody; add a Workload with this account
         Workload default/other: spec.outbound[0].listen: 127.0.0.1:80 is also taken by the Workload default/web; use another port, unless each has a network namespace of its own
     "#]],
     );
@@ -354,7 +354,7 @@ spec:
         &expect![[r#"
         FaultInjection default/web: spec.rules[1]: never applies: rules[0] matches every request first; move it before that rule, or restrict the requests of that rule
         RateLimit default/web: spec.rules[2]: never applies: rules[1] matches every request first; move it before that rule, or restrict the requests of that rule
-        Lane default/web: spec.rules[0]: never applies: rules[1] matches every request first; give it a greater `precedence`, or the other a `match`
+        Lane default/web: spec.rules[0]: never applies: rules[1] matches every request first; give it a greater `precedence`, or give the other rule a `match`
     "#]],
     );
 }

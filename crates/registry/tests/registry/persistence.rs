@@ -57,8 +57,8 @@ fn unnamed_cookie() -> SessionPersistence {
     SessionPersistence {
         name: None,
         kind: PersistenceType::Cookie,
-        absolute: None,
-        idle: None,
+        absolute_timeout: None,
+        idle_timeout: None,
         path: None,
     }
 }
@@ -82,8 +82,8 @@ fn session_persistence_is_read_with_all_fields() {
             SessionPersistence {
                 name: Some("cart".into()),
                 kind: PersistenceType::LastingCookie,
-                absolute: Some(SECOND),
-                idle: None,
+                absolute_timeout: Some(SECOND),
+                idle_timeout: None,
                 path: Some("/shop".into()),
             },
         ),
@@ -105,7 +105,7 @@ fn the_fields_of_earlier_versions_are_read() {
             "{sessionName: JSESSIONID, type: Cookie, cookieConfig: {lifetimeType: Session}, idleTimeout: 30s}",
             SessionPersistence {
                 name: Some("JSESSIONID".into()),
-                idle: Some(30 * SECOND),
+                idle_timeout: Some(30 * SECOND),
                 ..unnamed_cookie()
             },
         ),
@@ -113,7 +113,7 @@ fn the_fields_of_earlier_versions_are_read() {
             "{absoluteTimeout: 1h30m, cookieConfig: {lifetimeType: Permanent}}",
             SessionPersistence {
                 kind: PersistenceType::LastingCookie,
-                absolute: Some(5400 * SECOND),
+                absolute_timeout: Some(5400 * SECOND),
                 ..unnamed_cookie()
             },
         ),
@@ -122,7 +122,7 @@ fn the_fields_of_earlier_versions_are_read() {
             SessionPersistence {
                 name: Some("x-cart".into()),
                 kind: PersistenceType::Header,
-                absolute: Some(SECOND),
+                absolute_timeout: Some(SECOND),
                 ..unnamed_cookie()
             },
         ),

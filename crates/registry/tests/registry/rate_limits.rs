@@ -200,7 +200,10 @@ fn a_global_limit_of_osm_names_its_rate_limit_service() {
     let text = &crate::pages::page_examples("upstream-traffic-setting.md")[1];
     let policy = read_policy(text);
     let global = policy.rule.rate_limits().unwrap().global.as_deref().unwrap();
-    assert_eq!(global.check_service.at.to_string(), "http://rls.limits.svc.cluster.local:8081");
+    assert_eq!(
+        global.check_service.address.to_string(),
+        "http://rls.limits.svc.cluster.local:8081"
+    );
     assert_eq!(global.check_service.timeout, Duration::from_millis(50));
     assert_eq!(global.check_service.failure_mode, leno_model::FailureMode::Deny);
     assert_eq!((global.domain.as_str(), global.rate_limit_headers), ("stock", true));
@@ -256,11 +259,11 @@ fn unsupported_global_limits_are_rejected() {
         "UpstreamTrafficSetting",
         &specs,
         &expect![[r#"
-            spec.rateLimit.global.tcp: is not supported: a service counts requests here; remove it, and limit connections with `local.tcp`
+            spec.rateLimit.global.tcp: is not supported: a rate limit service counts only requests; remove it, and limit connections with `local.tcp`
             spec: names a rate limit service, but has no descriptors; add `descriptors` to `rateLimit.global.http`, or to routes
             spec.rateLimit.global: describes all requests, but routes have their own descriptors, which Envoy sends instead; describe either all requests or those of routes
             spec: has descriptors for routes, but no rate limit service; add `rateLimit.global.http`
-            spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests that do not match, which is not supported; remove `expectMatch`, and describe those that match
+            spec.rateLimit.global.http.descriptors[0].entries[0].headerValueMatch: describes requests without the headers, which is not supported; remove `expectMatch`, and list headers that the requests have
             spec.rateLimit: has no limits; add `local` or `global`
             spec: has no limits; add `connectionSettings`, `rateLimit` or `httpRoutes`
         "#]],

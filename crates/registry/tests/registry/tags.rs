@@ -106,8 +106,8 @@ fn unsupported_lanes_are_rejected() {
         ],
         &expect![[r#"
             spec.service: is missing; add `service`
-            spec.rules[0].marks: has 0 percent in all; use 1 to 100 in all
-            spec.rules[0].marks: has 101 percent in all; use 1 to 100 in all
+            spec.rules[0].marks: has 0 percent in total; use 1 to 100 in total
+            spec.rules[0].marks: has 101 percent in total; use 1 to 100 in total
             spec.rules[0].marks[0].headers.Connection: connection is not for applications; use a header of your own
             spec.rules[0].marks[0].headers.a: is not the value of a header; use printable ASCII without outer blanks
             spec.rules[0].marks[0].headers: names no header; name one, such as `x-lane: gray`
@@ -220,7 +220,7 @@ spec:
         format!("{detail}\n")
     });
     expect![[r#"
-        spec.rules[0].rules[0].match.method: is ignored in rules of the kind flow; remove it, or use a TagRoute, which does
+        spec.rules[0].rules[0].match.method: is ignored in rules of the kind flow; remove it, or use a TagRoute, which supports it
         spec.rules[0].rules[0].match.path: is compared only with the part of the path before its last dot, if any; use a TagRoute to match paths
         spec.rules[0].rules[0].match.headers: "Id" matches no header: header names are lower-case; write the name in lower case
         spec.rules[0].rules[0].match.headers.Id: has two operators; `exact` is ignored; keep one; write a list of conditions for several
@@ -288,7 +288,7 @@ spec: {compat: sermant, key: servicecomb.routeRule.orders, rules: []}
         lint_objects(&objects).iter().map(|warning| format!("{warning}\n")).collect();
     expect![[r#"
         TagRoute default/orders: spec.port: the Service default/orders has no port 81; use `80`
-        TagRoute default/orders: spec.rules[1]: never applies: rules[0] matches every request first; give it a greater `precedence`, or the other a `match`
+        TagRoute default/orders: spec.rules[1]: never applies: rules[0] matches every request first; give it a greater `precedence`, or give the other rule a `match`
         TagRoute default/orders: spec.rules[0].split[1].tags: no workload of the Service default/orders has them; use labels of its workloads
         TagRoute default/lost: spec.service: there is no Service default/order; did you mean `orders`?
         Lane default/lost: spec.service: there is no Service default/web; add the Service

@@ -1,5 +1,5 @@
-//! Metric aliases: names that dashboards of OSM, osm-edge and FSM query, with values computed from Leno's
-//! metrics.
+//! Writes metric aliases: the names that dashboards of OSM, osm-edge and FSM query, with values computed from Leno's
+//! metrics. In these names, a cluster is one port of a service.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -13,7 +13,7 @@ use crate::telemetry::Telemetry;
 
 use super::escape_label;
 
-/// A product: its metric names are exposed in addition to Leno's own names.
+/// The product whose metric names are exposed in addition to Leno's own names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AliasNames {
     /// OSM: names of Envoy, and `osm_request_…`.
@@ -34,10 +34,10 @@ impl AliasNames {
         // Scrapers may add other parameters.
         let requested_name = query.split('&').rev().find_map(|pair| pair.strip_prefix("names="));
         let Some(requested_name) = requested_name else { return Ok(None) };
-        let alias = Self::ALL.iter().find(|(name, _)| *name == requested_name);
-        let invalid_error =
+        let entry = Self::ALL.iter().find(|(name, _)| *name == requested_name);
+        let unknown_name =
             || format!("`names={requested_name}` is unknown: use names=osm or names=fsm\n");
-        alias.map(|(_, names)| Some(*names)).ok_or_else(invalid_error)
+        entry.map(|(_, names)| Some(*names)).ok_or_else(unknown_name)
     }
 
     /// Returns the name prefix of sidecar metrics.
@@ -66,7 +66,7 @@ pub(crate) struct Alias {
     pub(crate) meaning: &'static str,
 }
 
-/// The aliases of each cluster, `PREFIX_cluster_upstream_NAME`, with the functions that compute their values.
+/// The aliases of each cluster (one port of a service), `PREFIX_cluster_upstream_NAME`, with the functions that compute their values.
 const CLUSTER_ALIASES: &[(Alias, ClusterValue)] = &[
     (new_alias("rq_total", "`leno_requests_total`"), |cluster| cluster.request_count),
     (
@@ -173,16 +173,16 @@ impl ClusterStats {
 }
 
 /// Appends the aliases, always in the text format 0.0.4, because their names violate the rules of OpenMetrics.
-/// `namespace` and `name` are the namespace and name of the sidecar's workload.
+/// `namespace` and `workload_name` belong to the sidecar's workload.
 pub(super) fn write_aliases(
     telemetry: &Telemetry,
     names: AliasNames,
     namespace: &str,
-    name: &str,
+    workload_name: &str,
     output: &mut String,
 ) {
     let mut clusters: BTreeMap<(String, u16), ClusterStats> = BTreeMap::new();
-    let mut limited_counts: BTreeMap<String, u64> = BTreeMap::new();
+    let mut rate_limited_counts: BTreeMap<String, u64> = BTreeMap::new();
     for (labels, cells) in telemetry.series_cells() {
         let series = SeriesTotals::sum_shards(labels.clone(), &cells);
         match labels.direction {
@@ -194,32 +194,33 @@ pub(super) fn write_aliases(
                     series.requests.iter().filter(|(outcome, _)| outcome.reason == "rate-limited");
                 let count: u64 = limited_requests.map(|(_, count)| count).sum();
                 let (service, port, protocol) = (labels.service, labels.port, labels.protocol);
-                *limited_counts
+                *rate_limited_counts
                     .entry(format!("{service}_{port}_{protocol}.rate_limited"))
                     .or_default() += count;
             }
             _ => {}
         }
     }
-    let mut page = AliasWriter { names, output };
-    page.write_clusters(&clusters);
-    page.write_requests(&clusters, namespace, name);
-    let name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
-    page.start_family(&name, "counter");
-    for (label, count) in limited_counts.iter().filter(|(_, count)| **count > 0) {
-        page.write_value(&format!("{name}{{label=\"{}\"}}", escape_label(label)), count);
+    let mut writer = AliasWriter { names, output };
+    writer.write_clusters(&clusters);
+    writer.write_requests(&clusters, namespace, workload_name);
+    let rate_limit_name = format!("{}_local_rate_limit_inbound", names.sidecar_prefix());
+    writer.start_family(&rate_limit_name, "counter");
+    for (label, count) in rate_limited_counts.iter().filter(|(_, count)| **count > 0) {
+        let series = format!("{rate_limit_name}{{label=\"{}\"}}", escape_label(label));
+        writer.write_value(&series, count);
     }
     let http_counts =
-        limited_counts.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP_SUFFIX));
-    page.write_http_limits(http_counts.map(|(_, count)| count).sum());
-    for (Alias { name, .. }, value) in SIDECAR_ALIASES {
-        let name = format!("{}_{name}", names.sidecar_prefix());
-        page.start_family(&name, "untyped");
-        page.write_value(&name, value(telemetry));
+        rate_limited_counts.iter().filter(|(label, _)| !label.ends_with(LIMITED_TCP_SUFFIX));
+    writer.write_http_limits(http_counts.map(|(_, count)| count).sum());
+    for (alias, compute_value) in SIDECAR_ALIASES {
+        let name = format!("{}_{}", names.sidecar_prefix(), alias.name);
+        writer.start_family(&name, "untyped");
+        writer.write_value(&name, compute_value(telemetry));
     }
 }
 
-/// A writer of the aliases of one product.
+/// Writes the aliases of one product to `output`.
 struct AliasWriter<'a> {
     names: AliasNames,
     output: &'a mut String,
@@ -229,14 +230,15 @@ impl AliasWriter<'_> {
     /// Writes the aliases of each cluster.
     fn write_clusters(&mut self, clusters: &BTreeMap<(String, u16), ClusterStats>) {
         let prefix = self.names.sidecar_prefix();
-        let label = |service: &str, port: u16| {
+        let cluster_label = |service: &str, port: u16| {
             format!("{prefix}_cluster_name=\"{}|{port}\"", escape_label(service))
         };
-        for (Alias { name, .. }, value) in CLUSTER_ALIASES {
-            let name = format!("{prefix}_cluster_upstream_{name}");
+        for (alias, compute_value) in CLUSTER_ALIASES {
+            let name = format!("{prefix}_cluster_upstream_{}", alias.name);
             self.start_family(&name, "counter");
             for ((service, port), cluster) in clusters {
-                self.write_value(&format!("{name}{{{}}}", label(service, *port)), value(cluster));
+                let series = format!("{name}{{{}}}", cluster_label(service, *port));
+                self.write_value(&series, compute_value(cluster));
             }
         }
         let name = format!("{prefix}_cluster_upstream_rq_xx");
@@ -245,9 +247,9 @@ impl AliasWriter<'_> {
             for (class, count) in
                 cluster.classes.iter().filter(|(class, _)| **class != NO_RESPONSE_CLASS)
             {
-                let (digit, label) = (&class[..1], label(service, *port));
-                let class = format!("{prefix}_response_code_class=\"{digit}\"");
-                self.write_value(&format!("{name}{{{class},{label}}}"), count);
+                let class_label = format!("{prefix}_response_code_class=\"{}\"", &class[..1]);
+                let series = format!("{name}{{{class_label},{}}}", cluster_label(service, *port));
+                self.write_value(&series, count);
             }
         }
     }
@@ -257,15 +259,15 @@ impl AliasWriter<'_> {
         &mut self,
         clusters: &BTreeMap<(String, u16), ClusterStats>,
         namespace: &str,
-        name: &str,
+        workload_name: &str,
     ) {
-        let source = format!(
+        let source_labels = format!(
             "source_namespace=\"{}\",source_name=\"{}\",source_pod=\"{}\"",
             self.label_value(namespace),
-            self.label_value(name),
-            self.label_value(name)
+            self.label_value(workload_name),
+            self.label_value(workload_name)
         );
-        // One line per service, for all its ports.
+        // These metrics have one series per service, for all its ports.
         let mut services: BTreeMap<&str, ClusterStats> = BTreeMap::new();
         for ((service, _), cluster) in clusters {
             let stats = services.entry(service).or_default();
@@ -274,33 +276,28 @@ impl AliasWriter<'_> {
             }
             stats.durations.merge(&cluster.durations);
         }
-        let destination = |page: &Self, service: &str| {
+        let destination_labels = |writer: &Self, service: &str| {
             let (namespace, name) = service.split_once('/').unwrap_or(("", service));
-            let (namespace, name) = (page.label_value(namespace), page.label_value(name));
+            let (namespace, name) = (writer.label_value(namespace), writer.label_value(name));
             format!("destination_namespace=\"{namespace}\",destination_name=\"{name}\"")
         };
         let total_name = format!("{}_request_total", self.names.mesh_prefix());
         self.start_family(&total_name, "counter");
         for (service, stats) in &services {
-            let destination_labels = destination(self, service);
+            let labels = format!("{source_labels},{}", destination_labels(self, service));
             for (class, count) in &stats.classes {
-                let code = format!("response_code=\"{class}\"");
-                self.write_value(
-                    &format!("{total_name}{{{code},{source},{destination_labels}}}"),
-                    count,
-                );
+                let series = format!("{total_name}{{response_code=\"{class}\",{labels}}}");
+                self.write_value(&series, count);
             }
         }
         let duration_name = format!("{}_request_duration_ms", self.names.mesh_prefix());
         self.start_family(&duration_name, "histogram");
         for (service, stats) in &services {
-            let labels = format!("{source},{}", destination(self, service));
+            let labels = format!("{source_labels},{}", destination_labels(self, service));
             for (limit, cumulative_count) in stats.durations.cumulative_counts(&DURATION_LIMITS) {
-                let limit = limit.as_millis();
-                self.write_value(
-                    &format!("{duration_name}_bucket{{{labels},le=\"{limit}\"}}"),
-                    cumulative_count,
-                );
+                let limit_ms = limit.as_millis();
+                let series = format!("{duration_name}_bucket{{{labels},le=\"{limit_ms}\"}}");
+                self.write_value(&series, cumulative_count);
             }
             let (count, sum) = (stats.durations.count(), stats.durations.sum());
             self.write_value(&format!("{duration_name}_bucket{{{labels},le=\"+Inf\"}}"), count);
@@ -335,9 +332,10 @@ impl AliasWriter<'_> {
         write_family_header(name, kind, self.output);
     }
 
-    fn write_value(&mut self, name: &str, value: impl Display) {
+    /// Appends the line of a value. `series` is the name of the metric, with its labels in braces if it has any.
+    fn write_value(&mut self, series: &str, value: impl Display) {
         // Writing to a `String` cannot fail.
-        writeln!(self.output, "{name} {value}").unwrap_or_default();
+        writeln!(self.output, "{series} {value}").unwrap_or_default();
     }
 }
 
@@ -356,7 +354,7 @@ pub(crate) fn document_rows() -> impl Iterator<Item = (String, &'static str)> {
 }
 
 /// The sidecar metrics of these products that have no alias, without a prefix, and the reasons.
-pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
+pub(crate) const UNAVAILABLE_METRICS: &[(&str, &str)] = &[
     (
         "cluster_upstream_rq_retry_success",
         "a retry has no result of its own: the result of the request counts",
@@ -369,7 +367,10 @@ pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
         "cluster_upstream_rq_retry_backoff_exponential",
         "retries with and without a back-off are not counted separately",
     ),
-    ("cluster_upstream_rq_retry_backoff_ratelimited", "as above"),
+    (
+        "cluster_upstream_rq_retry_backoff_ratelimited",
+        "retries with and without a back-off are not counted separately",
+    ),
     (
         "cluster_upstream_cx_destroy_remote_with_active_rq",
         "such a request has the reason `upstream-reset`: see `rq_rx_reset`",
@@ -382,8 +383,14 @@ pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
         "cluster_external_upstream_rq",
         "external destinations are counted as connections: `leno_requests_total{protocol=\"outside\"}`",
     ),
-    ("cluster_external_upstream_rq_xx", "as above"),
-    ("cluster_external_upstream_rq_completed", "as above"),
+    (
+        "cluster_external_upstream_rq_xx",
+        "external destinations are counted as connections: `leno_requests_total{protocol=\"outside\"}`",
+    ),
+    (
+        "cluster_external_upstream_rq_completed",
+        "external destinations are counted as connections: `leno_requests_total{protocol=\"outside\"}`",
+    ),
 ];
 
 /// The suffix of the rate limit labels of byte streams.

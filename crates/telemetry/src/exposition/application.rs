@@ -1,5 +1,5 @@
-//! Validation of an application's metrics before they are appended to the sidecar's metrics: one invalid line
-//! would invalidate the whole page.
+//! Validates an application's metrics before they are appended to the sidecar's metrics: scrapers would reject the
+//! metrics of both for one invalid line.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,22 +21,22 @@ impl fmt::Display for InvalidExposition {
 
 impl std::error::Error for InvalidExposition {}
 
-/// Returns the lines of a page in the Prometheus text format 0.0.4. Lines with names of sidecar metrics are
-/// removed, since scrapers could not distinguish them; comments that do not describe a metric are removed as
-/// well.
+/// Returns the lines of an exposition in the Prometheus text format 0.0.4 that can be appended to the sidecar's own.
+/// Lines with names of sidecar metrics are removed, since scrapers could not distinguish them; comments that do not
+/// describe a metric are removed as well.
 ///
 /// # Errors
-/// [`InvalidExposition`] if a line is invalid: then the whole page is rejected.
-pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
+/// [`InvalidExposition`] if a line is invalid: then no line is returned.
+pub fn sanitize_exposition(text: &str) -> Result<String, InvalidExposition> {
     let sidecar_names: BTreeSet<&str> =
-        names::all_metrics().map(|MetricFamily { name, .. }| *name).collect();
+        names::sidecar_metrics().map(|MetricFamily { name, .. }| *name).collect();
     let is_sidecar_name = |name: &str| {
         let suffixes = ["_bucket", "_sum", "_count"];
         let family = suffixes.iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
         sidecar_names.contains(name) || sidecar_names.contains(family)
     };
-    let mut adopted_lines = String::with_capacity(page.len());
-    for (index, line) in page.lines().enumerate() {
+    let mut accepted_lines = String::with_capacity(text.len());
+    for (index, line) in text.lines().enumerate() {
         let line = line.trim_matches([' ', '\t', '\r']);
         let invalid_line = InvalidExposition { line: index + 1 };
         let name = match line.strip_prefix('#') {
@@ -48,11 +48,11 @@ pub fn adopt_page(page: &str) -> Result<String, InvalidExposition> {
             },
         };
         if !is_sidecar_name(name) {
-            adopted_lines.push_str(line);
-            adopted_lines.push('\n');
+            accepted_lines.push_str(line);
+            accepted_lines.push('\n');
         }
     }
-    Ok(adopted_lines)
+    Ok(accepted_lines)
 }
 
 /// Returns the metric name in a `HELP` or `TYPE` comment; `Some(None)` if such a comment is invalid. Returns
@@ -79,7 +79,7 @@ fn parse_sample(line: &str) -> Option<&str> {
     let (name, remaining) = line.split_at_checked(name_end)?;
     let remaining = match remaining.trim_start_matches([' ', '\t']).strip_prefix('{') {
         Some(labels) => skip_labels(labels)?,
-        // A separator is required.
+        // Without labels, white space must separate the name from the number.
         None => remaining.strip_prefix([' ', '\t'])?,
     };
     let mut words = remaining.split_ascii_whitespace();
@@ -168,9 +168,9 @@ mod tests {
                     a:b { x = \"y\" , } -Inf\n\
                     c NaN\n\
                     d +1.5e-3\n";
-        assert_eq!(adopt_page(page).unwrap(), page);
+        assert_eq!(sanitize_exposition(page).unwrap(), page);
         let page_with_comments = "\n  a 1  \r\n# a word\n#\n# EOF\n# UNIT a seconds\n";
-        assert_eq!(adopt_page(page_with_comments).unwrap(), "a 1\n");
+        assert_eq!(sanitize_exposition(page_with_comments).unwrap(), "a 1\n");
     }
 
     #[test]
@@ -178,11 +178,11 @@ mod tests {
         let page = "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 1\n\
                     leno_requests_total{a=\"b\"} 1\nleno_request_duration_seconds_bucket{le=\"1\"} 2\n\
                     leno_of_the_application 4\n";
-        assert_eq!(adopt_page(page).unwrap(), "leno_of_the_application 4\n");
+        assert_eq!(sanitize_exposition(page).unwrap(), "leno_of_the_application 4\n");
     }
 
     #[test]
-    fn one_invalid_line_rejects_the_page() {
+    fn one_invalid_line_rejects_all_metrics() {
         for invalid_line in [
             "a",
             "a b",
@@ -204,7 +204,11 @@ mod tests {
             "\u{e9} 1",
         ] {
             let page = format!("good 1\n{invalid_line}\n");
-            assert_eq!(adopt_page(&page), Err(InvalidExposition { line: 2 }), "{invalid_line}");
+            assert_eq!(
+                sanitize_exposition(&page),
+                Err(InvalidExposition { line: 2 }),
+                "{invalid_line}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The exposition formats of metrics, and their selection by the `Accept` header of scrapers.
+//! Defines the exposition formats of metrics, and selects one by the `Accept` header of a scraper.
 
 use crate::names::{MetricFamily, MetricKind};
 

@@ -6,7 +6,7 @@ use expect_test::expect_file;
 
 use super::*;
 use crate::grpc::GrpcStatus;
-use crate::names::{ConnectionSide, Count, Level, all_metrics};
+use crate::names::{ConnectionSide, Count, Level, sidecar_metrics};
 use crate::rule::RuleLabels;
 use crate::series::{RequestLabels, RequestRecord};
 use crate::trace::{SpanId, TraceId};
@@ -62,7 +62,7 @@ fn the_page_has_the_prometheus_format() {
     };
 
     let mut page = String::new();
-    write_page(&telemetry, Some(&usage), ExpositionFormat::Prometheus, &mut page);
+    write_exposition(&telemetry, Some(&usage), ExpositionFormat::Prometheus, &mut page);
     let page = page.replace(env!("CARGO_PKG_VERSION"), "VERSION");
     expect_file!["page.txt"].assert_eq(&page);
 }
@@ -71,8 +71,8 @@ fn the_page_has_the_prometheus_format() {
 fn every_metric_is_described_once_and_usage_is_optional() {
     let telemetry = Telemetry::new();
     let mut page = String::new();
-    write_page(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
-    for metric in all_metrics() {
+    write_exposition(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
+    for metric in sidecar_metrics() {
         let announced =
             page.lines().filter(|line| line.split(' ').take(3).eq(["#", "TYPE", metric.name]));
         let expected = usize::from(!metric.name.starts_with("process_"));
@@ -127,7 +127,7 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
         shard.store_exemplar(series, trace(number), span, duration, ended);
     }
     let mut page = String::new();
-    write_page(&telemetry, None, ExpositionFormat::OpenMetrics, &mut page);
+    write_exposition(&telemetry, None, ExpositionFormat::OpenMetrics, &mut page);
     for line in [
         "# TYPE leno_requests counter\n",
         "\nleno_requests_total{",
@@ -139,6 +139,6 @@ fn openmetrics_names_counters_without_their_suffix_and_shows_exemplars() {
     }
     assert!(page.ends_with("\n# EOF\n"));
     let mut page = String::new();
-    write_page(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
+    write_exposition(&telemetry, None, ExpositionFormat::Prometheus, &mut page);
     assert!(!page.contains("trace_id") && !page.contains("# EOF"));
 }

@@ -1,4 +1,4 @@
-//! Sparse histograms, for traffic reports and for the history in the control plane.
+//! Stores only the non-empty buckets of a histogram, for traffic reports and for the history in the control plane.
 
 use std::time::Duration;
 

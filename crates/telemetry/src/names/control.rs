@@ -1,4 +1,4 @@
-//! The table of all metrics of the control plane.
+//! Lists all metrics of the control plane, and the aliases under which other products' dashboards query them.
 
 use super::{MetricFamily, MetricKind};
 
@@ -52,8 +52,8 @@ table! {
         "Rejected joins and certificate renewals.";
     CONNECTIONS_REJECTED "leno_control_connections_rejected_total" Counter ["reason"]
         "Rejected or failed connections, by reason.";
-    HALF_OPEN_CONNECTIONS_EVICTED "leno_control_half_open_connections_evicted_total" Counter []
-        "Half-open connections evicted for newer ones before their peer was authenticated.";
+    PENDING_CONNECTIONS_EVICTED "leno_control_pending_connections_evicted_total" Counter []
+        "Pending connections evicted for newer ones before their peer was authenticated.";
     CONVERGENCE "leno_control_convergence_seconds" Histogram []
         "Time from the receipt of a change until the last affected proxy has applied it.";
     PUSH_RECIPIENTS "leno_control_push_recipients_total" Counter []
@@ -142,7 +142,7 @@ const fn control_alias(
 }
 
 /// The control plane metrics of these products that have no alias, and the reasons.
-pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
+pub(crate) const UNAVAILABLE_METRICS: &[(&str, &str)] = &[
     (
         "k8s_api_event_count",
         "events are merged into changes before they are counted: see `leno_control_changes_total`",
@@ -165,14 +165,17 @@ pub(crate) const ABSENT_METRICS: &[(&str, &str)] = &[
         "http_response_total",
         "the few requests of the kubelet, Prometheus and the page are not counted",
     ),
-    ("http_response_duration", "as above"),
+    (
+        "http_response_duration",
+        "the few requests of the kubelet, Prometheus and the page are not timed",
+    ),
     ("feature_flag_enabled", "there are no feature flags"),
     (
         "reconciliation_total",
         "the control plane does not restore installed objects: the chart does",
     ),
     ("ingress_broadcast_event_count", "there is one kind of change: `proxy_broadcast_event_count`"),
-    ("gateway_broadcast_event_count", "as above"),
-    ("service_broadcast_event_count", "as above"),
+    ("gateway_broadcast_event_count", "there is one kind of change: `proxy_broadcast_event_count`"),
+    ("service_broadcast_event_count", "there is one kind of change: `proxy_broadcast_event_count`"),
     ("connector_broadcast_event_count", "there are no connectors"),
 ];

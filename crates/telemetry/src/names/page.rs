@@ -1,49 +1,54 @@
-//! Generation of the document about all metrics, `docs/metrics.md`: its tables, and the text around them.
+//! Generates `docs/metrics.md`, the document about the metrics of sidecars and the control plane: one table each,
+//! the meaning of the labels, and the metric names of other products that stand for them.
 
-use super::{MetricFamily, all_metrics, control};
+use super::{MetricFamily, control, sidecar_metrics};
 
-/// Renders the document about all metrics, `docs/metrics.md`.
+/// Renders the text of `docs/metrics.md`. A test compares the file with it.
 #[must_use]
-pub fn render_page() -> String {
-    let mut page = PREFACE.to_owned();
-    render_rows(&mut page, all_metrics());
-    page.push_str(CONTROL);
-    render_rows(&mut page, control::METRICS);
-    page.push_str(LABELS);
-    page.push_str(ALIASES);
+pub fn render_document() -> String {
+    let mut document = SIDECAR_SECTION.to_owned();
+    render_metric_table(&mut document, sidecar_metrics());
+    document.push_str(CONTROL_PLANE_SECTION);
+    render_metric_table(&mut document, control::METRICS);
+    document.push_str(LABEL_AND_GRPC_SECTIONS);
+    document.push_str(ALIAS_SECTION);
     for (name, meaning) in crate::exposition::alias::document_rows() {
-        page.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {meaning} |\n"));
+        document.push_str(&format!("| `envoy_{name}` | `sidecar_{name}` | {meaning} |\n"));
     }
-    page.push_str(ALIASES_END);
-    render_absent(&mut page, crate::exposition::alias::ABSENT_METRICS);
-    page.push_str(CONTROL_ALIASES);
+    document.push_str(ALIAS_SECTION_END);
+    render_unavailable_names(&mut document, crate::exposition::alias::UNAVAILABLE_METRICS);
+    document.push_str(CONTROL_ALIAS_SECTION);
     for control::ControlAlias { name, meaning, .. } in control::ALIASES {
-        page.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {meaning} |\n"));
+        document.push_str(&format!("| `osm_{name}` | `fsm_{name}` | {meaning} |\n"));
     }
-    page.push_str(CONTROL_ALIASES_END);
-    render_absent(&mut page, control::ABSENT_METRICS);
-    page
+    document.push_str(CONTROL_ALIAS_SECTION_END);
+    render_unavailable_names(&mut document, control::UNAVAILABLE_METRICS);
+    document
 }
 
-/// Renders a table of other products' metrics that have no equivalent, with the reasons.
-fn render_absent(page: &mut String, names: &[(&str, &str)]) {
-    page.push_str("| absent | reason |\n|---|---|\n");
+/// Appends a table of other products' metric names without an equivalent in Leno, each with the reason.
+fn render_unavailable_names(document: &mut String, names: &[(&str, &str)]) {
+    document.push_str("| unavailable | reason |\n|---|---|\n");
     for (name, reason) in names {
-        page.push_str(&format!("| `{name}` | {reason} |\n"));
+        document.push_str(&format!("| `{name}` | {reason} |\n"));
     }
 }
 
-/// Renders a table of metrics.
-fn render_rows<'a>(page: &mut String, metrics: impl IntoIterator<Item = &'a MetricFamily>) {
-    page.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
+/// Appends a table with one row per metric.
+fn render_metric_table<'a>(
+    document: &mut String,
+    metrics: impl IntoIterator<Item = &'a MetricFamily>,
+) {
+    document.push_str("| metric | kind | labels | meaning |\n|---|---|---|---|\n");
     for MetricFamily { name, kind, labels, help } in metrics {
-        let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let (kind, labels) = (kind.as_str(), labels.join(", "));
-        page.push_str(&format!("| `{name}` | {kind} | {labels} | {help} |\n"));
+        let quoted_labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let (kind, label_list) = (kind.as_str(), quoted_labels.join(", "));
+        document.push_str(&format!("| `{name}` | {kind} | {label_list} | {help} |\n"));
     }
 }
 
-const PREFACE: &str = "\
+/// The title, the introduction, and the section about sidecars up to its table.
+const SIDECAR_SECTION: &str = "\
 # Metrics
 
 Sidecars and the control plane expose metrics in the Prometheus text format 0.0.4, or in OpenMetrics
@@ -53,8 +58,9 @@ Sidecars and the control plane expose metrics in the Prometheus text format 0.0.
 
 ## A sidecar
 
-At `/metrics` of its admin endpoint; at `/metrics` of `--health` for the clients that `--metrics-from` lists; and, if configured,
-[pushed to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
+A sidecar serves its metrics at `/metrics` of its admin endpoint. The clients that `--metrics-from` lists also get them at
+`/metrics` of `--health`. If configured, the sidecar
+[pushes them to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
 
 Metrics contain the services and accounts that a workload calls, and mutual TLS does not protect `--health`.
 `--metrics-from` lists the addresses and ranges of permitted clients: `none` (the default), `any`, or a list such as
@@ -72,25 +78,27 @@ A request with a `Host` that may be the name of a public web site gets 421: use 
 `.cluster.local` or `.internal`.
 
 With `--application-metrics PORT/PATH` the sidecar scrapes the application for each request and appends its metrics:
-one scrape for both, without an exception from mutual TLS. The response has the text
-format 0.0.4 then; the limits are 8 MiB and 5 s. Metrics with the name of a sidecar metric, such as
+one scrape for both, without an exception from mutual TLS. Such a response always has the text
+format 0.0.4. The application's metrics may have up to 8 MiB, and must arrive within 5 s. Metrics with the name of a sidecar metric, such as
 `process_cpu_seconds_total`, are omitted. If the application's metrics are invalid, all of them are omitted and counted in
 `leno_application_scrapes_total{result=\"failed\"}`; the sidecar's metrics are served in any case. In Kubernetes the injector
 [sets the option](kubernetes.md) if metrics are enabled and the pod has the scrape annotations.
 
 ";
 
-const CONTROL: &str = "
+/// The section about the control plane up to its table.
+const CONTROL_PLANE_SECTION: &str = "
 ## The control plane
 
-At `/metrics` of its admin socket: `curl --unix-socket DATA/control.sock http://leno/metrics`. Prometheus
-supports TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` opens the socket to it and to
-every user of the machine. Also at `leno control --health`, and, if configured,
-[pushed to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
+The control plane serves its metrics at `/metrics` of its admin socket:
+`curl --unix-socket DATA/control.sock http://leno/metrics`. Prometheus supports TCP only: `socat TCP-LISTEN:9901,bind=127.0.0.1,fork UNIX-CONNECT:DATA/control.sock` opens the socket to it and to
+every user of the machine. `leno control --health` serves the metrics too, and, if configured, the control plane
+[pushes them to an OpenTelemetry Collector](tracing.md#metrics-by-otlp).
 
 ";
 
-const LABELS: &str = r#"
+/// The sections about labels, gRPC and durations.
+const LABEL_AND_GRPC_SECTIONS: &str = r#"
 ## Labels
 
 | label | values |
@@ -152,7 +160,8 @@ In OpenMetrics a bucket has the last request of a sampled [trace](tracing.md) th
 exemplar, with `trace_id`. Prometheus keeps them with `--enable-feature=exemplar-storage`.
 "#;
 
-const ALIASES: &str = "
+/// The section about the metric names of other products up to the rows of the sidecar's aliases.
+const ALIAS_SECTION: &str = "
 ## Names of OSM and FSM
 
 Dashboards and scripts for OSM, osm-edge or FSM get the metric names of these products on request:
@@ -161,11 +170,12 @@ always in the text format. Configure Prometheus with `params: {names: [osm]}`. T
 from the metrics on this page; the table states where they are less detailed than the original. Clusters have the name
 `NAMESPACE/SERVICE|PORT`; only services that the workload calls are clusters.
 
-| OSM | osm-edge, FSM | here |
+| OSM | osm-edge, FSM | metric of Leno |
 |---|---|---|
 ";
 
-const ALIASES_END: &str = "\
+/// The rows of aliases that are not one name for one metric, and the introduction of the unavailable names.
+const ALIAS_SECTION_END: &str = "\
 | `envoy_cluster_upstream_rq_xx` | `sidecar_cluster_upstream_rq_xx` | `leno_requests_total` by `code`; the label `envoy_response_code_class` (`sidecar_…`) has the first digit |
 | `envoy_local_rate_limit_inbound` | `sidecar_local_rate_limit_inbound` | inbound requests with the reason `rate-limited`; `label` is `NAMESPACE/SERVICE_PORT_PROTOCOL.rate_limited` |
 | `envoy_http_local_rate_limiter_http_local_rate_limit_rate_limited` | `http_local_rate_limiter{http_local_rate_limit=\"rate_limited\"}` | the same for HTTP only, all services together |
@@ -174,18 +184,20 @@ const ALIASES_END: &str = "\
 
 The labels `source_namespace`, `source_name` and `source_pod` name the workload, `destination_namespace` and
 `destination_name` the service; for OSM `-` is replaced by `_`, as in OSM. A sidecar does not have the values of
-`source_kind`, `destination_kind` and `destination_pod`. Absent names with `envoy_` or `sidecar_`:
+`source_kind`, `destination_kind` and `destination_pod`. These names with `envoy_` or `sidecar_` are unavailable:
 
 ";
 
-const CONTROL_ALIASES: &str = "
+/// The introduction of the control plane's aliases up to their rows.
+const CONTROL_ALIAS_SECTION: &str = "
 The control plane has these aliases, requested in the same way (the control plane of osm-edge has the names of OSM):
 
-| OSM, osm-edge | FSM | here |
+| OSM, osm-edge | FSM | metric of Leno |
 |---|---|---|
 ";
 
-const CONTROL_ALIASES_END: &str = "
+/// The introduction of the control plane's unavailable names.
+const CONTROL_ALIAS_SECTION_END: &str = "
 Its other metrics have no equivalent; use [the control plane's metrics](#the-control-plane).
 
 ";
@@ -196,13 +208,13 @@ mod tests {
 
     #[test]
     fn the_document_is_up_to_date() {
-        expect_test::expect_file!["../../../../docs/metrics.md"].assert_eq(&render_page());
+        expect_test::expect_file!["../../../../docs/metrics.md"].assert_eq(&render_document());
     }
 
     #[test]
     fn every_label_is_explained() {
-        for label in all_metrics().chain(control::METRICS).flat_map(|metric| metric.labels) {
-            assert!(LABELS.contains(&format!("| `{label}` |")), "{label}");
+        for label in sidecar_metrics().chain(control::METRICS).flat_map(|metric| metric.labels) {
+            assert!(LABEL_AND_GRPC_SECTIONS.contains(&format!("| `{label}` |")), "{label}");
         }
     }
 }

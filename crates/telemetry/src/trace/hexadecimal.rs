@@ -1,13 +1,13 @@
-//! Conversion between numbers and lower-case hexadecimal digits. Eight digits are converted at once, since the
-//! headers of a traced request have over a hundred.
+//! Converts between numbers and lower-case hexadecimal digits. Eight digits are converted at once, since the headers
+//! of a traced request have over a hundred.
 
 /// Writes the digits of a big-endian number, two for each byte. The length of `number` must be a multiple of
 /// four bytes.
 pub(super) fn write(number: &[u8], output: &mut [u8]) {
     let (numbers, _) = number.as_chunks::<4>();
     let (digits, _) = output.as_chunks_mut::<8>();
-    for (number, digits) in numbers.iter().zip(digits) {
-        *digits = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number))).to_be_bytes();
+    for (number_bytes, group) in numbers.iter().zip(digits) {
+        *group = nibbles_to_digits(spread_nibbles(u32::from_be_bytes(*number_bytes))).to_be_bytes();
     }
 }
 
@@ -30,17 +30,19 @@ pub(super) fn read(digits: &[u8]) -> Option<u128> {
 }
 
 /// Parses eight digits; `None` if there is another character.
-fn parse_digits(digits: [u8; 8]) -> Option<u32> {
-    let digits = u64::from_be_bytes(digits);
-    // Letters have a bit that digits lack, and begin at one: `a` is 0x61.
+fn parse_digits(characters: [u8; 8]) -> Option<u32> {
+    let digits = u64::from_be_bytes(characters);
+    // Letters have a bit (0x40) that decimal digits lack, and their low bits begin at 1: `a` is 0x61, `0` is 0x30. So
+    // the value of a letter is its low four bits plus 9.
     let letters = (digits >> 6) & ONES;
     let values = (digits & (0xf * ONES)) + 9 * letters;
     if values & (0xf0 * ONES) != 0 || nibbles_to_digits(values) != digits {
         return None;
     }
-    let values = (values | (values >> 4)) & 0x00ff_00ff_00ff_00ff;
-    let values = (values | (values >> 8)) & 0x0000_ffff_0000_ffff;
-    u32::try_from((values | (values >> 16)) & 0xffff_ffff).ok()
+    // Each byte of `values` now has one nibble. Three steps join the nibbles to bytes, to 16 bits and to 32 bits.
+    let bytes = (values | (values >> 4)) & 0x00ff_00ff_00ff_00ff;
+    let words = (bytes | (bytes >> 8)) & 0x0000_ffff_0000_ffff;
+    u32::try_from((words | (words >> 16)) & 0xffff_ffff).ok()
 }
 
 /// Spreads the eight nibbles of a number over eight bytes.

@@ -1,4 +1,4 @@
-//! Writing of the trace context headers of a forwarded request, without allocation.
+//! Writes the trace context headers of a forwarded request, without allocation.
 
 use super::{SpanId, TraceSpan, hexadecimal};
 
@@ -53,8 +53,8 @@ impl PropagatedHeaders {
 
     /// Returns the names and values of the headers; at most [`MAX_FIELDS`].
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
-        let TraceSpan { formats, parent, is_sampled, is_debug, is_narrow, .. } = self.span;
-        let start = if is_narrow { 16 } else { 0 };
+        let TraceSpan { formats, parent, is_sampled, is_debug, has_short_trace_id, .. } = self.span;
+        let start = if has_short_trace_id { 16 } else { 0 };
         let end = if parent.is_some() { 68 } else { 51 };
         let sampled: &[u8] = if is_sampled { b"1" } else { b"0" };
         let has_b3_multi = formats.b3_multi;

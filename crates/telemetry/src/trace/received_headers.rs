@@ -1,4 +1,4 @@
-//! Parsing of the trace context in the headers of a received request.
+//! Parses the trace context in the headers of a received request.
 
 use std::num::{NonZeroU64, NonZeroU128};
 use std::ops::Range;
@@ -111,15 +111,15 @@ impl<'a> TraceHeaders<'a> {
             (_, Some(b"0" | b"false")) => SamplingDecision::NotSampled,
             _ => SamplingDecision::Deferred,
         };
-        let ids = self.b3_trace_id.only_value().zip(self.b3_span_id.only_value());
-        let ids =
-            ids.and_then(|(trace, sender)| Some((parse_b3_trace(trace)?, parse_span(sender)?)));
+        let id_values = self.b3_trace_id.only_value().zip(self.b3_span_id.only_value());
+        let ids = id_values
+            .and_then(|(trace, sender)| Some((parse_b3_trace(trace)?, parse_span(sender)?)));
         if ids.is_none() && decision == SamplingDecision::Deferred {
             return None;
         }
-        let is_narrow =
+        let has_short_trace_id =
             ids.is_some() && self.b3_trace_id.only_value().is_some_and(|id| id.len() == 16);
-        Some(TraceContext { ids, decision, is_narrow, is_w3c: false })
+        Some(TraceContext { ids, decision, has_short_trace_id, is_w3c: false })
     }
 }
 
@@ -147,7 +147,7 @@ fn parse_traceparent(value: &[u8]) -> Option<TraceContext> {
         TraceId(NonZeroU128::new(hexadecimal::read(trace_digits)?)?),
         parse_span(parent_digits)?,
     ));
-    Some(TraceContext { ids, decision, is_narrow: false, is_w3c: true })
+    Some(TraceContext { ids, decision, has_short_trace_id: false, is_w3c: true })
 }
 
 /// Parses `traceid-spanid-sampled-parentid`, where the last field or the last two may be absent, or `sampled`
@@ -160,7 +160,12 @@ fn parse_b3(value: &[u8]) -> Option<TraceContext> {
         _ => None,
     };
     if let Some(decision) = parse_decision(value) {
-        return Some(TraceContext { ids: None, decision, is_narrow: false, is_w3c: false });
+        return Some(TraceContext {
+            ids: None,
+            decision,
+            has_short_trace_id: false,
+            is_w3c: false,
+        });
     }
     let mut fields = value.split(|byte| *byte == b'-');
     let trace_digits = fields.next()?;
@@ -176,7 +181,12 @@ fn parse_b3(value: &[u8]) -> Option<TraceContext> {
         return None;
     }
     let ids = Some((parse_b3_trace(trace_digits)?, sender));
-    Some(TraceContext { ids, decision, is_narrow: trace_digits.len() == 16, is_w3c: false })
+    Some(TraceContext {
+        ids,
+        decision,
+        has_short_trace_id: trace_digits.len() == 16,
+        is_w3c: false,
+    })
 }
 
 /// Parses a trace ID of 16 or 32 hexadecimal digits; `None` if it is not valid or zero.

@@ -78,13 +78,13 @@ fn traceparent_is_parsed_by_the_w3c_rules() {
 
 #[test]
 fn b3_is_parsed_from_one_header() {
-    let narrow = &TRACE[16..];
+    let short_id = &TRACE[16..];
     for (value, expected) in [
         (format!("{TRACE}-{SPAN}-1-{SPAN}"), format!("{TRACE} {SPAN} Sampled")),
         (format!("{TRACE}-{SPAN}-0"), format!("{TRACE} {SPAN} NotSampled")),
         (format!("{TRACE}-{SPAN}-d"), format!("{TRACE} {SPAN} Debug")),
         (format!("{TRACE}-{SPAN}"), format!("{TRACE} {SPAN} Deferred")),
-        (format!("{narrow}-{SPAN}-1"), format!("{}{narrow} {SPAN} Sampled", "0".repeat(16))),
+        (format!("{short_id}-{SPAN}-1"), format!("{}{short_id} {SPAN} Sampled", "0".repeat(16))),
         ("0".to_owned(), "NotSampled".to_owned()),
         ("d".to_owned(), "Debug".to_owned()),
         (format!("{TRACE}-{SPAN}-2"), "nothing".to_owned()),
@@ -151,14 +151,14 @@ fn a_context_is_propagated_in_the_received_formats() {
         propagated_lines(&[("b3", "0"), ("traceparent", &w3c)], false),
         [&*continued, &*format!("b3: {TRACE}-0000000000000001-1-{SPAN}")]
     );
-    let narrow = &TRACE[16..];
+    let short_id = &TRACE[16..];
     assert_eq!(
         propagated_lines(
-            &[("x-b3-traceid", narrow), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")],
+            &[("x-b3-traceid", short_id), ("x-b3-spanid", SPAN), ("x-b3-flags", "1")],
             false
         ),
         [
-            &*format!("x-b3-traceid: {narrow}"),
+            &*format!("x-b3-traceid: {short_id}"),
             "x-b3-spanid: 0000000000000001",
             &*format!("x-b3-parentspanid: {SPAN}"),
             "x-b3-flags: 1",

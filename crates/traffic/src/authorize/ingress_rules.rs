@@ -1,4 +1,4 @@
-//! Compiled ingress rules, which allow clients outside the mesh. Part of the inbound authorization.
+//! Compiles and evaluates ingress rules, which allow clients outside the mesh. Part of the inbound authorization.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,8 +68,8 @@ impl IngressRules {
         let requests = rules.iter().map(|rule| rule.requests.as_deref().unwrap_or_default());
         let index = MatchIndex::from_matches(requests.enumerate());
         let mut ports: FxHashMap<u16, AddressRangeIndex> = FxHashMap::default();
-        for (index, IngressRule { port, ranges, .. }) in ingress_rules.iter().enumerate() {
-            ports.entry(*port).or_default().add_rule(index, ranges.as_deref());
+        for (position, IngressRule { port, ranges, .. }) in ingress_rules.iter().enumerate() {
+            ports.entry(*port).or_default().add_rule(position, ranges.as_deref());
         }
         Ok(Self { rules, index, ports })
     }
@@ -86,7 +86,7 @@ impl IngressRules {
             .filter(|(_, rule)| rule.allows_client(peer, &origin.transport));
         RuleSubset::from_rules(
             self.index.as_ref(),
-            allowing_rules.map(|(index, _)| index).collect(),
+            allowing_rules.map(|(position, _)| position).collect(),
         )
     }
 
@@ -138,8 +138,8 @@ impl IngressRules {
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<usize> {
-        let allows = |index: &usize| {
-            self.rules.get(*index).is_some_and(|rule| rule.allows_request(request, path))
+        let allows = |position: &usize| {
+            self.rules.get(*position).is_some_and(|rule| rule.allows_request(request, path))
         };
         match candidates {
             RuleSubset::Few(rules) => rules.iter().copied().find(allows),
@@ -158,8 +158,8 @@ impl IngressRules {
         self.index.as_ref()?.first_match_among(
             candidates,
             LookupKeys::as_sent(request),
-            |index, match_position| {
-                let requests = self.rules.get(index).map(|rule| &rule.requests);
+            |rule_position, match_position| {
+                let requests = self.rules.get(rule_position).map(|rule| &rule.requests);
                 requests.is_some_and(|requests| match requests {
                     None => true,
                     // A rule with an empty list of requests allows no request; the index has one entry for it.
@@ -178,12 +178,12 @@ impl IngressRules {
         let allows_bytes = |compiled: &CompiledIngressRule| {
             compiled.rule.protocol == IngressProtocol::Tcp && compiled.requests.is_none()
         };
-        candidates.find(|index| self.rules.get(*index).is_some_and(allows_bytes))
+        candidates.find(|position| self.rules.get(*position).is_some_and(allows_bytes))
     }
 
     /// Returns the decision of the rule at this position.
-    pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
-        self.rules.get(index).map(|rule| &rule.decision)
+    pub(super) fn decision(&self, position: usize) -> Option<&PolicyDecision> {
+        self.rules.get(position).map(|rule| &rule.decision)
     }
 
     /// Returns the rules of a port for a client address, in order, with their positions.
@@ -193,8 +193,8 @@ impl IngressRules {
         address: IpAddr,
     ) -> impl Iterator<Item = (usize, &CompiledIngressRule)> {
         let positions = self.ports.get(&port).map(|ranges| ranges.rules_for_address(address));
-        let indexed_rule = |index| Some((index, self.rules.get(index)?));
-        positions.into_iter().flatten().filter_map(indexed_rule)
+        let with_rule = |position| Some((position, self.rules.get(position)?));
+        positions.into_iter().flatten().filter_map(with_rule)
     }
 }
 

@@ -1,5 +1,5 @@
-//! The compiled rules of access policies: deny rules and allow rules, evaluated before all other rules of the inbound
-//! authorization.
+//! Compiles and evaluates the rules of access policies: deny rules and allow rules, which precede all other rules of
+//! the inbound authorization.
 
 use std::collections::BTreeSet;
 
@@ -86,15 +86,15 @@ impl PolicyRules {
         let rules: Box<[CompiledPolicyRule]> =
             rules.iter().map(CompiledPolicyRule::compile).collect::<Result<_, _>>()?;
         let request_rules = |action| {
-            let rules = rules.iter().enumerate();
-            rules.filter(move |(_, compiled)| {
-                compiled.rule.action == action && compiled.rule.is_about_requests()
+            let numbered_rules = rules.iter().enumerate();
+            numbered_rules.filter(move |(_, compiled)| {
+                compiled.rule.action == action && compiled.rule.matches_by_request()
             })
         };
-        let deny_matchers =
-            request_rules(PolicyAction::Deny).map(|(index, rule)| (index, &*rule.deny_matchers));
-        let allow_matchers =
-            request_rules(PolicyAction::Allow).map(|(index, rule)| (index, &*rule.allow_matchers));
+        let deny_matchers = request_rules(PolicyAction::Deny)
+            .map(|(position, rule)| (position, &*rule.deny_matchers));
+        let allow_matchers = request_rules(PolicyAction::Allow)
+            .map(|(position, rule)| (position, &*rule.allow_matchers));
         Ok(Some(Self {
             peer_index: RuleIndex::build_if_many(rules.len(), || {
                 rules.iter().map(|rule| caller_conditions(&rule.rule.peers)).collect()
@@ -114,18 +114,18 @@ impl PolicyRules {
             None => RulePositions::all_rules(self.rules.len()),
             Some(peer_index) => peer_index.rules_for_caller(peer),
         };
-        for (index, rule) in
-            positions.filter_map(|index| Some((index, &self.rules.get(index)?.rule)))
+        for (position, rule) in
+            positions.filter_map(|position| Some((position, &self.rules.get(position)?.rule)))
         {
             if !rule.ports.contains(port) || !rule.matches_caller(peer) {
                 continue;
             }
-            match (rule.action, rule.is_about_requests()) {
+            match (rule.action, rule.matches_by_request()) {
                 // These rules are evaluated for each request.
-                (PolicyAction::Deny, true) => deny_rules.push(index),
-                (PolicyAction::Allow, true) => allow_rules.push(index),
-                (PolicyAction::Deny, false) => deny_all = deny_all.or(Some(index)),
-                (PolicyAction::Allow, false) => allow_all = allow_all.or(Some(index)),
+                (PolicyAction::Deny, true) => deny_rules.push(position),
+                (PolicyAction::Allow, true) => allow_rules.push(position),
+                (PolicyAction::Deny, false) => deny_all = deny_all.or(Some(position)),
+                (PolicyAction::Allow, false) => allow_all = allow_all.or(Some(position)),
             }
         }
         PeerRules {
@@ -144,18 +144,18 @@ impl PolicyRules {
         request: &RequestView<'_>,
         path: PathKind,
     ) -> Option<PolicyResult> {
-        if let Some(index) = peer.deny_all {
-            return Some(denied_by(index));
+        if let Some(position) = peer.deny_all {
+            return Some(denied_by(position));
         }
         if !peer.deny_rules.is_empty() {
             let variants = PathVariants::from_path(request.path, path);
             let denies = |matcher: &DenialMatcher| matcher.may_match(request, &variants);
             let (rules, match_index) = (&peer.deny_rules, self.deny_index.as_ref());
             let keys = LookupKeys::as_interpreted(request, &variants);
-            if let Some(index) =
+            if let Some(position) =
                 self.find_first_match(rules, match_index, keys, |rule| &*rule.deny_matchers, denies)
             {
-                return Some(denied_by(index));
+                return Some(denied_by(position));
             }
         }
         let allowing_rule = peer.allow_all.or_else(|| {
@@ -164,7 +164,7 @@ impl PolicyRules {
             let keys = LookupKeys::as_sent(request);
             self.find_first_match(rules, match_index, keys, |rule| &*rule.allow_matchers, allows)
         });
-        allowing_rule.map(|index| Ok(DecidedBy::Policy(index)))
+        allowing_rule.map(|position| Ok(DecidedBy::Policy(position)))
     }
 
     /// Returns the decision for opaque bytes; `None` if no rule matches. If the port may carry HTTP, a rule that
@@ -176,22 +176,22 @@ impl PolicyRules {
                 .next()
                 .filter(|_| peer.may_contain_requests)
         };
-        if let Some(index) = peer.deny_all.or_else(request_denial) {
-            return Some(denied_by(index));
+        if let Some(position) = peer.deny_all.or_else(request_denial) {
+            return Some(denied_by(position));
         }
-        peer.allow_all.map(|index| Ok(DecidedBy::Policy(index)))
+        peer.allow_all.map(|position| Ok(DecidedBy::Policy(position)))
     }
 
-    /// Returns the decision for opaque bytes that begin with a request; `None` if no deny rule matches. The request is
-    /// not parsed, so a rule that denies some requests denies every such request.
+    /// Returns the decision for opaque bytes that begin with an HTTP request; `None` if no deny rule applies to the
+    /// peer. The hidden request is not parsed, so a rule that denies some requests denies every hidden request.
     pub(super) fn evaluate_hidden_request(&self, peer: &PeerRules) -> Option<PolicyResult> {
         let request_denial = || peer.deny_rules.matching_rules(self.deny_index.as_ref()).next();
         peer.deny_all.or_else(request_denial).map(denied_by)
     }
 
     /// Returns the decision of the rule at this position.
-    pub(super) fn decision(&self, index: usize) -> Option<&PolicyDecision> {
-        self.rules.get(index).map(|rule| &rule.decision)
+    pub(super) fn decision(&self, position: usize) -> Option<&PolicyDecision> {
+        self.rules.get(position).map(|rule| &rule.decision)
     }
 
     /// Returns the position of the first of these rules that matches a request; `None` if no rule matches.
@@ -203,14 +203,14 @@ impl PolicyRules {
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
-        let rules = match rules {
-            RuleSubset::Few(rules) => {
-                return self.find_first_in_list(rules, keys.request, matchers, is_match);
+        let candidate_matches = match rules {
+            RuleSubset::Few(candidate_rules) => {
+                return self.find_first_in_list(candidate_rules, keys.request, matchers, is_match);
             }
-            RuleSubset::Many(rules) => rules,
+            RuleSubset::Many(candidate_matches) => candidate_matches.as_deref(),
         };
-        match_index?.first_match_among(rules.as_deref(), keys, |index, match_position| {
-            self.rules.get(index).is_some_and(|rule| {
+        match_index?.first_match_among(candidate_matches, keys, |rule_position, match_position| {
+            self.rules.get(rule_position).is_some_and(|rule| {
                 matchers(rule).get(match_position).is_none_or(&is_match)
                     && rule.rule.claims.iter().all(|claim| has_claim(keys.request, claim))
             })
@@ -225,8 +225,8 @@ impl PolicyRules {
         matchers: impl Fn(&CompiledPolicyRule) -> &[M],
         is_match: impl Fn(&M) -> bool,
     ) -> Option<usize> {
-        let is_matching_rule = |index: &&usize| {
-            let rule = self.rules.get(**index);
+        let is_matching_rule = |position: &&usize| {
+            let rule = self.rules.get(**position);
             rule.is_some_and(|rule| {
                 let matchers = matchers(rule);
                 (matchers.is_empty() || matchers.iter().any(&is_match))
@@ -260,8 +260,8 @@ fn has_claim(request: &RequestView<'_>, claim: &ClaimMatch) -> bool {
 }
 
 /// Returns the denial by the rule at this position.
-fn denied_by(index: usize) -> PolicyResult {
-    Err((Reason::DeniedByPolicy, DecidedBy::Policy(index)))
+fn denied_by(position: usize) -> PolicyResult {
+    Err((Reason::DeniedByPolicy, DecidedBy::Policy(position)))
 }
 
 #[cfg(test)]

@@ -35,7 +35,8 @@ fn strict_access(rules: Vec<AccessRule>) -> InboundAccess {
     InboundAccess::compile(&Access::AllowListed(rules), &trust_domain()).unwrap()
 }
 
-/// Returns rules by which `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may do either.
+/// Returns rules by which `shop` may read items, `ops` may read everything below `/admin` and use port 5432, `both` may
+/// do either.
 fn stock_access() -> InboundAccess {
     strict_access(vec![
         access_rule("read", &["shop", "both"], &["/items.*", "/items"], &[]),
@@ -316,7 +317,7 @@ fn sources_with_the_same_rules_share_their_index() {
         access_rule("write", &["three"], &paths, &[]),
     ]);
     let rules_of =
-        |name| access.allow_rules.as_ref().unwrap().by_source[&service_account(name)].clone();
+        |name| access.target_rules.as_ref().unwrap().by_source[&service_account(name)].clone();
     assert!(Arc::ptr_eq(&rules_of("one"), &rules_of("two")));
     assert!(!Arc::ptr_eq(&rules_of("one"), &rules_of("three")));
 }

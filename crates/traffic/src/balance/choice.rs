@@ -1,5 +1,5 @@
-//! The load balancer of one policy: chooses an endpoint with the policy's algorithm, and has the state of one data
-//! thread.
+//! The load balancer of one policy: chooses an endpoint with the policy's algorithm. Each data thread has its own
+//! balancer, with its own round-robin position.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -76,13 +76,13 @@ impl Balancer {
     }
 
     /// Chooses a candidate; `None` if no candidate is eligible. `keyed_candidates` is the hash of the request's key
-    /// with the candidates for it. `age` returns the time since a candidate was added; `None` outside slow start.
+    /// with the candidates for it. `age_of` returns the time since a candidate was added; `None` outside slow start.
     /// `random` is a uniform random number.
     pub fn choose_candidate<C: Candidates + ?Sized>(
         &self,
         candidates: &C,
         keyed_candidates: Option<(RequestHash, KeyedCandidates<'_>)>,
-        age: impl Fn(usize) -> Option<Duration>,
+        age_of: impl Fn(usize) -> Option<Duration>,
         random: u64,
     ) -> Option<usize> {
         if self.rule.algorithm.hash_key().is_some() {
@@ -92,7 +92,7 @@ impl Balancer {
             return index_by_key.or_else(|| pick_candidate(candidates, random));
         }
         let slow_start = self.rule.slow_start;
-        let share = |index| match (slow_start, age(index)) {
+        let share_of = |index| match (slow_start, age_of(index)) {
             (Some(rule), Some(age)) => slow_start_share(rule, age),
             (None, _) | (_, None) => u32::MAX,
         };
@@ -101,7 +101,7 @@ impl Balancer {
                 if slow_start.is_some() && candidates.len() > 1 =>
             {
                 let chosen = choose_among_participants(
-                    (candidates, &share),
+                    (candidates, &share_of),
                     random,
                     |participants, random| choose_least_loaded(participants, choices, random),
                 );
@@ -112,13 +112,13 @@ impl Balancer {
             }
             BalanceAlgorithm::RoundRobin => choose_with_slow_start(
                 |_| pick_in_turn(candidates, self.next_turn()),
-                share,
+                share_of,
                 random,
             ),
             BalanceAlgorithm::Random
             | BalanceAlgorithm::RingHash(_)
             | BalanceAlgorithm::Maglev(_) => {
-                choose_with_slow_start(|random| pick_random(candidates, random), share, random)
+                choose_with_slow_start(|random| pick_random(candidates, random), share_of, random)
             }
         }
     }
@@ -131,7 +131,8 @@ impl Balancer {
     }
 }
 
-/// Returns the least loaded of `choices` random candidates. Fewer than two choices count as two.
+/// Returns the least loaded of `choices` random candidates. Fewer than two choices count as two, for which
+/// [`pick_candidate`] is faster.
 fn choose_least_loaded<C: Candidates + ?Sized>(
     candidates: &C,
     choices: u8,

@@ -33,10 +33,11 @@ impl EndpointHashTable {
         endpoints: &[Arc<Endpoint>],
     ) -> Option<Self> {
         // Endpoints are hashed by name, not by address, so that they retain their slots across a restart.
-        let names = endpoints
-            .iter()
-            .map(|endpoint| WeightedName(endpoint.id.workload.to_string(), endpoint.weight));
-        let names: Vec<WeightedName> = names.take(MAX_ENDPOINTS).collect();
+        let weighted_names = endpoints.iter().map(|endpoint| WeightedName {
+            name: endpoint.id.workload.to_string(),
+            weight: endpoint.weight.unwrap_or_default().as_u16(),
+        });
+        let names: Vec<WeightedName> = weighted_names.take(MAX_ENDPOINTS).collect();
         match algorithm {
             BalanceAlgorithm::RingHash(_) => Some(Self::with_ring(&names)),
             BalanceAlgorithm::Maglev(_) => Some(Self::with_maglev_table(&names)),
@@ -59,7 +60,7 @@ impl EndpointHashTable {
                 let start = points.partition_point(|(point, _)| *point < key);
                 let sequence = points.iter().skip(start).chain(points.iter().take(start));
                 find_available(
-                    sequence.map(|(_, owner)| *owner),
+                    sequence.map(|(_, endpoint_index)| *endpoint_index),
                     *endpoint_count,
                     &mut is_available,
                 )
@@ -85,28 +86,33 @@ impl EndpointHashTable {
 }
 
 /// The name of an endpoint, and its weight.
-struct WeightedName(String, Option<Weight>);
+struct WeightedName {
+    /// The name of the endpoint's workload, `namespace/name`.
+    name: String,
+    /// The weight; [`Weight::DEFAULT`] for an endpoint without a weight.
+    weight: u16,
+}
 
-/// Returns the first available endpoint among the owners of slots or points. Each endpoint is tried once; `None` if
-/// all are rejected.
+/// Returns the first available endpoint in the sequence of endpoints that slots or points belong to. Each endpoint is
+/// tried once; `None` if all are rejected.
 fn find_available(
-    owners: impl Iterator<Item = u16>,
+    endpoint_indices: impl Iterator<Item = u16>,
     endpoint_count: usize,
     is_available: &mut impl FnMut(usize) -> bool,
 ) -> Option<usize> {
-    let mut owners = owners.take(MAX_SEARCH_STEPS).map(usize::from);
-    let owner = owners.next()?;
-    if is_available(owner) {
-        return Some(owner);
+    let mut endpoint_indices = endpoint_indices.take(MAX_SEARCH_STEPS).map(usize::from);
+    let endpoint_index = endpoint_indices.next()?;
+    if is_available(endpoint_index) {
+        return Some(endpoint_index);
     }
     let mut rejected_endpoints = RejectedEndpoints::default();
-    rejected_endpoints.insert(owner);
-    for owner in owners {
+    rejected_endpoints.insert(endpoint_index);
+    for endpoint_index in endpoint_indices {
         if rejected_endpoints.count == endpoint_count {
             break;
         }
-        if rejected_endpoints.insert(owner) && is_available(owner) {
-            return Some(owner);
+        if rejected_endpoints.insert(endpoint_index) && is_available(endpoint_index) {
+            return Some(endpoint_index);
         }
     }
     None
@@ -127,10 +133,10 @@ impl Default for RejectedEndpoints {
 
 impl RejectedEndpoints {
     /// Adds an endpoint. Returns false if the endpoint is already present or out of range.
-    fn insert(&mut self, owner: usize) -> bool {
-        let Some(bits) = self.bits.get_mut(owner / 64) else { return false };
+    fn insert(&mut self, endpoint_index: usize) -> bool {
+        let Some(bits) = self.bits.get_mut(endpoint_index / 64) else { return false };
         let old_bits = *bits;
-        *bits |= 1 << (owner % 64);
+        *bits |= 1 << (endpoint_index % 64);
         let is_new = *bits != old_bits;
         self.count += usize::from(is_new);
         is_new
@@ -162,9 +168,8 @@ pub fn rendezvous_hash(
 /// unit and one unit. With this unit, the total number of points never exceeds that of equal weights, and an added or
 /// removed endpoint rarely changes the points of other endpoints.
 fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
-    let weight_of = |weight: Option<Weight>| usize::from(weight.unwrap_or_default().as_u16());
     let total_parts =
-        names.iter().map(|WeightedName(_, weight)| weight_of(*weight) * UNIT_PARTS).sum::<usize>();
+        names.iter().map(|endpoint| usize::from(endpoint.weight) * UNIT_PARTS).sum::<usize>();
     let average_parts = (total_parts / names.len().max(1)).max(1);
     let mut unit_parts = usize::from(Weight::DEFAULT) * UNIT_PARTS;
     while unit_parts < average_parts {
@@ -174,9 +179,9 @@ fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
         unit_parts /= 2;
     }
     let mut points: Vec<(u64, u16)> = Vec::with_capacity(RING_POINTS * names.len());
-    for (WeightedName(name, weight), index) in names.iter().zip(0_u16..) {
-        let salts =
-            (0_u64..).take((RING_POINTS * weight_of(*weight) * UNIT_PARTS / unit_parts).max(1));
+    for (WeightedName { name, weight }, index) in names.iter().zip(0_u16..) {
+        let point_count = RING_POINTS * usize::from(*weight) * UNIT_PARTS / unit_parts;
+        let salts = (0_u64..).take(point_count.max(1));
         points.extend(salts.map(|salt| (hash(salt, name), index)));
     }
     points.sort_unstable();
@@ -186,42 +191,56 @@ fn build_ring(names: &[WeightedName]) -> Box<[(u64, u16)]> {
 /// Builds the slots of a Maglev table (Eisenbud et al., NSDI 2016, §3.4). The endpoints take turns; in its turn, an
 /// endpoint gets the next free slot of its own permutation. The frequency of an endpoint's turns is proportional to
 /// its weight.
-fn build_table(names: &[WeightedName], slots: usize) -> Box<[u16]> {
+fn build_table(names: &[WeightedName], slot_count: usize) -> Box<[u16]> {
     if names.is_empty() {
         return Box::default();
     }
-    let count = slots as u64;
-    let permutation =
-        |name: &str| (hash(OFFSET_SALT, name) % count, hash(SKIP_SALT, name) % (count - 1) + 1);
-    let weight = |weight: Option<Weight>| weight.unwrap_or_default().as_u16();
-    let mut turns: Vec<((u64, u64), u16, u16)> = names
+    let modulus = slot_count as u64;
+    let mut permutations: Vec<SlotPermutation> = names
         .iter()
-        .map(|WeightedName(name, own_weight)| (permutation(name), weight(*own_weight), 0))
+        .map(|WeightedName { name, weight }| SlotPermutation {
+            next_slot: hash(OFFSET_SALT, name) % modulus,
+            skip: hash(SKIP_SALT, name) % (modulus - 1) + 1,
+            weight: *weight,
+            credit: 0,
+        })
         .collect();
-    let greatest_weight = turns.iter().map(|(_, weight, _)| *weight).max().unwrap_or(1);
-    let mut table = vec![FREE_SLOT; slots];
+    let greatest_weight = names.iter().map(|endpoint| endpoint.weight).max().unwrap_or(1);
+    let mut table = vec![FREE_SLOT; slot_count];
     let mut filled_slots = 0;
     loop {
-        for (((next_slot, skip), weight, credit), index) in turns.iter_mut().zip(0_u16..) {
-            // The credit is at most twice the greatest weight.
-            *credit += *weight;
-            if *credit < greatest_weight {
+        for (permutation, endpoint_index) in permutations.iter_mut().zip(0_u16..) {
+            permutation.credit += permutation.weight;
+            if permutation.credit < greatest_weight {
                 continue;
             }
-            *credit -= greatest_weight;
+            permutation.credit -= greatest_weight;
             loop {
-                let slot = usize::try_from(*next_slot).ok().and_then(|index| table.get_mut(index));
-                *next_slot = (*next_slot + *skip) % count;
-                let Some(slot) = slot.filter(|slot| **slot == FREE_SLOT) else { continue };
-                *slot = index;
+                let position = usize::try_from(permutation.next_slot).ok();
+                permutation.next_slot = (permutation.next_slot + permutation.skip) % modulus;
+                let slot = position.and_then(|position| table.get_mut(position));
+                let Some(free_slot) = slot.filter(|slot| **slot == FREE_SLOT) else { continue };
+                *free_slot = endpoint_index;
                 break;
             }
             filled_slots += 1;
-            if filled_slots == slots {
+            if filled_slots == slot_count {
                 return table.into();
             }
         }
     }
+}
+
+/// The order in which an endpoint takes the slots of a Maglev table.
+struct SlotPermutation {
+    /// The next slot of the permutation.
+    next_slot: u64,
+    /// The distance between two slots of the permutation.
+    skip: u64,
+    weight: u16,
+    /// The weight that the endpoint has collected since its last turn. It gets a turn when the credit reaches the
+    /// greatest weight of all endpoints, so the credit is at most twice the greatest weight.
+    credit: u16,
 }
 
 /// The number of ring points of an endpoint with the unit weight. The shares of equal endpoints differ by about 10 %.
@@ -251,7 +270,8 @@ mod tests {
     use super::*;
 
     fn endpoint_names(count: usize) -> Vec<WeightedName> {
-        (0..count).map(|n| WeightedName(format!("shop/stock-{n}"), None)).collect()
+        let named = |n| WeightedName { name: format!("shop/stock-{n}"), weight: Weight::DEFAULT };
+        (0..count).map(named).collect()
     }
 
     fn test_keys() -> impl Iterator<Item = u64> {
@@ -289,11 +309,8 @@ mod tests {
     }
 
     fn weighted_names(weights: &[u16]) -> Vec<WeightedName> {
-        let mut weighted = endpoint_names(weights.len());
-        for (WeightedName(_, weight), number) in weighted.iter_mut().zip(weights) {
-            *weight = Weight::new(*number);
-        }
-        weighted
+        let names = endpoint_names(weights.len()).into_iter().zip(weights);
+        names.map(|(endpoint, weight)| WeightedName { weight: *weight, ..endpoint }).collect()
     }
 
     #[test]
@@ -325,7 +342,10 @@ mod tests {
         }
         // Each endpoint has at least one point.
         assert_eq!(
-            build_ring(&weighted_names(&[1, 1000])).iter().filter(|(_, owner)| *owner == 0).count(),
+            build_ring(&weighted_names(&[1, 1000]))
+                .iter()
+                .filter(|(_, endpoint)| *endpoint == 0)
+                .count(),
             1
         );
     }

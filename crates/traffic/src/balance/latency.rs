@@ -46,7 +46,8 @@ impl EndpointLatency {
         self.failures = 0;
     }
 
-    /// Records an attempt that has no result yet, `latency` after its start. It can only increase the average.
+    /// Records that an attempt took at least `latency`, such as an attempt that has no result yet. It can only increase
+    /// the average.
     pub fn record_pending(&mut self, latency: Duration, now: Duration) {
         let peak = scaled_micros(latency);
         // Without a response, the latency stays unknown: a short pending time must not make the endpoint appear fast.
@@ -81,9 +82,9 @@ impl EndpointLatency {
     }
 }
 
-/// Returns a value after exponential decay with a time constant of ten seconds. Whole half-lives are shifts. Within a
-/// half-life, the exponential is approximated by a parabola with the same ends and the same initial slope; the error is
-/// at most 0.5 %.
+/// Returns a value after exponential decay with a time constant of ten seconds. A bit shift halves the value for each
+/// whole half-life. Within a half-life, the exponential is approximated by a parabola with the same ends and the same
+/// initial slope; the error is at most 0.5 %.
 fn decay(value: u64, micros: u64) -> u64 {
     let half_lives = u32::try_from(micros / HALF_LIFE_MICROS).unwrap_or(u32::MAX);
     let fraction = ((micros % HALF_LIFE_MICROS) << FRACTION_BITS) / HALF_LIFE_MICROS;

@@ -1,4 +1,5 @@
-//! The load of a candidate: requests in progress, response time and weight. Algorithms compare candidates by it.
+//! Compares the load of candidates, which consists of requests in progress, response time and weight. The algorithms
+//! that prefer less loaded endpoints use it.
 
 use leno_model::Weight;
 
@@ -9,7 +10,7 @@ pub struct Load {
     pub in_progress: u32,
     /// The logarithmic response time from
     /// [`EndpointLatency::latency_step`](super::EndpointLatency::latency_step); absent if unknown.
-    pub step: Option<u8>,
+    pub latency_step: Option<u8>,
     /// The weight; absent if all weights are equal.
     pub weight: Option<Weight>,
 }
@@ -18,7 +19,7 @@ impl Load {
     /// Creates the load of a candidate without known response time and weight.
     #[must_use]
     pub const fn from_requests(in_progress: u32) -> Self {
-        Self { in_progress, step: None, weight: None }
+        Self { in_progress, latency_step: None, weight: None }
     }
 
     /// True if this candidate is expected to respond to the next request sooner than the other: the product of
@@ -26,7 +27,7 @@ impl Load {
     /// two response times count as equal.
     #[must_use]
     pub fn is_less_than(self, other: Self) -> bool {
-        let steps = self.step.zip(other.step);
+        let steps = self.latency_step.zip(other.latency_step);
         if self.weight.is_none() && other.weight.is_none() {
             return match steps {
                 None => self.in_progress < other.in_progress,
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     fn test_load(in_progress: u32, step: Option<u8>, weight: u16) -> Load {
-        Load { in_progress, step, weight: Weight::new(weight) }
+        Load { in_progress, latency_step: step, weight: Weight::new(weight) }
     }
 
     #[test]

@@ -19,7 +19,8 @@ pub fn pick_in_turn<C: Candidates + ?Sized>(candidates: &C, turn: usize) -> Opti
     if candidates.is_usable(index) {
         return Some(index);
     }
-    // The turn is known to select an unusable candidate, so the number must be mixed to be uniform over the others.
+    // Consecutive turns select neighbors. Mixing makes the replacement of an unusable candidate independent of the
+    // turn, so that all other candidates are equally likely.
     nth_available(candidates, usize::try_from(mix_random(turn as u64) >> 33).unwrap_or(0))
 }
 

@@ -1,5 +1,5 @@
-//! The slow-start state of a port's endpoints: the times at which they were added. The load balancer reduces the share
-//! of new endpoints by it.
+//! Tracks the slow start of a port's endpoints: the times at which they were added. The load balancer reduces the share
+//! of requests of endpoints that were added recently.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,7 @@ impl SlowStartEndpoints {
         duration: Duration,
     ) {
         let is_in_slow_start = |added_time: Duration| now.saturating_sub(added_time) < duration;
+        // The slow start of the endpoint that was added last is over, so no endpoint is in slow start.
         if !self.added_at.is_empty() && !is_in_slow_start(self.last_added) {
             self.added_at = FxHashMap::default();
         }

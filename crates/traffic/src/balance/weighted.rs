@@ -1,4 +1,4 @@
-//! The weighted random choice of candidates, used if the weights of a port's endpoints differ.
+//! Chooses candidates at random by weight, if the weights of a port's endpoints differ.
 
 use super::{Candidates, mix_random, random_below};
 
@@ -37,12 +37,12 @@ fn pick_among<C: Candidates + ?Sized>(
     is_allowed: impl Fn(usize) -> bool,
     random: u64,
 ) -> Option<usize> {
-    let weight = |index| usize::from(candidates.weight(index).unwrap_or_default().as_u16());
+    let weight_of = |index| usize::from(candidates.weight(index).unwrap_or_default().as_u16());
     let allowed = || (0..candidates.len()).filter(|index| is_allowed(*index));
-    let total_weight = allowed().map(weight).sum();
+    let total_weight = allowed().map(weight_of).sum();
     let mut point = random_below(total_weight, random >> 32);
     allowed().find(|index| {
-        let weight = weight(*index);
+        let weight = weight_of(*index);
         let is_selected = point < weight;
         point = point.saturating_sub(weight);
         is_selected

@@ -15,9 +15,9 @@ fn trip_rule() -> TripConditions {
         window: at_second(10),
         buckets: 10,
         min_requests: 4,
-        failure_threshold: FailureThreshold { share_ppm: Some(500_000), count: None },
+        failure_threshold: RequestThreshold { share_ppm: Some(500_000), count: None },
         consecutive_failures: None,
-        slow: None,
+        slow_requests: None,
         open_duration: at_second(20),
         half_open_requests: 2,
     }
@@ -136,11 +136,11 @@ fn slow_responses_open_the_circuit_by_share_or_number() {
     let circuit_for_slow = |share_ppm, number| {
         let slow_requests = SlowRequests {
             min_duration: at_second(2),
-            threshold: FailureThreshold { share_ppm, count: number },
+            threshold: RequestThreshold { share_ppm, count: number },
         };
         Circuit::new(TripConditions {
-            slow: Some(slow_requests),
-            failure_threshold: FailureThreshold::default(),
+            slow_requests: Some(slow_requests),
+            failure_threshold: RequestThreshold::default(),
             half_open_requests: 1,
             ..trip_rule()
         })
@@ -200,12 +200,12 @@ proptest! {
         consecutive_failures in prop::option::of(1..6_u32),
     ) {
         let slow_threshold = Duration::from_millis(50);
-        let too_many = FailureThreshold { share_ppm: share, count: number };
+        let too_many = RequestThreshold { share_ppm: share, count: number };
         let rule = TripConditions {
             min_requests,
             failure_threshold: too_many,
             consecutive_failures,
-            slow: Some(SlowRequests { min_duration: slow_threshold, threshold: FailureThreshold { share_ppm: share, count: None } }),
+            slow_requests: Some(SlowRequests { min_duration: slow_threshold, threshold: RequestThreshold { share_ppm: share, count: None } }),
             window: at_second(1),
             buckets: 10,
             open_duration: at_second(1),

@@ -42,7 +42,7 @@ fn service_config(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<
     let port = PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: true,
+        has_attached_routes: true,
         rules: vec![rule],
         endpoints,
         tls_rules: Vec::new(),
@@ -54,7 +54,7 @@ fn service_config(name: &str, path: &str, endpoints: Vec<Arc<Endpoint>>) -> Arc<
         name: service_name(name),
         client_authorization: ClientAuthorization::Allowed,
         ports: BTreeMap::from([(80, port)]),
-        awaited: false,
+        waits_for_endpoint: false,
     })
 }
 

@@ -63,7 +63,7 @@ fn service_config(
     let port = PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: !backends.is_empty(),
+        has_attached_routes: !backends.is_empty(),
         rules: if backends.is_empty() { Vec::new() } else { vec![rule] },
         endpoints: (1..=endpoints).map(endpoint).collect(),
         tls_rules: Vec::new(),
@@ -76,7 +76,7 @@ fn service_config(
         name: service_name(name),
         client_authorization: ClientAuthorization::Allowed,
         ports,
-        awaited: false,
+        waits_for_endpoint: false,
     }
 }
 
@@ -141,7 +141,7 @@ fn policies_are_found_by_rule_and_a_route_to_itself_has_none() {
     let v1 = &snapshot.service(&service_name("v1")).unwrap().ports[&80];
     let has_breakers = |(traffic_policy, _): super::EffectivePolicies<'_>| {
         let policy: &PortTrafficPolicy = traffic_policy.unwrap();
-        (policy.breaker.is_some(), policy.called.is_some())
+        (policy.breaker.is_some(), policy.called_breaker.is_some())
     };
     assert_eq!(has_breakers(api.policies_of_rule(0, 1, api)), (true, false));
     assert_eq!(has_breakers(api.policies_of_rule(0, 2, v1)), (false, true));
@@ -166,7 +166,7 @@ fn shared_counters_survive_while_policies_are_unchanged() {
     assert!(!Arc::ptr_eq(&traffic_policy(&grown, "v1"), &traffic_policy(&edited, "v1")));
     assert!(Arc::ptr_eq(&traffic_policy(&first_snapshot, "v2"), &traffic_policy(&edited, "v2")));
     // All backends share the circuit breaker of the called service, and all callers share that of the backend.
-    let service_breaker = |to| traffic_policy(&edited, to).called.clone().unwrap();
+    let service_breaker = |to| traffic_policy(&edited, to).called_breaker.clone().unwrap();
     assert!(Arc::ptr_eq(&service_breaker("v1"), &service_breaker("v2")));
     let backend_policy =
         edited.service(&service_name("v1")).unwrap().ports[&80].traffic_policy.clone().unwrap();

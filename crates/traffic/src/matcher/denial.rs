@@ -1,5 +1,5 @@
-//! Compiled request matches of rules that deny, limit or require. They cover every interpretation of a request by an
-//! application, so that no alternative encoding bypasses a rule.
+//! Compiles and evaluates the request matches of rules that deny requests, limit them or require a check of them. The
+//! matches cover every interpretation of a request by an application, so that no alternative encoding bypasses a rule.
 
 use std::borrow::Cow;
 
@@ -19,8 +19,9 @@ use crate::variant::{
     is_equal_folded, normalize_rule_path,
 };
 
-/// A compiled [`RequestMatch`] of a rule that denies, limits or requires. It matches a request if any application may
-/// interpret the request as a matching one. An allow rule may miss an alternative encoding; a deny rule must not.
+/// A compiled [`RequestMatch`] of a rule that denies requests, limits them or requires a check of them. It matches a
+/// request if any application may interpret the request as a matching one. An allow rule may miss an alternative
+/// encoding, because the request is then denied; a deny rule must not.
 ///
 /// * Paths are compared in the normalized form of the most lenient application: fully decoded,
 ///   case-insensitive, with backslashes as slashes, without empty elements, element parameters, a trailing
@@ -55,13 +56,11 @@ impl DenialMatcher {
         Ok(Self {
             path: DeniedPath::compile(&request.path, compiled.path),
             methods: compiled.methods,
-            headers: headers
-                .map(|(field, compiled)| DeniedHeader::compile(field, compiled))
-                .collect(),
+            headers: headers.map(|(field, header)| DeniedHeader::compile(field, header)).collect(),
             query: query
-                .map(|(field, compiled)| DeniedParameter {
+                .map(|(field, parameter)| DeniedParameter {
                     name: normalize_rule_parameter(&field.name).into(),
-                    value: DeniedValue::compile(&field.value, &compiled.value),
+                    value: DeniedValue::compile(&field.value, &parameter.value),
                 })
                 .collect(),
         })
@@ -150,6 +149,7 @@ enum DeniedPath {
         text: Box<str>,
         /// True if the paths below the path match as well.
         matches_below: bool,
+        /// The handling of element parameters of the request's path.
         parameters: Parameters,
     },
     /// A prefix that may end within an element. It is compared in normalized form and as sent, because a prefix that
@@ -201,10 +201,10 @@ impl DeniedPath {
                     Self::Prefix { normalized, sent: prefix, parameters }
                 }
             },
-            (PathMatcher::Pattern(Pattern::Regex(prefix, compiled)), PathMatch::Regex(pattern)) => {
+            (PathMatcher::Pattern(Pattern::Regex(prefix, regex)), PathMatch::Regex(pattern)) => {
                 Self::Regex(Box::new(DeniedRegex {
                     leading_elements: normalized_elements(&prefix).unwrap_or_default(),
-                    regex: CaseTolerantRegex::compile(pattern, &compiled),
+                    regex: CaseTolerantRegex::compile(pattern, &regex),
                     may_end_in_slash: may_end_in_slash(pattern),
                 }))
             }
@@ -309,10 +309,11 @@ struct CaseTolerantRegex {
 }
 
 impl CaseTolerantRegex {
-    fn compile(pattern: &str, compiled: &Regex) -> Self {
+    /// Compiles the case-insensitive form of a pattern. `case_sensitive_regex` is the compiled pattern itself.
+    fn compile(pattern: &str, case_sensitive_regex: &Regex) -> Self {
         let case_insensitive =
-            compile_case_insensitive(pattern).unwrap_or_else(|_| compiled.clone());
-        let case_sensitive = may_exclude_letters(pattern).then(|| compiled.clone());
+            compile_case_insensitive(pattern).unwrap_or_else(|_| case_sensitive_regex.clone());
+        let case_sensitive = may_exclude_letters(pattern).then(|| case_sensitive_regex.clone());
         Self { case_insensitive, case_sensitive }
     }
 
@@ -343,9 +344,9 @@ fn is_file(normalized: &str) -> bool {
     normalized.rsplit('/').next().is_some_and(|name| name.contains('.'))
 }
 
-/// Returns the handling of element parameters in comparisons with a rule's path: kept if the path has parameters.
-fn parameter_handling(rule: &str) -> Parameters {
-    if rule.contains(';') { Parameters::Kept } else { Parameters::Dropped }
+/// Returns the handling of element parameters in comparisons with a rule's path: kept if this path has parameters.
+fn parameter_handling(rule_path: &str) -> Parameters {
+    if rule_path.contains(';') { Parameters::Kept } else { Parameters::Dropped }
 }
 
 /// Returns the normalized whole elements that all texts with this prefix begin with; `None` if there are none.
@@ -439,10 +440,9 @@ impl DeniedValue {
                 }
             }
             (Pattern::Prefix(text), _) => Self::Prefix(folded_case(text).into()),
-            (
-                Pattern::Regex(_, compiled),
-                ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern),
-            ) => Self::Regex(CaseTolerantRegex::compile(pattern, compiled)),
+            (Pattern::Regex(_, regex), ValueMatch::Regex(pattern) | ValueMatch::Exact(pattern)) => {
+                Self::Regex(CaseTolerantRegex::compile(pattern, regex))
+            }
         }
     }
 

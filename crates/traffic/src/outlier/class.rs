@@ -1,4 +1,5 @@
-//! The classification of request and health check results: failures of the endpoint, successes, or neither.
+//! Classifies the results of requests and health checks as failures of the endpoint, successes, or neither. The failure
+//! classes of the outlier detection policy decide which results of requests count as failures.
 
 use leno_model::{FailureClasses, Reason};
 
@@ -79,8 +80,11 @@ const REJECTION_STATUSES: [u8; 3] = [7, 8, 16];
 
 /// A class of failures without a complete response, as in [`FailureClasses`].
 enum FailureClass {
+    /// No connection or TLS session was established.
     Connect,
+    /// The connection or the response timed out.
     Timeout,
+    /// The connection was reset, or the response was malformed.
     Reset,
 }
 
@@ -97,7 +101,8 @@ fn failure_class(reason: Reason) -> Option<FailureClass> {
         | Reason::RequestTimeout
         | Reason::AttemptTimeout => Some(FailureClass::Timeout),
         Reason::UpstreamReset | Reason::UpstreamMalformed => Some(FailureClass::Reset),
-        // The endpoint reports that it drains or is at its limit. A retry uses another endpoint.
+        // An endpoint that drains or is at its limit rejects the request by itself. It has not failed, and a retry uses
+        // another endpoint.
         Reason::UpstreamRefused => None,
         _ => None,
     }

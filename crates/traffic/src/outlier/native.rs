@@ -1,5 +1,5 @@
-//! The native outlier detection algorithm: sliding windows, ejection of the worst endpoint first, doubling ejection
-//! times, probes and health checks.
+//! Implements the native outlier detection algorithm: sliding windows, ejection of the worst endpoint first, doubling
+//! ejection times, probes and health checks.
 
 use std::time::Duration;
 
@@ -11,8 +11,11 @@ use super::{EjectionCause, EjectionEvent, EjectionState, FailureEvidence, Reques
 ///
 /// Failure rates are evaluated at the end of each bucket; the endpoint with the highest rate is ejected first.
 /// Consecutive failures are evaluated immediately. Ejected and probed endpoints count against the limits
-/// `max_ejection_percent` and `min_healthy`. Health checks are separate evidence: successful checks return an endpoint
-/// that failed checks ejected, and successful probes return an endpoint that failed requests ejected.
+/// `max_ejection_percent` and `min_healthy`.
+///
+/// Health checks and requests are separate evidence. An endpoint that failed health checks ejected is returned to
+/// service by successful health checks. An endpoint that failed requests ejected is returned by successful probes,
+/// which are requests.
 #[derive(Debug)]
 pub struct NativeDetector {
     rule: OutlierDetection,
@@ -22,14 +25,14 @@ pub struct NativeDetector {
     bucket_end: Duration,
     /// The index of the current bucket in the ring of each endpoint.
     current_bucket: usize,
-    endpoints: Vec<DetectedEndpoint>,
+    endpoints: Vec<EndpointRecord>,
     /// The earliest end of an ejection.
     next_ejection_end: Option<Duration>,
 }
 
 /// The recent results and ejections of one endpoint.
 #[derive(Debug, Clone)]
-struct DetectedEndpoint {
+struct EndpointRecord {
     /// The buckets of the sliding window.
     buckets: Box<[Bucket]>,
     /// The sum of all buckets.
@@ -63,7 +66,8 @@ struct Bucket {
     failures: u32,
 }
 
-/// The state of an endpoint by its requests.
+/// The state of an endpoint as determined by its requests. Health checks are evaluated separately: see
+/// [`HealthCheckState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServiceState {
     /// The endpoint receives requests.
@@ -87,7 +91,7 @@ impl NativeDetector {
     #[must_use]
     pub fn new(rule: OutlierDetection, endpoint_count: usize) -> Self {
         let bucket_length = rule.window / u32::from(rule.buckets.max(1));
-        let endpoints = vec![DetectedEndpoint::new(rule.buckets); endpoint_count];
+        let endpoints = vec![EndpointRecord::new(rule.buckets); endpoint_count];
         Self {
             rule,
             bucket_length,
@@ -104,17 +108,17 @@ impl NativeDetector {
         &self.rule.failures
     }
 
-    pub(super) fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
-        let new_endpoint = DetectedEndpoint::new(self.rule.buckets);
-        let existing_endpoint = |index: &Option<usize>| {
-            index.and_then(|old_index| self.endpoints.get(old_index)).cloned()
+    pub(super) fn update_endpoints(&mut self, old_slots: &[Option<usize>]) {
+        let new_endpoint = EndpointRecord::new(self.rule.buckets);
+        let existing_endpoint = |old_slot: &Option<usize>| {
+            old_slot.and_then(|old_slot| self.endpoints.get(old_slot)).cloned()
         };
-        self.endpoints = old_indices
+        self.endpoints = old_slots
             .iter()
-            .map(|index| existing_endpoint(index).unwrap_or(new_endpoint.clone()))
+            .map(|old_slot| existing_endpoint(old_slot).unwrap_or(new_endpoint.clone()))
             .collect();
         for endpoint in &mut self.endpoints {
-            // A probe in progress may have the old index, so its result would be recorded for another endpoint.
+            // A probe in progress may have the old slot, so its result would be recorded for another endpoint.
             if let ServiceState::Probed { in_progress, .. } = &mut endpoint.state {
                 *in_progress = false;
             }
@@ -221,9 +225,9 @@ impl NativeDetector {
         }
     }
 
-    /// Records the result of a health check. The limits also apply to ejections by health checks: an endpoint that
-    /// they protect is reconsidered at its next check. Inconclusive checks return an ejected endpoint to service, and
-    /// its requests are then evaluated.
+    /// Records the result of a health check. The limits also apply to ejections by health checks: an endpoint that the
+    /// limits keep in service is reconsidered at its next check. Inconclusive checks count as successful for an
+    /// endpoint that failed checks ejected, so that its requests are evaluated again.
     pub(super) fn record_check(
         &mut self,
         slot: usize,
@@ -237,14 +241,17 @@ impl NativeDetector {
         let may_eject = self.may_eject();
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         let is_in_service = endpoint.state == ServiceState::InService;
-        let checks = &mut endpoint.health_check;
-        if evidence == FailureEvidence::Unknown && !checks.is_unhealthy {
+        let check_state = &mut endpoint.health_check;
+        if evidence == FailureEvidence::Unknown && !check_state.is_unhealthy {
             return;
         }
-        checks.consecutive_results =
-            if checks.failed == failed { checks.consecutive_results.saturating_add(1) } else { 1 };
-        checks.failed = failed;
-        if checks.consecutive_results < threshold || checks.is_unhealthy == failed {
+        check_state.consecutive_results = if check_state.failed == failed {
+            check_state.consecutive_results.saturating_add(1)
+        } else {
+            1
+        };
+        check_state.failed = failed;
+        if check_state.consecutive_results < threshold || check_state.is_unhealthy == failed {
             return;
         }
         match failed {
@@ -267,7 +274,8 @@ impl NativeDetector {
         endpoint.health_check.is_unhealthy = failed;
     }
 
-    /// Ends one or more buckets. The counts are evaluated once, as of the end of the first bucket.
+    /// Ends the current bucket, and also the following buckets if their time is over. The counts are evaluated once, as
+    /// of the end of the current bucket.
     fn end_buckets(&mut self, now: Duration, random: u64, events: &mut Vec<EjectionEvent>) {
         self.eject_worst_endpoints(now, random, events);
         let ended_count =
@@ -276,7 +284,8 @@ impl NativeDetector {
         let ended_buckets = usize::try_from(ended_count).unwrap_or(usize::MAX);
         let rule = &self.rule;
         for endpoint in &mut self.endpoints {
-            // An endpoint without requests has no successes that could clear the flag, so it is cleared with the window.
+            // An endpoint without requests has no successes that could clear the flag, so it is cleared with the
+            // window.
             endpoint.is_ejection_prevented = ended_buckets <= bucket_count
                 && (endpoint.exceeds_failure_rate(rule)
                     || endpoint.exceeds_consecutive_failures(rule));
@@ -287,8 +296,8 @@ impl NativeDetector {
                 endpoint.clear_bucket(self.current_bucket);
             }
         }
-        let ended_count = u32::try_from(ended_count).unwrap_or(u32::MAX);
-        let elapsed = self.bucket_length.saturating_mul(ended_count);
+        let length_multiple = u32::try_from(ended_count).unwrap_or(u32::MAX);
+        let elapsed = self.bucket_length.saturating_mul(length_multiple);
         self.bucket_end = self.bucket_end.saturating_add(elapsed);
     }
 
@@ -359,48 +368,51 @@ impl NativeDetector {
         let rule = &self.rule;
         let Some(endpoint) = self.endpoints.get_mut(slot) else { return };
         if endpoint.state == ServiceState::InService {
-            // For each base time in service since the last ejection, the ejection time is halved.
+            // The ejection time is halved for each period of the base ejection time that the endpoint was in service.
             let time_in_service = now.saturating_sub(endpoint.returned_at).as_nanos();
-            let doublings = time_in_service / rule.ejection_time.base.as_nanos().max(1);
-            let doublings = u32::try_from(doublings).unwrap_or(u32::MAX);
-            endpoint.ejection_count = endpoint.ejection_count.saturating_sub(doublings);
+            let base_periods = time_in_service / rule.ejection_time.base.as_nanos().max(1);
+            let halvings = u32::try_from(base_periods).unwrap_or(u32::MAX);
+            endpoint.ejection_count = endpoint.ejection_count.saturating_sub(halvings);
         }
         let factor = 1_u32.checked_shl(endpoint.ejection_count).unwrap_or(u32::MAX);
-        let ejection_time_max =
+        let max_ejection_time =
             rule.ejection_time.base.saturating_mul(factor).min(rule.ejection_time.max);
         let jitter =
-            ejection_time_max * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
+            max_ejection_time * u32::from(rule.ejection_time.jitter_percent.min(100)) / 100;
         let reduction = (u128::from(random) * jitter.as_nanos()) >> 64;
-        let pause = ejection_time_max - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
+        let ejection_time =
+            max_ejection_time - Duration::from_nanos(u64::try_from(reduction).unwrap_or(0));
         endpoint.ejection_count = endpoint.ejection_count.saturating_add(1).min(MAX_EJECTIONS);
         endpoint.clear_evidence();
-        let until = now.saturating_add(pause);
+        let until = now.saturating_add(ejection_time);
         endpoint.state = ServiceState::Ejected { until };
         self.next_ejection_end =
             Some(self.next_ejection_end.map_or(until, |earliest| earliest.min(until)));
-        events.push(EjectionEvent::Ejected { slot, cause, pause: Some(pause) });
+        events.push(EjectionEvent::Ejected { slot, cause, pause: Some(ejection_time) });
     }
 
     /// Starts the probes of endpoints whose ejection time is over.
     fn start_probes(&mut self, now: Duration) {
-        let mut next_end = None;
+        let mut next_ejection_end = None;
         for endpoint in &mut self.endpoints {
             match endpoint.state {
                 ServiceState::Ejected { until } if until <= now => {
                     endpoint.state = ServiceState::Probed { successes: 0, in_progress: false };
                 }
                 ServiceState::Ejected { until } => {
-                    next_end =
-                        Some(next_end.map_or(until, |next_end: Duration| next_end.min(until)));
+                    next_ejection_end =
+                        Some(next_ejection_end.map_or(until, |next_ejection_end: Duration| {
+                            next_ejection_end.min(until)
+                        }));
                 }
                 ServiceState::InService | ServiceState::Probed { .. } => {}
             }
         }
-        self.next_ejection_end = next_end;
+        self.next_ejection_end = next_ejection_end;
     }
 }
 
-impl DetectedEndpoint {
+impl EndpointRecord {
     fn new(buckets: u8) -> Self {
         Self {
             buckets: vec![Bucket::default(); usize::from(buckets.max(1))].into(),

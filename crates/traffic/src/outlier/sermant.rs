@@ -1,7 +1,8 @@
 //! Outlier detection with the exact behavior of Sermant's service-removal plugin, for migrations.
 //!
-//! The differences from the native algorithm are intended: the first failing instance of the list is ejected, not the
-//! worst; one failed call in a window with few calls suffices; the ejection time does not increase; there are no probes.
+//! The differences from the native algorithm are intended. The first failing instance of the list is ejected, not the
+//! worst. One failed call suffices in a window with few calls. The ejection time does not increase with each ejection.
+//! There are no probes. As in Sermant, endpoints are called instances here.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -54,12 +55,12 @@ impl SermantDetector {
         &self.rule.common.failures
     }
 
-    pub(super) fn update_endpoints(&mut self, old_indices: &[Option<usize>]) {
-        let existing_instance = |index: &Option<usize>| {
-            index.and_then(|old_index| self.instances.get(old_index)).cloned()
+    pub(super) fn update_endpoints(&mut self, old_slots: &[Option<usize>]) {
+        let existing_instance = |old_slot: &Option<usize>| {
+            old_slot.and_then(|old_slot| self.instances.get(old_slot)).cloned()
         };
         self.instances =
-            old_indices.iter().map(|index| existing_instance(index).unwrap_or_default()).collect();
+            old_slots.iter().map(|slot| existing_instance(slot).unwrap_or_default()).collect();
         self.valid_until = None;
     }
 
@@ -78,10 +79,11 @@ impl SermantDetector {
         }
         let all_instances: Vec<usize> = (0..self.instances.len()).collect();
         self.filter_instances(&all_instances, now, events);
-        // An ejection is over when its end is strictly earlier than now.
-        let tick = Duration::from_nanos(1);
+        // An ejection is over when its end is strictly earlier than `now`, so the next filtering is one nanosecond
+        // later.
+        let next_nanosecond = |until: Duration| until.saturating_add(Duration::from_nanos(1));
         let ejection_ends = self.instances.iter().filter_map(|instance| instance.ejected_until);
-        let expiry_times = ejection_ends.map(|until| until.saturating_add(tick));
+        let expiry_times = ejection_ends.map(next_nanosecond);
         self.valid_until = expiry_times.chain([self.window_end]).min();
     }
 
@@ -182,7 +184,7 @@ impl Instance {
         rule: &SermantRemoval,
     ) {
         let Some(last_call) = self.last_call else { return };
-        let is_expired = |at: Duration| at.saturating_sub(last_call) >= rule.common.expire;
+        let is_expired = |time: Duration| time.saturating_sub(last_call) >= rule.common.expire;
         if is_expired(first_end) || is_expired(last_end) {
             *self = Self::default();
             return;
@@ -196,9 +198,11 @@ impl Instance {
                 self.windows.pop_front();
             }
         }
-        let add_counts =
-            |sum: (u64, u64), window: &(u64, u64)| (sum.0 + window.0, sum.1 + window.1);
-        let (requests, failures) = self.windows.iter().fold((0, 0), add_counts);
+        let (mut requests, mut failures) = (0_u64, 0_u64);
+        for (window_requests, window_failures) in &self.windows {
+            requests += window_requests;
+            failures += window_failures;
+        }
         // Rounded half up to three decimals.
         self.error_rate = (failures * 2000 + requests).checked_div(requests * 2).unwrap_or(0);
     }

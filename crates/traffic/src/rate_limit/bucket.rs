@@ -58,8 +58,8 @@ impl Bucket {
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
             match rate.next_full_at(full_at, now) {
                 Ok(new_full_at) => Some(new_full_at),
-                Err(shortage) => {
-                    wait = shortage;
+                Err(time_to_token) => {
+                    wait = time_to_token;
                     None
                 }
             }
@@ -68,7 +68,7 @@ impl Bucket {
     }
 
     /// Returns an unused token to the bucket.
-    pub(super) fn return_tokens(&self, rate: BucketRate) {
+    pub(super) fn return_token(&self, rate: BucketRate) {
         let returned = |full_at| Some(rate.full_at_after_return(full_at));
         let result = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, returned);
         result.expect("the update always returns a value");
@@ -77,7 +77,7 @@ impl Bucket {
 
 /// A token bucket for each key. The most recently used buckets are retained, at most twice the configured number.
 #[derive(Debug)]
-pub(super) struct Buckets {
+pub(super) struct KeyedBuckets {
     generations: Mutex<Generations>,
     /// The maximum number of buckets in each generation.
     capacity: usize,
@@ -92,7 +92,7 @@ struct Generations {
     old: FxHashMap<u128, u64>,
 }
 
-impl Buckets {
+impl KeyedBuckets {
     pub(super) fn new(capacity: u32) -> Self {
         let capacity = usize::try_from(capacity.max(1)).unwrap_or(usize::MAX);
         Self { generations: Mutex::default(), capacity }
@@ -107,8 +107,9 @@ impl Buckets {
         Ok(())
     }
 
-    /// Returns an unused token to the bucket.
-    pub(super) fn return_tokens(&self, key: u128, rate: BucketRate) {
+    /// Returns an unused token to a key's bucket. Does nothing if the bucket was dropped, or was not used since the
+    /// last change of generations.
+    pub(super) fn return_token(&self, key: u128, rate: BucketRate) {
         let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(full_at) = generations.young.get_mut(&key) {
             *full_at = rate.full_at_after_return(*full_at);
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(bucket.take_token(rate, now + SECOND / 4), Err(Duration::from_millis(250)));
         assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
         assert!(bucket.take_token(rate, now + SECOND / 2).is_err());
-        bucket.return_tokens(rate);
+        bucket.return_token(rate);
         assert_eq!(bucket.take_token(rate, now + SECOND / 2), Ok(()));
         // The bucket never holds more tokens than its size.
         for _ in 0..3 {
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn recently_used_buckets_are_retained_and_their_number_is_bounded() {
-        let (buckets, rate) = (Buckets::new(10), test_rate(1, 3600, 1));
+        let (buckets, rate) = (KeyedBuckets::new(10), test_rate(1, 3600, 1));
         assert_eq!(buckets.take_token(0, rate, SECOND), Ok(()));
         for key in 1..10_000 {
             assert_eq!(buckets.take_token(key, rate, SECOND), Ok(()), "{key}");

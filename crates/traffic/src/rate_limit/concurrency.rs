@@ -31,7 +31,7 @@ struct AdaptiveLimit {
     /// The end of the current probe, in nanoseconds. During a probe the limit is a quarter of `limit`.
     probe_until: AtomicU64,
     /// The minimum limit.
-    limit_min: u32,
+    min_limit: u32,
     /// The computation of the limit from the recorded latencies.
     tuning: Mutex<Tuning>,
 }
@@ -123,13 +123,13 @@ fn increment_below(counter: &AtomicU32, limit: u32) -> bool {
 }
 
 impl AdaptiveLimit {
-    fn new(rule: AdaptiveConcurrency, limit_max: u32) -> Self {
-        let tuning = Tuning::new(rule, limit_max);
+    fn new(rule: AdaptiveConcurrency, max_limit: u32) -> Self {
+        let tuning = Tuning::new(rule, max_limit);
         Self {
             waiting_count: AtomicU32::new(0),
             limit: AtomicU32::new(tuning.waiting_limit()),
             probe_until: AtomicU64::new(0),
-            limit_min: rule.min_concurrency.clamp(1, limit_max.max(1)),
+            min_limit: rule.min_concurrency.clamp(1, max_limit.max(1)),
             tuning: Mutex::new(tuning),
         }
     }
@@ -138,7 +138,7 @@ impl AdaptiveLimit {
     fn current_limit(&self, now: Duration) -> u32 {
         let limit = self.limit.load(Ordering::Relaxed);
         match to_nanos(now) < self.probe_until.load(Ordering::Relaxed) {
-            true => (limit / 4).max(self.limit_min),
+            true => (limit / 4).max(self.min_limit),
             false => limit,
         }
     }
@@ -159,7 +159,7 @@ impl AdaptiveLimit {
 struct Tuning {
     rule: AdaptiveConcurrency,
     /// The maximum limit.
-    limit_max: u32,
+    max_limit: u32,
     /// The current limit of waiting requests.
     limit: f64,
     /// The current window.
@@ -181,7 +181,7 @@ struct Tuning {
 /// The samples over which latency is averaged.
 #[derive(Debug, Default)]
 struct Window {
-    started: Duration,
+    started_at: Duration,
     /// The sum of the latencies, in seconds.
     latency_sum: f64,
     /// The sum of the squared latencies, in square seconds.
@@ -198,7 +198,7 @@ struct Window {
 #[derive(Debug)]
 struct Interval {
     /// The start of the interval: the end of its first window.
-    started: Option<Duration>,
+    started_at: Option<Duration>,
     /// The minimum length of the interval.
     length: Duration,
     /// True if the number of waiting requests reached the limit.
@@ -215,8 +215,8 @@ struct Probe {
 }
 
 impl Window {
-    fn starting_at(started: Duration) -> Self {
-        Self { started, ..Self::default() }
+    fn starting_at(started_at: Duration) -> Self {
+        Self { started_at, ..Self::default() }
     }
 
     fn average_latency(&self) -> f64 {
@@ -243,15 +243,15 @@ impl Window {
 }
 
 impl Tuning {
-    fn new(rule: AdaptiveConcurrency, limit_max: u32) -> Self {
+    fn new(rule: AdaptiveConcurrency, max_limit: u32) -> Self {
         Self {
             rule,
-            limit_max: limit_max.max(1),
-            limit: INITIAL_LIMIT.max(rule.min_concurrency).min(limit_max).into(),
+            max_limit: max_limit.max(1),
+            limit: INITIAL_LIMIT.max(rule.min_concurrency).min(max_limit).into(),
             window: Window::default(),
             average: 0.0,
             lowest_averages: [f64::INFINITY; INTERVAL_COUNT],
-            interval: Interval { started: None, length: MIN_FIRST_INTERVAL, was_full: false },
+            interval: Interval { started_at: None, length: MIN_FIRST_INTERVAL, was_full: false },
             probe: None,
             reduced_from: None,
             was_reduced: false,
@@ -291,7 +291,7 @@ impl Tuning {
         let slowest_average = self.average.max(self.window.average_latency()).max(latency);
         let max_window =
             from_seconds(slowest_average * 2.0 * f64::from(MIN_SAMPLES)).max(MIN_INTERVAL);
-        if now.saturating_sub(self.window.started) > max_window {
+        if now.saturating_sub(self.window.started_at) > max_window {
             // The window has too few samples for a conclusion.
             self.window = Window::starting_at(now);
         }
@@ -313,7 +313,7 @@ impl Tuning {
         }
         let length =
             from_seconds(2.0 * self.window.average_latency()).clamp(MIN_WINDOW, MIN_INTERVAL);
-        let is_long = now.saturating_sub(self.window.started) >= length;
+        let is_long = now.saturating_sub(self.window.started_at) >= length;
         is_long
             && (self.window.samples >= MIN_SAMPLES || self.window.abandoned >= MIN_PROBE_SAMPLES)
     }
@@ -325,8 +325,8 @@ impl Tuning {
         if !was_probe {
             self.average = average;
             self.interval.was_full |= window.max_waiting >= self.waiting_limit();
-            let started = *self.interval.started.get_or_insert(now);
-            let elapsed = now.saturating_sub(started).as_secs_f64();
+            let started_at = *self.interval.started_at.get_or_insert(now);
+            let elapsed = now.saturating_sub(started_at).as_secs_f64();
             if elapsed >= self.interval.length.as_secs_f64() {
                 self.start_interval(elapsed / self.interval.length.as_secs_f64(), now);
             }
@@ -351,7 +351,7 @@ impl Tuning {
         }
         let was_full = self.interval.was_full;
         let length = MIN_INTERVAL.max(from_seconds(self.average * 20.0));
-        self.interval = Interval { started: Some(now), length, was_full: false };
+        self.interval = Interval { started_at: Some(now), length, was_full: false };
         if was_full {
             let samples_from = now.saturating_add(from_seconds(self.average));
             let until =
@@ -360,10 +360,12 @@ impl Tuning {
         }
     }
 
-    /// Adjusts the limit by the latencies of a window.
+    /// Adjusts the limit by the latencies of a window. If the average latency is above the tolerated latency, the limit
+    /// is reduced in proportion, to half at most. Otherwise it is increased by its square root, or doubled if it was
+    /// never reduced and is reached. Half of the change is applied per window.
     fn adjust_limit(&mut self, window: &Window) {
         let (average, max_waiting) = (window.average_latency(), window.max_waiting);
-        if !window.is_mostly_abandoned() && self.is_reduction_ineffective(average) {
+        if !window.is_mostly_abandoned() && self.detect_ineffective_reduction(average) {
             self.lowest_averages = [f64::INFINITY; INTERVAL_COUNT];
             let [lowest, ..] = &mut self.lowest_averages;
             *lowest = average;
@@ -388,13 +390,14 @@ impl Tuning {
         };
         let is_used = f64::from(max_waiting) >= self.limit / 2.0;
         if target < self.limit || is_used {
-            let limit_max = f64::from(self.limit_max);
-            self.limit = f64::midpoint(self.limit, target).min(limit_max).max(self.minimum_limit());
+            let max_limit = f64::from(self.max_limit);
+            self.limit = f64::midpoint(self.limit, target).min(max_limit).max(self.minimum_limit());
         }
     }
 
-    /// True if the latency did not decrease although far fewer requests wait, so that there was no queue.
-    fn is_reduction_ineffective(&mut self, average: f64) -> bool {
+    /// True if the latency did not decrease although far fewer requests wait, so that there was no queue. Otherwise, a
+    /// reduction to a quarter becomes the start of the next comparison.
+    fn detect_ineffective_reduction(&mut self, average: f64) -> bool {
         let Some((limit_before, average_before)) = self.reduced_from else { return false };
         let is_minimum = self.limit <= self.minimum_limit();
         if self.limit < 2.0
@@ -417,7 +420,7 @@ impl Tuning {
 
     /// Returns the minimum limit.
     fn minimum_limit(&self) -> f64 {
-        f64::from(self.rule.min_concurrency.clamp(1, self.limit_max))
+        f64::from(self.rule.min_concurrency.clamp(1, self.max_limit))
     }
 
     /// Returns the limit of waiting requests outside probes.
@@ -445,8 +448,8 @@ const MIN_WINDOW: Duration = Duration::from_millis(100);
 const MIN_SAMPLES: u32 = 50;
 /// The minimum number of samples of a probe, and the number of abandoned requests that ends a window early.
 const MIN_PROBE_SAMPLES: u32 = 10;
-/// The number of intervals that the baseline covers, each with at most one probe. They last a minute together, or longer
-/// if the latency exceeds half a second.
+/// The number of intervals that the baseline covers, each with at most one probe. They last a minute together, or
+/// longer if the latency exceeds half a second.
 const INTERVAL_COUNT: usize = 6;
 /// The minimum length of an interval.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);

@@ -1,4 +1,5 @@
-//! Header changes that check services request, and their conversion into edits of request and response heads.
+//! Converts the header changes that check services request into edits of request and response heads, and rejects
+//! changes that would corrupt a message.
 
 use leno_model::{Header, HeaderEdits};
 

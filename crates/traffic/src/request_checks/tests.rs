@@ -12,7 +12,11 @@ use super::*;
 
 fn check_service() -> CheckService {
     let at = CheckServiceAddress::External(Server::parse("http://127.0.0.1:9000").unwrap());
-    CheckService { at, timeout: Duration::from_millis(200), failure_mode: FailureMode::Deny }
+    CheckService {
+        address: at,
+        timeout: Duration::from_millis(200),
+        failure_mode: FailureMode::Deny,
+    }
 }
 
 fn path_prefix(prefix: &str) -> RequestMatch {

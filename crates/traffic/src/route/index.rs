@@ -1,4 +1,5 @@
-//! The index of a port's matches, by exact path, path prefix and other exact conditions.
+//! Indexes the route matches of a port by exact path, path prefix and other exact conditions, and finds the match of a
+//! request.
 
 use leno_model::{PathMatch, RequestMatch};
 use rustc_hash::FxHashMap;
@@ -34,26 +35,26 @@ impl RouteIndex {
     pub(super) fn build(matches: Vec<(&RequestMatch, CompiledMatch)>) -> Self {
         let mut ranked_matches: Vec<_> = matches
             .into_iter()
-            .map(|(request, compiled)| (request, match_rank(request), compiled))
+            .map(|(request, compiled_match)| (request, match_rank(request), compiled_match))
             .collect();
         // The sort is stable, so matches of equal rank retain their order.
         ranked_matches.sort_by(|(_, a, _), (_, b, _)| b.cmp(a));
         let mut exact: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut prefixes: FxHashMap<Box<str>, Vec<_>> = FxHashMap::default();
         let mut unindexed = Vec::new();
-        for (request, rank, compiled) in ranked_matches {
-            let path = group_key(request);
+        for (request, rank, compiled_match) in ranked_matches {
+            let path = group_path(request);
             let group = match rank.path {
                 PathRank::Exact => exact.entry(path.into()).or_default(),
                 PathRank::Prefix(_) => prefixes.entry(path.into()).or_default(),
                 PathRank::Regex | PathRank::Any => &mut unindexed,
             };
-            group.push(compiled);
+            group.push(compiled_match);
         }
-        let group = |(path, matches)| (path, MatchGroup::from_matches(matches));
+        let with_group = |(path, matches)| (path, MatchGroup::from_matches(matches));
         Self {
-            exact: exact.into_iter().map(group).collect(),
-            prefixes: PrefixIndex::from_prefixes(prefixes.into_iter().map(group)),
+            exact: exact.into_iter().map(with_group).collect(),
+            prefixes: PrefixIndex::from_prefixes(prefixes.into_iter().map(with_group)),
             unindexed: MatchGroup::from_matches(unindexed),
         }
     }
@@ -126,13 +127,14 @@ impl MatchGroup {
         request: &RequestView<'_>,
         is_match: impl Fn(&CompiledMatch) -> bool,
     ) -> Option<&CompiledMatch> {
-        let is_match = |position: usize| self.matches.get(position).is_some_and(&is_match);
-        self.matches.get(index.first_match(request, is_match)?)
+        let is_match_at = |position: usize| self.matches.get(position).is_some_and(&is_match);
+        self.matches.get(index.first_match(request, is_match_at)?)
     }
 }
 
-/// Returns the path by which a match is grouped: the exact path, or the prefix without its trailing `/`.
-fn group_key(request: &RequestMatch) -> &str {
+/// Returns the path by which a match is grouped: the exact path, or the prefix without its trailing `/`; empty for a
+/// match that is not grouped by path.
+fn group_path(request: &RequestMatch) -> &str {
     match &request.path {
         PathMatch::Exact(path) => path,
         PathMatch::Prefix(prefix) => prefix_elements(prefix),

@@ -29,7 +29,7 @@ fn port_with_rules(rules: Vec<RouteRule>) -> PortConfig {
     PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: true,
+        has_attached_routes: true,
         rules,
         endpoints: Vec::new(),
         tls_rules: Vec::new(),
@@ -155,7 +155,7 @@ fn requests_are_direct_without_routes_and_rejected_with_empty_routes() {
     let attached = PortRoutes::compile(&port_with_rules(Vec::new())).unwrap();
     assert!(matches!(attached.choose_backend(&request, 0), RouteChoice::NoRoute));
     assert!(!attached.is_trivial());
-    let port = PortConfig { routed: false, ..port_with_rules(Vec::new()) };
+    let port = PortConfig { has_attached_routes: false, ..port_with_rules(Vec::new()) };
     let direct = PortRoutes::compile(&port).unwrap();
     assert!(matches!(direct.choose_backend(&request, 0), RouteChoice::Direct));
     assert!(direct.is_trivial());
@@ -168,7 +168,7 @@ fn requests_that_match_no_split_rule_are_direct() {
         |path| RequestView { method: "GET", path, query: None, authority: "", fields: &fields };
     let path = PathMatch::Exact("/split".to_owned());
     let rule = route_rule("r", vec![RequestMatch { path, ..RequestMatch::default() }]);
-    let port = PortConfig { routed: false, ..port_with_rules(vec![rule]) };
+    let port = PortConfig { has_attached_routes: false, ..port_with_rules(vec![rule]) };
     let routes = PortRoutes::compile(&port).unwrap();
     assert!(!routes.is_trivial());
     assert!(matches!(routes.choose_backend(&request("/split"), 0), RouteChoice::To { .. }));

@@ -1,4 +1,4 @@
-//! The ordered union of sorted lists of rule positions, which an index lookup returns.
+//! Merges the sorted lists of rule positions that an index lookup finds into one ordered sequence.
 
 use std::ops::Range;
 

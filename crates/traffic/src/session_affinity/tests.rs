@@ -34,7 +34,7 @@ fn service_config(
     let port = PortConfig {
         name: None,
         protocol: Protocol::Http,
-        routed: !rules.is_empty(),
+        has_attached_routes: !rules.is_empty(),
         rules,
         endpoints: (0..endpoints).map(|number| test_endpoint(name, number)).collect(),
         tls_rules: Vec::new(),
@@ -47,7 +47,7 @@ fn service_config(
         name: service_name(name),
         client_authorization: ClientAuthorization::Allowed,
         ports,
-        awaited: false,
+        waits_for_endpoint: false,
     };
     (service_name(name), Arc::new(config))
 }
@@ -57,8 +57,8 @@ fn compile_config(weights: [u32; 2], ungranted_weight: u32, endpoints: usize) ->
     let persistence = SessionPersistence {
         name: Some("x-cart".into()),
         kind: PersistenceType::Header,
-        absolute: None,
-        idle: None,
+        absolute_timeout: None,
+        idle_timeout: None,
         path: None,
     };
     let backends = ["blue", "green"].into_iter().zip(weights);

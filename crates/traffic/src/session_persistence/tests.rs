@@ -29,7 +29,13 @@ fn compile_persistence(persistence: SessionPersistence) -> CompiledPersistence {
 }
 
 fn persistence_of_type(kind: PersistenceType) -> SessionPersistence {
-    SessionPersistence { name: Some("cart".into()), kind, absolute: None, idle: None, path: None }
+    SessionPersistence {
+        name: Some("cart".into()),
+        kind,
+        absolute_timeout: None,
+        idle_timeout: None,
+        path: None,
+    }
 }
 
 fn from_seconds(seconds: u64) -> Duration {
@@ -87,8 +93,8 @@ fn only_encoded_values_are_parsed() {
 #[test]
 fn a_value_is_valid_until_one_of_its_limits_expires() {
     let with_limits = |absolute: Option<u64>, idle: Option<u64>| SessionPersistence {
-        absolute: absolute.map(from_seconds),
-        idle: idle.map(from_seconds),
+        absolute_timeout: absolute.map(from_seconds),
+        idle_timeout: idle.map(from_seconds),
         ..persistence_of_type(PersistenceType::Header)
     };
     // Session start at 1000, last response at 1050.
@@ -108,7 +114,7 @@ fn a_value_is_valid_until_one_of_its_limits_expires() {
         let fields = request_fields(&persistence, Some(1_000), 1_050);
         let presented = persistence.session_value(&request_view(&fields, "/"), from_seconds(now));
         assert_eq!(presented.is_some(), is_valid, "{rule:?} at {now}");
-        if let Some(presented) = presented.filter(|_| rule.absolute.is_some()) {
+        if let Some(presented) = presented.filter(|_| rule.absolute_timeout.is_some()) {
             assert_eq!(presented.started, from_seconds(1_000));
         }
     }
@@ -188,14 +194,15 @@ fn a_cookie_is_set_only_if_the_client_does_not_have_it() {
         })
     };
     let lasting = SessionPersistence {
-        absolute: Some(from_seconds(100)),
+        absolute_timeout: Some(from_seconds(100)),
         ..persistence_of_type(PersistenceType::LastingCookie)
     };
     let idle = SessionPersistence {
-        idle: Some(from_seconds(10)),
+        idle_timeout: Some(from_seconds(10)),
         ..persistence_of_type(PersistenceType::Cookie)
     };
-    let idle_lasting = SessionPersistence { idle: Some(from_seconds(10)), ..lasting.clone() };
+    let idle_lasting =
+        SessionPersistence { idle_timeout: Some(from_seconds(10)), ..lasting.clone() };
     for (persistence, since, is_tls, expected) in [
         (
             persistence_of_type(PersistenceType::Cookie),

@@ -1,4 +1,4 @@
-//! The necessary conditions of tag rules and lanes, by which they are indexed.
+//! Computes the necessary conditions of tag rules and lanes, by which an index finds them.
 
 use leno_model::Quorum;
 

@@ -1,4 +1,4 @@
-//! The sets of instances that tag rules select, resolved for one caller, and their members.
+//! Resolves the sets of instances that tag rules select for one caller, and finds the members of each set.
 
 use std::collections::BTreeMap;
 use std::fmt;

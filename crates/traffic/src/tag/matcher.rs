@@ -1,4 +1,4 @@
-//! Compiled request and caller matches of tag rules and lanes.
+//! Compiles and evaluates the request and caller matches of tag rules and lanes.
 
 use std::borrow::Cow;
 

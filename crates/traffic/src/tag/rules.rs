@@ -1,5 +1,5 @@
-//! Tag rules compiled for one caller: the rules that apply to it, and the sets of instances that they select. The
-//! members of the sets are computed by the parent module.
+//! Compiles tag rules for one caller: the rules that apply to the caller, and the sets of instances that the rules
+//! select. The members of the sets are computed by the parent module.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,8 @@ pub(super) struct CompiledCallerRule {
     pub(super) min_total: u32,
     /// True if the next rule is evaluated when this rule does not narrow the instances.
     pub(super) continues: bool,
-    /// True if other instances receive the requests if none of the preferred instances is healthy.
+    /// True if other instances receive the requests when no preferred instance is healthy. False for Sermant's rules,
+    /// because Sermant has no such fallback.
     pub(super) has_fallback: bool,
 }
 
@@ -101,12 +102,12 @@ impl RulesForCaller {
         let stems = StemIndex::from_rules(&applicable_rules)?;
         let fallback_sets =
             fallback_sets(&rules.fallback_policy, &applicable_rules, &stems, caller, &mut sets);
-        let excluded: Vec<InstanceSet> =
+        let excluded_sets: Vec<InstanceSet> =
             applicable_rules.iter().flat_map(|(_, rule)| named_sets(rule, caller)).collect();
         let mut compiled_rules = Vec::new();
         for (index, rule) in &applicable_rules {
             let stem = stems.stem_index(rule);
-            let context = ResolveContext { caller, excluded: &excluded };
+            let context = ResolveContext { caller, excluded: &excluded_sets };
             let rule = CompiledTagRule::from_rule(*index, rule, stem, &context, &mut sets)
                 .map_err(|error| error.with_object(rule.origin.object_key()))?;
             compiled_rules.push(rule);
@@ -361,15 +362,15 @@ fn compile_caller_rules(
     rules: &[CallerRule],
     caller: &CallerAttributes,
 ) -> Result<Box<[CompiledCallerRule]>, InvalidPattern> {
-    let mut preferences = Vec::new();
+    let mut compiled_rules = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
         if applies_to_caller(&rule.from, caller)
             .map_err(|error| error.with_object(rule.origin.object_key()))?
         {
-            preferences.push(CompiledCallerRule::from_rule(index, rule, caller));
+            compiled_rules.push(CompiledCallerRule::from_rule(index, rule, caller));
         }
     }
-    Ok(preferences.into())
+    Ok(compiled_rules.into())
 }
 
 impl CompiledCallerRule {

@@ -1,4 +1,4 @@
-//! The enumeration of all possible tag routing results with their probabilities, for `leno explain`.
+//! Enumerates all possible tag routing results with their probabilities, for `leno explain`.
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ impl CompiledTagRules {
                 endpoints: decision.endpoints.map_or_else(|| [].into(), Arc::clone),
                 has_fallback: decision.fallbacks.is_some(),
             };
-            let is_same_outcome = |other: &&mut TagOutcome| {
-                other.set == outcome.set && other.endpoints == outcome.endpoints
+            let is_same_outcome = |listed_outcome: &&mut TagOutcome| {
+                listed_outcome.set == outcome.set && listed_outcome.endpoints == outcome.endpoints
             };
             match outcomes.iter_mut().find(is_same_outcome) {
                 Some(existing) => existing.share += outcome.share,
@@ -65,7 +65,7 @@ impl CompiledTagRules {
 /// A source of choices that enumerates all possible sequences of choices, one sequence per run.
 #[derive(Default)]
 struct ScriptedChoice {
-    /// The selected index and the number of alternatives of each choice.
+    /// The selected index and the number of possible indices of each choice.
     choices: Vec<(usize, usize)>,
     /// The position of the next choice in this run.
     position: usize,
@@ -82,9 +82,9 @@ impl ScriptedChoice {
 
     /// Prepares the next run; false if all sequences were enumerated.
     fn next_run(&mut self) -> bool {
-        while let Some((selected, alternatives)) = self.choices.pop() {
-            if selected + 1 < alternatives {
-                self.choices.push((selected + 1, alternatives));
+        while let Some((selected, index_count)) = self.choices.pop() {
+            if selected + 1 < index_count {
+                self.choices.push((selected + 1, index_count));
                 return true;
             }
         }

@@ -1,4 +1,4 @@
-//! Compiled tests of header, query parameter, cookie and tag values, for tag rules.
+//! Compiles and evaluates the tests of header, query parameter, cookie and tag values in tag rules.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
 

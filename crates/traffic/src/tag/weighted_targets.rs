@@ -1,4 +1,4 @@
-//! The weighted random choice among the targets of a tag rule or lane.
+//! Chooses among the targets of a tag rule or lane at random by weight.
 
 use leno_model::{TagSplit, WeightUnit};
 
@@ -13,7 +13,8 @@ pub struct WeightedTargets {
 }
 
 impl WeightedTargets {
-    /// Returns the shares of a split. The second value is true if its percentages add up to less than 100.
+    /// Returns the targets of a split. The second value is true if their percentages add up to less than 100, so that
+    /// the remaining points belong to no target.
     pub(super) fn from_split(split: &TagSplit) -> (Self, bool) {
         let mut end = 0_u64;
         let ends = split.targets.iter().map(|target| {
@@ -33,7 +34,7 @@ impl WeightedTargets {
         }
     }
 
-    /// Returns the shares of the alternatives of a lane, in percent.
+    /// Returns the targets of a lane, which have percentages. The points after the last target belong to no target.
     pub(super) fn from_percentages(percentages: impl Iterator<Item = u32>) -> Self {
         let mut end = 0_u64;
         let ends = percentages.map(|percent| {

@@ -1,5 +1,4 @@
-//! The normalization of texts in the way of the most lenient application: decoded escapes, folded case, trimmed path
-//! elements.
+//! Normalizes texts in the way of the most lenient application: decodes escapes, folds case and trims path elements.
 
 use std::borrow::Cow;
 

@@ -7,11 +7,12 @@ use super::normalized::{decoded_once, is_blank, is_separator};
 /// paths. WHATWG parsers also accept more slashes, and backslashes.
 fn path_after_authority(path: &str) -> Option<&str> {
     let start = path.find(|c| !is_separator(c) && !is_blank(c))?;
-    let (slashes, authority) = path.split_at_checked(start)?;
+    let (slashes, from_authority) = path.split_at_checked(start)?;
     let is_reference =
         slashes.starts_with(is_separator) && slashes.matches(is_separator).count() > 1;
     is_reference.then(|| {
-        authority.find(is_separator).map_or("/", |end| authority.get(end..).unwrap_or("/"))
+        let authority_end = from_authority.find(is_separator);
+        authority_end.map_or("/", |end| from_authority.get(end..).unwrap_or("/"))
     })
 }
 
@@ -31,9 +32,11 @@ pub(crate) fn names_authority(path: &str) -> bool {
 }
 
 /// Returns the alternative paths that an application may read; `None` if there are too many paths, or if their total
-/// length is too large. Decoding and parsing are combined in any order. Parsers remove an authority, a query, a
-/// fragment, tabs and line ends. Some parsers end a path at a semicolon, and some read invalid UTF-8 as Latin-1. Paths
-/// that differ only in escapes count once.
+/// length is too large.
+///
+/// An application may decode a path before or after it parses it, several times, so both are combined in any order.
+/// Parsers remove an authority, a query, a fragment, tabs and line ends. Some parsers end a path at a semicolon, and
+/// some read invalid UTF-8 as Latin-1. Paths that differ only in escapes count once.
 pub(crate) fn alternative_readings(sent: &str) -> Option<Vec<String>> {
     let mut texts = vec![sent.as_bytes().to_vec()];
     let (mut position, mut total_bytes) = (0, 0);

@@ -1,11 +1,12 @@
-//! The values that an application may read in a header or a query parameter.
+//! Compares a rule with all values that an application may read in a header or a query parameter, such as the single
+//! values of a list or a cookie without its quotes.
 
 use super::lossy_text;
 use super::normalized::{decoded_layers, is_blank};
 
 /// True if one of the possible values of a joined header matches. These are the joined values, each single value, each
-/// value without its parameters, and all of these without escapes, quotes, blanks around `=` and invalid UTF-8. A header
-/// with too many values always matches.
+/// value without its parameters, and all of these without escapes, quotes, blanks around `=` and invalid UTF-8. A
+/// header with too many values always matches.
 pub(crate) fn any_value(joined: &str, mut is_match: impl FnMut(&str) -> bool) -> bool {
     let kinds = byte_kinds(joined);
     let is_written_plainly =
@@ -42,8 +43,8 @@ fn split_values(joined: &str, kinds: u8) -> impl Iterator<Item = &str> {
         .chain(parameter_values.into_iter().flatten())
 }
 
-/// True if a value matches after cookie and quoted-string parsing, with or without decoding. This is a separate function
-/// so that usual values do not need its stack space.
+/// True if a value matches after cookie and quoted-string parsing, with or without decoding. This is a separate
+/// function so that usual values do not need its stack space.
 #[inline(never)]
 fn any_decoded_value(joined: &str, is_match: &mut impl FnMut(&str) -> bool) -> bool {
     let text = unquote(joined);

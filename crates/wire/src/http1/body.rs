@@ -1,43 +1,51 @@
-//! Body framing and decoding.
+//! Decodes the framing of received bodies, and writes the framing of chunked bodies.
 
 use std::ops::Range;
 
 use bytes::BytesMut;
 
-use super::chunk_extension::{ChunkExtension, Progress};
+use super::chunk_extension::{ChunkExtension, ExtensionProgress};
+use super::cursor::{Cursor, parse_section};
 use super::field::read_field_line;
-use super::scan::{Cursor, parse_section};
-use super::{BodyLength, FieldName, MAX_FIELDS, Malformed, Parsed};
+use super::{BodyLength, FieldKind, MAX_FIELDS, Malformed, ParseProgress};
 
 /// Finds the content of one body in the bytes of a connection, without copying it.
 #[derive(Clone, Debug)]
 pub struct BodyDecoder {
     state: DecoderState,
-    /// The remaining allowance for chunk extensions of this body.
+    /// The number of bytes of chunk extensions that this body may still contain.
     extension_bytes_left: usize,
 }
 
 /// The result of one call of [`BodyDecoder::decode`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DecodedPiece {
-    /// The number of bytes to skip, framing and content. Zero without `complete`: more input is needed.
+    /// The number of bytes to skip, framing and content. If this is 0 and `complete` is false, more input is needed.
     pub consumed: usize,
-    /// The content, within the consumed bytes; may be empty.
+    /// The position of the content within the consumed bytes; may be empty.
     pub data: Range<usize>,
     /// The raw trailer section, including its final CR LF, if the body has one.
     pub trailers: Option<Range<usize>>,
-    /// True at the end of the body: bytes after the consumed ones are not part of the body.
+    /// True if the body ends with the consumed bytes.
     pub complete: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum DecoderState {
-    Known(u64),
+    /// In a body with `Content-Length`: the number of bytes still to come.
+    ContentLength(u64),
     UntilClose,
     ChunkSize,
-    ChunkExtension { size: u64, extension: ChunkExtension },
+    /// After the size of a chunk, in the same line.
+    ChunkExtension {
+        size: u64,
+        extension: ChunkExtension,
+    },
+    /// In the data of a chunk: the number of bytes still to come.
     ChunkData(u64),
+    /// Before the CR LF after the data of a chunk.
     ChunkEnd,
+    /// After the chunk of size 0.
     Trailers,
     Complete,
 }
@@ -47,23 +55,25 @@ impl BodyDecoder {
     #[must_use]
     pub fn new(length: BodyLength) -> Self {
         let state = match length {
-            BodyLength::Empty | BodyLength::Known(0) => DecoderState::Complete,
-            BodyLength::Known(length) => DecoderState::Known(length),
+            BodyLength::Empty | BodyLength::ContentLength(0) => DecoderState::Complete,
+            BodyLength::ContentLength(length) => DecoderState::ContentLength(length),
             BodyLength::Chunked => DecoderState::ChunkSize,
             BodyLength::UntilClose => DecoderState::UntilClose,
         };
         Self { state, extension_bytes_left: MAX_CHUNK_EXTENSION_BYTES }
     }
 
-    /// Finds the next piece of content at the start of `bytes`: all available bytes of a plain body, at most
-    /// one chunk of a chunked one. Unconsumed bytes must be passed again: at most a chunk size, or a trailer
-    /// section of [`MAX_HEAD_BYTES`](super::MAX_HEAD_BYTES).
+    /// Finds the next piece of content at the start of `bytes`: all available bytes of a body that is not chunked, at
+    /// most one chunk of a chunked body. Pass unconsumed bytes again, with more bytes after them. They are part of a
+    /// chunk size line, or of a trailer section of at most [`MAX_HEAD_BYTES`](super::MAX_HEAD_BYTES).
     ///
     /// # Errors
     /// The framing is invalid; the connection is no longer usable.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<DecodedPiece, Malformed> {
         match self.state {
-            DecoderState::Known(remaining) => Ok(self.decode_plain(remaining, bytes.len())),
+            DecoderState::ContentLength(remaining) => {
+                Ok(self.decode_unchunked(remaining, bytes.len()))
+            }
             DecoderState::UntilClose => Ok(DecodedPiece {
                 consumed: bytes.len(),
                 data: 0..bytes.len(),
@@ -86,10 +96,10 @@ impl BodyDecoder {
         matches!(self.state, DecoderState::Complete)
     }
 
-    /// Ends the input: the connection was closed.
+    /// Records that the connection was closed: no more input arrives.
     ///
     /// # Errors
-    /// The body is incomplete, and does not end with the connection.
+    /// The body is incomplete, and is not of [`BodyLength::UntilClose`].
     pub fn end_of_input(&mut self) -> Result<(), Malformed> {
         match self.state {
             DecoderState::UntilClose | DecoderState::Complete => {
@@ -100,10 +110,14 @@ impl BodyDecoder {
         }
     }
 
-    fn decode_plain(&mut self, remaining: u64, available_bytes: usize) -> DecodedPiece {
+    /// Decodes the available part of a body with `Content-Length`.
+    fn decode_unchunked(&mut self, remaining: u64, available_bytes: usize) -> DecodedPiece {
         let (length, remaining) = split_available(remaining, available_bytes);
-        self.state =
-            if remaining == 0 { DecoderState::Complete } else { DecoderState::Known(remaining) };
+        self.state = if remaining == 0 {
+            DecoderState::Complete
+        } else {
+            DecoderState::ContentLength(remaining)
+        };
         DecodedPiece { consumed: length, data: 0..length, trailers: None, complete: remaining == 0 }
     }
 
@@ -130,7 +144,7 @@ impl BodyDecoder {
                 }
                 DecoderState::Trailers => {
                     let length = self.read_trailers(remaining_bytes)?;
-                    if length > CHUNK_END.len() {
+                    if length > CRLF.len() {
                         let end = piece.consumed.saturating_add(length);
                         piece.trailers = Some(piece.consumed..end);
                     }
@@ -138,7 +152,7 @@ impl BodyDecoder {
                 }
                 DecoderState::ChunkData(_)
                 | DecoderState::Complete
-                | DecoderState::Known(_)
+                | DecoderState::ContentLength(_)
                 | DecoderState::UntilClose => 0,
             };
             piece.consumed = piece.consumed.saturating_add(step_bytes);
@@ -149,7 +163,8 @@ impl BodyDecoder {
         }
     }
 
-    /// Returns the length of a chunk size line, or 0 if it is incomplete (RFC 9112 §7.1).
+    /// Reads a chunk size line (RFC 9112 §7.1). Returns its length, or 0 if it is incomplete. For a line with
+    /// extensions, returns the length of the size alone.
     fn read_chunk_size(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let mut size = 0_u64;
         for (index, byte) in bytes.iter().enumerate() {
@@ -164,7 +179,7 @@ impl BodyDecoder {
                 _ if index == 0 => Err(Malformed::ChunkSize),
                 (b'\r', Some(b'\n')) => {
                     self.state = DecoderState::after_chunk_size(size);
-                    Ok(index.saturating_add(CHUNK_END.len()))
+                    Ok(index.saturating_add(CRLF.len()))
                 }
                 (b'\r', None) => Ok(0),
                 (b'\r' | b'\n', _) => Err(Malformed::LineEnd),
@@ -179,7 +194,7 @@ impl BodyDecoder {
         Ok(0)
     }
 
-    /// Returns the length of the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1).
+    /// Reads the part of `bytes` that belongs to a chunk extension (RFC 9112 §7.1.1). Returns its length.
     #[cold]
     fn read_chunk_extension(
         &mut self,
@@ -188,16 +203,16 @@ impl BodyDecoder {
         bytes: &[u8],
     ) -> Result<usize, Malformed> {
         let (length, progress) = extension.read(bytes)?;
-        let remaining = self.extension_bytes_left.checked_sub(length);
-        self.extension_bytes_left = remaining.ok_or(Malformed::ChunkExtension)?;
+        let extension_bytes_left = self.extension_bytes_left.checked_sub(length);
+        self.extension_bytes_left = extension_bytes_left.ok_or(Malformed::ChunkExtension)?;
         self.state = match progress {
-            Progress::Incomplete => DecoderState::ChunkExtension { size, extension },
-            Progress::Complete => DecoderState::after_chunk_size(size),
+            ExtensionProgress::Incomplete => DecoderState::ChunkExtension { size, extension },
+            ExtensionProgress::Complete => DecoderState::after_chunk_size(size),
         };
         Ok(length)
     }
 
-    /// Returns the length of the CR LF after the data of a chunk, or 0 if it is incomplete.
+    /// Reads the CR LF after the data of a chunk. Returns its length, or 0 if it is incomplete.
     fn read_chunk_end(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match bytes {
             [] | [b'\r'] => Ok(0),
@@ -209,14 +224,14 @@ impl BodyDecoder {
         }
     }
 
-    /// Returns the length of the trailer section with its final CR LF, or 0 if it is incomplete.
+    /// Reads the trailer section with its final CR LF. Returns its length, or 0 if it is incomplete.
     fn read_trailers(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         let length = match bytes {
             [] | [b'\r'] => 0,
-            [b'\r', b'\n', ..] => CHUNK_END.len(),
+            [b'\r', b'\n', ..] => CRLF.len(),
             _ => match parse_section(bytes, check_trailers)? {
-                Parsed::Complete(length) => length,
-                Parsed::Partial => 0,
+                ParseProgress::Complete(length) => length,
+                ParseProgress::Partial => 0,
             },
         };
         if length > 0 {
@@ -227,19 +242,19 @@ impl BodyDecoder {
 }
 
 impl DecoderState {
-    /// Returns the state after the size line of a chunk.
+    /// Returns the state after the size line of a chunk; the chunk of size 0 is the last one.
     fn after_chunk_size(size: u64) -> Self {
         if size == 0 { Self::Trailers } else { Self::ChunkData(size) }
     }
 }
 
-/// Appends the size line of a chunk; its data and [`CHUNK_END`] follow. Zero would end the body, so nothing is
-/// written for it.
+/// Appends the size line of a chunk; the caller appends its data and [`CHUNK_END`]. Writes nothing if `length` is 0,
+/// because a chunk of size 0 would end the body.
 pub fn write_chunk_size(length: usize, output: &mut BytesMut) {
     let mut line = *b"0000000000000000\r\n";
     let mut remaining_length = length;
     let mut digit_count = 0_usize;
-    for digit in line.iter_mut().rev().skip(CHUNK_END.len()) {
+    for digit in line.iter_mut().rev().skip(CRLF.len()) {
         if remaining_length == 0 {
             break;
         }
@@ -253,38 +268,43 @@ pub fn write_chunk_size(length: usize, output: &mut BytesMut) {
     }
 }
 
-/// The end of the data of every chunk.
-pub const CHUNK_END: &[u8] = b"\r\n";
+/// The bytes after the data of every chunk.
+pub const CHUNK_END: &[u8] = CRLF;
 
-/// The end of a chunked body without trailers.
+/// The end of a line.
+const CRLF: &[u8] = b"\r\n";
+
+/// The end of a chunked body without trailers: the chunk of size 0 and an empty trailer section.
 pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// The end of a chunked body with trailers; a raw trailer section follows.
-pub const TRAILERS_FOLLOW: &[u8] = b"0\r\n";
+/// The chunk of size 0 of a chunked body with trailers; the trailer section with its final empty line follows.
+pub const LAST_CHUNK_BEFORE_TRAILERS: &[u8] = b"0\r\n";
 
-/// Splits `remaining` into the available part and the rest.
+/// Splits the number of remaining bytes of a body or chunk into the number of available bytes and the number of bytes
+/// still to come.
 fn split_available(remaining: u64, available_bytes: usize) -> (usize, u64) {
     let length = usize::try_from(remaining).unwrap_or(usize::MAX).min(available_bytes);
     (length, remaining.saturating_sub(length as u64))
 }
 
-/// Skips a valid trailer section. Framing and routing fields are not allowed here (RFC 9110 §6.5.1): a reader
-/// that merges them would find another length.
+/// Skips a valid trailer section. Fields that concern framing or routing are not allowed in it (RFC 9110 §6.5.1): a
+/// recipient that merges trailers into the head could find another length or another host.
 fn check_trailers(cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
-    let mut count = 0_usize;
-    while !cursor.skip(CHUNK_END) {
-        if count >= MAX_FIELDS {
+    let mut field_count = 0_usize;
+    while !cursor.skip(CRLF) {
+        if field_count >= MAX_FIELDS {
             return Err(Malformed::TooManyFields);
         }
-        if read_field_line(cursor)?.kind != FieldName::Other {
+        if read_field_line(cursor)?.kind != FieldKind::Other {
             return Err(Malformed::TrailerField);
         }
-        count = count.saturating_add(1);
+        field_count = field_count.saturating_add(1);
     }
     Ok(())
 }
 
-/// The maximum total length of a body's chunk extensions: a peer could send them endlessly without content.
+/// The maximum total length of a body's chunk extensions, in bytes: without a limit, a peer could keep a connection
+/// busy without sending content.
 pub const MAX_CHUNK_EXTENSION_BYTES: usize = 16 * 1024;
 
 /// The maximum number of digits of a chunk size: sixteen hexadecimal digits are 64 bits.

@@ -1,20 +1,21 @@
-//! Chunk extensions: parsed strictly, so that all readers agree on the end of the line, and dropped.
+//! Parses chunk extensions, which the proxy does not forward. Parsing is strict, so that all recipients agree on the
+//! end of the chunk size line.
 
 use super::Malformed;
-use super::scan::{TOKEN, is_in_class};
+use super::cursor::{TOKEN, is_in_class};
 
 /// A parser of the extensions of one chunk (RFC 9112 §7.1.1): `*( BWS ";" BWS name [ BWS "=" BWS ( token /
 /// quoted-string ) ] )`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChunkExtension(GrammarState);
 
-/// The grammar element that the parser is in.
+/// The element of the grammar that the next byte belongs to.
 #[derive(Clone, Copy, Debug, Default)]
 enum GrammarState {
-    /// After the size, or after a quoted string.
+    /// Directly after the chunk size or a quoted string.
     #[default]
     Item,
-    /// White space after an item: only another item may follow.
+    /// In white space after the chunk size or a value: only `;` or more white space may follow.
     AfterItem,
     BeforeName,
     Name,
@@ -29,23 +30,23 @@ enum GrammarState {
 
 /// The result of [`ChunkExtension::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// The line of the extensions continues.
+pub(super) enum ExtensionProgress {
+    /// The end of the line has not arrived.
     Incomplete,
     /// The LF at the end of the line was read.
     Complete,
 }
 
 impl ChunkExtension {
-    /// Returns the length of the part of `bytes` that belongs to the extensions and the end of their line.
+    /// Reads `bytes` up to the end of the line. Returns the number of bytes that belong to the line.
     ///
     /// # Errors
     /// `LineEnd` for a bare CR or LF, `ChunkExtension` for other violations of the grammar.
-    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, Progress), Malformed> {
+    pub(super) fn read(&mut self, bytes: &[u8]) -> Result<(usize, ExtensionProgress), Malformed> {
         for (index, byte) in bytes.iter().enumerate() {
             match (self.0, byte) {
                 (GrammarState::LineEnd, b'\n') => {
-                    return Ok((index.saturating_add(1), Progress::Complete));
+                    return Ok((index.saturating_add(1), ExtensionProgress::Complete));
                 }
                 (GrammarState::LineEnd, _) | (_, b'\n') => return Err(Malformed::LineEnd),
                 (state, byte) => {
@@ -53,7 +54,7 @@ impl ChunkExtension {
                 }
             }
         }
-        Ok((bytes.len(), Progress::Incomplete))
+        Ok((bytes.len(), ExtensionProgress::Incomplete))
     }
 }
 

@@ -1,6 +1,7 @@
-//! Field lines: classification, framing checks and hop-by-hop detection in one pass.
+//! Parses the field lines of a head. One pass classifies each field, checks the body length, and detects hop-by-hop
+//! fields.
 
-use super::scan::{Cursor, TOKEN, is_blank, is_in_class};
+use super::cursor::{Cursor, TOKEN, is_blank, is_in_class};
 use super::{BodyLength, ByteSpan, Http1Version, MAX_FIELDS, Malformed};
 
 /// One field line of a head.
@@ -11,15 +12,15 @@ pub struct HeaderField {
     /// The value without surrounding white space.
     pub value: ByteSpan,
     /// The classification of the name.
-    pub kind: FieldName,
-    /// True for a field of this connection only: by its name, or because `Connection` lists it.
+    pub kind: FieldKind,
+    /// True if the field applies to this connection only, because of its name or because `Connection` lists it.
     pub hop_by_hop: bool,
 }
 
-/// The field names that matter to a proxy.
+/// The kind of a field: a field with a meaning for the proxy, or any other field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the field of that name")]
-pub enum FieldName {
+pub enum FieldKind {
     Host,
     Connection,
     ContentLength,
@@ -38,7 +39,7 @@ pub enum FieldName {
     Other,
 }
 
-impl FieldName {
+impl FieldKind {
     /// Classifies a field name, ignoring case.
     #[inline]
     #[must_use]
@@ -61,7 +62,7 @@ impl FieldName {
         }
     }
 
-    /// True if the field never travels beyond one connection (RFC 9110 §7.6.1, §11.7).
+    /// True if fields of this kind are never forwarded (RFC 9110 §7.6.1, §11.7).
     #[inline]
     #[must_use]
     pub fn is_hop_by_hop(self) -> bool {
@@ -84,15 +85,16 @@ impl FieldName {
     }
 }
 
-/// True if `name` equals the lowercase `expected`, ignoring case. Compares whole words, without a branch for each byte.
+/// True if `name` equals the lowercase `expected`, ignoring case. Compares several bytes at
+/// once, without a branch for each byte.
 #[inline]
 fn is_name<const N: usize>(name: &[u8], expected: &[u8; N]) -> bool {
     let Ok(name) = <&[u8; N]>::try_from(name) else { return false };
-    let difference = |bits: u8, (byte, expected): (&u8, &u8)| {
+    let add_difference = |differing_bits: u8, (byte, expected): (&u8, &u8)| {
         let case_bit = if expected.is_ascii_lowercase() { b' ' } else { 0 };
-        bits | ((byte | case_bit) ^ expected)
+        differing_bits | ((byte | case_bit) ^ expected)
     };
-    name.iter().zip(expected).fold(0, difference) == 0
+    name.iter().zip(expected).fold(0, add_difference) == 0
 }
 
 /// The connection and body properties of one head's fields.
@@ -106,13 +108,16 @@ pub(super) struct FieldSection {
     pub(super) authenticates_connection: bool,
     content_length: Option<u64>,
     is_chunked: bool,
+    /// True if `Connection` lists `Upgrade`.
     has_upgrade_option: bool,
+    /// True if the head has an `Upgrade` field with a value.
     has_upgrade_field: bool,
     upgrade_lists_http2: bool,
+    /// True if `Upgrade` lists a protocol other than WebSocket.
     upgrade_lists_others: bool,
 }
 
-/// The fields listed in `Connection` that are not hop-by-hop by their name.
+/// The fields that `Connection` lists, without those whose kind is already hop-by-hop.
 #[derive(Default)]
 struct ConnectionOptions {
     option_spans: [ByteSpan; MAX_CONNECTION_OPTIONS],
@@ -120,8 +125,8 @@ struct ConnectionOptions {
 }
 
 impl FieldSection {
-    /// Reads field lines up to and including the final empty line, into an empty section. The caller owns the section,
-    /// because returning it would copy it for each head.
+    /// Reads field lines up to and including the final empty line. `self` must be new: it is filled in place, because
+    /// returning a section would copy it for each head.
     pub(super) fn read(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -133,7 +138,7 @@ impl FieldSection {
                 return Err(Malformed::TooManyFields);
             }
             let field = read_field_line(cursor)?;
-            if field.kind != FieldName::Other {
+            if field.kind != FieldKind::Other {
                 self.record_field(&field, cursor.bytes, &mut connection_options)?;
             }
             fields.push(field);
@@ -142,7 +147,7 @@ impl FieldSection {
         Ok(())
     }
 
-    /// Returns the announced body length, if any (RFC 9112 §6.3).
+    /// Returns the body length that the fields declare (RFC 9112 §6.3); `None` if they declare none.
     pub(super) fn body_length(
         &self,
         version: Http1Version,
@@ -153,7 +158,7 @@ impl FieldSection {
                 Err(Malformed::TransferEncodingInHttp10)
             }
             (None, true) => Ok(Some(BodyLength::Chunked)),
-            (Some(length), false) => Ok(Some(BodyLength::Known(length))),
+            (Some(length), false) => Ok(Some(BodyLength::ContentLength(length))),
             (None, false) => Ok(None),
         }
     }
@@ -165,7 +170,8 @@ impl FieldSection {
 
     /// True if the message requests or confirms a change of protocol (RFC 9110 §7.8).
     ///
-    /// False for HTTP/2, which would carry requests past the proxy unseen: see [`Self::offers_http2`].
+    /// False if the message offers HTTP/2: the proxy would forward the requests in it unchecked. See
+    /// [`Self::offers_http2`].
     pub(super) fn is_upgrade(&self, version: Http1Version) -> bool {
         version == Http1Version::Http11
             && self.has_upgrade_option
@@ -178,8 +184,8 @@ impl FieldSection {
         !self.upgrade_lists_others
     }
 
-    /// True if the client offers HTTP/2 (RFC 7540 §3.2). The offer is hop-by-hop: a proxy that does not accept
-    /// it drops it, and the client continues in HTTP/1.1.
+    /// True if the client offers HTTP/2 (RFC 7540 §3.2). The offer is hop-by-hop: a proxy that does not accept the
+    /// offer does not forward it, and the client continues in HTTP/1.1.
     pub(super) fn offers_http2(&self, version: Http1Version) -> bool {
         self.upgrade_lists_http2 && self.has_upgrade_option && version == Http1Version::Http11
     }
@@ -192,46 +198,49 @@ impl FieldSection {
     ) -> Result<(), Malformed> {
         let value = field.value.slice_in(bytes);
         match field.kind {
-            FieldName::Host => {
+            FieldKind::Host => {
                 if self.host.replace(field.value).is_some() {
                     return Err(Malformed::HostRepeated);
                 }
             }
-            FieldName::ContentLength => {
+            FieldKind::ContentLength => {
                 if self.content_length.replace(parse_decimal(value)?).is_some() {
                     return Err(Malformed::ContentLengthRepeated);
                 }
             }
-            FieldName::TransferEncoding => {
+            FieldKind::TransferEncoding => {
                 if self.is_chunked || !value.eq_ignore_ascii_case(b"chunked") {
                     return Err(Malformed::TransferEncoding);
                 }
                 self.is_chunked = true;
             }
-            FieldName::Connection => self.record_options(field.value, bytes, connection_options)?,
-            FieldName::Expect => {
+            FieldKind::Connection => {
+                self.record_connection_options(field.value, bytes, connection_options)?
+            }
+            FieldKind::Expect => {
                 self.expect_continue |= value.eq_ignore_ascii_case(b"100-continue")
             }
-            FieldName::Authorization => {
+            FieldKind::Authorization => {
                 self.authenticates_connection |= authenticates_connection(value)
             }
-            FieldName::Upgrade => {
+            FieldKind::Upgrade => {
                 self.has_upgrade_field |= !value.is_empty();
                 self.upgrade_lists_http2 |= value.split(|byte| *byte == b',').any(is_http2);
                 self.upgrade_lists_others |= !value.split(|byte| *byte == b',').all(is_websocket);
             }
-            FieldName::Te
-            | FieldName::Trailer
-            | FieldName::KeepAlive
-            | FieldName::ProxyConnection
-            | FieldName::ProxyAuthorization
-            | FieldName::ProxyAuthenticate
-            | FieldName::Other => {}
+            FieldKind::Te
+            | FieldKind::Trailer
+            | FieldKind::KeepAlive
+            | FieldKind::ProxyConnection
+            | FieldKind::ProxyAuthorization
+            | FieldKind::ProxyAuthenticate
+            | FieldKind::Other => {}
         }
         Ok(())
     }
 
-    fn record_options(
+    /// Records the options in one `Connection` field.
+    fn record_connection_options(
         &mut self,
         value: ByteSpan,
         bytes: &[u8],
@@ -245,13 +254,13 @@ impl FieldSection {
             element_start = element_start.saturating_add(element.len()).saturating_add(1);
             if !option.is_empty() {
                 let span = ByteSpan::new(option_start, option_start.saturating_add(option.len()));
-                self.record_option(option, span, connection_options)?;
+                self.record_connection_option(option, span, connection_options)?;
             }
         }
         Ok(())
     }
 
-    fn record_option(
+    fn record_connection_option(
         &mut self,
         option: &[u8],
         span: ByteSpan,
@@ -261,11 +270,11 @@ impl FieldSection {
             self.has_close = true;
             return Ok(());
         }
-        match FieldName::classify(option) {
-            FieldName::KeepAlive => self.has_keep_alive = true,
-            FieldName::Upgrade => self.has_upgrade_option = true,
-            // Dropping these for a `Connection` option would change the destination or the end of a message.
-            FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => {
+        match FieldKind::classify(option) {
+            FieldKind::KeepAlive => self.has_keep_alive = true,
+            FieldKind::Upgrade => self.has_upgrade_option = true,
+            // A listed field is not forwarded. Without these fields, the message would have another destination or end.
+            FieldKind::Host | FieldKind::ContentLength | FieldKind::TransferEncoding => {
                 return Err(Malformed::ConnectionOption);
             }
             kind if kind.is_hop_by_hop() => {}
@@ -289,10 +298,10 @@ impl ConnectionOptions {
         Ok(())
     }
 
-    /// Marks the listed fields as hop-by-hop.
+    /// Marks the fields that `Connection` lists as hop-by-hop.
     fn mark_hop_by_hop(&self, bytes: &[u8], fields: &mut [HeaderField]) {
-        for option in self.option_spans.iter().take(self.option_count) {
-            let option = option.slice_in(bytes);
+        for option_span in self.option_spans.iter().take(self.option_count) {
+            let option = option_span.slice_in(bytes);
             for field in fields.iter_mut() {
                 field.hop_by_hop |= field.name.slice_in(bytes).eq_ignore_ascii_case(option);
             }
@@ -315,12 +324,12 @@ pub(super) fn read_field_line(cursor: &mut Cursor<'_>) -> Result<HeaderField, Ma
     }
     let value = cursor.skip_value();
     cursor.skip_line_end(Malformed::FieldValue)?;
-    let kind = FieldName::classify(name.slice_in(cursor.bytes));
+    let kind = FieldKind::classify(name.slice_in(cursor.bytes));
     Ok(HeaderField { name, value, kind, hop_by_hop: kind.is_hop_by_hop() })
 }
 
-/// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`: these
-/// are not forwarded, and decisions must not depend on fields that the next hop does not see.
+/// Returns the values of all fields called `name`, ignoring case, without the fields that `Connection` lists: those
+/// are not forwarded, and decisions must not depend on fields that the next hop does not receive.
 pub(super) fn find<'b>(
     fields: &[HeaderField],
     bytes: &'b [u8],
@@ -329,7 +338,7 @@ pub(super) fn find<'b>(
     find_by(fields, bytes, move |field_name| field_name.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-/// Returns the values of all fields whose name satisfies `matches`, with the same exception as [`find`].
+/// Returns the values of all fields whose name satisfies `matches`, without the fields that `Connection` lists.
 #[inline]
 pub(super) fn find_by<'b>(
     fields: &[HeaderField],
@@ -345,7 +354,8 @@ pub(super) fn find_by<'b>(
         .map(move |field| field.value.slice_in(bytes))
 }
 
-/// Parses a decimal number: digits only, without a leading zero, which some readers interpret as octal.
+/// Parses a decimal number: digits only, without a leading zero, because some recipients interpret it
+/// as octal.
 fn parse_decimal(value: &[u8]) -> Result<u64, Malformed> {
     if value.is_empty() || (value.len() > 1 && value.starts_with(b"0")) {
         return Err(Malformed::ContentLength);
@@ -359,7 +369,7 @@ fn parse_decimal(value: &[u8]) -> Result<u64, Malformed> {
         .ok_or(Malformed::ContentLength)
 }
 
-/// True for credentials or a challenge of NTLM or Negotiate, which authenticate the connection rather than the
+/// True if credentials or a challenge use the scheme NTLM or Negotiate. They authenticate the connection, not the
 /// request (RFC 4559 §5).
 pub(super) fn authenticates_connection(value: &[u8]) -> bool {
     let scheme = value.split(|byte| is_blank(*byte) || *byte == b',').next().unwrap_or_default();
@@ -375,6 +385,6 @@ fn is_websocket(protocol: &[u8]) -> bool {
     protocol.trim_ascii().eq_ignore_ascii_case(b"websocket")
 }
 
-/// The maximum number of further fields in `Connection`: each requires a comparison with every field, and a 64
-/// KiB `Connection` could list thirty thousand.
+/// The maximum number of fields that `Connection` may list in addition to hop-by-hop fields. Each of them is compared
+/// with every field of the head, and a `Connection` field of 64 KiB could list thirty thousand.
 const MAX_CONNECTION_OPTIONS: usize = 16;

@@ -1,4 +1,4 @@
-//! Errors of the HTTP/1.1 parser, with their RFC sections.
+//! Defines the errors of the HTTP/1.1 parser, with their RFC sections.
 
 use thiserror::Error;
 
@@ -56,7 +56,7 @@ pub enum Malformed {
     /// A request has more than one `Host`.
     #[error("Host is present more than once (RFC 9112 §3.2)")]
     HostRepeated,
-    /// `Content-Length` is not a plain decimal number that fits.
+    /// `Content-Length` is not a plain decimal number, or exceeds 64 bits.
     #[error("Content-Length is not a plain decimal number (RFC 9110 §8.6)")]
     ContentLength,
     /// There is more than one `Content-Length`.
@@ -98,8 +98,8 @@ pub enum Malformed {
 }
 
 impl Malformed {
-    /// Returns the status for the client (RFC 9110 §15.5.1, RFC 6585 §5). An unknown version gets 400 as well,
-    /// since the message may not be HTTP.
+    /// Returns the status for a client that sent the malformed request (RFC 9110 §15.5.1, RFC 6585 §5). An unknown
+    /// version results in 400, not 505, because the message may not be HTTP.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {

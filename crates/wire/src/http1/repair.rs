@@ -1,19 +1,20 @@
-//! Repair of response heads that violate HTTP/1.1 in ways that recipients may accept.
+//! Repairs response heads of the local application that violate HTTP/1.1 in ways that recipients may accept.
 
 use super::MAX_HEAD_BYTES;
-use super::scan::is_blank;
+use super::cursor::is_blank;
 
 /// A repaired head.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RepairedHead {
-    /// The valid head. It has `Connection: close`, because the end of the message is less certain than usual.
+    /// The valid head. It has `Connection: close`: if the repair was wrong about the length of the body, the bytes
+    /// after it must not be read as another response.
     pub head: Vec<u8>,
-    /// The length of the received head.
-    pub length: usize,
+    /// The length of the received head in bytes.
+    pub received_bytes: usize,
 }
 
-/// Repairs the head of a response at the start of `bytes`. Only the sidecar of the sending application does
-/// this. The result must still be parsed, by the same rules as any other head.
+/// Repairs the head of a response at the start of `bytes`. Only the sidecar of the application that sent the response
+/// calls this. The caller parses the repaired head by the same rules as any other head.
 ///
 /// Accepts lines that end in LF alone (RFC 9112 §2.2), a status line without its second space, folded fields
 /// (§5.2), white space before a colon (§5.1), `Content-Length` that is repeated with one value or has leading
@@ -23,14 +24,14 @@ pub struct RepairedHead {
 /// Returns `None` for other violations, and for an incomplete head.
 #[must_use]
 pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
-    let (lines, length) = split_lines(bytes)?;
+    let (lines, head_length) = split_lines(bytes)?;
     let (status_line, field_lines) = lines.split_first()?;
     let fields = split_fields(field_lines)?;
     let status = status_line.get(STATUS_START..STATUS_END)?;
     if status.starts_with(b"1") {
         return None;
     }
-    let is_chunked = is_chunked(&fields)?;
+    let is_chunked = parse_transfer_encoding(&fields)?;
     let content_length = parse_content_length(&fields)?;
     if status == b"204" && content_length.is_some_and(|length| length > 0) {
         return None;
@@ -57,34 +58,36 @@ pub fn repair_response(bytes: &[u8]) -> Option<RepairedHead> {
         (false, None) => {}
     }
     head.extend_from_slice(b"connection: close\r\n\r\n");
-    Some(RepairedHead { head, length })
+    Some(RepairedHead { head, received_bytes: head_length })
 }
 
-/// Returns the lines of a complete head without their ends, and its length. `None` for a mixture of LF and CR
-/// LF: in an application that writes CR LF, a bare LF forwarded from a client would otherwise start a new line.
+/// Splits a complete head. Returns its lines without their ends, and the length of the head in bytes. Returns `None`
+/// for an incomplete head, and for a mixture of LF and CR LF: if an application that ends its lines in CR LF copies a
+/// client's LF into a field value, that LF must not start a new line.
 fn split_lines(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
     let mut lines = Vec::new();
     let is_crlf = bytes.split_inclusive(|byte| *byte == b'\n').next()?.ends_with(b"\r\n");
-    let mut length = 0_usize;
+    let mut head_length = 0_usize;
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-        length = length.saturating_add(line.len());
+        head_length = head_length.saturating_add(line.len());
         let line = line.strip_suffix(b"\n")?;
         let line = match is_crlf {
             true => line.strip_suffix(b"\r")?,
             false => line,
         };
-        if length > MAX_HEAD_BYTES {
+        if head_length > MAX_HEAD_BYTES {
             return None;
         }
         if line.is_empty() {
-            return Some((lines, length));
+            return Some((lines, head_length));
         }
         lines.push(line);
     }
     None
 }
 
-/// Returns names and values; a folded field becomes one line with spaces.
+/// Returns the names and values of the fields. The lines of a folded field are joined with a space. Returns `None` for
+/// a line without a colon.
 fn split_fields<'b>(lines: &[&'b [u8]]) -> Option<Vec<(&'b [u8], Vec<u8>)>> {
     let mut fields: Vec<(&[u8], Vec<u8>)> = Vec::new();
     for line in lines {
@@ -113,10 +116,9 @@ fn trim_trailing_whitespace(bytes: &[u8]) -> &[u8] {
     bytes.get(..bytes.len().saturating_sub(blank_count)).unwrap_or_default()
 }
 
-/// True if the body is chunked; `None` for a coding other than `chunked`. If `chunked` is repeated, the last one ends
-/// the body for every recipient (RFC 9112 §6.3), and the body is encoded once: some senders add the field a second
-/// time.
-fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
+/// Returns true if the body is chunked; `None` for a coding other than `chunked`. Some applications add the field a
+/// second time although the body is encoded once: a repeated `chunked` counts once.
+fn parse_transfer_encoding(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
     let mut transfer_encodings =
         fields.iter().filter(|(name, _)| is_named(name, TRANSFER_ENCODING)).peekable();
     let is_chunked = transfer_encodings.peek().is_some();
@@ -125,16 +127,17 @@ fn is_chunked(fields: &[(&[u8], Vec<u8>)]) -> Option<bool> {
         .then_some(is_chunked)
 }
 
-/// Returns the single length in all fields and their lists; `None` if they differ or are not numbers.
+/// Returns the length in all `Content-Length` fields and in the lists within them: `Some(None)` without such a field,
+/// `None` if the lengths differ or are not numbers.
 fn parse_content_length(fields: &[(&[u8], Vec<u8>)]) -> Option<Option<u64>> {
     let mut declared_length = None;
     for (_, value) in fields.iter().filter(|(name, _)| is_named(name, CONTENT_LENGTH)) {
-        for length in value.split(|byte| *byte == b',') {
-            let length = length.trim_ascii();
-            if length.is_empty() || !length.iter().all(u8::is_ascii_digit) {
+        for element in value.split(|byte| *byte == b',') {
+            let digits = element.trim_ascii();
+            if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
                 return None;
             }
-            let length: u64 = std::str::from_utf8(length).ok()?.parse().ok()?;
+            let length: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
             if declared_length.replace(length).is_some_and(|previous| previous != length) {
                 return None;
             }
@@ -162,16 +165,16 @@ const STATUS_END: usize = 12;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http1::{Parsed, RequestKind, ResponseHead};
+    use crate::http1::{ParseProgress, RequestKind, ResponseHead};
 
-    /// Returns the head that a strict reader receives, without `connection: close`.
+    /// Returns the head that a strict recipient receives, without `connection: close`.
     fn repair_head(head: &str) -> Option<String> {
         let received = format!("{head}left");
         let repaired = repair_response(received.as_bytes())?;
-        assert_eq!(repaired.length, head.len());
+        assert_eq!(repaired.received_bytes, head.len());
         let mut response_head = ResponseHead::default();
         let parse_result = response_head.parse(&repaired.head, RequestKind::Other);
-        assert_eq!(parse_result, Ok(Parsed::Complete(repaired.head.len())), "{head}");
+        assert_eq!(parse_result, Ok(ParseProgress::Complete(repaired.head.len())), "{head}");
         assert!(!response_head.keep_alive);
         let repaired_text = String::from_utf8(repaired.head).unwrap();
         Some(repaired_text.strip_suffix("connection: close\r\n\r\n").unwrap().to_owned())

@@ -1,11 +1,12 @@
-//! Request heads.
+//! Parses request heads.
 
+use super::cursor::{Cursor, TARGET, TOKEN, parse_section};
 use super::field::{self, FieldSection};
-use super::scan::{Cursor, TARGET, TOKEN, parse_section};
 use super::target::{RequestTarget, parse_valid_target, split_authority};
-use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, Parsed};
+use super::{BodyLength, ByteSpan, HeaderField, Http1Version, Malformed, ParseProgress};
 
-/// The head of a request, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
+/// The head of a request, as spans of the parsed bytes. Reuse one value for several heads: it keeps the allocation of
+/// `fields`.
 #[derive(Debug, Default)]
 pub struct RequestHead {
     /// The method, a token.
@@ -18,7 +19,8 @@ pub struct RequestHead {
     pub fields: Vec<HeaderField>,
     /// The value of `Host`: valid, may be empty, absent only in HTTP/1.0.
     pub host: Option<ByteSpan>,
-    /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
+    /// The length of the body. A head that arrived over a link has no `Transfer-Encoding`; the recipient sets this
+    /// field after parsing.
     pub body: BodyLength,
     /// True if the client may send another request on this connection (RFC 9112 §9.3).
     pub keep_alive: bool,
@@ -26,38 +28,38 @@ pub struct RequestHead {
     pub expect_continue: bool,
     /// True for `Connection: upgrade` with an `Upgrade` other than to HTTP/2.
     pub upgrade: bool,
-    /// True if, in addition, `Upgrade` lists WebSocket alone.
+    /// True if `upgrade` is true and `Upgrade` lists no protocol but WebSocket.
     pub websocket: bool,
-    /// True if `Upgrade` lists HTTP/2: the connection may change to it, and an implementation that accepts the
-    /// offer must check the rest of the head (RFC 7540 §3.2).
+    /// True if the client offers to change the connection to HTTP/2. An implementation that accepts the offer must
+    /// check the rest of the head (RFC 7540 §3.2).
     pub http2: bool,
-    /// True if its credentials authenticate the upstream connection, which no other client may then use.
+    /// True if the request's credentials authenticate the connection to the server: other clients must not share it.
     pub authenticates_connection: bool,
 }
 
 impl RequestHead {
-    /// Parses the head at the start of `bytes`. Call again with more bytes after [`Parsed::Partial`]; unless
+    /// Parses the head at the start of `bytes`. Call again with more bytes after [`ParseProgress::Partial`]; unless
     /// complete, the head is left empty.
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.
-    pub fn parse(&mut self, bytes: &[u8]) -> Result<Parsed, Malformed> {
+    pub fn parse(&mut self, bytes: &[u8]) -> Result<ParseProgress, Malformed> {
         self.clear();
         let parsed = parse_section(bytes, |cursor| self.read(cursor));
-        if !matches!(parsed, Ok(Parsed::Complete(_))) {
+        if !matches!(parsed, Ok(ParseProgress::Complete(_))) {
             self.clear();
         }
         parsed
     }
 
-    /// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`;
-    /// `bytes` are the parsed bytes.
+    /// Returns the values of all fields called `name`, ignoring case, without the fields that `Connection`
+    /// lists; `bytes` are the parsed bytes.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
     }
 
-    /// Returns the values of all fields whose name satisfies `matches`, except those listed in `Connection`;
-    /// `bytes` are the parsed bytes.
+    /// Returns the values of all fields whose name satisfies `matches`, without the fields that `Connection`
+    /// lists; `bytes` are the parsed bytes.
     pub fn find_by<'b>(
         &self,
         bytes: &'b [u8],
@@ -69,7 +71,7 @@ impl RequestHead {
     /// Returns the parsed target; `bytes` are the parsed bytes.
     ///
     /// # Errors
-    /// None for those bytes: the head would not have been complete.
+    /// None for the parsed bytes: [`Self::parse`] has checked the target.
     pub fn parsed_target<'b>(&self, bytes: &'b [u8]) -> Result<RequestTarget<'b>, Malformed> {
         parse_valid_target(self.method.slice_in(bytes), self.target.slice_in(bytes))
     }
@@ -90,7 +92,7 @@ impl RequestHead {
         }
         self.body = section.body_length(self.version)?.unwrap_or_default();
         if self.method.slice_in(cursor.bytes) == b"CONNECT" {
-            if !matches!(self.body, BodyLength::Empty | BodyLength::Known(0)) {
+            if !matches!(self.body, BodyLength::Empty | BodyLength::ContentLength(0)) {
                 return Err(Malformed::BodyForbidden);
             }
             self.body = BodyLength::Empty;

@@ -1,11 +1,12 @@
-//! Response heads.
+//! Parses response heads.
 
+use super::cursor::{Cursor, parse_section};
 use super::field::{self, FieldSection};
 use super::request::read_version;
-use super::scan::{Cursor, parse_section};
-use super::{BodyLength, ByteSpan, FieldName, HeaderField, Http1Version, Malformed, Parsed};
+use super::{BodyLength, ByteSpan, FieldKind, HeaderField, Http1Version, Malformed, ParseProgress};
 
-/// The head of a response, as spans of the parsed bytes. Reuse it: its fields keep their allocation.
+/// The head of a response, as spans of the parsed bytes. Reuse one value for several heads: it keeps the allocation of
+/// `fields`.
 #[derive(Debug, Default)]
 pub struct ResponseHead {
     /// The version of the sender.
@@ -16,7 +17,8 @@ pub struct ResponseHead {
     pub reason: ByteSpan,
     /// The field lines in order.
     pub fields: Vec<HeaderField>,
-    /// The framing of the body. A head from a link announces no chunks, so its reader sets this field.
+    /// The length of the body. A head that arrived over a link has no `Transfer-Encoding`; the recipient sets this
+    /// field after parsing.
     pub body: BodyLength,
     /// True if the server accepts another request on this connection (RFC 9112 §9.3).
     pub keep_alive: bool,
@@ -26,12 +28,12 @@ pub struct ResponseHead {
     pub tunnel: bool,
 }
 
-/// The kind of request method: the framing of the response body depends on it.
+/// The kind of the request's method: the length of the response body depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestKind {
-    /// HEAD: never a body.
+    /// HEAD: the response has no body.
     Head,
-    /// CONNECT: a tunnel after 2xx.
+    /// CONNECT: a tunnel follows a 2xx response.
     Connect,
     /// Any other method.
     #[default]
@@ -52,21 +54,25 @@ impl RequestKind {
 
 impl ResponseHead {
     /// Parses the head at the start of `bytes`, the response to a request of `request_kind`. Call again with more
-    /// bytes after [`Parsed::Partial`]; unless complete, the head is left empty.
+    /// bytes after [`ParseProgress::Partial`]; unless complete, the head is left empty.
     ///
     /// # Errors
     /// The first violated rule; the connection is no longer usable.
-    pub fn parse(&mut self, bytes: &[u8], request_kind: RequestKind) -> Result<Parsed, Malformed> {
+    pub fn parse(
+        &mut self,
+        bytes: &[u8],
+        request_kind: RequestKind,
+    ) -> Result<ParseProgress, Malformed> {
         self.clear();
         let parsed = parse_section(bytes, |cursor| self.read(cursor, request_kind));
-        if !matches!(parsed, Ok(Parsed::Complete(_))) {
+        if !matches!(parsed, Ok(ParseProgress::Complete(_))) {
             self.clear();
         }
         parsed
     }
 
-    /// Returns the values of all fields called `name`, ignoring case, except those listed in `Connection`;
-    /// `bytes` are the parsed bytes.
+    /// Returns the values of all fields called `name`, ignoring case, without the fields that `Connection`
+    /// lists; `bytes` are the parsed bytes.
     pub fn find<'b>(&self, bytes: &'b [u8], name: &str) -> impl Iterator<Item = &'b [u8]> {
         field::find(&self.fields, bytes, name)
     }
@@ -75,7 +81,7 @@ impl ResponseHead {
     #[must_use]
     pub fn has_connection_option(&self, bytes: &[u8], option: &str) -> bool {
         let connection_fields =
-            self.fields.iter().filter(|field| field.kind == FieldName::Connection);
+            self.fields.iter().filter(|field| field.kind == FieldKind::Connection);
         let mut options = connection_fields
             .flat_map(|field| field.value.slice_in(bytes).split(|byte| *byte == b','));
         options.any(|candidate| candidate.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
@@ -121,9 +127,9 @@ impl ResponseHead {
         self.tunnel = self.status == 101
             || (request_kind == RequestKind::Connect && matches!(self.status, 200..=299));
         self.body = match declared_length {
-            // Announced lengths are ignored here (RFC 9110 §9.3.6).
+            // A declared length in a 2xx response to CONNECT is ignored (RFC 9110 §9.3.6).
             _ if self.tunnel && self.status != 101 => BodyLength::Empty,
-            None | Some(BodyLength::Known(0)) if self.forbids_body() => BodyLength::Empty,
+            None | Some(BodyLength::ContentLength(0)) if self.forbids_body() => BodyLength::Empty,
             Some(_) if self.forbids_body() => return Err(Malformed::BodyForbidden),
             _ if request_kind == RequestKind::Head || self.status == 304 => BodyLength::Empty,
             Some(length) => length,

@@ -1,6 +1,6 @@
-//! Compact ranges of received bytes.
+//! Defines a compact range of received bytes.
 
-/// A range of the received bytes, with four bytes for each end, because heads are bounded.
+/// A range of the received bytes. Positions have 32 bits, because the length of heads is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByteSpan {
     /// The first byte.
@@ -22,7 +22,7 @@ impl ByteSpan {
         self.start >= self.end
     }
 
-    /// Ends beyond 4 GiB are clamped: the limit of heads is far lower.
+    /// Creates a span. Positions beyond 4 GiB become 4 GiB; heads are far shorter.
     pub(super) fn new(start: usize, end: usize) -> Self {
         let clamp = |offset| u32::try_from(offset).unwrap_or(u32::MAX);
         Self { start: clamp(start), end: clamp(end) }

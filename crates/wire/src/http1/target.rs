@@ -1,4 +1,4 @@
-//! The four forms of a request target (RFC 9112 §3.2).
+//! Parses the four forms of a request target (RFC 9112 §3.2).
 
 use std::borrow::Cow;
 use std::net::Ipv6Addr;
@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use memchr::{memchr, memchr2};
 
 use super::Malformed;
-use super::scan::{HOST, TARGET, run_length};
+use super::cursor::{HOST, TARGET, run_length};
 
 /// A parsed request target. Percent-encoding is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +15,10 @@ pub enum RequestTarget<'a> {
     Origin {
         /// The bytes from the first slash to the question mark.
         path: &'a [u8],
-        /// After the question mark.
+        /// The bytes after the question mark; `None` without one.
         query: Option<&'a [u8]>,
     },
-    /// `http://authority/path?query`, sent to proxies. The authority replaces `Host`.
+    /// `http://authority/path?query`, sent to proxies. The authority takes precedence over `Host`.
     Absolute {
         /// The scheme, such as `http`, in its original case.
         scheme: &'a [u8],
@@ -26,7 +26,7 @@ pub enum RequestTarget<'a> {
         authority: &'a [u8],
         /// `/` if it was omitted, `*` if it was omitted in OPTIONS.
         path: &'a [u8],
-        /// After the question mark.
+        /// The bytes after the question mark; `None` without one.
         query: Option<&'a [u8]>,
     },
     /// `host:port`, for CONNECT only.
@@ -43,7 +43,7 @@ pub enum RequestTarget<'a> {
 /// Parses a request target.
 ///
 /// # Errors
-/// An invalid character (such as that of a fragment), or a form that `method` does not allow.
+/// The target has an invalid character (such as the `#` of a fragment), or a form that `method` does not allow.
 pub fn parse_target<'a>(method: &[u8], target: &'a [u8]) -> Result<RequestTarget<'a>, Malformed> {
     if run_length(target, TARGET) < target.len() {
         return Err(Malformed::TargetCharacter);
@@ -87,8 +87,8 @@ pub(super) fn parse_valid_target<'a>(
     Ok(RequestTarget::Absolute { scheme, authority, path, query })
 }
 
-/// Returns the origin form of a target, without scheme and authority, to be sent to the server itself. Allocates only
-/// for an absolute target with a query but no path.
+/// Converts an absolute target to the origin form, which servers receive: the path and the query. Other forms are
+/// returned unchanged. Allocates only for an absolute target with a query but no path.
 ///
 /// # Errors
 /// The same as for [`parse_target`].
@@ -113,15 +113,15 @@ pub fn origin_form<'a>(method: &[u8], target: &'a [u8]) -> Result<Cow<'a, [u8]>,
 pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malformed> {
     let is_bracketed = authority.starts_with(b"[");
     let host_end = if is_bracketed {
-        memchr(b']', authority).map(|at| at.saturating_add(1))
+        memchr(b']', authority).map(|bracket| bracket.saturating_add(1))
     } else {
         Some(run_length(authority, HOST))
     };
-    let (host, port) = host_end
+    let (host, port_part) = host_end
         .and_then(|host_end| authority.split_at_checked(host_end))
         .ok_or(Malformed::Authority)?;
     let is_valid = if is_bracketed {
-        let address = host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]"));
+        let address = host.strip_prefix(b"[").and_then(|address| address.strip_suffix(b"]"));
         address.and_then(|address| std::str::from_utf8(address).ok()).is_some_and(is_ipv6)
     } else {
         !host.is_empty()
@@ -129,7 +129,7 @@ pub fn split_authority(authority: &[u8]) -> Result<(&[u8], Option<u16>), Malform
     if !is_valid {
         return Err(Malformed::Authority);
     }
-    let port = match port {
+    let port = match port_part {
         b"" | b":" => None,
         [b':', digits @ ..] => Some(parse_port(digits).ok_or(Malformed::Authority)?),
         _ => return Err(Malformed::Authority),
@@ -152,14 +152,14 @@ fn parse_port(digits: &[u8]) -> Option<u16> {
     })
 }
 
-/// Splits a target at `://` into the scheme and the rest (RFC 3986 §3.1).
+/// Splits a target at `://` into the scheme and the bytes after `://` (RFC 3986 §3.1).
 fn split_scheme(target: &[u8]) -> Result<(&[u8], &[u8]), Malformed> {
     let colon = memchr(b':', target).ok_or(Malformed::TargetForm)?;
-    let (scheme, after_colon) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
-    let after_colon = after_colon.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
+    let (scheme, after_scheme) = target.split_at_checked(colon).ok_or(Malformed::TargetForm)?;
+    let after_scheme = after_scheme.strip_prefix(b"://").ok_or(Malformed::TargetForm)?;
     let is_scheme = scheme.first().is_some_and(u8::is_ascii_alphabetic)
         && scheme.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte));
-    if is_scheme { Ok((scheme, after_colon)) } else { Err(Malformed::TargetForm) }
+    if is_scheme { Ok((scheme, after_scheme)) } else { Err(Malformed::TargetForm) }
 }
 
 /// Splits a path from its query. A backslash in the path is an error: some servers read it as a slash, which would

@@ -1,11 +1,11 @@
-//! Serialization of received heads: ranges of the received bytes, with few splices.
+//! Writes received heads for the next hop: copies spans of the received bytes, with edits between them.
 
 use std::fmt::Write as _;
 
 use bytes::BytesMut;
 
-use super::scan::{TARGET, is_in_class};
-use super::{BodyLength, ByteSpan, FieldName, HeaderField, RequestHead, ResponseHead};
+use super::cursor::{TARGET, is_in_class};
+use super::{BodyLength, ByteSpan, FieldKind, HeaderField, RequestHead, ResponseHead};
 
 /// The edits of a forwarded request. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -14,12 +14,12 @@ pub struct RequestEdits<'a> {
     pub target: Option<&'a [u8]>,
     /// The value of `Host` that replaces the received one.
     pub host: Option<&'a [u8]>,
-    /// The framing of the body.
-    pub framing: Framing,
-    /// Fields to append, name and value; never `Host` or a field of framing or connection.
+    /// The framing of the body for the next hop.
+    pub framing: FramingPolicy,
+    /// Fields to append, name and value; never `Host`, nor a field about framing or the connection.
     pub add: &'a [(&'a str, &'a [u8])],
-    /// Complete field lines to append, each with its final CR LF. Their creator must validate them: names and
-    /// values only, and no framing or connection fields.
+    /// Complete field lines to append, each with its final CR LF. The caller must have validated their names and
+    /// values, and must not add fields about framing or the connection.
     pub lines: &'a str,
     /// Names of fields to remove, including names that differ only in case and punctuation: applications may
     /// read `X_User` or `x.user` as `x-user` (RFC 3875 §4.1.18). `Host` and the framing fields are not
@@ -34,11 +34,11 @@ pub struct RequestEdits<'a> {
 /// The edits of a forwarded response. The default forwards it unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseEdits<'a> {
-    /// The framing of the body.
-    pub framing: Framing,
-    /// Fields to append, name and value; never a field of framing or connection.
+    /// The framing of the body for the next hop.
+    pub framing: FramingPolicy,
+    /// Fields to append, name and value; never a field about framing or the connection.
     pub add: &'a [(&'a str, &'a [u8])],
-    /// Complete field lines to append, as for a request.
+    /// Complete field lines to append, with the same conditions as [`RequestEdits::lines`].
     pub lines: &'a str,
     /// Names of fields to remove; the framing fields are not affected.
     pub remove: &'a [Box<str>],
@@ -46,32 +46,33 @@ pub struct ResponseEdits<'a> {
     pub connection: ConnectionHeader,
 }
 
-/// The framing of a body in a written head.
+/// The policy for the framing fields of a forwarded head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Framing {
-    /// The framing in `body` of the head: its received length, or chunks.
+pub enum FramingPolicy {
+    /// Keeps the length in the head's `body`: `Content-Length`, or chunks.
     #[default]
     Keep,
-    /// No framing, because a link carries the body; a known length is kept for information.
+    /// Writes no `Transfer-Encoding`, because the link's frames or the end of the connection delimit the body. A
+    /// received `Content-Length` is kept.
     OutOfBand,
-    /// Chunks, whatever was received.
+    /// Always writes `Transfer-Encoding: chunked`.
     Chunked,
 }
 
-/// The connection state in a written head.
+/// The state of the connection that a forwarded head declares in `Connection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectionHeader {
-    /// No `Connection` header, which means persistent in HTTP/1.1.
+    /// The connection persists, the default of HTTP/1.1: no `Connection` field is written.
     #[default]
     KeepAlive,
     /// The connection is closed after this message.
     Close,
-    /// A change of protocol; `Upgrade` is kept as received.
+    /// The connection changes its protocol; the received `Upgrade` field is kept.
     Upgrade,
 }
 
 /// Appends the request parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields (RFC 9110 §7.6.1).
-/// All other bytes and their order are unchanged, except for edits.
+/// Apart from that and from `edits`, the bytes and their order are unchanged.
 pub fn write_request(
     bytes: &[u8],
     head: &RequestHead,
@@ -90,8 +91,8 @@ pub fn write_request(
         // HTTP/1.1 requires a `Host` field, even an empty one (RFC 9112 §3.2).
         put_field("host", edits.host.unwrap_or_default(), output);
     }
-    let keep_length =
-        matches!(head.body, BodyLength::Known(_)) && edits.framing != Framing::Chunked;
+    let keep_length = matches!(head.body, BodyLength::ContentLength(_))
+        && edits.framing != FramingPolicy::Chunked;
     let selection = FieldSelection {
         host: edits.host,
         keep_length,
@@ -107,7 +108,7 @@ pub fn write_request(
 }
 
 /// Appends the response parsed from `bytes`, as HTTP/1.1 and without its hop-by-hop fields (RFC 9110 §7.6.1).
-/// All other bytes and their order are unchanged, except for edits.
+/// Apart from that and from `edits`, the bytes and their order are unchanged.
 pub fn write_response(
     bytes: &[u8],
     head: &ResponseHead,
@@ -121,11 +122,11 @@ pub fn write_response(
     output.extend_from_slice(head.reason.slice_in(bytes));
     output.extend_from_slice(b"\r\n");
     let forbids_body = head.forbids_body();
-    // Without a body, the length is that of the response to GET (RFC 9110 §8.6).
-    let may_report_length = matches!(head.body, BodyLength::Known(_) | BodyLength::Empty);
+    // A response to HEAD and a 304 may declare the length that the response to GET has (RFC 9110 §8.6).
+    let may_report_length = matches!(head.body, BodyLength::ContentLength(_) | BodyLength::Empty);
     let selection = FieldSelection {
         host: None,
-        keep_length: may_report_length && !forbids_body && edits.framing != Framing::Chunked,
+        keep_length: may_report_length && !forbids_body && edits.framing != FramingPolicy::Chunked,
         keep_upgrade: edits.connection == ConnectionHeader::Upgrade,
         remove: edits.remove,
         names_match: <[u8]>::eq_ignore_ascii_case,
@@ -139,22 +140,26 @@ pub fn write_response(
     put_end(edits.connection, edits.add, edits.lines, output);
 }
 
-/// The selection of received fields to forward.
+/// Selects the received fields to forward.
 struct FieldSelection<'a> {
+    /// The value that replaces the received `Host`.
     host: Option<&'a [u8]>,
+    /// True if `Content-Length` is forwarded.
     keep_length: bool,
+    /// True if `Upgrade` is forwarded.
     keep_upgrade: bool,
     remove: &'a [Box<str>],
     /// Compares the name of a field with a name in `remove`.
     names_match: fn(&[u8], &[u8]) -> bool,
     replace: &'a [&'a str],
-    /// True if any name is removed; computed once for all fields.
+    /// True if `remove` or `replace` contains a name; computed once for all fields.
     is_selective: bool,
 }
 
 enum FieldAction<'a> {
     Keep,
     Drop,
+    /// Writes the field with this value.
     Replace(&'a [u8]),
 }
 
@@ -162,9 +167,9 @@ impl<'a> FieldSelection<'a> {
     #[inline]
     fn field_action(&self, bytes: &[u8], field: &HeaderField) -> FieldAction<'a> {
         let is_forwarded = match field.kind {
-            FieldName::Host => return self.host.map_or(FieldAction::Keep, FieldAction::Replace),
-            FieldName::ContentLength => self.keep_length,
-            FieldName::Upgrade => self.keep_upgrade && self.is_kept(bytes, field.name),
+            FieldKind::Host => return self.host.map_or(FieldAction::Keep, FieldAction::Replace),
+            FieldKind::ContentLength => self.keep_length,
+            FieldKind::Upgrade => self.keep_upgrade && self.is_kept(bytes, field.name),
             _ => !field.hop_by_hop && self.is_kept(bytes, field.name),
         };
         if is_forwarded { FieldAction::Keep } else { FieldAction::Drop }
@@ -191,7 +196,7 @@ fn is_similar_name(name: &[u8], other: &[u8]) -> bool {
     name.len() == other.len() && name.iter().zip(other).all(is_similar_byte)
 }
 
-/// Copies the selected fields, adjacent fields with one copy. True if `Content-Length` is among them.
+/// Copies the selected fields; adjacent fields are copied together. Returns true if `Content-Length` is among them.
 fn put_fields(
     bytes: &[u8],
     fields: &[HeaderField],
@@ -210,7 +215,7 @@ fn put_fields(
                     copied_range = start..start;
                 }
                 copied_range.end = line_end(bytes, field);
-                has_content_length |= field.kind == FieldName::ContentLength;
+                has_content_length |= field.kind == FieldKind::ContentLength;
             }
             FieldAction::Replace(value) => {
                 output.extend_from_slice(bytes.get(copied_range).unwrap_or_default());
@@ -236,24 +241,26 @@ fn line_end(bytes: &[u8], field: &HeaderField) -> usize {
     end.saturating_add(blank_count).saturating_add(1)
 }
 
+/// Appends the field that declares the body length, unless a received `Content-Length` was copied.
 fn put_framing(
-    framing: Framing,
+    framing: FramingPolicy,
     body: BodyLength,
     has_content_length: bool,
     output: &mut BytesMut,
 ) {
     match (framing, body) {
-        (Framing::Chunked, _) | (Framing::Keep, BodyLength::Chunked) => {
+        (FramingPolicy::Chunked, _) | (FramingPolicy::Keep, BodyLength::Chunked) => {
             output.extend_from_slice(b"transfer-encoding: chunked\r\n");
         }
-        (Framing::Keep, BodyLength::Known(length)) if !has_content_length => {
+        (FramingPolicy::Keep, BodyLength::ContentLength(length)) if !has_content_length => {
             write!(output, "content-length: {length}\r\n")
                 .expect("a growing buffer accepts all bytes");
         }
-        (Framing::Keep | Framing::OutOfBand, _) => {}
+        (FramingPolicy::Keep | FramingPolicy::OutOfBand, _) => {}
     }
 }
 
+/// Appends `Connection`, the added fields and the empty line.
 fn put_end(
     connection: ConnectionHeader,
     add: &[(&str, &[u8])],
@@ -294,7 +301,7 @@ fn put_field(name: &str, value: &[u8], output: &mut BytesMut) {
 /// a value cannot end its line. Parsed values have none; this is for values created by callers.
 fn put_value(value: &[u8], output: &mut BytesMut) {
     output.extend_from_slice(b": ");
-    // Without an early exit many bytes are tested at once.
+    // The loop has no early exit, so that the compiler can test many bytes at once.
     if value.iter().fold(false, |has_control, byte| has_control | byte.is_ascii_control()) {
         output.extend(value.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }));
     } else {
@@ -303,7 +310,8 @@ fn put_value(value: &[u8], output: &mut BytesMut) {
     output.extend_from_slice(b"\r\n");
 }
 
-/// Appends a request target. Invalid characters are percent-encoded, so that it cannot end the request line.
+/// Appends a request target. Invalid characters are percent-encoded, so that the target cannot end the
+/// request line.
 fn put_target(target: &[u8], output: &mut BytesMut) {
     if target.iter().all(|byte| is_in_class(*byte, TARGET)) {
         output.extend_from_slice(target);
@@ -319,9 +327,9 @@ fn put_target(target: &[u8], output: &mut BytesMut) {
 }
 
 fn status_digits(status: u16) -> [u8; 3] {
-    let to_digit =
-        |number: u16| u8::try_from(number % 10).map_or(b'0', |value| b'0'.wrapping_add(value));
-    [to_digit(status / 100), to_digit(status / 10), to_digit(status)]
+    let last_digit =
+        |number: u16| u8::try_from(number % 10).map_or(b'0', |digit| b'0'.wrapping_add(digit));
+    [last_digit(status / 100), last_digit(status / 10), last_digit(status)]
 }
 
 /// Reserves space for all received bytes up to the last field, and for typical additions.
@@ -330,7 +338,7 @@ fn reserve_space(bytes: &[u8], fields: &[HeaderField], output: &mut BytesMut) {
     output.reserve(received_bytes.min(bytes.len()).saturating_add(ADDITIONS_BYTES));
 }
 
-/// The space reserved for fields that a proxy appends; more only costs another reservation.
+/// The space reserved for fields that a proxy appends, in bytes. If they need more, the buffer grows once more.
 const ADDITIONS_BYTES: usize = 256;
 
 #[cfg(test)]

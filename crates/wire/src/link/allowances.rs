@@ -1,13 +1,15 @@
-//! Allowances for useless frames of a peer, by count, because the link has no clock.
+//! Limits the useless frames of a peer: frames that cost work and have no effect. The limits are counts, not rates,
+//! because the link has no clock; a timer restores them.
 //!
-//! The opener counts its own resets in the same way, so that the acceptor does not treat it as hostile.
+//! The opener counts its own early resets in the same way as the acceptor, so that it replaces the link before the
+//! acceptor closes it.
 
 use super::{LinkError, LinkLimits, Role};
 
-/// Allowances that useless frames spend and useful frames restore, never above their initial value.
+/// The allowances of one link. Useless frames reduce them, and useful frames restore them up to their initial value.
 #[derive(Debug)]
 pub(super) struct FrameAllowances {
-    /// The remaining allowance for useless frames, which are frames without effect.
+    /// The number of useless frames that may still arrive.
     useless_frames_left: u32,
     /// The initial and maximum value of `useless_frames_left`.
     useless_frame_allowance: u32,
@@ -15,14 +17,14 @@ pub(super) struct FrameAllowances {
     early_resets: u32,
     /// The maximum of `early_resets`.
     early_reset_allowance: u32,
-    /// DATA bytes that may still arrive for streams that this side dropped.
+    /// The number of DATA bytes that may still arrive for streams that this side has reset or never accepted.
     late_bytes_left: u64,
 }
 
 impl FrameAllowances {
     pub(super) fn new(limits: &LinkLimits) -> Self {
-        // A peer that has not yet received the GOAWAY or resets of this end may have a frame or two in flight for
-        // each of its streams; these must not count against it.
+        // Until the peer receives a GOAWAY or a reset of this side, it may have several frames in flight for each of
+        // its streams. Those frames must not exhaust the allowance.
         let crossing_frames = limits.max_streams.saturating_mul(CROSSING_FRAMES_PER_STREAM);
         let useless_frame_allowance = limits.max_useless_frames.max(crossing_frames);
         let early_reset_allowance = limits.max_early_resets.max(limits.max_streams);
@@ -52,45 +54,49 @@ impl FrameAllowances {
         self.restore_useless_frames(1);
     }
 
-    /// Counts the end of a stream: some frames for it may still be in flight.
+    /// Counts the end of a stream. Frames of the peer for this stream may still be in flight, so the allowance grows by
+    /// their number.
     pub(super) fn record_stream_end(&mut self) {
         self.restore_useless_frames(CROSSING_FRAMES_PER_STREAM);
     }
 
-    /// Counts a stream that the opener reset before the response; the acceptor tolerates a limited number.
+    /// Counts, for the acceptor, a stream that the peer reset before the response.
     ///
     /// # Errors
     /// The allowance is exhausted.
-    pub(super) fn record_early_reset(&mut self) -> Result<(), LinkError> {
+    pub(super) fn record_peer_early_reset(&mut self) -> Result<(), LinkError> {
         if self.early_resets >= self.early_reset_allowance {
             return Err(LinkError::Flood { kind: "streams opened and reset" });
         }
-        self.count_early_reset();
+        self.record_own_early_reset();
         Ok(())
     }
 
-    /// Counts a stream that the opener itself reset before the response.
-    pub(super) fn count_early_reset(&mut self) {
+    /// Counts, for the opener, a stream that this side reset before the response. There is no limit: the acceptor
+    /// enforces it.
+    pub(super) fn record_own_early_reset(&mut self) {
         self.early_resets = self.early_resets.saturating_add(1);
     }
 
-    /// Counts the response on a stream of the opener.
+    /// Counts a response, which makes up for one early reset.
     pub(super) fn record_response(&mut self) {
         self.early_resets = self.early_resets.saturating_sub(1);
     }
 
-    /// True if half of the acceptor's allowance is spent. The other half is for streams that are still open,
-    /// and for responses that restored nothing because they crossed with resets.
-    pub(super) fn is_half_spent(&self) -> bool {
+    /// True if the opener has spent half of the acceptor's allowance for early resets. The other half is for resets of
+    /// the streams that are still open, and for responses that only the opener counted: a response that crosses with a
+    /// reset does not count for both sides.
+    pub(super) fn is_early_reset_allowance_half_spent(&self) -> bool {
         self.early_resets >= self.early_reset_allowance.div_ceil(2)
     }
 
-    /// Permits `bytes` late DATA bytes for a stream that this side dropped.
+    /// Permits late DATA for a stream that this side has reset or never accepted. `bytes` is the unused credit of the
+    /// peer.
     pub(super) fn expect_late_data(&mut self, bytes: u32) {
         self.late_bytes_left = self.late_bytes_left.saturating_add(u64::from(bytes));
     }
 
-    /// Counts DATA for a closed stream.
+    /// Counts `length` bytes of DATA for a closed stream.
     ///
     /// # Errors
     /// The allowance is exhausted.
@@ -108,7 +114,7 @@ impl FrameAllowances {
     /// Restores the allowances; called by a timer.
     pub(super) fn renew_allowances(&mut self, role: Role) {
         self.useless_frames_left = self.useless_frame_allowance;
-        // The opener does not know when the acceptor does this.
+        // The opener does not know when the acceptor restores this allowance, so it assumes that it does not.
         if role == Role::Acceptor {
             self.early_resets = 0;
         }
@@ -120,5 +126,6 @@ impl FrameAllowances {
     }
 }
 
-/// The number of frames that may cross with the end of a stream: a head, trailers, a reset, credits.
+/// The maximum number of frames that a peer may have in flight for a stream when it ends: a head, trailers, a reset,
+/// and credits.
 const CROSSING_FRAMES_PER_STREAM: u32 = 8;

@@ -1,4 +1,4 @@
-//! Reset and GOAWAY codes on the wire, and errors of the link API.
+//! Defines the codes in RESET and GOAWAY, and the errors of a [`Link`](super::Link).
 
 use super::{StreamId, VERSION};
 
@@ -18,15 +18,14 @@ pub enum ResetCode {
     FlowControl = 5,
     /// The sender of the reset waited longer than its timeout.
     TimedOut = 6,
-    /// The response is complete and the rest of the request is not needed.
+    /// The response is complete, and the sender of the reset does not need the rest of the request.
     Enough = 7,
-    /// Denied by a policy. For TCP, which has no status code.
+    /// A policy denied the TCP connection. For HTTP, the response has a status code instead.
     Denied = 8,
     /// The application of the reset's sender accepts no connection. No bytes reached it.
     Unreachable = 9,
-    /// NO_ERROR. This and the following codes are HTTP/2 error codes (RFC 9113 §7) of an HTTP/2 stream that was reset
-    /// at either end. A peer that does not
-    /// support them reads [`Failed`](Self::Failed).
+    /// NO_ERROR. This and the following codes are the HTTP/2 error codes (RFC 9113 §7) with which an HTTP/2 client or
+    /// server reset its stream. A peer that does not support them reads [`Failed`](Self::Failed).
     Http2NoError = 0x20,
     /// PROTOCOL_ERROR.
     Http2ProtocolError = 0x21,
@@ -108,8 +107,8 @@ impl ResetCode {
     }
 }
 
-/// The reason for which a link accepts no new streams. One byte on the wire; an unknown byte is read as
-/// [`GoAwayCode::Internal`].
+/// The reason that a side gives in GOAWAY for ending the creation of streams. One byte on the wire; an unknown byte is
+/// read as [`GoAwayCode::Internal`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum GoAwayCode {
@@ -117,7 +116,8 @@ pub enum GoAwayCode {
     Drain = 1,
     /// The link was idle.
     Idle = 2,
-    /// All stream numbers, or half of the acceptor's allowance for resets, were used; a new link starts over.
+    /// All stream numbers, or half of the acceptor's allowance for early resets, are used; a new link starts with all
+    /// of them.
     StreamIdsExhausted = 3,
     /// The peer violated the protocol. The link closes at once.
     Protocol = 4,
@@ -238,7 +238,7 @@ impl LinkError {
     }
 }
 
-/// The reason for which a stream was not opened. Nothing was written.
+/// The error of [`Link::open_stream`](super::Link::open_stream). Nothing was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// The stream limit is reached: wait for a stream to finish or use another link.
@@ -250,7 +250,7 @@ pub enum OpenError {
     /// The head is larger than the peer accepts.
     #[error("link: the head is larger than the peer accepts")]
     TooLarge,
-    /// The link failed earlier, or this end is the acceptor, which opens no streams.
+    /// The link failed earlier, or this side is the acceptor, which opens no streams.
     #[error("link: failed, or this side is not the opener")]
     Broken,
 }
@@ -260,5 +260,5 @@ pub enum OpenError {
 #[error("link: the stream is closed")]
 pub struct StreamClosed;
 
-/// The first of the HTTP/2 codes.
+/// The code of the HTTP/2 error code 0; the other HTTP/2 error codes follow in order.
 const FIRST_HTTP2_CODE: u8 = 0x20;

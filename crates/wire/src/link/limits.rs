@@ -1,29 +1,30 @@
-//! Limits of one side of a link, with their defaults and permitted ranges.
+//! Defines the limits of one side of a link, with their defaults and permitted ranges.
 
-/// The limits of this side for its peer and for its own memory.
+/// The limits that one side sets for its peer and for its own memory.
 ///
-/// The first four are sent to the peer in HELLO. [`Link::new`](super::Link::new) clamps values to their ranges.
+/// HELLO sends the first four, and `reads_http2_mark`, to the peer. [`Link::new`](super::Link::new) clamps values to
+/// their ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkLimits {
     /// The maximum number of open streams.
     pub max_streams: u32,
     /// The maximum number of DATA bytes in flight, per stream and direction.
     pub window: u32,
-    /// The maximum size of one head or trailer section in bytes. The sections of one stream and direction
-    /// together, with [`SECTION_COST`] for each, are limited to [`SECTIONS_PER_DIRECTION`] times this.
+    /// The maximum size of one head or trailer section, in bytes. The sum of all sections of one stream in one
+    /// direction, with [`SECTION_COST`] for each, is limited to [`SECTIONS_PER_DIRECTION`] times this value.
     pub max_head: u32,
-    /// The maximum payload of one DATA frame.
+    /// The maximum payload of one DATA frame, in bytes.
     pub max_frame: u32,
-    /// The size of pending output from which the link reports congestion.
+    /// The size of the pending output, in bytes, from which the link reports congestion.
     pub congestion_threshold: usize,
-    /// The size of pending output beyond which the peer counts as stalled.
+    /// The size of the pending output, in bytes, above which the link closes because the peer does not read.
     pub stall_threshold: usize,
-    /// The allowance for useless frames (redundant PINGs, empty DATA, late frames) of a peer.
+    /// The number of useless frames (redundant PINGs, empty DATA, late frames) that a peer may send.
     pub max_useless_frames: u32,
-    /// The allowance for streams that a peer opens and resets before a response.
+    /// The number of streams that a peer may open and reset before the response.
     pub max_early_resets: u32,
-    /// Indicates support for the mark of requests from HTTP/2 clients, for ports without a declared protocol.
-    /// It is a bit of HELLO, which older releases ignore and do not set.
+    /// True if this side supports the mark that distinguishes requests from HTTP/2 clients at ports without a declared
+    /// protocol. HELLO has a bit for it, which older releases ignore and do not set.
     pub reads_http2_mark: bool,
 }
 
@@ -61,7 +62,7 @@ impl LinkLimits {
         }
     }
 
-    /// True if a peer may send these limits in its HELLO.
+    /// True if a peer may send these limits in its HELLO. There is no upper limit for `max_streams`.
     pub(super) fn is_within_range(&self) -> bool {
         self.max_streams >= SMALLEST_MAX_STREAMS
             && (MIN_WINDOW..=MAX_WINDOW).contains(&self.window)
@@ -86,13 +87,13 @@ impl Default for LinkLimits {
     }
 }
 
-/// The default stream limit: five times the requests in flight of one busy core, and still a small table.
+/// The default stream limit: five times the concurrent requests of one busy core, and still little memory.
 pub const MAX_STREAMS: u32 = 1024;
 /// The minimum stream limit.
 pub const SMALLEST_MAX_STREAMS: u32 = 64;
 /// The maximum stream limit.
 pub const LARGEST_MAX_STREAMS: u32 = 65_536;
-/// The default window: a body of this size needs no additional credit.
+/// The default window, in bytes: a body up to this size needs no CREDIT.
 pub const WINDOW: u32 = 64 * 1024;
 /// The minimum window: one full DATA frame.
 pub const MIN_WINDOW: u32 = 16 * 1024;

@@ -1,4 +1,4 @@
-//! Conversion of received frames to events.
+//! Converts received frames to events, and checks them against the rules of the link protocol.
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -13,7 +13,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// The peer violated the protocol: all streams are gone. Write the output, which ends with a GOAWAY, and
+    /// The peer violated the protocol, and all streams are closed. Write the output, which ends with a GOAWAY, and
     /// close the connection. Every later call returns the same error.
     pub fn receive(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
         if let Some(error) = self.fatal_error {
@@ -23,6 +23,7 @@ impl Link {
         event.map_err(|error| self.fail_link(error))
     }
 
+    /// Consumes frames up to the first event. First reports credit that the peer's HELLO granted.
     fn next_event(&mut self, input: &mut BytesMut) -> Result<Option<LinkEvent>, LinkError> {
         if let Some(event) = self.next_credit_event() {
             return Ok(Some(event));
@@ -39,6 +40,7 @@ impl Link {
         Ok(None)
     }
 
+    /// Consumes one frame; `None` if it is incomplete.
     fn next_frame(&self, input: &mut BytesMut) -> Result<Option<(FrameHeader, Bytes)>, LinkError> {
         let Some(header) = FrameHeader::peek(input)? else {
             return Ok(None);
@@ -84,20 +86,20 @@ impl Link {
         self.hello_received = true;
         self.peer_limits = peer_limits;
         self.peer_reads_reasons = reads_reasons;
-        for (id, stream) in &mut self.streams {
-            if stream.is_starved() && added_credit > 0 {
-                self.credited_streams.push(*id);
+        for (stream, state) in &mut self.streams {
+            if state.is_starved() && added_credit > 0 {
+                self.credited_streams.push(*stream);
             }
-            stream.send_credit = stream.send_credit.saturating_add(added_credit);
+            state.send_credit = state.send_credit.saturating_add(added_credit);
         }
         Ok(LinkEvent::Ready)
     }
 
     /// Returns the credit event of the next stream that was opened before the peer's HELLO and had no credit.
     fn next_credit_event(&mut self) -> Option<LinkEvent> {
-        while let Some(id) = self.credited_streams.pop() {
-            if self.streams.contains_key(&id) {
-                return Some(LinkEvent::Credit { stream: id });
+        while let Some(stream) = self.credited_streams.pop() {
+            if self.streams.contains_key(&stream) {
+                return Some(LinkEvent::Credit { stream });
             }
         }
         None
@@ -123,7 +125,7 @@ impl Link {
         }
         self.last_stream = stream;
         if self.go_away_sent.is_some_and(|last_accepted| stream > last_accepted) {
-            // Our GOAWAY informs the peer that this stream was never processed.
+            // This side's GOAWAY informs the peer that the stream was never processed.
             self.allowances.expect_late_data(self.own_limits.window);
             self.allowances.record_useless_frame()?;
             return Ok(None);
@@ -238,7 +240,7 @@ impl Link {
         let code = ResetCode::from_wire(payload.try_get_u8().unwrap_or_default());
         let has_response = self.streams.remove(&stream).is_some_and(|state| state.has_response);
         if self.role == Role::Acceptor && !has_response {
-            self.allowances.record_early_reset()?;
+            self.allowances.record_peer_early_reset()?;
         }
         self.allowances.record_stream_end();
         Ok(Some(LinkEvent::Reset { stream, code, reason: payload }))
@@ -282,7 +284,7 @@ impl Link {
         }
         self.go_away_received = Some(last_stream);
         if self.role == Role::Opener {
-            self.streams.retain(|id, _| *id <= last_stream);
+            self.streams.retain(|stream, _| *stream <= last_stream);
         }
         Ok(LinkEvent::GoAway { last_stream, code })
     }
@@ -317,6 +319,7 @@ impl Link {
         Ok(self.streams.get_mut(&stream))
     }
 
+    /// Counts and ignores a frame for a closed stream, or a PONG without a PING.
     fn handle_late_frame(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.allowances.record_useless_frame()?;
         Ok(None)

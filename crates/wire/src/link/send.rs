@@ -1,4 +1,4 @@
-//! Sending of frames on a link.
+//! Writes the frames that this side sends to the output of a link.
 
 use bytes::{BufMut, BytesMut};
 
@@ -9,12 +9,12 @@ use super::{
 };
 
 impl Link {
-    /// Opens a stream with the head that `write_head` appends to the output; it must not modify the existing
-    /// output. With `end_stream` this direction is complete.
+    /// Opens a stream with the head that `write_head` appends to the output; `write_head` must not modify the existing
+    /// output. If `end_stream` is true, this side sends nothing more on the stream.
     ///
     /// # Errors
     ///
-    /// Nothing is written: the link is full, going away or broken, or the head is too large.
+    /// The link is full, going away or broken, or the head is too large. Nothing is written.
     pub fn open_stream(
         &mut self,
         kind: StreamKind,
@@ -32,20 +32,20 @@ impl Link {
         }
         let number =
             self.last_stream.number().checked_add(1).filter(|number| *number <= STREAM_LAST);
-        let id = StreamId(number.ok_or(OpenError::GoingAway)?);
-        let mut stream = StreamState::new(kind, &self.own_limits, &self.peer_limits);
-        let header = FrameHeader::new(FrameKind::Open, id, 0)
+        let stream = StreamId(number.ok_or(OpenError::GoingAway)?);
+        let mut state = StreamState::new(kind, &self.own_limits, &self.peer_limits);
+        let header = FrameHeader::new(FrameKind::Open, stream, 0)
             .with_flag(frame::END, end_stream)
             .with_flag(frame::TCP, kind == StreamKind::Tcp);
         let length = self.write_section(header, write_head).ok_or(OpenError::TooLarge)?;
-        let check_result = stream.send_direction.check_head(length, false, end_stream);
+        let check_result = state.send_direction.check_head(length, false, end_stream);
         check_result.expect("a section within max_head fits the allowance of a new stream");
-        self.last_stream = id;
-        self.streams.insert(id, stream);
-        if id.number() == STREAM_LAST {
+        self.last_stream = stream;
+        self.streams.insert(stream, state);
+        if stream.number() == STREAM_LAST {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
-        Ok(id)
+        Ok(stream)
     }
 
     /// Sends the response head that `write_head` appends to the output. Any number of `interim` (1xx) heads
@@ -73,12 +73,12 @@ impl Link {
         })
     }
 
-    /// Sends the final head of a rejection by this sidecar, which `write_head` appends to the output. It is
-    /// marked for peers that support reasons.
+    /// Sends the head of a rejection by this sidecar, which `write_head` appends to the output. For peers that support
+    /// rejection reasons, a flag distinguishes it from a head of the application.
     ///
     /// # Errors
     ///
-    /// As [`send_head`](Self::send_head).
+    /// The same as for [`send_head`](Self::send_head).
     pub fn send_rejection(
         &mut self,
         stream: StreamId,
@@ -95,12 +95,12 @@ impl Link {
         })
     }
 
-    /// Sends as much of `data` as the credit allows and returns the number of bytes. `end_stream` takes effect after
-    /// all bytes were accepted; otherwise continue at the next [`LinkEvent::Credit`](super::LinkEvent::Credit).
+    /// Sends as much of `data` as the credit allows, and returns the number of bytes. If that is less than all bytes,
+    /// `end_stream` has no effect: send the other bytes at the next [`LinkEvent::Credit`](super::LinkEvent::Credit).
     ///
     /// # Errors
     ///
-    /// The stream accepts no more data; or data precedes the response head, which resets the stream.
+    /// The stream accepts no more data, or was just reset because the data precedes the response head.
     pub fn send_data(
         &mut self,
         stream: StreamId,
@@ -151,10 +151,10 @@ impl Link {
         })
     }
 
-    /// Resets the stream in both directions. Does nothing if it is already gone.
+    /// Resets the stream in both directions. Does nothing if the stream is already closed.
     ///
-    /// The acceptor treats an opener with too many unanswered resets as hostile, regardless of their cause.
-    /// This end therefore sends GOAWAY at half of the allowance: use another link then.
+    /// The acceptor closes a link whose opener resets too many streams before their responses, for whatever cause. The
+    /// opener therefore sends GOAWAY at half of that allowance: open new streams on another link.
     pub fn reset_stream(&mut self, stream: StreamId, code: ResetCode) {
         self.reset_with_reason(stream, code, "");
     }
@@ -169,22 +169,22 @@ impl Link {
             let reason = if self.peer_reads_reasons { reason } else { "" };
             frame::write_reset(&mut self.output, stream, code as u8, reason);
             if self.role == Role::Opener && !state.has_response {
-                self.count_early_reset();
+                self.record_own_early_reset();
             }
         }
     }
 
-    /// Counts a reset before the response in the same way as the acceptor.
-    fn count_early_reset(&mut self) {
-        // The acceptor judges resets beyond the allowance: streams opened before the GOAWAY may still be reset.
-        self.allowances.count_early_reset();
-        if self.allowances.is_half_spent() {
+    /// Counts a reset of the opener before the response, and ends the creation of streams at half of the allowance.
+    /// Streams opened before the GOAWAY may still be reset.
+    fn record_own_early_reset(&mut self) {
+        self.allowances.record_own_early_reset();
+        if self.allowances.is_early_reset_allowance_half_spent() {
             self.go_away(GoAwayCode::StreamIdsExhausted);
         }
     }
 
-    /// Acknowledges bytes that left this side's memory, so that the peer may send the same number again. CREDIT is sent
-    /// once half a window is unacknowledged.
+    /// Records that `bytes` received DATA bytes left this side's memory, so that the peer may send the same number
+    /// again. Sends CREDIT once half a window is recorded.
     pub fn record_consumed(&mut self, stream: StreamId, bytes: u32) {
         let window = self.own_limits.window;
         let Some(state) = self.streams.get_mut(&stream) else {
@@ -214,8 +214,8 @@ impl Link {
         }
     }
 
-    /// Writes a head or trailers to an open stream; `check` applies the rules of its direction and returns
-    /// true if the frame starts the response.
+    /// Sends a head or trailers on an open stream. `check` applies the rules of the send direction, and returns true if
+    /// the frame starts the response.
     fn send_section(
         &mut self,
         header: FrameHeader,
@@ -251,8 +251,8 @@ impl Link {
         }
     }
 
-    /// Writes a frame with the payload that `write_payload` appends, and then its length. Returns `None`, with the
-    /// output unchanged, if the payload exceeds the peer's limit.
+    /// Writes a frame with the payload that `write_payload` appends, and sets the length in its header. Returns the
+    /// length; `None`, with the output unchanged, if the payload exceeds the peer's limit.
     fn write_section(
         &mut self,
         header: FrameHeader,
@@ -275,6 +275,7 @@ impl Link {
         Some(length)
     }
 
+    /// Writes as many DATA frames as the peer's frame limit requires.
     fn write_data(&mut self, stream: StreamId, data: &[u8], end_stream: bool) {
         let max_frame = usize::try_from(self.peer_limits.max_frame).unwrap_or(usize::MAX);
         let mut unsent_data = data;

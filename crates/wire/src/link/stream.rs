@@ -1,4 +1,4 @@
-//! State of one stream: its two directions, its credit and its number.
+//! Keeps the state of one stream: its number, its credit, and the order of frames in its two directions.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -11,12 +11,12 @@ use super::{LinkLimits, StreamKind};
 pub struct StreamId(pub(super) u32);
 
 impl StreamId {
-    /// No stream: in GOAWAY, none was processed.
+    /// No stream. As the last stream in GOAWAY: no stream was processed.
     pub const NONE: Self = Self(0);
-    /// Above every stream: in GOAWAY, none is abandoned yet.
+    /// A number above every stream. As the last stream in GOAWAY: every stream that the peer opens is still processed.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// Returns the number as in frames.
+    /// Returns the number that frames contain.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
@@ -31,8 +31,8 @@ impl fmt::Display for StreamId {
 
 /// Hashes stream numbers with one multiplication.
 ///
-/// The peer cannot choose the numbers (they are consecutive), so a stronger hash is not needed. Drivers may use
-/// it for their own maps, through `BuildHasherDefault`.
+/// A stronger hash is not needed, because stream numbers are consecutive and the peer cannot choose them. Callers may
+/// use this hasher for their own maps, with `BuildHasherDefault`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StreamIdHasher(u64);
 
@@ -59,11 +59,11 @@ pub(super) struct StreamState {
     pub(super) send_direction: StreamDirection,
     /// The direction that the peer sends.
     pub(super) receive_direction: StreamDirection,
-    /// DATA bytes that the peer still accepts.
+    /// The number of DATA bytes that the peer still accepts.
     pub(super) send_credit: u32,
-    /// DATA bytes that this side still accepts.
+    /// The number of DATA bytes that this side still accepts.
     pub(super) granted_credit: u32,
-    /// Consumed DATA bytes not yet acknowledged by CREDIT.
+    /// The number of consumed DATA bytes that no CREDIT has acknowledged yet.
     pub(super) unacknowledged_bytes: u32,
     /// True if the acceptor sent a final head or bytes, as far as this side knows.
     pub(super) has_response: bool,
@@ -96,6 +96,7 @@ impl StreamState {
 pub(super) struct StreamDirection {
     message_phase: MessagePhase,
     kind: StreamKind,
+    /// The number of bytes that heads and trailers of this direction may still have, with [`SECTION_COST`] for each.
     section_bytes_left: u32,
 }
 
@@ -164,7 +165,7 @@ impl StreamDirection {
         Ok(())
     }
 
-    /// Validates bytes of the body. TCP may start with them: its acceptor may omit the head.
+    /// Validates bytes of the body. A TCP stream may start with them, because its acceptor may omit the head.
     pub(super) fn check_data(&mut self, end_stream: bool) -> Result<(), FrameViolation> {
         match self.message_phase {
             MessagePhase::Ended => return Err(FrameViolation::Ended),
@@ -196,5 +197,5 @@ impl StreamDirection {
     }
 }
 
-/// 2^64 divided by the golden ratio: adjacent numbers are spread far apart.
+/// 2^64 divided by the golden ratio: a multiplication by it gives adjacent numbers distant hashes.
 const GOLDEN_RATIO_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;

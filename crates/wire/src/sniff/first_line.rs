@@ -1,4 +1,5 @@
-//! Lenient detection of HTTP requests on connections where no HTTP is expected.
+//! Detects HTTP requests on connections that are declared or detected as another protocol, as leniently as the most
+//! lenient server.
 
 use super::REGISTERED_METHODS;
 
@@ -13,12 +14,12 @@ pub enum FirstLine {
     Other,
 }
 
-/// Reads the first line of a client in pieces. [`super::sniff_protocol`] accepts unambiguous requests only; this reader
-/// accepts every line that some server may read as one: leading blanks, tabs or several blanks, methods of any
-/// case, any target.
+/// Reads the first line of a client in pieces. [`super::sniff_protocol`] detects unambiguous requests only. This reader
+/// detects every line that some server may accept as a request: with leading blanks, with tabs or several blanks
+/// between the words, with a method in any case, and with any target.
 #[derive(Debug, Default)]
 pub struct FirstLineReader {
-    /// The beginning of the line, without leading blanks.
+    /// The beginning of the line, without leading and repeated blanks; at most [`MAX_START_BYTES`].
     line_start: Vec<u8>,
     /// The length of the line without leading blanks.
     line_length: usize,
@@ -47,7 +48,7 @@ impl FirstLineReader {
             return FirstLine::Other;
         }
         self.line_length = self.line_length.saturating_add(1);
-        // A run of blanks counts once: it must not fill the room for the target.
+        // Only one blank of a run is stored, so that blanks do not displace the target.
         let is_repeated =
             is_blank(byte) && self.line_start.last().is_some_and(|last| is_blank(*last));
         if self.line_start.len() < MAX_START_BYTES && !is_repeated {
@@ -82,8 +83,8 @@ impl FirstLineReader {
     }
 }
 
-/// True for the bytes that some server reads as a blank. Python's `http.server` reads a line as Latin-1 and has the
-/// most.
+/// True for the bytes that some server treats as a blank. Python's `http.server` decodes a line as Latin-1 and has the
+/// most such bytes.
 fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0x0b | 0x0c | 0x1c..=0x1f | 0x85 | 0xa0)
 }
@@ -99,7 +100,7 @@ const VERSION_PATTERN: [fn(u8) -> bool; 7] = [
     |byte| byte.is_ascii_digit(),
 ];
 
-/// The maximum number of bytes kept of a line: a method, a blank, and the beginning of a target.
+/// The maximum number of stored bytes of a line: enough for a method, a blank, and the beginning of a target.
 const MAX_START_BYTES: usize = 64;
 
 /// The maximum length of a request line: no server accepts a longer one.

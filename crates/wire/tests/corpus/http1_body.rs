@@ -1,11 +1,11 @@
-//! Invariants of body parsing for arbitrary bytes.
+//! Checks the invariants of body parsing for arbitrary bytes.
 
 use leno_wire::http1::{BodyDecoder, BodyLength, Malformed};
 
-/// Checks that the segmentation of a body does not affect its content, trailers, end and validity. Of several faults,
-/// another may be reported first. The framing of accepted chunks, including extensions, has no NUL, and no CR
-/// or LF except in pairs, so that all readers agree on the end of a line. The first byte selects the kind of
-/// body.
+/// Checks that the segmentation of a body does not affect its content, trailers, end and validity. If a body has
+/// several faults, the segmentation may affect which of them is reported. Also checks that the framing of accepted
+/// chunks, including extensions, has no NUL, and CR and LF only as CR LF, so that all recipients agree on the end of a
+/// line. The first byte selects the kind of body.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else {
         return;
@@ -13,8 +13,8 @@ pub(crate) fn check(bytes: &[u8]) {
     let length = match kind {
         b'u' => BodyLength::UntilClose,
         b'e' => BodyLength::Empty,
-        b'0'..=b'9' => BodyLength::Known(u64::from(kind - b'0')),
-        b'k' => BodyLength::Known(u64::MAX),
+        b'0'..=b'9' => BodyLength::ContentLength(u64::from(kind - b'0')),
+        b'k' => BodyLength::ContentLength(u64::MAX),
         _ => BodyLength::Chunked,
     };
     let at_once = decode_in_steps(length, bytes, bytes.len().max(1)).ok();

@@ -1,4 +1,4 @@
-//! Invariants of a link for arbitrary received bytes.
+//! Checks the invariants of a link for arbitrary received bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use leno_wire::link::{
     StreamId, StreamKind,
 };
 
-/// Checks that the segmentation of the bytes does not affect the events and the error, and that no bytes exceed the
-/// limits, with any concurrent sends. The first byte selects the role, the second seeds the driver, the others are the
-/// peer's output.
+/// Checks that the segmentation of the bytes does not affect the events and the error, and that a link keeps its limits
+/// for any bytes and any concurrent sends. The first byte selects the role, the second byte seeds the random calls, and
+/// the other bytes are the output of the peer.
 pub(crate) fn check(bytes: &[u8]) {
     let Some((&[role, seed], bytes)) = bytes.split_first_chunk() else {
         return;

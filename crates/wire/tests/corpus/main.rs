@@ -1,4 +1,4 @@
-//! Replay of the fuzz corpora through the same functions, on stable Rust.
+//! Replays the fuzz corpora through the functions that the fuzz targets call, on stable Rust.
 
 mod http1_body;
 mod http1_request;

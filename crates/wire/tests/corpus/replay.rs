@@ -1,4 +1,4 @@
-//! Replay of the committed corpus of one fuzz target; shared by the crates with fuzz targets.
+//! Replays the committed corpus of one fuzz target. All crates with fuzz targets share this file.
 
 use std::fs;
 use std::panic::catch_unwind;

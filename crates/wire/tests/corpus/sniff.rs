@@ -1,4 +1,4 @@
-//! Invariants of protocol detection for arbitrary bytes.
+//! Checks the invariants of protocol detection for arbitrary bytes.
 
 use leno_wire::sniff::{DetectedProtocol, MAX_SNIFF_BYTES, sniff_protocol};
 

@@ -1,4 +1,4 @@
-//! The table in `docs/http-strictness.md` is generated from the vectors.
+//! Generates the table in `docs/http-strictness.md` from the vectors, and compares it with the document.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Strictness vectors, read from their file.
+//! Reads the strictness vectors from their file.
 
 use std::fs;
 use std::path::Path;

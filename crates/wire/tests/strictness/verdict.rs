@@ -1,7 +1,7 @@
-//! Parser verdicts on the bytes of a vector, for any segmentation.
+//! Parses the bytes of a vector in any segmentation, and returns the verdict of the parser.
 
 use leno_wire::http1::{
-    BodyDecoder, BodyLength, Malformed, Parsed, RequestHead, RequestKind, ResponseHead,
+    BodyDecoder, BodyLength, Malformed, ParseProgress, RequestHead, RequestKind, ResponseHead,
 };
 
 use crate::vector::{Accepted, Vector};
@@ -65,9 +65,8 @@ fn parse_message(vector: &Vector, cuts: &[usize]) -> Result<Option<Accepted>, Ma
     Ok(decoder.is_complete().then_some(accepted))
 }
 
-/// Returns the end of the head, the framing of the body, and true if the connection persists; `None` if the head is
-/// incomplete. Consumes the cuts
-/// before the head is complete.
+/// Returns the end of the head, the length of the body, and true if the connection persists; `None` if the head is
+/// incomplete. Consumes the cuts before the head is complete.
 fn parse_head(
     vector: &Vector,
     cuts: &mut std::iter::Peekable<impl Iterator<Item = usize>>,
@@ -81,11 +80,11 @@ fn parse_head(
             _ => response.parse(available, request_kind)?,
         };
         match (parsed, vector.message_kind.as_str()) {
-            (Parsed::Partial, _) => drop(cuts.next()),
-            (Parsed::Complete(length), "request") => {
+            (ParseProgress::Partial, _) => drop(cuts.next()),
+            (ParseProgress::Complete(length), "request") => {
                 return Ok(Some((length, request.body, request.keep_alive)));
             }
-            (Parsed::Complete(length), _) => {
+            (ParseProgress::Complete(length), _) => {
                 return Ok(Some((length, response.body, response.keep_alive)));
             }
         }
@@ -96,7 +95,7 @@ fn parse_head(
 fn describe_length(length: BodyLength) -> String {
     match length {
         BodyLength::Empty => "empty".to_owned(),
-        BodyLength::Known(length) => length.to_string(),
+        BodyLength::ContentLength(length) => length.to_string(),
         BodyLength::Chunked => "chunked".to_owned(),
         BodyLength::UntilClose => "until-close".to_owned(),
     }
@@ -108,7 +107,7 @@ macro_rules! labels {
         pub(crate) const LABELS: &[&str] = &[$(stringify!($name)),*];
 
         /// Ensures at compile time that the list is complete.
-        #[expect(dead_code, reason = "the compiler is its reader")]
+        #[expect(dead_code, reason = "the compiler checks that the list is complete")]
         fn is_complete(fault: Malformed) {
             match fault {
                 $(Malformed::$name => {})*

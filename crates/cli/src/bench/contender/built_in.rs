@@ -1,4 +1,4 @@
-//! Built-in contender files.
+//! Contains the built-in contender files.
 
 use anyhow::Context as _;
 

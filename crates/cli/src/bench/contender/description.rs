@@ -1,4 +1,5 @@
-//! Contender files: start commands and configuration of third-party proxies.
+//! Parses contender files, which contain the start commands and the configuration of third-party proxies, and starts
+//! those proxies.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,11 +10,11 @@ use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
 use super::running::{ProcessRole, RunningContender};
-use super::{RunEnvironment, installed, yaml};
+use super::{TrialEnvironment, installed, yaml};
 use crate::bench::certificates;
 use crate::bench::child::ProcessSpec;
 use crate::bench::layout::Layout;
-use crate::bench::rig::Rig;
+use crate::bench::testbed::Testbed;
 
 /// A contender as described by its file.
 #[derive(Debug, Clone, Deserialize)]
@@ -30,7 +31,7 @@ pub(in crate::bench) struct ContenderDescription {
     /// The advice for users who have not installed the program.
     #[serde(default)]
     hint: String,
-    /// Other required files.
+    /// Files that must exist on this machine.
     #[serde(default)]
     needs: Vec<PathBuf>,
     /// The arguments that print the program's version.
@@ -45,7 +46,7 @@ pub(in crate::bench) struct ContenderDescription {
 struct ProcessDescription {
     name: String,
     command: Vec<String>,
-    /// Files to write first, below the directory of the run, by name.
+    /// The content of files that are written before the process starts, by their names below the trial's directory.
     #[serde(default)]
     files: BTreeMap<String, String>,
 }
@@ -77,8 +78,8 @@ impl ContenderDescription {
     ///
     /// # Errors
     /// If the program is not installed, with a hint.
-    pub(super) fn program_version(&self, rig: &Rig) -> anyhow::Result<String> {
-        let program = self.find_program(rig)?;
+    pub(super) fn program_version(&self, testbed: &Testbed) -> anyhow::Result<String> {
+        let program = self.find_program(testbed)?;
         if let Some(missing_file) = self.needs.iter().find(|path| !path.exists()) {
             bail!("there is no {}: {}", missing_file.display(), self.hint);
         }
@@ -89,20 +90,18 @@ impl ContenderDescription {
             .args(&self.version)
             .output()
             .with_context(|| format!("cannot run {}", program.display()))?;
-        // Some programs write it to standard error.
-        let version_text = [output.stdout, output.stderr].concat();
-        let version_text = String::from_utf8_lossy(&version_text);
-        let version_line = version_text
-            .lines()
-            .find(|line| line.chars().any(|character| character.is_ascii_digit()));
-        let version_line = version_line.unwrap_or("unknown").trim();
+        // Some programs write their version to standard error.
+        let output_bytes = [output.stdout, output.stderr].concat();
+        let output_text = String::from_utf8_lossy(&output_bytes);
+        let has_digit = |line: &&str| line.chars().any(|character| character.is_ascii_digit());
+        let version_line = output_text.lines().find(has_digit).unwrap_or("unknown").trim();
         let version =
             version_line.split_once("version").map_or(version_line, |(_, version)| version);
         Ok(version.trim_start_matches([':', ' ']).to_owned())
     }
 
-    fn find_program(&self, rig: &Rig) -> anyhow::Result<PathBuf> {
-        installed::find_program(&self.program, rig).with_context(|| match self.hint.as_str() {
+    fn find_program(&self, testbed: &Testbed) -> anyhow::Result<PathBuf> {
+        installed::find_program(&self.program, testbed).with_context(|| match self.hint.as_str() {
             "" => format!("`{}` is not installed", self.program),
             hint => format!("`{}` is not installed: {hint}", self.program),
         })
@@ -114,16 +113,16 @@ impl ContenderDescription {
     /// If a file cannot be written, a process cannot be started, or a placeholder is unknown.
     pub(super) fn start(
         &self,
-        environment: &mut RunEnvironment<'_, '_>,
+        environment: &mut TrialEnvironment<'_, '_>,
     ) -> anyhow::Result<RunningContender> {
-        let program = self.find_program(environment.rig)?;
-        let certificates_directory = environment.rig.certificates_directory()?;
+        let program = self.find_program(environment.testbed)?;
+        let certificates_directory = environment.testbed.certificates_directory()?;
         let mut running_contender = RunningContender::default();
         for process in &self.processes {
             let mut files = Vec::new();
             for (name, template) in &process.files {
                 let text = fill_template(template, &program, &certificates_directory, environment)?;
-                write_run_file(&environment.dir, name, &text)?;
+                write_contender_file(&environment.dir, name, &text)?;
                 files.push((name.clone(), text));
             }
             let mut command = Vec::new();
@@ -149,7 +148,7 @@ impl ContenderDescription {
 }
 
 /// Writes a file of a contender below its directory.
-fn write_run_file(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+fn write_contender_file(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let relative_path = Path::new(name);
     let is_below = relative_path
         .components()
@@ -170,13 +169,13 @@ fn fill_template(
     template: &str,
     program: &Path,
     certificates_directory: &Path,
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
 ) -> anyhow::Result<String> {
     let mut text = String::with_capacity(template.len());
     let mut remaining_template = template;
     while let Some((before, after)) = remaining_template.split_once('@') {
         text.push_str(before);
-        // An @ outside a placeholder stands for itself, as in `"@type"`.
+        // An @ that begins no placeholder is kept, such as that of `"@type"`.
         let placeholder = after.split_once('@').filter(|(name, _)| is_placeholder(name));
         let Some((name, after_placeholder)) = placeholder else {
             text.push('@');
@@ -187,8 +186,8 @@ fn fill_template(
             "program" => text.push_str(&program.to_string_lossy()),
             "dir" => text.push_str(&environment.dir.to_string_lossy()),
             "certificates" => text.push_str(&certificates_directory.to_string_lossy()),
-            "cores" => text.push_str(&environment.rig.proxy_threads().to_string()),
-            // Workers of a program started by root drop root, and then cannot read its files.
+            "cores" => text.push_str(&environment.testbed.proxy_threads().to_string()),
+            // Workers of a program that root started change their user, who cannot read the files of the trial.
             "user" if rustix::process::geteuid().is_root() => text.push_str("user root root;"),
             "user" => {}
             name => match (name.strip_prefix("port:"), name.strip_suffix("-id")) {
@@ -230,10 +229,10 @@ mod tests {
     #[test]
     fn files_stay_below_the_directory_of_the_run() {
         let scratch = tempfile::tempdir().unwrap();
-        write_run_file(scratch.path(), "a/b.conf", "x").unwrap();
+        write_contender_file(scratch.path(), "a/b.conf", "x").unwrap();
         assert!(scratch.path().join("a/b.conf").exists());
         for name in ["../b.conf", "/tmp/b.conf", "a/../../b.conf"] {
-            assert!(write_run_file(scratch.path(), name, "x").is_err(), "{name}");
+            assert!(write_contender_file(scratch.path(), name, "x").is_err(), "{name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Contender programs: found on this machine, or installed for the user on request.
+//! Finds the programs of contenders on this machine, and installs them for the current user on request.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 
-use crate::bench::rig::Rig;
+use crate::bench::testbed::Testbed;
 use crate::data_directory::HomeArgs;
 
 /// Arguments of `leno bench install`.
@@ -53,18 +53,19 @@ pub(in crate::bench) fn contenders_directory(home: &HomeArgs) -> anyhow::Result<
 }
 
 /// Finds a program by its name or path; `None` if it is not installed.
-pub(super) fn find_program(program: &str, rig: &Rig) -> Option<PathBuf> {
+pub(super) fn find_program(program: &str, testbed: &Testbed) -> Option<PathBuf> {
     let is_file = |path: &PathBuf| path.is_file();
     if program.contains('/') {
         return std::path::absolute(program).ok().filter(is_file);
     }
-    let path_candidates = rig.search_path.iter().map(|directory| directory.join(program));
+    let path_candidates = testbed.search_path.iter().map(|directory| directory.join(program));
     // Debian installs servers outside the search path of users.
     let sbin_candidates =
         ["/usr/sbin", "/sbin", "/usr/local/sbin"].map(|sbin| Path::new(sbin).join(program));
-    let package_candidates = PACKAGED_PROGRAMS.iter().filter(|(name, _)| *name == program);
-    let package_candidates =
-        package_candidates.map(|(_, path)| rig.installed_contenders.join(path));
+    let package_candidates = PACKAGED_PROGRAMS
+        .iter()
+        .filter(|(name, _)| *name == program)
+        .map(|(_, path)| testbed.installed_contenders.join(path));
     path_candidates.chain(sbin_candidates).chain(package_candidates).find(is_file)
 }
 

@@ -1,4 +1,4 @@
-//! Leno's sidecars as a contender: a real control plane and real sidecars with `defaultPolicy: deny`.
+//! Starts Leno as a contender: a real control plane, and a real sidecar per workload of the layout.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,11 +9,11 @@ use anyhow::Context as _;
 use leno_identity::JoinBundle;
 use tokio::time::{Instant, sleep};
 
-use super::RunEnvironment;
+use super::TrialEnvironment;
 use super::running::{MAX_START_WAIT, ProcessRole, RunningContender};
 use crate::bench::layout::Layout;
 use crate::bench::readiness::POLL_INTERVAL;
-use crate::bench::rig::{BenchDefaultPolicy, MeshRules};
+use crate::bench::testbed::{BenchDefaultPolicy, MeshRules};
 use crate::get::MeshSocket;
 
 /// The observability settings of the mesh.
@@ -52,7 +52,7 @@ struct MeasuredWorkload {
 /// # Errors
 /// If a process does not start, with the end of its log.
 pub(super) async fn start(
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
     observability: BenchObservability,
 ) -> anyhow::Result<RunningContender> {
     let workloads = workloads_of_layout(environment.layout);
@@ -108,7 +108,7 @@ pub(super) async fn start(
 /// Starts the collector of exports; returns its address.
 async fn start_collector(
     running_contender: &mut RunningContender,
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
 ) -> anyhow::Result<SocketAddr> {
     let collector_address = environment.ports.address_for("collector")?;
     let arguments =
@@ -144,7 +144,7 @@ fn workloads_of_layout(layout: Layout) -> &'static [MeasuredWorkload] {
 /// Starts the sidecar of a workload. Returns the sidecar's admin address.
 fn start_sidecar(
     running_contender: &mut RunningContender,
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
     workload: &MeasuredWorkload,
     token_file: &Path,
 ) -> anyhow::Result<SocketAddr> {
@@ -168,7 +168,7 @@ fn start_sidecar(
         "--http-proxy",
         &http_proxy,
         "--cores",
-        &environment.rig.proxy_threads().to_string(),
+        &environment.testbed.proxy_threads().to_string(),
         "--drain-timeout=0s",
     ]);
     running_contender.start_leno(environment, ProcessRole::Proxy, name, arguments, Vec::new())?;
@@ -178,7 +178,7 @@ fn start_sidecar(
 /// Requests a join token from the control plane, which may still be starting. Returns the path of the token file.
 async fn request_token(
     running_contender: &mut RunningContender,
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
     data_directory: &Path,
     name: &str,
 ) -> anyhow::Result<PathBuf> {
@@ -209,11 +209,11 @@ fn owned_strings(arguments: &[&str]) -> Vec<String> {
 
 /// Returns the manifests as a user would write them.
 fn render_manifests(
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
     workloads: &[MeasuredWorkload],
     observability_settings: &str,
 ) -> anyhow::Result<String> {
-    let default_policy = environment.rig.default_policy;
+    let default_policy = environment.testbed.default_policy;
     let mut manifests = format!(
         "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
          spec: {{defaultPolicy: {}{observability_settings}}}\n",
@@ -233,7 +233,7 @@ fn render_manifests(
              spec: {{selector: {{app: {service}}}, ports: [{{port: 9080, targetPort: main}}]}}\n"
         )?;
     }
-    if environment.rig.rules == MeshRules::Removal {
+    if environment.testbed.rules == MeshRules::OutlierDetection {
         for service in &services {
             write!(
                 manifests,
@@ -254,7 +254,7 @@ fn render_manifests(
 
 fn write_workload(
     manifests: &mut String,
-    environment: &mut RunEnvironment<'_, '_>,
+    environment: &mut TrialEnvironment<'_, '_>,
     workload: &MeasuredWorkload,
 ) -> anyhow::Result<()> {
     let MeasuredWorkload { name, service, .. } = workload;

@@ -1,11 +1,11 @@
-//! Running contenders: processes, readiness and shutdown.
+//! Starts, observes and stops the processes of a contender.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::bail;
 
-use super::{ProcessConfiguration, RunEnvironment};
+use super::{ProcessConfiguration, TrialEnvironment};
 use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::bench::readiness::wait_until_ready;
 use crate::output;
@@ -22,7 +22,7 @@ pub(in crate::bench) struct RunningContender {
 struct ContenderProcess {
     name: String,
     role: ProcessRole,
-    child: BenchProcess,
+    bench_process: BenchProcess,
 }
 
 /// The role of a process: it decides where the cost of the process is reported.
@@ -30,29 +30,29 @@ struct ContenderProcess {
 pub(in crate::bench) enum ProcessRole {
     /// The process carries requests: its cost is the contender's cost.
     Proxy,
-    /// The process carries no requests, like a control plane: its cost is reported separately.
+    /// The process carries no requests, such as a control plane: its cost is reported separately.
     Auxiliary,
 }
 
 impl RunningContender {
-    /// Starts another process. Its parameters are kept for the report.
+    /// Starts another process of the contender. Its parameters are stored for the report.
     ///
     /// # Errors
     /// If the process cannot be started.
     pub(super) fn start(
         &mut self,
-        environment: &RunEnvironment<'_, '_>,
+        environment: &TrialEnvironment<'_, '_>,
         role: ProcessRole,
         name: &str,
         spec: &ProcessSpec,
         files: Vec<(String, String)>,
     ) -> anyhow::Result<()> {
-        let rig = environment.rig;
+        let testbed = environment.testbed;
         let cores = match role {
-            ProcessRole::Proxy => rig.proxy_cores.as_ref(),
-            ProcessRole::Auxiliary => rig.load_cores.as_ref(),
+            ProcessRole::Proxy => testbed.proxy_cores.as_ref(),
+            ProcessRole::Auxiliary => testbed.load_cores.as_ref(),
         };
-        let child = BenchProcess::start(
+        let bench_process = BenchProcess::start(
             &spec.clone().with_cores(cores),
             &environment.dir.join(format!("{name}.log")),
         )?;
@@ -63,17 +63,17 @@ impl RunningContender {
             command: arguments.collect(),
             files,
         });
-        self.processes.push(ContenderProcess { name: name.to_owned(), role, child });
+        self.processes.push(ContenderProcess { name: name.to_owned(), role, bench_process });
         Ok(())
     }
 
     /// Starts this program with arguments.
     ///
     /// # Errors
-    /// As [`RunningContender::start`].
+    /// The same as for [`RunningContender::start`].
     pub(super) fn start_leno(
         &mut self,
-        environment: &RunEnvironment<'_, '_>,
+        environment: &TrialEnvironment<'_, '_>,
         role: ProcessRole,
         name: &str,
         arguments: Vec<String>,
@@ -92,9 +92,8 @@ impl RunningContender {
         address: SocketAddr,
         path: &str,
     ) -> anyhow::Result<()> {
-        let readiness = wait_until_ready(address, path, MAX_START_WAIT, || self.check_alive());
-        let readiness = readiness.await;
-        readiness
+        wait_until_ready(address, path, MAX_START_WAIT, || self.check_alive())
+            .await
             .map_err(|error| anyhow::anyhow!("{}{}", output::format_error(&error), self.log_tail()))
     }
 
@@ -104,8 +103,12 @@ impl RunningContender {
     /// The exit status, and the last lines of the log of the process that has exited.
     pub(in crate::bench) fn check_alive(&mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
-            if let Some(status) = process.child.try_exit_status() {
-                bail!("its {} exited, {status}:\n{}", process.name, process.child.log_tail());
+            if let Some(status) = process.bench_process.try_exit_status() {
+                bail!(
+                    "its {} exited, {status}:\n{}",
+                    process.name,
+                    process.bench_process.log_tail()
+                );
             }
         }
         Ok(())
@@ -114,7 +117,7 @@ impl RunningContender {
     /// Returns the last lines of the logs of all processes.
     pub(in crate::bench) fn log_tail(&self) -> String {
         let log_tail = self.processes.iter().filter_map(|process| {
-            let log_tail = process.child.log_tail();
+            let log_tail = process.bench_process.log_tail();
             (!log_tail.is_empty()).then(|| format!("\noutput of {}:\n{log_tail}", process.name))
         });
         log_tail.collect()
@@ -123,7 +126,9 @@ impl RunningContender {
     /// Returns the names and process IDs of one role.
     pub(in crate::bench) fn role_pids(&self, role: ProcessRole) -> Vec<(String, u32)> {
         let processes = self.processes.iter().filter(|process| process.role == role);
-        processes.filter_map(|process| Some((process.name.clone(), process.child.pid()?))).collect()
+        processes
+            .filter_map(|process| Some((process.name.clone(), process.bench_process.pid()?)))
+            .collect()
     }
 
     /// Returns the parameters with which the processes were started.
@@ -134,7 +139,7 @@ impl RunningContender {
     /// Stops all processes.
     pub(in crate::bench) async fn stop(self) {
         for process in self.processes {
-            process.child.stop().await;
+            process.bench_process.stop().await;
         }
     }
 }

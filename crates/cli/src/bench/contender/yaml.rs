@@ -1,4 +1,4 @@
-//! A YAML subset for contender files: text, lists and maps; scalars have no types.
+//! Parses the YAML subset of contender files: text, lists and maps. All scalars are text.
 
 use anyhow::bail;
 use saphyr_parser::{Event, Parser};

@@ -1,11 +1,12 @@
-//! The protocol between the benchmark and a running crowd: a line of JSON in each direction.
+//! Defines the protocol between the benchmark and a running crowd: a line of JSON per command and per reply.
 
 use serde::{Deserialize, Serialize};
 
 /// A command to a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum CrowdCommand {
-    /// One sidecar moves repeatedly, each time after all subscribers received the last move.
+    /// One sidecar changes its listener address repeatedly, each time after all subscribers received the previous
+    /// change.
     Endpoint {
         /// The index of the sidecar in the crowd.
         member: usize,
@@ -13,9 +14,9 @@ pub(in crate::bench) enum CrowdCommand {
         /// The time after each move in which messages to non-subscribers are counted.
         rest_ms: u64,
     },
-    /// Sidecars move one after the other, at a constant rate.
+    /// All sidecars change their listener addresses one after the other, at a constant rate.
     Storm { per_second: u32, seconds: f64 },
-    /// Waits until every configuration has changed; [`CrowdReply::Ready`] is sent first.
+    /// Sends [`CrowdReply::Ready`], and waits until the configuration of every sidecar has changed.
     Rule { max_wait_ms: u64 },
     /// Returns the number of connected streams.
     Streams,
@@ -24,9 +25,9 @@ pub(in crate::bench) enum CrowdCommand {
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(in crate::bench) enum CrowdReply {
-    /// The expected change may happen now.
+    /// The crowd observes configurations: the benchmark may change the rule now.
     Ready,
-    /// Endpoints changed.
+    /// All changes of endpoints were delivered, or timed out.
     Delivery(ChangeDelivery),
     /// Configurations changed, at these times in microseconds since the Unix epoch.
     ConfigChanges(Vec<u64>),
@@ -34,15 +35,15 @@ pub(in crate::bench) enum CrowdReply {
     Streams(usize),
 }
 
-/// Delivery of endpoint changes.
+/// Statistics of the delivery of endpoint changes to subscribers.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(in crate::bench) struct ChangeDelivery {
     pub(in crate::bench) changes: usize,
-    /// Deliveries that were expected but did not arrive in time.
+    /// The number of deliveries that were expected but did not arrive in time.
     pub(in crate::bench) missed: usize,
     /// The number of sidecars that use the endpoint that changed last.
     pub(in crate::bench) users: usize,
-    /// Messages to sidecars that use none of the changed endpoints.
+    /// The number of messages to sidecars that use none of the changed endpoints.
     pub(in crate::bench) to_others: usize,
     /// The median latency until a subscriber received a change, in milliseconds.
     pub(in crate::bench) p50_ms: f64,

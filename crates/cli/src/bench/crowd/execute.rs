@@ -1,4 +1,4 @@
-//! Execution of commands from standard input, with replies on standard output.
+//! Executes the commands that the benchmark writes to standard input, and replies on standard output.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::command::{CrowdCommand, CrowdReply};
 use super::state::{CrowdState, unix_micros};
 use crate::output;
 
-/// Executes commands until standard input ends; then waits forever.
+/// Executes commands until standard input ends, and then waits forever, because the crowd runs until a signal.
 pub(super) async fn execute_commands(state: &CrowdState) -> anyhow::Result<()> {
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = commands.next_line().await? {
@@ -50,10 +50,10 @@ async fn move_endpoint(
         state.wait_until_complete(MAX_DELIVERY_WAIT).await;
         sleep(observation_time).await;
         let counts_after = state.message_counts();
-        let increases = counts_after.iter().zip(&counts_before).enumerate();
-        let other_members = increases.filter(|(index, _)| !subscribers.contains(index));
+        let count_pairs = counts_after.iter().zip(&counts_before).enumerate();
+        let non_subscribers = count_pairs.filter(|(index, _)| !subscribers.contains(index));
         messages_to_others +=
-            other_members.map(|(_, (after, before))| after - before).sum::<usize>();
+            non_subscribers.map(|(_, (after, before))| after - before).sum::<usize>();
     }
     let mut delivery = state.delivery_statistics(times, started.elapsed());
     (delivery.users, delivery.to_others) = (subscribers.len(), messages_to_others);

@@ -1,4 +1,4 @@
-//! Delivery of endpoint changes to a crowd: receivers and latencies.
+//! Keeps the state of a crowd, and measures the delivery of endpoint changes to its members.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::command::ChangeDelivery;
 
-/// A member of the crowd: the part that the stream task and the command loop share.
+/// The state of a member that its stream task and the command loop share.
 pub(super) struct MemberState {
     pub(super) workload: WorkloadName,
     pub(super) port: u16,
@@ -45,7 +45,7 @@ struct DeliveryLog {
     delivered_count: usize,
     /// The number of messages received, by member.
     message_counts: Vec<usize>,
-    /// The configuration of each member, and the time of its last change.
+    /// The configuration of each member, and the time of its latest change in microseconds since the Unix epoch.
     member_configs: Vec<Option<(Arc<WorkloadConfig>, u64)>>,
     stream_count: usize,
 }
@@ -157,7 +157,7 @@ impl CrowdState {
             .map(|(index, _)| index)
     }
 
-    /// Waits until all expected deliveries are complete; false on timeout.
+    /// Waits until all expected deliveries are complete. Returns false if the timeout expires first.
     pub(super) async fn wait_until_complete(&self, max_wait: Duration) -> bool {
         let deadline = Instant::now() + max_wait;
         loop {

@@ -1,4 +1,4 @@
-//! Apache JMeter as a load generator: a closed loop to one target, one thread per connection.
+//! Runs Apache JMeter as a load generator: a closed loop to one target, with one thread per connection.
 
 mod samples;
 
@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::{ConnectionMode, LOG_FILE, LoadSpec, ResultSource, RunningLoad, whole_seconds};
 use crate::bench::child::{BenchProcess, ProcessSpec};
 use crate::bench::maven::{self, MavenProject};
-use crate::bench::rig::Rig;
+use crate::bench::testbed::Testbed;
 
 pub(super) use samples::Samples;
 
@@ -20,9 +20,9 @@ pub(super) use samples::Samples;
 ///
 /// # Errors
 /// If Java is missing, or the build fails.
-pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
-    maven::require_tool(rig, "java", "running Apache JMeter")?;
-    let jmeter_home = maven::build_product(&PROJECT, rig).await?;
+pub(super) async fn build_home(testbed: &Testbed) -> anyhow::Result<PathBuf> {
+    maven::require_tool(testbed, "java", "running Apache JMeter")?;
+    let jmeter_home = maven::build_product(&PROJECT, testbed).await?;
     // JMeter complains about a missing library directory.
     let junit_directory = jmeter_home.join("lib/junit");
     std::fs::create_dir_all(&junit_directory)
@@ -35,14 +35,15 @@ pub(super) async fn build_home(rig: &Rig) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// If JMeter does not support the load, or does not start.
 pub(super) async fn start(
-    rig: &Rig,
+    testbed: &Testbed,
     load_spec: &LoadSpec,
     dir: &Path,
 ) -> anyhow::Result<RunningLoad> {
-    let jmeter_home = build_home(rig).await?;
+    let jmeter_home = build_home(testbed).await?;
     let test_plan = dir.join("plan.jmx");
     std::fs::write(&test_plan, TEST_PLAN).context("cannot write JMeter's plan")?;
-    let spec = build_jmeter_spec(&jmeter_home, load_spec, dir)?.with_cores(rig.load_cores.as_ref());
+    let spec =
+        build_jmeter_spec(&jmeter_home, load_spec, dir)?.with_cores(testbed.load_cores.as_ref());
     let mut child = BenchProcess::start_piped(&spec, &dir.join(LOG_FILE))?;
     match timeout(MAX_START_WAIT, wait_until_started(&mut child)).await {
         Ok(true) => {}

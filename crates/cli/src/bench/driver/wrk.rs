@@ -1,4 +1,4 @@
-//! wrk as a load generator: a closed loop to one target.
+//! Runs wrk as a load generator: a closed loop to one target.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use super::{ConnectionMode, LOG_FILE, LoadSpec, ResultSource, RunningLoad, whole_seconds};
 use crate::bench::child::{BenchProcess, ProcessSpec};
-use crate::bench::rig::Rig;
+use crate::bench::testbed::Testbed;
 
 /// Runs the warm-up, then starts the measurement.
 ///
 /// # Errors
 /// If wrk does not support the load, or cannot be started.
 pub(super) async fn start(
-    rig: &Rig,
+    testbed: &Testbed,
     load_spec: &LoadSpec,
     dir: &Path,
 ) -> anyhow::Result<RunningLoad> {
@@ -24,10 +24,10 @@ pub(super) async fn start(
     let build_run_spec = |run_duration| {
         anyhow::Ok(
             build_wrk_spec(load_spec, &script_file, whole_seconds(run_duration))?
-                .with_cores(rig.load_cores.as_ref()),
+                .with_cores(testbed.load_cores.as_ref()),
         )
     };
-    // wrk measures from its start: the warm-up is a separate run.
+    // wrk measures from its start, so the warm-up is a separate process.
     BenchProcess::start_piped(&build_run_spec(load_spec.warm_up)?, &log_file)?
         .wait_with_output()
         .await?;

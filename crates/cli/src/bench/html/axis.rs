@@ -1,4 +1,4 @@
-//! Plot axes: positions and labels of values.
+//! Computes the positions and labels of values on the axes of a plot.
 
 /// The mapping of values to positions on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) struct ChartAxis {
 }
 
 impl ChartAxis {
-    /// Creates an axis that includes all values.
+    /// Creates an axis that includes all positive values.
     pub(super) fn from_values(
         values: impl IntoIterator<Item = f64>,
         scale: AxisScale,
@@ -39,30 +39,31 @@ impl ChartAxis {
     fn linear(largest: f64, axis_length: f64) -> Self {
         let min_step = largest / TARGET_TICK_COUNT;
         let power = 10f64.powf(min_step.log10().floor());
-        let step = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
-        let step = step.into_iter().find(|step| *step >= min_step).unwrap_or(min_step);
+        let round_steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
+        let step = round_steps.into_iter().find(|step| *step >= min_step).unwrap_or(min_step);
         let step_count = (largest / step).ceil().clamp(1.0, 2.0 * TARGET_TICK_COUNT);
         let ticks = (0..=step_count as u32).map(|index| f64::from(index) * step).collect();
         Self { scale: AxisScale::Linear, from: 0.0, to: step_count * step, axis_length, ticks }
     }
 
     fn logarithmic(smallest: f64, largest: f64, axis_length: f64) -> Self {
-        let from = smallest.log10().floor() as i32;
-        let to = (largest.log10().ceil() as i32).max(from + 1).min(from + MAX_DECADES);
+        let min_power = smallest.log10().floor() as i32;
+        let max_power =
+            (largest.log10().ceil() as i32).max(min_power + 1).min(min_power + MAX_DECADES);
         let mut ticks = Vec::new();
-        for power in from..=to {
+        for power in min_power..=max_power {
             for factor in [1.0, 2.0, 5.0] {
                 let tick = factor * 10f64.powi(power);
-                // A few decades have room for more labels.
-                if factor == 1.0 || (to - from <= 2 && power < to) {
+                // An axis of at most two decades has space for more labels.
+                if factor == 1.0 || (max_power - min_power <= 2 && power < max_power) {
                     ticks.push(tick);
                 }
             }
         }
         let lowest = ticks.iter().copied().rfind(|tick| *tick <= smallest);
         let highest = ticks.iter().copied().find(|tick| *tick >= largest);
-        let from = lowest.unwrap_or_else(|| 10f64.powi(from));
-        let to = highest.unwrap_or_else(|| 10f64.powi(to));
+        let from = lowest.unwrap_or_else(|| 10f64.powi(min_power));
+        let to = highest.unwrap_or_else(|| 10f64.powi(max_power));
         ticks.retain(|tick| (from..=to).contains(tick));
         Self { scale: AxisScale::Logarithmic, from, to, axis_length, ticks }
     }

@@ -1,4 +1,4 @@
-//! Bar charts: one bar per contender, with the range of its repeats.
+//! Draws bar charts: one bar per contender, with the range of its repeats.
 
 use std::fmt::Write as _;
 
@@ -33,10 +33,8 @@ impl BarChart<'_> {
     /// Renders the plot as SVG.
     pub(super) fn to_svg(&self, title: &str) -> String {
         let height = MARGIN_TOP + ROW_HEIGHT * self.bars.len() as f64 + MARGIN_BOTTOM;
-        let bar_ends = self
-            .bars
-            .iter()
-            .map(|bar| bar.repeat_range.map_or(0.0, |range| range.1).max(bar.sum()));
+        let bar_ends =
+            self.bars.iter().map(|bar| bar.repeat_range.map_or(0.0, |(_, max)| max).max(bar.sum()));
         let axis = ChartAxis::from_values(
             bar_ends,
             AxisScale::Linear,
@@ -108,12 +106,12 @@ fn bar_to_svg(svg: &mut String, bar: &Bar<'_>, axis: &ChartAxis, top: f64) {
         write_svg(
             svg,
             format_args!(
-                "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {a:.1}V{b:.1}M{x2:.1} \
-                 {a:.1}V{b:.1}\"><title>{} to {}</title></path>",
+                "<path class=\"whisker\" fill=\"none\" d=\"M{x1:.1} {middle}H{x2:.1}M{x1:.1} {whisker_top:.1}V{whisker_bottom:.1}M{x2:.1} \
+                 {whisker_top:.1}V{whisker_bottom:.1}\"><title>{} to {}</title></path>",
                 format_figure(min),
                 format_figure(max),
-                a = middle - 4.0,
-                b = middle + 4.0,
+                whisker_top = middle - 4.0,
+                whisker_bottom = middle + 4.0,
             ),
         );
     }

@@ -1,4 +1,4 @@
-//! Grouped bar charts: one group per case, with one bar per contender.
+//! Draws grouped bar charts: one group per case, with one bar per contender.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Line charts: one line per contender, over cases or percentiles.
+//! Draws line charts: one line per contender, over cases or percentiles.
 
 use std::fmt::Write as _;
 
@@ -123,14 +123,14 @@ impl LineChart<'_> {
             .iter()
             .filter_map(|line| Some((y_position(axis, last_value(line)?), line)))
             .collect();
-        line_ends.sort_by(|left, right| left.0.total_cmp(&right.0));
+        line_ends.sort_by(|(left_y, _), (right_y, _)| left_y.total_cmp(right_y));
         let mut previous_y = f64::NEG_INFINITY;
-        // The first label starts high enough that the last one stays inside the plot.
+        // Each label leaves enough space below it for the labels of the other lines.
         let plot_bottom = CHART_HEIGHT - MARGIN_BOTTOM;
         let label_count = line_ends.len();
-        for (index, (y, line)) in line_ends.into_iter().enumerate() {
+        for (index, (line_y, line)) in line_ends.into_iter().enumerate() {
             let space_below = (label_count - index - 1) as f64 * LABEL_HEIGHT;
-            let y = y.min(plot_bottom - space_below).max(previous_y + LABEL_HEIGHT);
+            let y = line_y.min(plot_bottom - space_below).max(previous_y + LABEL_HEIGHT);
             previous_y = y;
             write_svg(
                 svg,

@@ -1,4 +1,4 @@
-//! Panels: the plots of one case.
+//! Arranges the plots of one case in a panel.
 
 use super::axis::AxisScale;
 use super::bars::{Bar, BarChart};

@@ -1,4 +1,4 @@
-//! HTML tables of a report page.
+//! Renders the HTML tables of a report page.
 
 use serde_json::Value;
 
@@ -56,13 +56,14 @@ fn render_row(name: &str, color: usize, outcome: &ContenderOutcome) -> String {
         format_mib(outcome.memory_kib.load_private),
         format_mib(outcome.memory_kib.load_pss),
     ];
-    let cells: String = cells.iter().map(|text| format!("<td>{}</td>", escape(text))).collect();
-    let notes = outcome.reader_notes().into_iter().map(|note| {
+    let figure_cells: String =
+        cells.iter().map(|text| format!("<td>{}</td>", escape(text))).collect();
+    let notes = outcome.short_notes().into_iter().map(|note| {
         let class = if note.ends_with("failed") { "mark-failed" } else { "mark-noisy" };
         format!("<span class=\"{class}\">{}</span>", escape(&note))
     });
     format!(
-        "<tr><td><span class=\"swatch b{}\"></span>{}</td>{cells}<td class=\"words\">{}</td></tr>",
+        "<tr><td><span class=\"swatch b{}\"></span>{}</td>{figure_cells}<td class=\"words\">{}</td></tr>",
         color % super::bars::COLOR_COUNT,
         escape(name),
         notes.collect::<Vec<_>>().join(", ")
@@ -113,8 +114,8 @@ fn is_text(value: &Value) -> bool {
 }
 
 fn render_text_table(caption: &str, head: &[&str], rows: &str) -> String {
-    let head: String = head.iter().map(|text| format!("<th>{}</th>", escape(text))).collect();
-    render_table(caption, &head, rows)
+    let head_cells: String = head.iter().map(|text| format!("<th>{}</th>", escape(text))).collect();
+    render_table(caption, &head_cells, rows)
 }
 
 fn render_table(caption: &str, head: &str, rows: &str) -> String {

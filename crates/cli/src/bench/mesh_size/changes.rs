@@ -1,4 +1,5 @@
-//! Changes in a running mesh: an endpoint, a rule, a storm, and a control plane restart.
+//! Measures changes in a running mesh: moves of one endpoint, changes of a rule, a storm (moves of all endpoints at a
+//! constant rate), and a restart of the control plane. A move is a change of the listener address of a sidecar.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,23 +14,24 @@ use super::{MAX_ROLLOUT_WAIT, POLL_INTERVAL, RunningMesh, to_mib};
 use crate::bench::child::BenchProcess;
 use crate::bench::crowd::{ChangeDelivery, CrowdCommand, CrowdReply, unix_micros};
 use crate::bench::report::MeshChanges;
-use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::sample;
-use crate::bench::trial::RunTiming;
+use crate::bench::testbed::BenchDefaultPolicy;
+use crate::bench::trial::TrialTiming;
 use crate::get::MeshSocket;
 
 const UNEXPECTED_REPLY: &str = "unexpected response of the simulated sidecars";
 
-/// The directories of a mesh, the address of its control plane, and the durations of a run.
+/// The directories of a mesh, the address of its control plane, and the durations that the user selected.
 pub(super) struct MeshPaths<'a> {
     pub(super) manifest_dir: &'a Path,
     pub(super) data_dir: &'a Path,
     pub(super) control_address: SocketAddr,
-    pub(super) timing: RunTiming,
+    pub(super) timing: TrialTiming,
 }
 
 impl RunningMesh<'_, '_> {
-    /// Makes changes and measures their cost. Afterwards a different control plane process is running.
+    /// Makes changes and measures their cost. Returns the control plane process that is running afterwards: the restart
+    /// replaces the given one.
     pub(super) async fn measure_changes(
         &self,
         crowd: &mut BenchProcess,
@@ -39,7 +41,7 @@ impl RunningMesh<'_, '_> {
         let mut changes = MeshChanges::default();
         let control_pid = control_process.pid().context("the control plane has exited")?;
         self.measure_endpoint_change(crowd, paths, &mut changes).await?;
-        if self.rig.default_policy == BenchDefaultPolicy::Deny {
+        if self.testbed.default_policy == BenchDefaultPolicy::Deny {
             self.measure_rule_change(crowd, paths, &mut changes).await?;
         }
         self.measure_endpoint_storm(crowd, paths, control_pid, &mut changes).await?;
@@ -72,7 +74,7 @@ impl RunningMesh<'_, '_> {
         Ok(())
     }
 
-    /// Changes a rule that affects all sidecars, in the files.
+    /// Changes the manifest of a rule that affects all sidecars, several times.
     async fn measure_rule_change(
         &self,
         crowd: &mut BenchProcess,
@@ -160,7 +162,7 @@ impl RunningMesh<'_, '_> {
             self.start_control_plane(paths.manifest_dir, paths.data_dir, paths.control_address)?;
         let member_count = self.crowd.sidecars as u64;
         loop {
-            // Another connection may occupy the port for a moment.
+            // The new process exits if a connection of the old one still occupies its port.
             if control_process.try_exit_status().is_some() {
                 control_process = self.start_control_plane(
                     paths.manifest_dir,
@@ -218,6 +220,7 @@ impl ControlPlaneCounters {
     }
 }
 
+/// Sends a command to the crowd, and waits for the delivery that it reports.
 async fn send_command(
     crowd: &mut BenchProcess,
     command: CrowdCommand,
@@ -258,7 +261,7 @@ const RULE_CHANGE_COUNT: usize = 5;
 const MAX_RULE_WAIT_MS: u64 = 20_000;
 /// The rate of endpoint moves during the storm, per second.
 const STORM_PER_SECOND: u32 = 200;
-/// The duration of the storm as a multiple of the duration of a run.
+/// The duration of the storm as a multiple of the duration that the user selected.
 const STORM_FACTOR: u32 = 12;
 /// The maximum duration of the storm.
 const MAX_STORM: Duration = Duration::from_secs(60);

@@ -1,15 +1,16 @@
-//! Manifests of a mesh of a given size, and the services that each workload uses.
+//! Renders the manifests of a mesh of a given size, and assigns the services that each workload uses.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::{RunningMesh, USED_SERVICES, WORKLOADS_PER_SERVICE, workload_name};
-use crate::bench::rig::BenchDefaultPolicy;
+use crate::bench::testbed::BenchDefaultPolicy;
 
 impl RunningMesh<'_, '_> {
-    /// Returns the numbers of the services that a workload uses: the services that follow its own in a ring. Real
-    /// sidecars have a separate ring if there are enough of them, so that all of their calls are served. Simulated
-    /// sidecars have the other ring, so that every service is used. The last service has more clients than the others.
+    /// Returns the numbers of the services that a workload uses. The services form a ring, and a workload uses the
+    /// services that follow its own service in the ring, so that every service is used. If there are enough real
+    /// sidecars, their services form a separate ring, so that real sidecars call real sidecars only. In the ring of the
+    /// simulated sidecars, the last service has more clients than the others.
     pub(super) fn used_services(&self, index: usize) -> Vec<usize> {
         let (own_service, service_count, real_service_count) =
             (index / WORKLOADS_PER_SERVICE, self.service_count(), self.real_service_count());
@@ -30,7 +31,8 @@ impl RunningMesh<'_, '_> {
         used_services
     }
 
-    /// Returns the number of services that only real sidecars serve and use; 0 if there are too few of them.
+    /// Returns the number of services in the ring of the real sidecars; 0 if there are too few real sidecars for a
+    /// ring.
     fn real_service_count(&self) -> usize {
         let count = self.crowd.real_sidecars.min(self.crowd.sidecars) / WORKLOADS_PER_SERVICE;
         if count > 1 { count } else { 0 }
@@ -60,7 +62,7 @@ impl RunningMesh<'_, '_> {
     }
 
     pub(super) fn render_manifests(&mut self) -> anyhow::Result<String> {
-        let default_policy = self.rig.default_policy;
+        let default_policy = self.testbed.default_policy;
         let mut manifests = format!(
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {{name: mesh}}\n\
              spec: {{defaultPolicy: {}}}\n",

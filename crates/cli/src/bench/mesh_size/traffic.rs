@@ -1,4 +1,4 @@
-//! Background traffic through the real sidecars of a mesh during measurements.
+//! Sends background traffic through the real sidecars of a mesh during measurements.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::RunningMesh;
 use crate::admin_client;
 use crate::output;
 
-/// Sequential requests, through each real sidecar in turn.
+/// Traffic in progress: one request after another, through each real sidecar in turn.
 pub(super) struct SequentialTraffic {
     traffic_state: Arc<TrafficState>,
     task: JoinHandle<()>,
@@ -36,16 +36,15 @@ impl SequentialTraffic {
             listener_addresses.push(mesh.ports.address_for(&format!("listener-{index}-0"))?);
         }
         let traffic_state = Arc::<TrafficState>::default();
-        #[allow(clippy::disallowed_methods, reason = "the task runs until `finish`")]
+        #[allow(clippy::disallowed_methods, reason = "the task runs until `stop_and_count`")]
         let task = tokio::spawn(send_requests(listener_addresses, Arc::clone(&traffic_state)));
         Ok(Self { traffic_state, task })
     }
 
-    /// Stops the traffic; returns the number of requests and of failures.
+    /// Stops the traffic. Returns the number of requests, and the number of failed ones.
     pub(super) async fn stop_and_count(self) -> (u64, u64) {
         self.traffic_state.stop_requested.store(true, Ordering::Relaxed);
-        let result = self.task.await;
-        let task_failures = u64::from(result.is_err());
+        let task_failures = u64::from(self.task.await.is_err());
         let read_counter = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (
             read_counter(&self.traffic_state.sent_count),
@@ -71,7 +70,6 @@ async fn send_requests(listener_addresses: Vec<SocketAddr>, traffic_state: Arc<T
     }
 }
 
-/// The request rate of all sidecars together: each of fifty sidecars receives traffic continuously, and the load is
-/// negligible for the
-/// measurement.
+/// The request rate of all sidecars together. Each of fifty sidecars receives two requests per second, which do not
+/// affect the measurement.
 const REQUESTS_PER_SECOND: u32 = 100;

@@ -1,4 +1,4 @@
-//! The suite `all`: every other suite within a time budget.
+//! The suite `all`: measures every other suite within a time budget.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl AllArgs {
 /// The default time budget.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(15 * 60);
 
-// The share of the budget per suite, by its number of runs.
+// The share of the budget of each suite, by its number of trials. `router` and `removal` have the same share.
 const SIDECAR_SHARE: f64 = 0.38;
 const GATEWAY_RATINGS_SHARE: f64 = 0.14;
 const LATENCY_SHARE: f64 = 0.18;

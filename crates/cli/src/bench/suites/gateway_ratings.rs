@@ -5,17 +5,17 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::bench::case::{BackendKind, BenchCase};
+use crate::bench::case::{ApplicationKind, BenchCase};
 use crate::bench::cores::Cores;
 use crate::bench::driver::LoadGenerator;
 use crate::bench::layout::Layout;
 use crate::bench::options::{STARTUP_TIME, SuiteDefaults, SuiteOptions};
 use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport};
-use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::spring;
 use crate::bench::statistics::{median, round_significant};
+use crate::bench::testbed::BenchDefaultPolicy;
 
 /// Arguments of `leno bench gateway-ratings`.
 #[derive(Debug, Clone, Args)]
@@ -29,7 +29,7 @@ pub(crate) struct GatewayRatingsArgs {
     cores: Vec<usize>,
     /// Applications
     #[arg(long, value_enum, default_value_t)]
-    app: BackendKind,
+    app: ApplicationKind,
     #[command(flatten)]
     pub(crate) options: SuiteOptions,
 }
@@ -37,7 +37,7 @@ pub(crate) struct GatewayRatingsArgs {
 impl GatewayRatingsArgs {
     /// Creates the arguments with which `leno bench all` runs the suite.
     pub(crate) fn with_options(options: SuiteOptions) -> Self {
-        Self { connections: 200, cores: Vec::new(), app: BackendKind::BuiltIn, options }
+        Self { connections: 200, cores: Vec::new(), app: ApplicationKind::BuiltIn, options }
     }
 
     /// Measures the cases and returns the report.
@@ -52,13 +52,13 @@ impl GatewayRatingsArgs {
             }
         }
         let defaults = match self.app {
-            BackendKind::BuiltIn => DEFAULTS,
-            BackendKind::Spring => {
+            ApplicationKind::BuiltIn => DEFAULTS,
+            ApplicationKind::Spring => {
                 SuiteDefaults { startup_time: STARTUP_TIME + spring::STARTUP_TIME, ..DEFAULTS }
             }
         };
         let mut report = session::measure_suite(&SUITE, &self.options, defaults, &cases).await?;
-        if self.app == BackendKind::Spring {
+        if self.app == ApplicationKind::Spring {
             report.notes.push(spring::ABOUT.to_owned());
         }
         report.not_shown.extend(self.not_shown().into_iter().map(str::to_owned));
@@ -70,16 +70,15 @@ impl GatewayRatingsArgs {
     /// Returns the parts of the published benchmark that this suite does not cover.
     fn not_shown(&self) -> Vec<&'static str> {
         let applications = match self.app {
-            BackendKind::BuiltIn => {
+            ApplicationKind::BuiltIn => {
                 "Spring applications: these are small Rust programs; --app spring runs Spring applications"
             }
-            BackendKind::Spring => {
+            ApplicationKind::Spring => {
                 "warm Java virtual machines: each run starts new ones, which warm up only during --warmup"
             }
         };
-        let load_generator = "JMeter as the load generator: use --driver jmeter";
-        let load_generator =
-            (self.options.driver() != LoadGenerator::Jmeter).then_some(load_generator);
+        let load_generator = (self.options.driver() != LoadGenerator::Jmeter)
+            .then_some("JMeter as the load generator: use --driver jmeter");
         [Some(applications), load_generator].into_iter().flatten().collect()
     }
 
@@ -98,7 +97,7 @@ impl GatewayRatingsArgs {
         BenchCase {
             name: format!("{link}, sidecars on {count}"),
             layout: Layout::Bookinfo,
-            backend_kind: self.app,
+            application_kind: self.app,
             targets: vec![(role, "/ratings/1".to_owned())],
             proxy_cores: Some(cores),
             default_policy: BenchDefaultPolicy::Allow,
@@ -171,9 +170,9 @@ fn published_table(report: &SuiteReport) -> FigureTable {
 
 /// Returns the CPU usage of all sidecars together, in percent of a core; null without sidecars.
 fn cpu_percent(outcome: &ContenderOutcome) -> Value {
-    let busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
-    let busy = median(busy).filter(|busy| *busy > 0.0);
-    busy.map_or(Value::Null, |busy| json!(round_significant(busy * 100.0)))
+    let cores_busy = outcome.repeats.iter().map(|trial| trial.cores_busy.proxies);
+    let median_cores = median(cores_busy).filter(|median_cores| *median_cores > 0.0);
+    median_cores.map_or(Value::Null, |median_cores| json!(round_significant(median_cores * 100.0)))
 }
 
 fn load_memory_mib(outcome: &ContenderOutcome) -> Value {
@@ -219,7 +218,7 @@ fn build_plots(report: &SuiteReport) -> Vec<PlotData> {
     ]
 }
 
-/// The two links: the name of the called service, and the role of the outbound listener for it.
+/// The two benchmarked call paths: the name of the path in reports, and the role of the port that requests enter by.
 const LINKS: [(&str, &str); 2] =
     [("ratings", "entry-ratings"), ("gateway-ratings", "entry-gateway")];
 

@@ -84,12 +84,12 @@ fn contender_names(report: &SuiteReport) -> impl Iterator<Item = &str> {
 }
 
 fn table_row(first_cell: String, figures: Vec<Option<f64>>) -> Vec<Value> {
-    let figures =
+    let figure_cells =
         figures.into_iter().map(|figure| figure.map_or(Value::Null, |figure| json!(figure)));
-    [Value::String(first_cell)].into_iter().chain(figures).collect()
+    [Value::String(first_cell)].into_iter().chain(figure_cells).collect()
 }
 
-/// A percentile and its name.
+/// The name of a percentile, and the function that reads it from an outcome.
 type Percentile = (&'static str, fn(&ContenderOutcome) -> f64);
 
 fn latency_table(report: &SuiteReport) -> FigureTable {
@@ -136,15 +136,15 @@ fn sidecar_table(report: &SuiteReport) -> FigureTable {
             let rate = case.parameters.get("rate")?.as_f64()?;
             Some((rate / 100.0, (*cores)?))
         });
-        let slope = slope(&points.collect::<Vec<_>>())
+        let cores_per_100_rps = slope(&points.collect::<Vec<_>>())
             .map_or(Value::Null, |slope| json!(round_significant(slope)));
-        for (label, figures, slope) in [
-            ("CPU cores", cores, slope),
+        for (label, figures, last_cell) in [
+            ("CPU cores", cores, cores_per_100_rps),
             ("CPU µs/request", cpu_per_request, Value::Null),
             ("private MiB", memory_mib, Value::Null),
         ] {
             let mut row = table_row(format!("{name}, {label}"), figures);
-            row.push(slope);
+            row.push(last_cell);
             rows.push(row);
         }
     }

@@ -13,9 +13,9 @@ use crate::bench::outcome::ContenderOutcome;
 use crate::bench::report::{
     CaseReport, FigureTable, PlotData, PlotKind, PublishedTable, SuiteReport,
 };
-use crate::bench::rig::MeshRules;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::round_significant;
+use crate::bench::testbed::MeshRules;
 use crate::duration::{format_duration, parse_duration};
 
 /// Arguments of `leno bench router` and `leno bench removal`.
@@ -92,8 +92,8 @@ fn build_case(connections: u32, rate: u32, delay: Duration, suite: RouterSuite) 
 impl RouterSuite {
     const fn mesh_rules(self) -> MeshRules {
         match self {
-            Self::Router => MeshRules::Plain,
-            Self::Removal => MeshRules::Removal,
+            Self::Router => MeshRules::None,
+            Self::Removal => MeshRules::OutlierDetection,
         }
     }
 

@@ -17,9 +17,9 @@ use crate::bench::progress::BenchProgress;
 use crate::bench::report::{
     FigureTable, MeshSize, PlotData, PlotKind, PublishedTable, SuiteReport,
 };
-use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::session::{self, Suite};
 use crate::bench::statistics::{median, round_significant};
+use crate::bench::testbed::BenchDefaultPolicy;
 
 /// Arguments of `leno bench scale`.
 #[derive(Debug, Clone, Args)]
@@ -63,7 +63,7 @@ impl ScaleArgs {
         let mut runner = self.options.build_runner(DEFAULTS, self.mesh_count())?;
         let mut report = session::blank_report(&SUITE);
         let leno = Contender::Leno(BenchObservability::Nothing)
-            .check_support(&runner.rig, Layout::Http)?;
+            .check_support(&runner.testbed, Layout::Http)?;
         report.contenders.push(leno);
         runner.allocate_cores(1);
         let steps = self.mesh_count() * runner.repeats as usize;
@@ -71,7 +71,7 @@ impl ScaleArgs {
         let max_sidecars = self.sidecars.iter().max();
         for sidecar_count in &self.sidecars {
             for default_policy in DEFAULT_POLICIES {
-                runner.rig.default_policy = default_policy;
+                runner.testbed.default_policy = default_policy;
                 let changes = if Some(sidecar_count) == max_sidecars {
                     ChangeMeasurement::Yes
                 } else {
@@ -85,15 +85,17 @@ impl ScaleArgs {
                     progress.begin_step(&format!(
                         "{sidecar_count} sidecars, {default_policy}, repeat {repeat}"
                     ));
-                    repeats.push(mesh_size::measure_mesh(&runner.rig, crowd, runner.timing).await?);
+                    repeats.push(
+                        mesh_size::measure_mesh(&runner.testbed, crowd, runner.timing).await?,
+                    );
                 }
                 report.meshes.extend(median_mesh(&repeats));
             }
         }
-        runner.rig.default_policy = BenchDefaultPolicy::Allow;
+        runner.testbed.default_policy = BenchDefaultPolicy::Allow;
         for service_count in &self.services {
             let service_figures =
-                mesh_services::measure_services(&runner.rig, *service_count).await?;
+                mesh_services::measure_services(&runner.testbed, *service_count).await?;
             report.services.push(service_figures);
         }
         report.notes.push(format!(

@@ -1,4 +1,4 @@
-//! Manifests of bookinfo: workloads, services, a split, and the minimal permissions.
+//! Renders the manifests of bookinfo: workloads, services, a split, and the minimal permissions.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ pub(crate) struct BookinfoPorts {
     /// The client's outbound listener for the gateway.
     pub(crate) traffic_gateway_ratings: u16,
     /// The outbound listener for ratings of a client without permission.
-    pub(crate) external_client_ratings: u16,
+    pub(crate) denied_client_ratings: u16,
 }
 
 impl BookinfoPorts {
@@ -43,12 +43,12 @@ impl BookinfoPorts {
             gateway_ratings: 9086,
             traffic_productpage: 19080,
             traffic_gateway_ratings: 19081,
-            external_client_ratings: 19082,
+            denied_client_ratings: 19082,
         }
     }
 
-    /// Returns distinct free loopback ports that the kernel assigns to no outgoing connection before their
-    /// owners start.
+    /// Returns distinct free loopback ports. Until the applications and listeners that use the ports start, the
+    /// kernel assigns them to no outgoing connection.
     pub(crate) fn find_free() -> anyhow::Result<Self> {
         let search = PortSearch::new();
         let find_port = || search.find_free();
@@ -62,7 +62,7 @@ impl BookinfoPorts {
             gateway_ratings: find_port()?,
             traffic_productpage: find_port()?,
             traffic_gateway_ratings: find_port()?,
-            external_client_ratings: find_port()?,
+            denied_client_ratings: find_port()?,
         })
     }
 }
@@ -103,8 +103,8 @@ impl BookinfoApplication {
             .chain(arguments.iter().copied())
             .chain(["--port", &port_text]);
         // A JSON string is valid YAML, whatever characters the path contains.
-        let run: Vec<String> = command.map(|word| Value::from(word).to_string()).collect();
-        let run = run.join(", ");
+        let quoted_words: Vec<String> = command.map(|word| Value::from(word).to_string()).collect();
+        let run = quoted_words.join(", ");
         format!(
             "apiVersion: leno.dev/v1alpha1\n\
              kind: Workload\n\
@@ -153,12 +153,12 @@ struct BookinfoClient {
 impl BookinfoClient {
     fn render(&self) -> String {
         let Self { account, comment, listeners } = self;
-        let listener = |(service, port): &(&str, u16)| {
+        let render_listener = |(service, port): &(&str, u16)| {
             format!(
                 "  - {{service: {service}.bookinfo, port: 9080, listen: \"127.0.0.1:{port}\"}}\n"
             )
         };
-        let listeners: String = listeners.iter().map(listener).collect();
+        let listener_lines: String = listeners.iter().map(render_listener).collect();
         format!(
             "# {comment}\n\
              apiVersion: leno.dev/v1alpha1\n\
@@ -167,7 +167,7 @@ impl BookinfoClient {
              spec:\n  \
                serviceAccount: {account}\n  \
                outbound:\n\
-             {listeners}"
+             {listener_lines}"
         )
     }
 }
@@ -186,7 +186,7 @@ fn demo_clients(ports: &BookinfoPorts) -> [BookinfoClient; 2] {
             account: "outsider",
             comment: "A member of the mesh with an outbound listener for ratings, but without a policy \
                 that permits its requests: 403.",
-            listeners: vec![("ratings", ports.external_client_ratings)],
+            listeners: vec![("ratings", ports.denied_client_ratings)],
         },
     ]
 }
@@ -217,9 +217,8 @@ impl AllowedCalls {
                 format!("  - {{name: {name}, pathRegex: \"{path}\", methods: [GET, HEAD]}}\n")
             })
             .collect();
-        let match_names: Vec<&str> = paths.iter().map(|(name, _)| *name).collect();
-        let match_names = match_names.join(", ");
-        let sources: String = sources
+        let match_names = paths.iter().map(|(name, _)| *name).collect::<Vec<&str>>().join(", ");
+        let source_lines: String = sources
             .iter()
             .map(|source| {
                 format!("  - {{kind: ServiceAccount, name: {source}, namespace: bookinfo}}\n")
@@ -239,7 +238,7 @@ impl AllowedCalls {
              spec:\n  \
                destination: {{kind: ServiceAccount, name: {destination}, namespace: bookinfo}}\n  \
                sources:\n\
-             {sources}  \
+             {source_lines}  \
                rules:\n  \
                - {{kind: HTTPRouteGroup, name: {destination}, matches: [{match_names}]}}\n"
         )
@@ -384,11 +383,11 @@ mod tests {
             gateway_ratings,
             traffic_productpage,
             traffic_gateway_ratings,
-            external_client_ratings,
+            denied_client_ratings,
         } = ports;
         let applications =
             [productpage, details, reviews_v1, reviews_v2, reviews_v3, ratings, gateway_ratings];
-        let listeners = [traffic_productpage, traffic_gateway_ratings, external_client_ratings];
+        let listeners = [traffic_productpage, traffic_gateway_ratings, denied_client_ratings];
         for port in applications {
             assert!(text.contains(&format!("ports: [{{name: http, port: {port}, ")));
             assert!(text.contains(&format!("\"--port\", \"{port}\"]")));
@@ -402,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn no_policy_permits_requests_of_the_external_client() {
+    fn no_policy_permits_requests_of_the_denied_client() {
         for permission in &PERMISSIONS {
             assert!(!permission.sources.contains(&"outsider"));
         }

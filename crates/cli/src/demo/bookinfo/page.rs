@@ -1,4 +1,4 @@
-//! Self-contained HTML pages of the demo shop.
+//! Renders the self-contained HTML pages of the demo shop.
 
 use std::fmt::{self, Write as _};
 

@@ -1,4 +1,4 @@
-//! Bookinfo for a Kubernetes cluster: the output of `leno demo --kubernetes`.
+//! Renders the manifests of bookinfo for a Kubernetes cluster: the output of `leno demo --kubernetes`.
 
 use super::manifests::services_and_rules;
 
@@ -41,8 +41,8 @@ impl BookinfoDeployment {
 
     fn render(&self, image: &str) -> String {
         let Self { name, app, version, arguments, is_server } = self;
-        let arguments = arguments.iter().map(|argument| format!("\"{argument}\""));
-        let arguments = arguments.collect::<Vec<_>>().join(", ");
+        let quoted_arguments = arguments.iter().map(|argument| format!("\"{argument}\""));
+        let arguments_text = quoted_arguments.collect::<Vec<_>>().join(", ");
         let port_and_probe = if *is_server {
             "        ports: [{name: http, containerPort: 9080}]\n        \
              readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 2}\n"
@@ -64,7 +64,7 @@ impl BookinfoDeployment {
                    containers:\n      \
                    - name: {app}\n        \
                      image: {image}\n        \
-                     args: [{arguments}]\n\
+                     args: [{arguments_text}]\n\
              {port_and_probe}        \
                      resources: {{requests: {{cpu: 10m, memory: 8Mi}}, limits: {{memory: 64Mi}}}}\n        \
                      securityContext: {{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {{drop: [ALL]}}}}\n"

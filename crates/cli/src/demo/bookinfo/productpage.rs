@@ -1,4 +1,4 @@
-//! The product page: a book with its details and reviews, as HTML and as JSON.
+//! The productpage service: serves a book with its details and reviews, as HTML and as JSON.
 
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Responses of the demo services: JSON, a page, or an error with its reason.
+//! Builds the responses of the demo services: JSON, an HTML page, or an error with its reason.
 
 use bytes::Bytes;
 use http_body_util::Full;

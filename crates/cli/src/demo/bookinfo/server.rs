@@ -95,8 +95,7 @@ async fn accept(
     listener: &mut Listener<TcpListener>,
     permits: &Arc<Semaphore>,
 ) -> (TcpStream, OwnedSemaphorePermit) {
-    let permit = Arc::clone(permits).acquire_owned().await;
-    let permit = permit.expect("the semaphore is never closed");
+    let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
     (listener.accept().await.0, permit)
 }
 

@@ -1,4 +1,4 @@
-//! Calls to other services, through an HTTP proxy or directly, over keep-alive connections.
+//! Calls other services, through an HTTP proxy or directly, over keep-alive connections.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 /// The client that a demo service uses for all other services.
 pub(super) struct UpstreamClient {
-    path: UpstreamPath,
+    connection_mode: ConnectionMode,
     /// Idle connections by service; with a proxy, under the proxy's name.
     idle_connections: RefCell<HashMap<&'static str, Vec<SendRequest<Empty<Bytes>>>>>,
     /// Tasks that drive the open connections. Dropping the set closes the connections.
@@ -39,8 +39,11 @@ impl UpstreamClient {
     /// Creates a client that uses the proxy, or without one calls services directly by their names in a
     /// Kubernetes namespace. Opens no connection yet.
     pub(super) fn new(proxy: Option<HttpProxy>) -> Self {
-        let path = proxy.map_or(UpstreamPath::Direct, UpstreamPath::Proxy);
-        Self { path, idle_connections: RefCell::default(), connection_tasks: RefCell::default() }
+        Self {
+            connection_mode: proxy.map_or(ConnectionMode::Direct, ConnectionMode::Proxy),
+            idle_connections: RefCell::default(),
+            connection_tasks: RefCell::default(),
+        }
     }
 
     /// GETs JSON from a service of the shop; any status but 200 is an error.
@@ -85,8 +88,8 @@ impl UpstreamClient {
         target: &str,
         headers: &HeaderMap,
     ) -> Result<UpstreamResponse, UpstreamErrorCause> {
-        let connection_key = self.path.connection_key(service);
-        let build_request = || self.path.build_request(service, target, headers);
+        let connection_key = self.connection_mode.connection_key(service);
+        let build_request = || self.connection_mode.build_request(service, target, headers);
         // The proxy may close an idle connection at the moment of its next use. A GET may be retried (RFC 9110
         // section 9.2.2), once, and on a new connection.
         if let Some(mut sender) = self.take_idle_connection(connection_key).await
@@ -111,8 +114,8 @@ impl UpstreamClient {
             .collect()
             .await
             .map_err(UpstreamErrorCause::Body)?;
-        let mut idle_connections = self.idle_connections.borrow_mut();
-        let idle_connections = idle_connections.entry(connection_key).or_default();
+        let mut all_idle_connections = self.idle_connections.borrow_mut();
+        let idle_connections = all_idle_connections.entry(connection_key).or_default();
         if idle_connections.len() < MAX_IDLE_CONNECTIONS && !sender.is_closed() {
             idle_connections.push(sender);
         }
@@ -140,7 +143,7 @@ impl UpstreamClient {
         &self,
         service: &str,
     ) -> Result<SendRequest<Empty<Bytes>>, UpstreamErrorCause> {
-        let stream = TcpStream::connect(self.path.address(service))
+        let stream = TcpStream::connect(self.connection_mode.address(service))
             .await
             .map_err(UpstreamErrorCause::Connect)?;
         stream.set_nodelay(true).map_err(UpstreamErrorCause::Connect)?;
@@ -156,15 +159,15 @@ impl UpstreamClient {
     }
 }
 
-/// The way to other services.
-enum UpstreamPath {
+/// The way in which a service connects to other services.
+enum ConnectionMode {
     /// Through one HTTP proxy, in absolute form.
     Proxy(HttpProxy),
     /// Directly, by name.
     Direct,
 }
 
-impl UpstreamPath {
+impl ConnectionMode {
     /// Returns the key of idle connections for this service.
     fn connection_key(&self, service: &'static str) -> &'static str {
         match self {
@@ -220,8 +223,8 @@ impl FromStr for HttpProxy {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("`{text}` is not a proxy: write http://HOST:PORT");
-        let address = text.strip_prefix("http://").unwrap_or(text);
-        let address = address.strip_suffix('/').unwrap_or(address);
+        let without_scheme = text.strip_prefix("http://").unwrap_or(text);
+        let address = without_scheme.strip_suffix('/').unwrap_or(without_scheme);
         let (host, port) = address.rsplit_once(':').ok_or_else(invalid)?;
         let ipv6_host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_host = !host.is_empty() && !host.contains([':', '/', '@', '[', ']']);

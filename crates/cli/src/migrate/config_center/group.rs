@@ -1,4 +1,5 @@
-//! Parser of `servicecomb.matchGroup`, an item of a configuration center that selects the requests of a scenario.
+//! Parses `servicecomb.matchGroup` items of Sermant's configuration center: each selects the requests of a
+//! scenario.
 
 use leno_registry::outline_document;
 use serde_json::{Map, Value, json};
@@ -14,18 +15,18 @@ pub(super) struct MatchGroup {
     pub(super) matches: Vec<Value>,
 }
 
-/// Flattened values with their paths.
-type Values = [(String, String)];
+/// The fields of a YAML map: the path and the value of each scalar, as in `("headers.user.exact", "ann")`.
+type Fields = [(String, String)];
 
 /// Parses a group, or returns the unsupported field with the reason.
 pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
-    let values = outline_document(content).ok_or("not YAML, or empty")?;
+    let group_fields = outline_document(content).ok_or("not YAML, or empty")?;
     let mut group = MatchGroup::default();
-    for (path, value) in values.iter().filter(|(path, _)| path.starts_with("services")) {
+    for (path, value) in group_fields.iter().filter(|(path, _)| path.starts_with("services")) {
         for service in value.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             if service.contains(':') {
                 return Err(format!(
-                    "{path}: {service:?} selects a version: policies apply to all versions"
+                    "{path}: {service:?} selects a version, but policies apply to all versions"
                 ));
             }
             group.services.push(service.to_owned());
@@ -33,31 +34,34 @@ pub(super) fn parse_group(content: &str) -> Result<MatchGroup, String> {
     }
     for index in 0.. {
         let prefix = format!("matches[{index}].");
-        let fields = values.iter().filter_map(|(path, value)| {
-            Some((path.strip_prefix(&prefix)?.to_owned(), value.clone()))
-        });
-        let fields: Vec<(String, String)> = fields.collect();
-        if fields.is_empty() {
+        let match_fields: Vec<(String, String)> = group_fields
+            .iter()
+            .filter_map(|(path, value)| {
+                Some((path.strip_prefix(&prefix)?.to_owned(), value.clone()))
+            })
+            .collect();
+        if match_fields.is_empty() {
             break;
         }
-        let callee = find_value(&fields, "serviceName").map(str::to_owned);
+        let callee = find_value(&match_fields, "serviceName").map(str::to_owned);
         if index > 0 && callee != group.callee {
             return Err(format!("{prefix}serviceName: differs from that of the previous match"));
         }
         group.callee = callee;
-        let requests =
-            build_request_matches(&fields).map_err(|reason| format!("{prefix}{reason}"))?;
-        group.matches.extend(requests);
+        let request_matches =
+            build_request_matches(&match_fields).map_err(|reason| format!("{prefix}{reason}"))?;
+        group.matches.extend(request_matches);
     }
-    // A match for all requests makes the others redundant.
-    if group.matches.iter().any(|condition| condition.as_object().is_some_and(Map::is_empty)) {
+    // A match without conditions selects all requests, so the other matches are redundant.
+    if group.matches.iter().any(|native| native.as_object().is_some_and(Map::is_empty)) {
         group.matches.clear();
     }
     Ok(group)
 }
 
-/// Builds one native match per method.
-fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
+/// Converts the fields of one match to native matches: one per method, because a native match has at most one
+/// method, or a single one if the match has no methods.
+fn build_request_matches(fields: &Fields) -> Result<Vec<Value>, String> {
     let mut request_match = Map::new();
     let mut headers = Vec::new();
     let mut methods = Vec::new();
@@ -71,7 +75,7 @@ fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
             let previous = request_match
                 .insert("path".to_owned(), json!({"type": match_type, "value": value}));
             if previous.is_some() {
-                return Err("apiPath: several operators: use one expression".to_owned());
+                return Err("apiPath has several operators; use only one".to_owned());
             }
         } else if let Some(header) = path.strip_prefix("headers.") {
             let (name, operator) =
@@ -99,20 +103,21 @@ fn build_request_matches(fields: &Values) -> Result<Vec<Value>, String> {
     Ok(matches.collect())
 }
 
-/// Returns the native operator and value: substring operators compare characters, not path elements.
+/// Converts a condition to the native match type and value. The native `PathPrefix` compares whole path elements,
+/// but Sermant's `prefix` compares characters, so substring operators become regular expressions.
 fn convert_operator(operator: &str, value: &str) -> Result<(&'static str, String), String> {
-    let literal = regex::escape(value);
+    let escaped_value = regex::escape(value);
     let pattern = match operator {
         "exact" => return Ok(("Exact", value.to_owned())),
-        "prefix" => format!("{literal}.*"),
-        "suffix" => format!(".*{literal}"),
-        "contains" => format!(".*{literal}.*"),
+        "prefix" => format!("{escaped_value}.*"),
+        "suffix" => format!(".*{escaped_value}"),
+        "contains" => format!(".*{escaped_value}.*"),
         _ => return Err(format!("{operator} has no native equivalent")),
     };
     Ok(("RegularExpression", pattern))
 }
 
-/// Returns the value at a path; `None` if there is no such path.
-pub(super) fn find_value<'a>(values: &'a Values, path: &str) -> Option<&'a str> {
-    values.iter().find(|(field, _)| field == path).map(|(_, value)| value.as_str())
+/// Returns the value of the field with this path; `None` without such a field.
+pub(super) fn find_value<'a>(fields: &'a Fields, path: &str) -> Option<&'a str> {
+    fields.iter().find(|(field_path, _)| field_path == path).map(|(_, value)| value.as_str())
 }

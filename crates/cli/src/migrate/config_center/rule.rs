@@ -1,4 +1,7 @@
-//! Conversion of the rules of a scenario to native policies.
+//! Converts Sermant's service governance rules, such as `servicecomb.rateLimiting.checkout`, to native policies.
+//!
+//! The last part of the key, here `checkout`, is the scenario: the requests that the item
+//! `servicecomb.matchGroup.checkout` selects. All rules of a scenario apply to these requests.
 
 use std::time::Duration;
 
@@ -11,47 +14,50 @@ use crate::migrate::native_values::format_duration;
 /// The equivalent object, and the remaining difference from the rule as a sentence.
 type ConvertedRule = (Value, &'static str);
 
-/// Converts a family's rule for the requests of a group, or returns the unsupported field, the reason and a
-/// hint.
+/// Converts the content of a rule, for the requests of a scenario's match group, to a native object with the
+/// name `object_name`. Returns an error with the unsupported field, the reason and a hint.
 pub(super) fn convert_rule(
-    family: &str,
-    name: (&str, &str),
+    rule_type: &str,
+    object_name: &str,
+    namespace: &str,
     group: &MatchGroup,
     content: &str,
 ) -> Result<ConvertedRule, String> {
-    // An empty text is not a rule: its defaults would be invented. A map without fields selects the defaults.
-    let values = || match outline_document(content) {
-        None if content.trim() == "{}" => Ok(Vec::new()),
-        values => values.ok_or("not YAML, or empty"),
+    let convert = match rule_type {
+        "rateLimiting" => ConfigCenterRule::convert_rate_limit,
+        "faultInjection" => ConfigCenterRule::convert_fault_injection,
+        "circuitBreaker" => ConfigCenterRule::convert_circuit_breaker,
+        _ => return Err(unsupported_type_error(rule_type)),
     };
-    let rule = |values| ConfigCenterRule { name, group, values };
-    match family {
-        "rateLimiting" => rule(&values()?).convert_rate_limit(),
-        "faultInjection" => rule(&values()?).convert_fault(),
-        "circuitBreaker" => rule(&values()?).convert_circuit(),
-        _ => Err(manual_conversion_hint(family)),
-    }
+    // Empty content is rejected; `{}` means a rule with all defaults.
+    let fields = match outline_document(content) {
+        Some(fields) => fields,
+        None if content.trim() == "{}" => Vec::new(),
+        None => return Err("not YAML, or empty".to_owned()),
+    };
+    convert(&ConfigCenterRule { object_name, namespace, group, fields: &fields })
 }
 
-/// Returns the reason why route rules under the keys of `enabled-previous-rule` are not converted: the rest of
-/// the key is a service, not a scenario.
+/// Returns the reason why a legacy route rule, of Sermant's option `enabled-previous-rule`, is not converted;
+/// `None` for other keys. A legacy key ends in a service name, as in `servicecomb.tagRule.orders`, not in a
+/// scenario.
 pub(super) fn previous_rule_reason(key: &str) -> Option<String> {
     let suffix = key.strip_prefix("servicecomb.")?;
-    let (family, service) = suffix.split_once('.').unwrap_or((suffix, ""));
-    let target = match family {
+    let (rule_type, service) = suffix.split_once('.').unwrap_or((suffix, ""));
+    let route_key = match rule_type {
         "tagRule" | "laneRule" if service.is_empty() => "servicecomb.routeRule".to_owned(),
         "tagRule" | "laneRule" => format!("servicecomb.routeRule.{service}"),
         "globalTagRule" | "globalLaneRule" => "servicecomb.globalRouteRule".to_owned(),
         _ => return None,
     };
     Some(format!(
-        "keys of `enabled-previous-rule` are not supported: publish it under {target} manually"
+        "keys of `enabled-previous-rule` are not supported: publish it under {route_key} manually"
     ))
 }
 
-/// Returns the reason why a family is not converted, with the manual conversion.
-fn manual_conversion_hint(family: &str) -> String {
-    let hint = match family {
+/// Returns the error for rules of a type that is not converted: the reason, and the manual conversion.
+fn unsupported_type_error(rule_type: &str) -> String {
+    let reason_and_hint = match rule_type {
         "bulkhead" => {
             "it limits the concurrency of some requests: write `concurrency` of a RateLimit, which limits \
              all of them"
@@ -68,62 +74,76 @@ fn manual_conversion_hint(family: &str) -> String {
         "loadbalance" => "its algorithms are specific to client libraries: write a LoadBalancing",
         _ => "unknown key: convert it",
     };
-    format!("{hint}, by hand")
+    format!("{reason_and_hint}, by hand")
 }
 
 /// A rule in the configuration center, with the requests to which it applies.
 struct ConfigCenterRule<'a> {
-    /// The name of the scenario, and the namespace.
-    name: (&'a str, &'a str),
+    /// The name of the native object and of its rule: the scenario as a valid object name.
+    object_name: &'a str,
+    /// The namespace of the native object.
+    namespace: &'a str,
     group: &'a MatchGroup,
-    values: &'a [(String, String)],
+    /// The fields of the rule with their values, as in `("rate", "5")`.
+    fields: &'a [(String, String)],
 }
 
 impl ConfigCenterRule<'_> {
+    /// Converts to a `RateLimit` of the services that enforce the rule. Sermant's period may be shorter than one
+    /// second, the minimum of a native period: the number of requests and the period are then multiplied.
     fn convert_rate_limit(&self) -> Result<ConvertedRule, String> {
         self.reject_unknown_fields(&["rate", "limitRefreshPeriod", "timeoutDuration"])?;
         if self.group.callee.is_some() {
             return Err(
-                "matches[].serviceName: a RateLimit applies at the called service: list it in `services`"
+                "matches[].serviceName is not supported, because a RateLimit applies at the called service; \
+                 list that service in `services`"
                     .to_owned(),
             );
         }
-        if !self.read_time("timeoutDuration", 0)?.is_zero() {
+        if !self.read_duration("timeoutDuration", 0)?.is_zero() {
             return Err("timeoutDuration: requests are not queued: remove it".to_owned());
         }
-        let (rate, period) =
-            (self.read_number("rate", 1000)?, self.read_time("limitRefreshPeriod", 1000)?);
+        let rate = self.read_number("rate", 1000)?;
+        let period = self.read_duration("limitRefreshPeriod", 1000)?;
         // Native periods are at least one second.
-        let period_count = 1000_u128.div_ceil(period.as_millis().max(1)).max(1);
-        let period_count = u32::try_from(period_count).unwrap_or(1);
-        let mut rule = self.new_rule();
-        rule.insert("requests".to_owned(), json!(rate.saturating_mul(period_count.into())));
-        rule.insert(
+        let period_count =
+            u32::try_from(1000_u128.div_ceil(period.as_millis().max(1)).max(1)).unwrap_or(1);
+        let mut native_rule = self.new_native_rule();
+        native_rule.insert("requests".to_owned(), json!(rate.saturating_mul(period_count.into())));
+        native_rule.insert(
             "per".to_owned(),
             json!(format_exact_duration(period.saturating_mul(period_count))?),
         );
-        rule.insert("burst".to_owned(), json!(rate));
-        let targets = self.target_services()?;
+        native_rule.insert("burst".to_owned(), json!(rate));
+        let target_refs = self.service_target_refs()?;
         Ok((
-            self.native_object("RateLimit", json!({"targetRefs": targets, "rules": [rule]})),
+            self.native_object(
+                "RateLimit",
+                json!({"targetRefs": target_refs, "rules": [native_rule]}),
+            ),
             "tokens are refilled continuously, not all at once at the end of a period",
         ))
     }
 
-    fn convert_fault(&self) -> Result<ConvertedRule, String> {
-        let fields =
+    /// Converts to a `FaultInjection`. If clients enforce the rule, it targets the service that they call,
+    /// otherwise the services that enforce it.
+    fn convert_fault_injection(&self) -> Result<ConvertedRule, String> {
+        let supported_fields =
             ["type", "percentage", "delayTime", "errorCode", "fallbackType", "forceClosed"];
-        self.reject_unknown_fields(&fields)?;
+        self.reject_unknown_fields(&supported_fields)?;
         self.reject_manual_switch("forceClosed")?;
-        let percent = self.read_text("percentage").and_then(|text| text.parse::<u32>().ok());
-        let percent = percent.filter(|percent| (1..=100).contains(percent));
-        let percent =
-            percent.ok_or("percentage: not between 1 and 100, so that no fault is injected")?;
-        let mut rule = self.new_rule();
+        let Some(Ok(percent @ 1..=100)) = self.read_text("percentage").map(str::parse::<u32>)
+        else {
+            return Err(
+                "percentage: not between 1 and 100, so that no fault is injected".to_owned()
+            );
+        };
+        let mut native_rule = self.new_native_rule();
         match self.read_text("type") {
             Some("delay") => {
-                let delay = format_exact_duration(self.read_time("delayTime", 0)?)?;
-                rule.insert("delay".to_owned(), json!({"fixedDelay": delay, "percent": percent}));
+                let delay = format_exact_duration(self.read_duration("delayTime", 0)?)?;
+                native_rule
+                    .insert("delay".to_owned(), json!({"fixedDelay": delay, "percent": percent}));
             }
             Some("abort") if self.read_text("fallbackType") == Some("ReturnNull") => {
                 return Err(
@@ -134,13 +154,14 @@ impl ConfigCenterRule<'_> {
             }
             Some("abort") => {
                 let status = self.read_number("errorCode", 500)?;
-                rule.insert("abort".to_owned(), json!({"httpStatus": status, "percent": percent}));
+                native_rule
+                    .insert("abort".to_owned(), json!({"httpStatus": status, "percent": percent}));
             }
             _ => return Err("type: must be `delay` or `abort`".to_owned()),
         }
-        let targets = match (&self.group.callee, self.group.services.is_empty()) {
-            (None, _) => self.target_services()?,
-            (Some(callee), true) => target_refs(callee),
+        let target_refs = match (&self.group.callee, self.group.services.is_empty()) {
+            (None, _) => self.service_target_refs()?,
+            (Some(callee), true) => single_target_ref(callee),
             (Some(_), false) => {
                 return Err("services: clients are identified by service account: list them in `from` of a \
                     FaultInjection manually"
@@ -148,12 +169,17 @@ impl ConfigCenterRule<'_> {
             }
         };
         Ok((
-            self.native_object("FaultInjection", json!({"targetRefs": targets, "rules": [rule]})),
+            self.native_object(
+                "FaultInjection",
+                json!({"targetRefs": target_refs, "rules": [native_rule]}),
+            ),
             "the sidecars of clients select requests at random, not at regular intervals",
         ))
     }
 
-    fn convert_circuit(&self) -> Result<ConvertedRule, String> {
+    /// Converts to a `CircuitBreaker`. Clients enforce it, so the group must name the called service, and no
+    /// services that enforce the rule.
+    fn convert_circuit_breaker(&self) -> Result<ConvertedRule, String> {
         self.reject_unknown_fields(&[
             "failureRateThreshold",
             "slowCallRateThreshold",
@@ -181,7 +207,7 @@ impl ConfigCenterRule<'_> {
         if self.read_text("slidingWindowType").is_some_and(|text| text != "time") {
             return Err("slidingWindowType: only `time` is supported".to_owned());
         }
-        let window = self.read_time("slidingWindowSize", 100)?;
+        let window = self.read_duration("slidingWindowSize", 100)?;
         if window < Duration::from_secs(1) {
             return Err(
                 "slidingWindowSize: Sermant truncates it to whole seconds, and 0 disables the window".to_owned()
@@ -193,14 +219,17 @@ impl ConfigCenterRule<'_> {
             "minimumRequests": self.read_number("minimumNumberOfCalls", 100)?,
             "percent": self.read_number("failureRateThreshold", 50)?,
             "slow": {
-                "threshold": format_exact_duration(self.read_time("slowCallDurationThreshold", 60_000)?)?,
+                "threshold": format_exact_duration(self.read_duration("slowCallDurationThreshold", 60_000)?)?,
                 "percent": self.read_number("slowCallRateThreshold", 100)?,
             },
-            "openDuration": format_exact_duration(self.read_time("waitDurationInOpenState", 60_000)?)?,
+            "openDuration": format_exact_duration(self.read_duration("waitDurationInOpenState", 60_000)?)?,
             "halfOpenRequests": self.read_number("permittedNumberOfCallsInHalfOpenState", 10)?,
         });
-        let spec =
-            json!({"targetRefs": target_refs(callee), "trip": trip, "response": {"status": 429}});
+        let spec = json!({
+            "targetRefs": single_target_ref(callee),
+            "trip": trip,
+            "response": {"status": 429},
+        });
         Ok((
             self.native_object("CircuitBreaker", spec),
             "failures are those that a sidecar detects: no connection, no response, or status 5xx",
@@ -211,39 +240,43 @@ impl ConfigCenterRule<'_> {
         json!({
             "apiVersion": "leno.dev/v1alpha1",
             "kind": kind,
-            "metadata": {"name": self.name.0, "namespace": self.name.1},
+            "metadata": {"name": self.object_name, "namespace": self.namespace},
             "spec": spec,
         })
     }
 
     /// Creates a native rule with the name of the scenario, for the requests of the group.
-    fn new_rule(&self) -> Map<String, Value> {
-        let mut rule = Map::new();
-        rule.insert("name".to_owned(), json!(self.name.0));
+    fn new_native_rule(&self) -> Map<String, Value> {
+        let mut native_rule = Map::new();
+        native_rule.insert("name".to_owned(), json!(self.object_name));
         if !self.group.matches.is_empty() {
-            rule.insert("matches".to_owned(), json!(self.group.matches));
+            native_rule.insert("matches".to_owned(), json!(self.group.matches));
         }
-        rule
+        native_rule
     }
 
-    fn target_services(&self) -> Result<Value, String> {
+    /// Returns `targetRefs` with the services that enforce the rule. Returns an error if the group lists none,
+    /// because Sermant then enforces the rule at every service.
+    fn service_target_refs(&self) -> Result<Value, String> {
         match &self.group.services[..] {
             [] => {
-                Err("services: missing, which selects every service: list the services".to_owned())
+                Err("services is missing, which selects every service; list the services"
+                    .to_owned())
             }
             services => Ok(services.iter().map(|service| service_ref(service)).collect()),
         }
     }
 
-    /// Rejects fields other than `fields`: a rule is not converted in part.
-    fn reject_unknown_fields(&self, fields: &[&str]) -> Result<(), String> {
-        let mut paths = self.values.iter().map(|(path, _)| path.as_str());
-        match paths.find(|path| !fields.contains(path)) {
-            Some(unknown_path) => Err(format!("{unknown_path}: unknown field")),
+    /// Rejects a rule with a field other than `supported_fields`: a rule is converted completely or not at all.
+    fn reject_unknown_fields(&self, supported_fields: &[&str]) -> Result<(), String> {
+        let mut field_names = self.fields.iter().map(|(name, _)| name.as_str());
+        match field_names.find(|name| !supported_fields.contains(name)) {
+            Some(unknown_field) => Err(format!("{unknown_field}: unknown field")),
             None => Ok(()),
         }
     }
 
+    /// Rejects a rule that an operator has switched on or off permanently, as with `forceOpen: true`.
     fn reject_manual_switch(&self, field: &str) -> Result<(), String> {
         match self.read_text(field) {
             Some("true") => Err(format!("{field}: a manual switch has no equivalent")),
@@ -252,7 +285,7 @@ impl ConfigCenterRule<'_> {
     }
 
     fn read_text(&self, field: &str) -> Option<&str> {
-        find_value(self.values, field)
+        find_value(self.fields, field)
     }
 
     fn read_number(&self, field: &str, default: u64) -> Result<u64, String> {
@@ -264,7 +297,7 @@ impl ConfigCenterRule<'_> {
 
     /// Reads a duration: milliseconds, or a number with a unit, as in `10S`. Returns `default_ms` if the field
     /// is absent.
-    fn read_time(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
+    fn read_duration(&self, field: &str, default_ms: u64) -> Result<Duration, String> {
         let Some(text) = self.read_text(field) else {
             return Ok(Duration::from_millis(default_ms));
         };
@@ -284,7 +317,7 @@ impl ConfigCenterRule<'_> {
     }
 }
 
-fn target_refs(service: &str) -> Value {
+fn single_target_ref(service: &str) -> Value {
     json!([service_ref(service)])
 }
 
@@ -302,17 +335,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unreadable_items_are_not_rules() {
+    fn invalid_and_empty_content_is_rejected_and_braces_mean_defaults() {
         let group = MatchGroup { services: vec!["web".to_owned()], ..MatchGroup::default() };
+        let convert = |rule_type: &str, content: &str| {
+            convert_rule(rule_type, "checkout", "shop", &group, content)
+        };
         for content in ["{rate: 5", "rate: [", "", "  \n", "# nothing\n"] {
-            for family in ["rateLimiting", "faultInjection", "circuitBreaker"] {
-                let converted = convert_rule(family, ("a", "shop"), &group, content);
+            for rule_type in ["rateLimiting", "faultInjection", "circuitBreaker"] {
+                let converted = convert(rule_type, content);
                 assert_eq!(converted, Err("not YAML, or empty".to_owned()), "{content:?}");
             }
         }
-        let (limit, _) = convert_rule("rateLimiting", ("a", "shop"), &group, "rate: 5").unwrap();
-        assert_eq!(limit["spec"]["rules"][0]["burst"], 5);
-        let (limit, _) = convert_rule("rateLimiting", ("a", "shop"), &group, "{}\n").unwrap();
-        assert_eq!(limit["spec"]["rules"][0]["burst"], 1000);
+        let (rate_limit, _) = convert("rateLimiting", "rate: 5").unwrap();
+        assert_eq!(rate_limit["spec"]["rules"][0]["burst"], 5);
+        let (rate_limit, _) = convert("rateLimiting", "{}\n").unwrap();
+        assert_eq!(rate_limit["spec"]["rules"][0]["burst"], 1000);
     }
 }

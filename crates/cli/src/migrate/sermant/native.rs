@@ -1,4 +1,5 @@
-//! Reduction of Sermant rules to the forms that native rules have.
+//! Brings Sermant route rules into forms that `TagRoute` and `Lane` can express, or returns the reason why
+//! there is no such form.
 
 use leno_model::{
     CallerRule, FieldTest, LaneRule, Quorum, RepeatedHeader, TagMatch, TagRule, TagRules, TagSet,
@@ -79,7 +80,8 @@ pub(super) fn convert_lanes(
     Ok(lanes)
 }
 
-/// Converts a match to native matches: to one per header condition if a single condition is sufficient.
+/// Converts a match to native matches, whose conditions must all be met. A Sermant match that needs only one of
+/// several header conditions becomes one native match per header condition.
 fn convert_match(
     original: &TagMatch,
     differences: &mut DecisionDifferences,
@@ -93,12 +95,16 @@ fn convert_match(
     }
     differences.joins_repeated_headers |=
         original.repeated == RepeatedHeader::First && !original.headers.is_empty();
-    let normalized =
-        TagMatch { quorum: Quorum::All, repeated: RepeatedHeader::Joined, ..original.clone() };
     let convert_all = |tests: &[FieldTest]| tests.iter().map(convert_insensitive).collect();
     let headers: Result<_, String> = convert_all(&original.headers);
     let query: Result<_, String> = convert_all(&original.query);
-    let normalized = TagMatch { headers: headers?, query: query?, ..normalized };
+    let normalized = TagMatch {
+        quorum: Quorum::All,
+        repeated: RepeatedHeader::Joined,
+        headers: headers?,
+        query: query?,
+        ..original.clone()
+    };
     let with_header =
         |test: &FieldTest| TagMatch { headers: vec![test.clone()], ..normalized.clone() };
     let matches = match (original.quorum, normalized.headers.len()) {
@@ -121,16 +127,26 @@ fn convert_insensitive(test: &FieldTest) -> Result<FieldTest, String> {
     else {
         return Ok(test.clone());
     };
-    let texts = texts.iter().map(|text| {
-        let text = text.to_lowercase();
-        match ["\\x", "\\u", "\\p", "(?"].iter().find(|construct| text.contains(**construct)) {
-            Some(construct) => Err(format!("its expression {text:?} contains {construct:?}")),
-            None => Ok(format!("(?i:{text})")),
-        }
-    });
-    let texts: Result<Vec<String>, String> = texts.collect();
-    let (relation, ignore_case) = (TextRelation::Regex, false);
-    let value_test = ValueTest::Text { relation, texts: texts?, ignore_case };
+    let insensitive_expressions: Result<Vec<String>, String> = texts
+        .iter()
+        .map(|text| {
+            let lowercase = text.to_lowercase();
+            match ["\\x", "\\u", "\\p", "(?"]
+                .iter()
+                .find(|construct| lowercase.contains(**construct))
+            {
+                Some(construct) => {
+                    Err(format!("its expression {lowercase:?} contains {construct:?}"))
+                }
+                None => Ok(format!("(?i:{lowercase})")),
+            }
+        })
+        .collect();
+    let value_test = ValueTest::Text {
+        relation: TextRelation::Regex,
+        texts: insensitive_expressions?,
+        ignore_case: false,
+    };
     Ok(FieldTest { name: test.name.clone(), test: value_test })
 }
 
@@ -140,7 +156,8 @@ fn has_duplicate_names(tests: &[FieldTest]) -> bool {
     names.windows(2).any(|pair| matches!(pair, [first, second] if first == second))
 }
 
-/// Converts a split to relative weights of sets with one tag each.
+/// Converts a split: percentages become relative weights, and each target selects instances by tags that must all
+/// match.
 fn convert_split(original: &TagSplit) -> Result<TagSplit, String> {
     let weight_sum: u64 = original.targets.iter().map(|target| u64::from(target.weight)).sum();
     if original.weights == WeightUnit::Percent && !original.targets.is_empty() && weight_sum != 100

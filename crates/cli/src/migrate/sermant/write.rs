@@ -1,4 +1,4 @@
-//! `TagRoute` and `Lane` rules as YAML values.
+//! Writes the rules of `TagRoute`s and `Lane`s as YAML values.
 
 use leno_model::{
     CallerMatch, CallerRule, FallbackPolicy, FieldTest, LaneRule, NumberRelation, PathMatch,
@@ -34,8 +34,8 @@ pub(super) fn write_preference(rule: &CallerRule) -> Result<Value, String> {
 
 /// Writes a rule of a `Lane`.
 pub(super) fn write_lane_rule(rule: &LaneRule) -> Result<Value, String> {
-    let marks = rule.marks.iter();
-    let marks = marks.map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
+    let marks =
+        rule.marks.iter().map(|mark| json!({"percent": mark.percent, "headers": mark.headers}));
     let mut manifest = json!({"precedence": rule.priority, "marks": marks.collect::<Vec<Value>>()});
     if let Some(matches) = write_match(&rule.request_match)? {
         manifest["match"] = matches;
@@ -62,17 +62,18 @@ fn write_callers(from: &CallerMatch) -> Option<Value> {
 }
 
 fn write_split(split: &TagSplit) -> Result<Value, String> {
-    let write_target = |write_target: &TagTarget| match &write_target.set {
+    let write_target = |target: &TagTarget| match &target.set {
         TagSet::All(tags) | TagSet::Any(tags) => {
-            let tag = |(name, value): (&String, &TagValue)| match value {
+            let to_entry = |(name, value): (&String, &TagValue)| match value {
                 TagValue::Exact(value) => Ok((name.clone(), json!(value))),
                 TagValue::SameAsCaller => Err("a split refers to the caller's own tag".to_owned()),
             };
-            let tags: Result<Map<String, Value>, String> = tags.iter().map(tag).collect();
-            Ok(json!({"weight": write_target.weight, "tags": tags?}))
+            let tag_fields: Result<Map<String, Value>, String> =
+                tags.iter().map(to_entry).collect();
+            Ok(json!({"weight": target.weight, "tags": tag_fields?}))
         }
-        TagSet::Default => Ok(json!({"weight": write_target.weight, "instances": "default"})),
-        TagSet::AllInstances => Ok(json!({"weight": write_target.weight, "instances": "any"})),
+        TagSet::Default => Ok(json!({"weight": target.weight, "instances": "default"})),
+        TagSet::AllInstances => Ok(json!({"weight": target.weight, "instances": "any"})),
     };
     split.targets.iter().map(write_target).collect()
 }
@@ -105,8 +106,8 @@ fn write_match(request_match: &TagMatch) -> Result<Option<Value>, String> {
 
 fn write_field_tests(tests: &[FieldTest]) -> Result<Value, String> {
     let to_entry = |test: &FieldTest| Ok((test.name.clone(), write_value_test(&test.test)?));
-    let tests: Result<Map<String, Value>, String> = tests.iter().map(to_entry).collect();
-    Ok(Value::Object(tests?))
+    let test_fields: Result<Map<String, Value>, String> = tests.iter().map(to_entry).collect();
+    Ok(Value::Object(test_fields?))
 }
 
 fn write_value_test(test: &ValueTest) -> Result<Value, String> {
@@ -128,13 +129,13 @@ fn write_value_test(test: &ValueTest) -> Result<Value, String> {
             value
         }
         ValueTest::Number { relation, bound } => {
-            let relation = match relation {
+            let operator = match relation {
                 NumberRelation::GreaterThan => "above",
                 NumberRelation::AtLeast => "atLeast",
                 NumberRelation::LessThan => "below",
                 NumberRelation::AtMost => "atMost",
             };
-            json!({relation: bound})
+            json!({operator: bound})
         }
         ValueTest::Never => return Err("it has a condition that never matches".to_owned()),
     })

@@ -1,4 +1,4 @@
-//! Leftovers of killed meshes: bridges, links, namespaces and their files.
+//! Removes the leftovers of killed `leno up --netns`: bridges, veth pairs, network namespaces and their files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -26,8 +26,8 @@ impl BridgeLock {
     pub(super) fn new(bridge: &str) -> anyhow::Result<Self> {
         create_private_directory(Path::new(LOCK_DIRECTORY))?;
         let path = lock_path(bridge);
-        let file = File::create(&path);
-        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        let file =
+            File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(Self { path, _file: file }),
             Err(TryLockError::WouldBlock) => {
@@ -82,8 +82,9 @@ pub(in crate::up) fn remove_leftovers() -> anyhow::Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// Like [`remove_leftovers`], but also removes everything under the name `own_bridge`, the bridge that this process has
-/// claimed and not yet created: it belongs to an earlier process with the same ID.
+/// Like [`remove_leftovers`], but also removes all objects of the bridge `own_bridge`. This process has claimed
+/// the name but not created the bridge yet, so such objects belong to an earlier process with the same process
+/// ID.
 ///
 /// # Errors
 /// If the lock cannot be acquired.
@@ -151,19 +152,21 @@ fn is_in_use(bridge: &str) -> bool {
 
 /// True if this process ID belongs to Leno and is not a zombie.
 fn is_leno_process(pid: u32) -> bool {
-    let process = Path::new("/proc").join(pid.to_string());
+    let process_directory = Path::new("/proc").join(pid.to_string());
     // A zombie has no executable.
-    let program = fs::read_link(process.join("exe"));
+    let program = fs::read_link(process_directory.join("exe"));
     program.is_ok_and(|program| {
         program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("leno"))
     })
 }
 
-/// Returns the network devices of this namespace. `/sys/class/net` may show those of another one.
+/// Returns the bridges and veth devices of this network namespace. `/sys/class/net` is not used, because it may
+/// show the devices of another namespace.
 fn list_links() -> Vec<String> {
     let output = run_ip(&["-details", "-json", "link", "show"]).ok();
-    let links = output.and_then(|output| serde_json::from_slice::<Vec<NetworkLink>>(&output).ok());
-    let mut links = links.unwrap_or_default();
+    let mut links = output
+        .and_then(|output| serde_json::from_slice::<Vec<NetworkLink>>(&output).ok())
+        .unwrap_or_default();
     // Leno creates only bridges and veth pairs.
     links.retain(|link| matches!(link.linkinfo.info_kind.as_str(), "bridge" | "veth"));
     links.into_iter().map(|link| link.ifname).collect()

@@ -8,7 +8,7 @@ use super::*;
 /// `reviews-v1-1`.
 fn mesh_with_policies(default_policies: [Option<DefaultPolicy>; 3]) -> Mesh {
     let [mesh_policy, namespace_policy, workload_policy] = default_policies;
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let mut config = mesh.config().clone();
     config.default_policy = mesh_policy.unwrap();
     if let Some(default_policy) = namespace_policy {
@@ -66,7 +66,7 @@ fn the_default_policy_of_the_called_workload_decides() {
 }
 
 #[test]
-fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
+fn a_service_without_workloads_is_denied_where_its_namespace_denies_by_default() {
     use DefaultPolicy::{Allow, Deny};
     let empty = "---\napiVersion: v1\nkind: Service\n\
                  metadata: {name: empty, namespace: bookinfo}\n\
@@ -88,7 +88,7 @@ fn a_service_without_workloads_is_denied_where_its_namespace_is_strict() {
 }
 
 #[test]
-fn an_access_policy_makes_strict_workloads_visible_to_its_clients() {
+fn an_access_policy_makes_workloads_that_deny_by_default_visible_to_its_clients() {
     use DefaultPolicy::{Allow, Deny, DryRun};
     let policy = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\n\
                   metadata: {name: guard, namespace: bookinfo}\n\

@@ -30,7 +30,7 @@ fn apply_yaml(mesh: &mut Mesh, yaml: &str) -> crate::mesh::AffectedSet {
 
 #[test]
 fn a_port_is_open_if_a_policy_names_its_service() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let affected_set = apply_yaml(&mut mesh, INGRESS_POLICY);
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(ingress_rules(&mesh, "details-1"), []);
@@ -77,7 +77,7 @@ fn a_port_is_open_if_a_policy_names_its_service() {
 
 #[test]
 fn only_the_first_policy_opens_a_port() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     apply_yaml(&mut mesh, &INGRESS_POLICY.replace("name: web,", "name: z,"));
     let second_policy =
         INGRESS_POLICY.replace("IngressBackend", "AccessControl").replace("name: web,", "name: a,");
@@ -95,7 +95,7 @@ fn only_the_first_policy_opens_a_port() {
 
 #[test]
 fn a_port_is_opened_with_one_protocol_for_all_its_services() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     apply_yaml(
         &mut mesh,
         "apiVersion: v1\nkind: Service\nmetadata: {name: stars, namespace: bookinfo}\n\
@@ -128,7 +128,7 @@ fn a_port_is_opened_with_one_protocol_for_all_its_services() {
 
 #[test]
 fn a_missing_group_matches_no_request() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     apply_yaml(
         &mut mesh,
         &INGRESS_POLICY
@@ -149,7 +149,7 @@ fn egress_rules_apply_only_if_egress_is_denied() {
                spec: {sources: [{kind: ServiceAccount, name: reviews, namespace: bookinfo}], \
                hosts: [api.example], ipAddresses: [10.1.0.0/16], \
                ports: [{number: 443, protocol: https}, {number: 25, protocol: tcp}]}";
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let affected_set = apply_yaml(&mut mesh, egress);
     assert!(affected_set.workloads.contains(&workload_name("reviews-v1-1")), "{affected_set:?}");
     assert_eq!(workload_config(&mesh, "reviews-v1-1").egress_rules, []);
@@ -167,7 +167,7 @@ fn egress_rules_apply_only_if_egress_is_denied() {
 
 #[test]
 fn egress_deny_leaves_the_api_server_reachable() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let addresses = ["10.96.0.1:443", "192.0.2.7:6443", "192.0.2.8:6443"];
     let mut config = mesh.config().clone();
     config.api_server = addresses.map(|address| address.parse().unwrap()).into();

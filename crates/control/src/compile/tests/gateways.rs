@@ -244,8 +244,8 @@ fn a_gateway_affects_only_its_proxies() {
 }
 
 #[test]
-fn a_gateway_in_a_strict_mesh_calls_workloads_without_a_sidecar() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(
+fn a_gateway_calls_workloads_without_a_sidecar_in_a_mesh_that_denies_by_default() {
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: ratings, namespace: bookinfo}\n\
          spec: {selector: {app: ratings}, ports: [{port: 80, targetPort: http}]}\n---\napiVersion: leno.dev/v1alpha1\nkind: Workload\nmetadata: {name: edge-1, namespace: \
          bookinfo, labels: {gateway.networking.k8s.io/gateway-name: edge}}\n\

@@ -145,7 +145,8 @@ fn a_service_whose_pods_may_join_is_balanced_before_the_first_joins() {
     // Sidecars may not send plaintext here: clients reach it as without a mesh.
     mesh.apply(Change::Upsert(rate_limit("concurrency: {requests: 10}")));
     assert!(!is_balanced(&mesh));
-    let mut mesh = cluster_with_unmeshed(&strict_bookinfo(""), &["reviews-v1-7", "reviews-v1-8"]);
+    let mut mesh =
+        cluster_with_unmeshed(&default_deny_bookinfo(""), &["reviews-v1-7", "reviews-v1-8"]);
     mesh.apply(Change::Remove(ObjectKey::Workload(workload_name("reviews-v1-1"))));
     mark_joining(&mut mesh, &["reviews-v1-7", "reviews-v1-8"]);
     assert!(!is_balanced(&mesh));
@@ -165,20 +166,22 @@ fn a_service_that_publishes_unready_endpoints_includes_all() {
 }
 
 #[test]
-fn strict_mode_and_denied_egress_restrict_plaintext() {
+fn default_deny_and_denied_egress_restrict_plaintext() {
     let settings = |spec: &str| {
         let config =
             "apiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: default}\nspec: ";
         parse_objects(&format!("{config}{{{spec}}}")).pop().unwrap()
     };
     let reviews = |mesh: &Mesh| mesh.service(&service_name("reviews-v1")).unwrap().clone();
-    let strict = (
+    let default_deny = (
         "namespaces: [{name: bookinfo, defaultPolicy: deny}]",
         PlaintextRestriction::DefaultPolicy,
     );
-    for ((spec, plaintext_restriction), with_policy) in
-        [(strict, true), (strict, false), (("egress: deny", PlaintextRestriction::Egress), true)]
-    {
+    for ((spec, plaintext_restriction), with_policy) in [
+        (default_deny, true),
+        (default_deny, false),
+        (("egress: deny", PlaintextRestriction::Egress), true),
+    ] {
         let mut mesh = cluster_with_unmeshed(BOOKINFO, &["reviews-v1-7", "reviews-v1-8"]);
         assert_eq!(restricted_workloads(&mesh, &reviews(&mesh)), None);
         let allow = "apiVersion: leno.dev/v1alpha1\nkind: AccessPolicy\nmetadata: {name: p, namespace: bookinfo}\n\

@@ -44,7 +44,7 @@ fn service_attempts(mesh: &Mesh, name: &str) -> Vec<String> {
 
 #[test]
 fn the_first_policy_of_the_clients_account_decides() {
-    let mut mesh = mesh_with_sidecars(&strict_bookinfo(""));
+    let mut mesh = mesh_with_sidecars(&default_deny_bookinfo(""));
     let affected_set = apply_retry(&mut mesh, "z", &["reviews", "details"], 2);
     assert_eq!(affected_set.workloads, [workload_name("productpage-1")].into());
     apply_retry(&mut mesh, "a", &["reviews"], 5);

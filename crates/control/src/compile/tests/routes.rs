@@ -22,7 +22,7 @@ spec:
         let reviews = mesh.service(&service_name("reviews")).unwrap();
         let port =
             compile_service(&mesh, &ClientClass::AllClients, reviews).ports.remove(&9080).unwrap();
-        assert!(port.routed);
+        assert!(port.has_attached_routes);
         port.rules.iter().map(|rule| rule.kind.as_str()).collect::<Vec<_>>()
     };
     assert!(rules(BOOKINFO).iter().all(|kind| *kind == "HTTPRoute"));
@@ -175,12 +175,12 @@ fn applied_routes(mesh: &Mesh, client: &str, service: &str) -> (Vec<String>, u32
 
 #[test]
 fn routes_of_another_namespace_apply_only_to_its_own_clients() {
-    for strict in [false, true] {
+    for denies_by_default in [false, true] {
         let settings = "---\napiVersion: leno.dev/v1alpha1\nkind: MeshConfig\nmetadata: {name: mesh}\n\
                     spec: {defaultPolicy: dry-run, namespaces: [{name: bank, defaultPolicy: deny}]}\n";
-        let settings = if strict { settings } else { "" };
+        let settings = if denies_by_default { settings } else { "" };
         let mesh = mesh_with_sidecars(&format!("{BOOKINFO}{CONSUMER}{settings}"));
-        assert_eq!(mesh.has_default_deny(), strict);
+        assert_eq!(mesh.has_default_deny(), denies_by_default);
         assert_eq!(
             applied_routes(&mesh, "shop/buyer-1", "reviews"),
             (vec!["shop/mine".to_owned()], 0)

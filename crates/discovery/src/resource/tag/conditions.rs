@@ -1,4 +1,4 @@
-//! Wire conversion of the request and caller conditions of tag rules.
+//! Converts the request and caller conditions of tag rules to and from the wire.
 
 use leno_model::{
     CallerMatch, FieldTest, NumberRelation, Quorum, RepeatedHeader, RequestMatch, TagMatch,

@@ -1,4 +1,4 @@
-//! Wire conversion of lane rules, which add headers to the inbound requests of a workload.
+//! Converts lane rules, which add headers to the inbound requests of a workload, to and from the wire.
 
 use leno_model::{LaneMark, LaneRule};
 

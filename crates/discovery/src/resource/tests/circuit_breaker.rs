@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leno_model::{
-    CircuitBreaker, CircuitLimits, FailureClasses, FailureThreshold, FixedResponse, Header,
-    PortCircuitBreaker, ServicePolicyKind, ServicePolicyName, SlowRequests, TripConditions,
+    CircuitBreaker, CircuitLimits, FailureClasses, FixedResponse, Header, PortCircuitBreaker,
+    RequestThreshold, ServicePolicyKind, ServicePolicyName, SlowRequests, TripConditions,
 };
 use proptest::prelude::*;
 
@@ -54,10 +54,10 @@ pub(super) fn any_duration() -> impl Strategy<Value = Duration> {
     (1_000_000..u64::MAX).prop_map(Duration::from_nanos)
 }
 
-fn any_threshold() -> impl Strategy<Value = FailureThreshold> {
+fn any_threshold() -> impl Strategy<Value = RequestThreshold> {
     let nonzero = || prop::option::of(1..u32::MAX);
     (nonzero(), nonzero())
-        .prop_map(|(share_ppm, number)| FailureThreshold { share_ppm, count: number })
+        .prop_map(|(share_ppm, number)| RequestThreshold { share_ppm, count: number })
 }
 
 fn any_trip() -> impl Strategy<Value = TripConditions> {
@@ -78,7 +78,7 @@ fn any_trip() -> impl Strategy<Value = TripConditions> {
             min_requests,
             failure_threshold: failed,
             consecutive_failures,
-            slow,
+            slow_requests: slow,
             open_duration,
             half_open_requests,
         },

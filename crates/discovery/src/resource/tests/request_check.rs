@@ -113,7 +113,7 @@ fn any_check_service() -> impl Strategy<Value = CheckService> {
         |(at, timeout, allows_on_failure)| {
             let failure_mode =
                 if allows_on_failure { FailureMode::Allow } else { FailureMode::Deny };
-            CheckService { at, timeout, failure_mode }
+            CheckService { address: at, timeout, failure_mode }
         },
     )
 }

@@ -17,9 +17,9 @@ fn subscription_pairs(count: usize) -> Vec<u8> {
 }
 
 /// Handles events of a connection until it ends, yielding to the runtime before each.
-async fn count_events(owner: &mut Owner) -> u64 {
+async fn count_events(state_task: &mut StateTask) -> u64 {
     let mut handled_count = 0;
-    while owner.next_event().await.is_some() {
+    while state_task.next_event().await.is_some() {
         handled_count += 1;
         tokio::task::yield_now().await;
     }
@@ -29,18 +29,18 @@ async fn count_events(owner: &mut Owner) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn subscriptions_that_cancel_out_are_merged() {
     const PAIRS: usize = 10_000;
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let flood = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
         proxy_end.write_all(&subscription_pairs(PAIRS)).await.unwrap();
         drop(proxy_end);
     };
     let script = async {
-        let connected = owner.next_event().await;
+        let connected = state_task.next_event().await;
         let Some(Event::Connected(connected)) = connected else { panic!("{connected:?}") };
-        // Busy with another connection: messages wait meanwhile, and are merged.
+        // The state task is busy with another connection. The messages of this one wait, and are merged.
         sleep(Duration::from_millis(1)).await;
-        let handled_count = count_events(&mut owner).await;
+        let handled_count = count_events(&mut state_task).await;
         drop(connected);
         handled_count
     };
@@ -51,7 +51,7 @@ async fn subscriptions_that_cancel_out_are_merged() {
 
 #[tokio::test(start_paused = true)]
 async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let mut sent_count = 0_u64;
     let start = Instant::now();
     let flood = async {
@@ -64,8 +64,8 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
         drop(proxy_end);
     };
     let script = async {
-        let connected = owner.wait_for_connected().await;
-        let handled_count = count_events(&mut owner).await;
+        let connected = state_task.wait_for_connected().await;
+        let handled_count = count_events(&mut state_task).await;
         drop(connected);
         handled_count
     };
@@ -78,10 +78,10 @@ async fn a_proxy_that_exceeds_its_budget_is_read_more_slowly_and_not_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn work_that_the_owner_charges_slows_its_connection_down() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let script = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
-        let queued = owner.events.recv().await.unwrap();
+        let queued = state_task.events.recv().await.unwrap();
         queued.turn.charge(u64::MAX, Instant::now());
         drop(queued.turn);
         let start = Instant::now();
@@ -89,7 +89,7 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
             .write_all(&frame_message(from_proxy::Message::Subscribe(service_list(&["a"]))))
             .await
             .unwrap();
-        assert_eq!(owner.describe_next_event().await, "+services {shop/a}");
+        assert_eq!(state_task.describe_next_event().await, "+services {shop/a}");
         let wait_time = start.elapsed();
         assert!(
             wait_time > Duration::from_secs(4) && wait_time < Duration::from_secs(6),
@@ -105,7 +105,7 @@ async fn work_that_the_owner_charges_slows_its_connection_down() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let flood = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
         let block = subscription_pairs(500);
@@ -113,8 +113,8 @@ async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
         while proxy_end.write_all(&block).await.is_ok() {}
     };
     let script = async {
-        let connected = owner.wait_for_connected().await;
-        count_events(&mut owner).await;
+        let connected = state_task.wait_for_connected().await;
+        count_events(&mut state_task).await;
         drop(connected);
     };
     let start = Instant::now();
@@ -125,7 +125,7 @@ async fn a_flood_of_minutes_ends_the_connection_with_a_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
-    let (server, mut owner, proxy_end) = start_server();
+    let (server, mut state_task, proxy_end) = start_server();
     let (requests, mut queue) = mpsc::channel(16);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
@@ -133,16 +133,16 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
         follow_control_plane(proxy_end, gateway_hello(), &mut subscriber, &mut queue, &mut apply);
     let start = Instant::now();
     let script = async {
-        let queued = owner.events.recv().await.unwrap();
+        let queued = state_task.events.recv().await.unwrap();
         let Event::Connected(connected) = queued.event else { panic!("not connected") };
         let mut subscribed_count = connected.hello.services.len() as u64;
         queued.turn.charge(subscribed_count, Instant::now());
         drop(queued.turn);
-        // The owner takes all events, and charges for a whole configuration each time.
+        // The state task takes all events, and charges for a whole configuration each time.
         let receive_all = async {
             let mut received_count = 0;
             while received_count < 3000 {
-                let QueuedEvent { event, turn } = owner.events.recv().await.unwrap();
+                let QueuedEvent { event, turn } = state_task.events.recv().await.unwrap();
                 if let Event::SubscriptionsChanged { change, .. } = event {
                     received_count += change.added.services.len();
                     subscribed_count += change.added.services.len() as u64;
@@ -170,7 +170,7 @@ async fn a_sidecar_that_starts_with_thousands_of_services_does_not_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn the_last_messages_of_a_proxy_reach_the_owner() {
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let listeners = proto::Listeners::default();
     let messages = [
         framed_hello(),
@@ -181,11 +181,11 @@ async fn the_last_messages_of_a_proxy_reach_the_owner() {
     let script = async {
         proxy_end.write_all(&messages).await.unwrap();
         drop(proxy_end);
-        // The owner is busy until the stream has ended.
+        // The state task is busy until the stream has ended.
         sleep(Duration::from_secs(1)).await;
-        let _connected = owner.wait_for_connected().await;
-        assert_eq!(owner.describe_next_event().await, "listeners []");
-        assert_eq!(owner.describe_next_event().await, "disconnected 7");
+        let _connected = state_task.wait_for_connected().await;
+        assert_eq!(state_task.describe_next_event().await, "listeners []");
+        assert_eq!(state_task.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();
@@ -197,14 +197,14 @@ async fn services_that_follow_a_full_hello_belong_to_it() {
     let (server_end, proxy_end) = duplex(1 << 20);
     let (sender, events) = event_sender();
     let server = serve_proxy(server_end, CONNECTION, sender, None, OperatorSessions::new(1));
-    let mut owner = Owner { events };
+    let mut state_task = StateTask { events };
     let (_requests, mut queue) = mpsc::channel(1);
     let mut subscriber = Subscriber::new();
     let mut apply = |_: ConfigUpdate| Ok(());
     let hello = Hello { services: services.clone(), ..gateway_hello() };
     let client = follow_control_plane(proxy_end, hello, &mut subscriber, &mut queue, &mut apply);
     tokio::select! {
-        connected = owner.wait_for_connected() => assert_eq!(connected.hello.services, services),
+        connected = state_task.wait_for_connected() => assert_eq!(connected.hello.services, services),
         server_result = server => panic!("{server_result:?}"),
         client_error = client => panic!("{client_error}"),
     }

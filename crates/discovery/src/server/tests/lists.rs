@@ -21,19 +21,19 @@ async fn each_list_of_a_message_is_applied() {
         ),
         (from_proxy::Message::Subscribe(names), "+names {shop/b}"),
     ];
-    let (server, mut owner, mut proxy_end) = start_server();
+    let (server, mut state_task, mut proxy_end) = start_server();
     let script = async {
         proxy_end.write_all(&framed_hello()).await.unwrap();
-        let _connected = owner.wait_for_connected().await;
+        let _connected = state_task.wait_for_connected().await;
         for (message, expected) in steps {
             proxy_end.write_all(&frame_message(message)).await.unwrap();
-            assert_eq!(owner.describe_next_event().await, expected);
+            assert_eq!(state_task.describe_next_event().await, expected);
         }
         // An empty message changes nothing.
         let empty = from_proxy::Message::Subscribe(proto::Services::default());
         proxy_end.write_all(&frame_message(empty)).await.unwrap();
         drop(proxy_end);
-        assert_eq!(owner.describe_next_event().await, "disconnected 7");
+        assert_eq!(state_task.describe_next_event().await, "disconnected 7");
     };
     let (server_result, ()) = tokio::join!(server, script);
     server_result.unwrap();

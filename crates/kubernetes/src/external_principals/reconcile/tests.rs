@@ -1,4 +1,4 @@
-//! Reconciliation of Secrets of external principals, with a minimal API server.
+//! Tests the reconciliation of Secrets of external principals, with a minimal API server.
 
 use k8s_openapi::api::core::v1::Secret;
 use leno_identity::AuthoritySource;

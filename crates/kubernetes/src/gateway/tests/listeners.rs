@@ -1,4 +1,4 @@
-//! Validation of listeners, alone and in combination.
+//! Tests the validation of listeners, alone and in combination.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Routes at listeners: attachment, host names, backends and precedence.
+//! Tests routes at listeners: attachment, host names, backends and precedence.
 
 use super::*;
 

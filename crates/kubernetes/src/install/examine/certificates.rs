@@ -1,4 +1,4 @@
-//! Checks of `leno check` for expiring certificates: the signing certificate, the trust roots, and the
+//! Checks for expiring certificates, for `leno check`: the signing certificate, the trust roots, and the
 //! webhook's CA bundle.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use super::{ExamineResult, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
 use crate::well_known::{AUTHORITY_NAME, AUTHORITY_SECRET, ROOTS_CONFIG_MAP, ROOTS_NAME};
 
-/// Checks the certificate that signs workload certificates.
+/// Checks the signing certificate of the mesh's authority, which issues workload certificates.
 pub(super) async fn check_issuer(
     client: &Client,
     namespace: &NamespaceName,
@@ -78,7 +78,7 @@ pub(super) async fn check_roots(
     match valid_days.iter().max() {
         None => ExamineResult::failure("none is valid", hint),
         Some(days) if *days < MIN_REMAINING_DAYS => {
-            ExamineResult::warning(format!("the last one expires in {days} days"), hint)
+            ExamineResult::warning(format!("the last valid root expires in {days} days"), hint)
         }
         Some(days) => ExamineResult::Passed(format!("{}, valid for {days} days", valid_days.len())),
     }
@@ -125,12 +125,13 @@ fn days_until_expiry(der: &CertificateDer<'_>, now: SystemTime) -> Option<u64> {
     Some(remaining.as_secs() / 86_400)
 }
 
-/// The keys of the signing certificate: an externally issued one takes precedence over the built-in one.
+/// The keys of the signing certificate in the Secret: an intermediate certificate takes precedence over the
+/// built-in CA's certificate.
 const SIGNER_KEYS: [&str; 2] = [INTERMEDIATE_KEY, "ca.pem"];
-/// The key of an externally issued signing certificate.
+/// The key of an intermediate certificate, which an external CA such as cert-manager has issued.
 const INTERMEDIATE_KEY: &str = "tls.crt";
 /// The minimum remaining lifetime without a warning, in days.
 const MIN_REMAINING_DAYS: u64 = 60;
-/// The minimum remaining lifetime without a warning, in days, of an externally issued signing certificate,
-/// which is renewed automatically.
+/// The minimum remaining lifetime without a warning, in days, of an intermediate certificate, which its issuer
+/// renews automatically.
 const MIN_INTERMEDIATE_DAYS: u64 = 2;

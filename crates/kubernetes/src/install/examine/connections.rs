@@ -1,5 +1,5 @@
-//! Check of `leno check` for the connections of sidecars to control planes, which the leader publishes in the
-//! Lease.
+//! Checks the connections of sidecars to control planes, for `leno check`. The leader publishes the connections
+//! in the Lease.
 
 use std::time::{Duration, SystemTime};
 
@@ -63,7 +63,7 @@ pub(super) async fn check_connections(
     }
 }
 
-/// Returns true if the leader has the reports of all ready control planes.
+/// Returns true if the leader has the reports of all ready control planes: its own, and one from each peer.
 fn has_all_reports(connections: &SidecarConnections, ready_replicas: usize) -> bool {
     connections.peers + 1 >= ready_replicas
 }
@@ -79,6 +79,8 @@ fn is_fresh(lease: &Lease, now: SystemTime) -> bool {
     has_holder && is_recent
 }
 
+/// Compares the reported connections with the pods. Sidecars without a connection are a failure if their pods
+/// are ready; pods that are not ready or have terminated are ignored.
 fn compare_connections(
     connections: &SidecarConnections,
     ready_replicas: usize,

@@ -1,4 +1,4 @@
-//! Checks of `leno check` for the control plane: its namespace, its pods and their nodes.
+//! Checks the control plane, for `leno check`: its namespace, its pods and their nodes.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use kube::{Client, ResourceExt as _};
 
 use super::{ExamineResult, summarize_names, unreadable_finding};
 use crate::api::{NamespaceName, ObjectApi};
-use crate::install::apply::incomplete_rollout;
+use crate::install::apply::describe_incomplete_rollout;
 use crate::install::{PART_OF, PART_OF_LABEL};
 use crate::well_known::{CONTROL, CONTROL_NAME, SYSTEM_NAMESPACE};
 
-/// Finds the control plane of a namespace, or the one in the cluster.
+/// Finds the control plane of a namespace, or the only control plane of the cluster.
 pub(super) async fn find_control_plane(
     client: &Client,
     namespace: Option<&NamespaceName>,
@@ -30,6 +30,8 @@ pub(super) async fn find_control_plane(
     }
 }
 
+/// Finds the only control plane of the cluster. Several control planes are a failure: they would share
+/// CustomResourceDefinitions and the webhook configuration.
 async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment), ExamineResult> {
     let api: ObjectApi<Deployment> = ObjectApi::for_all_namespaces(client.clone());
     let selector = format!("app.kubernetes.io/name={CONTROL},{PART_OF_LABEL}={PART_OF}");
@@ -72,7 +74,7 @@ async fn find_in_cluster(client: &Client) -> Result<(NamespaceName, Deployment),
 
 /// Checks that all pods of the control plane are available.
 pub(super) fn check_availability(namespace: &str, deployment: &Deployment) -> ExamineResult {
-    match incomplete_rollout(deployment) {
+    match describe_incomplete_rollout(deployment) {
         None => ExamineResult::Passed(format!("all pods are ready, in {namespace}")),
         Some(rollout_state) => ExamineResult::failure(
             rollout_state,
@@ -98,6 +100,8 @@ pub(super) async fn check_spread(client: &Client, namespace: &NamespaceName) -> 
     }
 }
 
+/// Compares the nodes of the control plane's pods with all nodes. A shared node causes a warning if another
+/// node accepts the pods.
 fn compare_nodes(namespace: &str, pods: &[Pod], nodes: &[Node]) -> ExamineResult {
     let running_pods = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     let mut pods_by_node: BTreeMap<&str, Vec<String>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Check of `leno check` for Gateways of Leno's class that no control plane serves.
+//! Checks, for `leno check`, that the control plane serves the Gateways of Leno's class.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::source::{DiscoveredKind, find_version};
 use crate::status::StatusForm;
 use crate::well_known::GATEWAY_CONTROLLER;
 
-/// Checks for Gateways of Leno's class that no control plane serves.
+/// Reports the Gateways of Leno's class if gateways are disabled in the control plane.
 pub(super) async fn check_gateways(client: &Client, control_plane: &Deployment) -> ExamineResult {
     if InstalledOptions::from_deployment(control_plane).gateways {
         return ExamineResult::Passed("the control plane serves them".to_owned());

@@ -1,5 +1,5 @@
-//! Checks of `leno check` for pods: sidecars compared with those that the control plane would inject now, pods
-//! that cannot be created, and namespaces that do not admit redirection.
+//! Checks the members of the mesh, for `leno check`: outdated sidecars, pods that cannot be created, and
+//! namespaces that do not admit redirection.
 
 use std::collections::BTreeSet;
 
@@ -38,8 +38,8 @@ pub(super) async fn check_sidecars(
         Err(error) => return vec![("sidecars", unreadable_finding(&error))],
     };
     let config_maps: ObjectApi<ConfigMap> = ObjectApi::for_namespace(client.clone(), namespace);
-    let roots_pem = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
-    let roots_pem = roots_pem.and_then(|map| map.data?.remove(ROOTS_KEY));
+    let roots_config_map = config_maps.get_opt(&ROOTS_NAME).await.ok().flatten();
+    let roots_pem = roots_config_map.and_then(|map| map.data?.remove(ROOTS_KEY));
     let spec = control_plane.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
     let own_image = spec.and_then(|spec| container_image(spec, CONTROL)).unwrap_or_default();
     let is_truncated = pods.metadata.continue_.is_some_and(|token| !token.is_empty());
@@ -195,24 +195,22 @@ impl SidecarPods<'_> {
 
 /// Checks for pods that cannot be created because the webhook rejects them or does not respond.
 pub(super) async fn check_uncreated_pods(client: &Client) -> ExamineResult {
-    match controllers_without_pods(client).await {
-        Ok((replica_sets, missing_pods, events)) => {
-            check_blocked(&replica_sets, &missing_pods, &events)
+    match list_pod_controllers(client).await {
+        Ok(PodControllers { replica_sets, missing_pods, failure_events }) => {
+            check_blocked(&replica_sets, &missing_pods, &failure_events)
         }
         Err(error) => unreadable_finding(&error),
     }
 }
 
-/// Finds controllers that cannot create pods. A ReplicaSet reports it as a condition. Others report it only as
-/// events, which count while they lack pods.
-async fn controllers_without_pods(
-    client: &Client,
-) -> Result<(Vec<ReplicaSet>, Vec<MissingPods>, Vec<Event>), ApiError> {
-    let replica_sets: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
+/// Lists the controllers that may be unable to create pods. A ReplicaSet reports failures as a condition; other
+/// controllers report failures only as events, and are listed while they lack pods.
+async fn list_pod_controllers(client: &Client) -> Result<PodControllers, ApiError> {
+    let replica_set_api: ObjectApi<ReplicaSet> = ObjectApi::for_all_namespaces(client.clone());
     let stateful_sets: ObjectApi<StatefulSet> = ObjectApi::for_all_namespaces(client.clone());
     let daemon_sets: ObjectApi<DaemonSet> = ObjectApi::for_all_namespaces(client.clone());
     let jobs: ObjectApi<Job> = ObjectApi::for_all_namespaces(client.clone());
-    let events: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
+    let event_api: ObjectApi<Event> = ObjectApi::for_all_namespaces(client.clone());
     let parameters = ListParams::default();
     let mut missing_pods = Vec::new();
     missing_pods.extend(stateful_sets.list(&parameters).await?.items.iter().filter_map(|set| {
@@ -236,11 +234,19 @@ async fn controllers_without_pods(
         (!is_running && !conditions().any(is_finished)).then(|| MissingPods::for_object("Job", job))
     }));
     let failed_creations = ListParams::default().fields("reason=FailedCreate").limit(MAX_EVENTS);
-    let events = events.list(&failed_creations).await?.items;
-    Ok((replica_sets.list(&parameters).await?.items, missing_pods, events))
+    let failure_events = event_api.list(&failed_creations).await?.items;
+    let replica_sets = replica_set_api.list(&parameters).await?.items;
+    Ok(PodControllers { replica_sets, missing_pods, failure_events })
 }
 
-/// An object with fewer pods than desired.
+struct PodControllers {
+    replica_sets: Vec<ReplicaSet>,
+    missing_pods: Vec<MissingPods>,
+    /// The events about pods that could not be created.
+    failure_events: Vec<Event>,
+}
+
+/// A controller with fewer pods than desired.
 struct MissingPods {
     /// Kind, namespace and name.
     object: String,
@@ -267,7 +273,7 @@ impl MissingPods {
 /// Returns the time of the last occurrence of an event.
 fn last_occurrence(event: &Event) -> Option<Timestamp> {
     let last_in_series =
-        event.series.as_ref().and_then(|last_in_series| last_in_series.last_observed_time.as_ref());
+        event.series.as_ref().and_then(|series| series.last_observed_time.as_ref());
     let last_time = event.last_timestamp.as_ref().map(|time| time.0);
     let first_time = || event.event_time.as_ref().map(|time| time.0);
     last_in_series.map(|time| time.0).or(last_time).or_else(first_time)
@@ -288,7 +294,8 @@ fn check_blocked(
         let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
         Some((format!("{namespace}/{name}"), shorten_middle(&message, MAX_MESSAGE_BYTES)))
     };
-    let other_controllers = missing_pods.iter().filter_map(|owner| owner.webhook_failure(events));
+    let other_controllers =
+        missing_pods.iter().filter_map(|controller| controller.webhook_failure(events));
     let blocked: Vec<(String, String)> =
         replica_sets.iter().filter_map(failure).chain(other_controllers).collect();
     let names: Vec<String> = blocked.iter().map(|(name, _)| name.clone()).collect();
@@ -339,8 +346,8 @@ fn can_resolve(pod: &Pod, name_servers: &[String]) -> bool {
 async fn name_servers(client: &Client) -> Vec<String> {
     let Ok(namespace) = NamespaceName::new("kube-system") else { return Vec::new() };
     let services: ObjectApi<Service> = ObjectApi::for_namespace(client.clone(), &namespace);
-    let dns = ListParams::default().labels("k8s-app=kube-dns");
-    let Ok(listed) = services.list(&dns).await else { return Vec::new() };
+    let dns_selector = ListParams::default().labels("k8s-app=kube-dns");
+    let Ok(listed) = services.list(&dns_selector).await else { return Vec::new() };
     let specs = listed.items.into_iter().filter_map(|service| service.spec);
     let addresses = specs
         .flat_map(|spec| spec.cluster_ip.into_iter().chain(spec.cluster_ips.into_iter().flatten()));
@@ -399,7 +406,8 @@ fn is_injected(namespace: &Namespace, system: &str) -> bool {
     )
 }
 
-/// Describes a namespace with a Pod Security Standard that forbids NET_ADMIN; `None` for other namespaces.
+/// Describes a namespace with a Pod Security Standard that forbids NET_ADMIN, which redirection by an init
+/// container needs; `None` for other namespaces.
 fn restrictive_standard(namespace: &Namespace) -> Option<String> {
     let standard = namespace.labels().get("pod-security.kubernetes.io/enforce")?;
     let forbids_capability = ["baseline", "restricted"].contains(&standard.as_str());

@@ -1,4 +1,4 @@
-//! Check of `leno check` for the CNI plugin: its node agents, compared with the options of the control plane.
+//! Checks the node agents of the CNI plugin against the options of the control plane, for `leno check`.
 
 use std::collections::BTreeSet;
 
@@ -73,11 +73,11 @@ async fn check_agent_readiness(client: &Client, daemon_set: &DaemonSet) -> Exami
 
 /// Returns the nodes without a ready agent.
 async fn nodes_without_ready_agent(client: &Client) -> Result<Vec<String>, ApiError> {
-    let nodes: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
-    let nodes = nodes.list_metadata(&ListParams::default().limit(MAX_EXAMINED_NODES)).await?;
-    let pods: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
+    let node_api: ObjectApi<Node> = ObjectApi::for_all_namespaces(client.clone());
+    let nodes = node_api.list_metadata(&ListParams::default().limit(MAX_EXAMINED_NODES)).await?;
+    let pod_api: ObjectApi<Pod> = ObjectApi::for_namespace(client.clone(), &CNI_NAMESPACE);
     let agent_selector = ListParams::default().labels(&format!("app.kubernetes.io/name={CNI}"));
-    let pods = pods.list(&agent_selector).await?;
+    let pods = pod_api.list(&agent_selector).await?;
     let is_ready = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions

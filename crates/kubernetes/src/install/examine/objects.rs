@@ -1,6 +1,5 @@
-//! Check of `leno check` for the objects of an installation, compared with the output of `leno install`. Fields
-//! that no manifest sets are defaults
-//! of the API server or set by other clients, and are not compared.
+//! Compares the objects of an installation with the output of `leno install`, for `leno check`. Fields that no
+//! manifest sets are not compared: they are defaults of the API server, or set by other clients.
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -22,9 +21,9 @@ pub(super) async fn desired_manifests(
     namespace: &NamespaceName,
     control_plane: &Deployment,
 ) -> Result<Vec<Value>, InstallError> {
-    let installed_options = InstalledOptions::read_installation(client, namespace).await?;
+    let read_options = InstalledOptions::read_installation(client, namespace).await?;
     let installed_options =
-        installed_options.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
+        read_options.unwrap_or_else(|| InstalledOptions::from_deployment(control_plane));
     Ok(installation_manifests(&installed_options.into_options(namespace)))
 }
 
@@ -70,6 +69,8 @@ async fn compare_object(client: &Client, manifest: &Value) -> Result<ObjectCompa
     Ok(ObjectComparison { object, is_definition, differences })
 }
 
+/// Summarizes the comparisons in one finding: absent objects and different fields are failures; surplus
+/// entries, and differences of CustomResourceDefinitions, are warnings.
 fn summarize_comparisons(comparisons: Vec<Result<ObjectComparison, ApiError>>) -> ExamineResult {
     let count = comparisons.len();
     let (mut failures, mut warnings, mut read_error) = (Vec::new(), Vec::new(), None);

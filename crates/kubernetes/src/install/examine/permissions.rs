@@ -1,4 +1,4 @@
-//! Check of `leno check` for the current user's permissions to install and upgrade.
+//! Checks the current user's permissions to install and upgrade, for `leno check`.
 
 use k8s_openapi::api::authorization::v1::SelfSubjectAccessReview;
 use kube::Client;

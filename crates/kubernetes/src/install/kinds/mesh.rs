@@ -1,4 +1,4 @@
-//! OpenAPI schema of the `spec` of a MeshConfig. The CustomResourceDefinition contains it.
+//! Builds the OpenAPI schema of the `spec` of a MeshConfig, for its CustomResourceDefinition.
 
 use serde_json::Value;
 
@@ -7,6 +7,7 @@ use crate::install::schema::{
     with_description, with_rules,
 };
 
+/// Returns the schema of the `spec` of a MeshConfig.
 pub(super) fn mesh_config() -> Value {
     let namespace_settings = object([
         ("name!", dns_label()),

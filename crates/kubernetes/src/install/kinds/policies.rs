@@ -1,6 +1,6 @@
-//! OpenAPI schemas of the `spec` of each policy kind: authorization, outlier detection, circuit breakers,
-//! limits, JWT validation, fault injection, load balancing and hedging. The CustomResourceDefinitions contain
-//! them.
+//! Builds the OpenAPI schemas of the `spec` of each policy kind, for its CustomResourceDefinition:
+//! authorization, outlier detection, circuit breakers, limits, JWT validation, fault injection, load balancing
+//! and hedging.
 
 use serde_json::Value;
 
@@ -10,6 +10,7 @@ use crate::install::schema::{
     non_empty_list, object, percentage, port, text, with_description, with_keyword, with_rules,
 };
 
+/// Returns the schema of the `spec` of an AccessPolicy.
 pub(super) fn access_policy() -> Value {
     let request = with_rules(
         object([
@@ -58,6 +59,7 @@ pub(super) fn access_policy() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of an OutlierDetection.
 pub(super) fn outlier_detection() -> Value {
     let rate =
         object([("percent!", integer(1, 100)), ("minimumRequests", integer(1, MAX_THRESHOLD))]);
@@ -98,11 +100,13 @@ fn health_check() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of a SermantRemoval.
 pub(super) fn sermant_removal() -> Value {
     let config = with_description(text(65_536), "Content of Sermant's `sermant.removal.config`.");
     object([("compat!", enumeration(&["sermant"])), ("config!", config)])
 }
 
+/// Returns the schema of the `spec` of a CircuitBreaker.
 pub(super) fn circuit_breaker() -> Value {
     let limits = object([
         ("connections", integer(1, u32::MAX)),
@@ -144,6 +148,7 @@ pub(super) fn circuit_breaker() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of a RateLimit.
 pub(super) fn rate_limit() -> Value {
     let connections = object([
         ("count!", integer(1, 1_000_000)),
@@ -166,7 +171,7 @@ pub(super) fn rate_limit() -> Value {
         ("minConcurrency", integer(1, 1_000_000)),
         ("latencyTolerancePercent", integer(1, 1000)),
     ]);
-    let concurrency = object([
+    let concurrency_fields = object([
         ("requests!", integer(1, 1_000_000)),
         (
             "adaptive",
@@ -179,7 +184,7 @@ pub(super) fn rate_limit() -> Value {
     ]);
     let minimum_rule = "!has(self.adaptive) || !has(self.adaptive.minConcurrency) || self.adaptive.minConcurrency <= self.requests";
     let concurrency = with_rules(
-        concurrency,
+        concurrency_fields,
         &[(minimum_rule, "adaptive.minConcurrency must not exceed requests")],
     );
     with_rules(
@@ -200,6 +205,7 @@ pub(super) fn rate_limit() -> Value {
     )
 }
 
+/// Returns the schema of a check by a global rate limit service.
 fn global_limit() -> Value {
     let entry = with_rules(
         object([
@@ -233,6 +239,7 @@ fn global_limit() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of an ExternalAuthorization.
 pub(super) fn external_authorization() -> Value {
     let body = object([
         ("maxRequestBytes", integer(1, 1_048_576)),
@@ -273,6 +280,7 @@ pub(super) fn external_authorization() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of a JwtValidation.
 pub(super) fn jwt_validation() -> Value {
     let token_location = with_rules(
         object([("header", text(256)), ("prefix", text(64)), ("query", text(256))]),
@@ -339,6 +347,7 @@ fn check_service_reference() -> Value {
 const EXACTLY_ONE_SERVER: (&str, &str) =
     ("has(self.service) != has(self.url)", "set exactly one of service and url");
 
+/// Returns the schema of the `spec` of a FaultInjection.
 pub(super) fn fault_injection() -> Value {
     let delay = object([("fixedDelay!", duration()), ("percent", percentage())]);
     let abort = with_rules(
@@ -367,6 +376,7 @@ pub(super) fn fault_injection() -> Value {
     object([("targetRefs!", target_refs()), ("rules!", non_empty_list(rule, 64))])
 }
 
+/// Returns the schema of the `spec` of a LoadBalancing.
 pub(super) fn load_balancing() -> Value {
     let key = with_rules(
         object([("header", text(256)), ("cookie", text(256)), ("source", boolean())]),
@@ -404,6 +414,7 @@ pub(super) fn load_balancing() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of a Hedging.
 pub(super) fn hedging() -> Value {
     object([
         ("targetRefs!", target_refs()),

@@ -1,5 +1,5 @@
-//! OpenAPI schemas of the `spec` of TagRoute, Lane and SermantRouteRule, which select among the instances of a
-//! service.
+//! Builds the OpenAPI schemas of the `spec` of TagRoute, Lane and SermantRouteRule, which select among the
+//! instances of a service.
 
 use serde_json::Value;
 
@@ -9,6 +9,7 @@ use crate::install::schema::{
     with_description, with_rules,
 };
 
+/// Returns the schema of the `spec` of a TagRoute.
 pub(super) fn tag_route() -> Value {
     let from =
         object([("service", dns_label()), ("namespace", dns_label()), ("tags", value_matches())]);
@@ -56,6 +57,7 @@ pub(super) fn tag_route() -> Value {
     )
 }
 
+/// Returns the schema of the `spec` of a Lane.
 pub(super) fn lane() -> Value {
     let headers = with_description(map(any_value(), 64), "Headers to add, with their values.");
     let mark_schema = object([("percent", integer(0, 100)), ("headers!", headers)]);
@@ -67,6 +69,7 @@ pub(super) fn lane() -> Value {
     object([("service!", dns_label()), ("rules!", list(rule, 1024))])
 }
 
+/// Returns the schema of the `spec` of a SermantRouteRule.
 pub(super) fn sermant_route_rule() -> Value {
     object([
         ("compat!", enumeration(&["sermant"])),
@@ -102,5 +105,5 @@ fn fallback_schema() -> Value {
     )
 }
 
-/// The maximum precedence of a rule; a rule with a higher one is evaluated first.
+/// The maximum precedence of a rule; a rule with a higher precedence is evaluated first.
 const MAX_PRECEDENCE: u32 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Pods as they appear in clusters.
+//! Tests the conversion of pods as they appear in clusters.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Conflicts between objects in force: routes at a port, traffic splits, tag rules, and retries. Statuses
+//! Finds conflicts between objects in force: routes at a port, traffic splits, tag rules, and retries. Statuses
 //! report the object that takes precedence.
 
 use std::cell::RefCell;
@@ -139,8 +139,8 @@ impl<'a> ConflictIndex<'a> {
         match route {
             Object::HttpRoute(own_route) | Object::GrpcRoute(own_route) => {
                 let precedes = |object: &&Object| match object {
-                    Object::HttpRoute(object) | Object::GrpcRoute(object) => {
-                        object.precedes(own_route)
+                    Object::HttpRoute(other) | Object::GrpcRoute(other) => {
+                        other.precedes(own_route)
                     }
                     _ => false,
                 };
@@ -148,8 +148,8 @@ impl<'a> ConflictIndex<'a> {
             }
             Object::GatewayTcpRoute(own_route) => {
                 let preceding_routes = routes.filter_map(|object| match object {
-                    Object::GatewayTcpRoute(object) => {
-                        Some(object).filter(|other| other.precedes(own_route))
+                    Object::GatewayTcpRoute(other) => {
+                        Some(other).filter(|other| other.precedes(own_route))
                     }
                     _ => None,
                 });
@@ -159,7 +159,7 @@ impl<'a> ConflictIndex<'a> {
             }
             Object::TlsRoute(own_route) => {
                 let tls_routes = routes.filter_map(|object| match object {
-                    Object::TlsRoute(object) => Some(object),
+                    Object::TlsRoute(other) => Some(other),
                     _ => None,
                 });
                 own_route
@@ -183,7 +183,8 @@ impl<'a> ConflictIndex<'a> {
 }
 
 impl ObjectStore {
-    /// Returns the object that takes precedence over a route at all ports of one of its parents.
+    /// Describes the object that takes precedence over a route at all ports of one of its parents; `None` if
+    /// the route is in force at a port.
     pub(super) fn find_route_conflict(
         &self,
         route: &Object,
@@ -198,7 +199,8 @@ impl ObjectStore {
         Some(format!("{preceding_route} is attached to the same port and takes precedence"))
     }
 
-    /// Returns the object that takes precedence over a split at all ports of its root.
+    /// Describes the object that takes precedence over a split at all ports of its root; `None` if there is no
+    /// such object.
     pub(super) fn find_split_conflict(
         &self,
         split: &TrafficSplit,
@@ -210,13 +212,13 @@ impl ObjectStore {
         if let Some(preceding_split) = preceding_splits.min_by_key(|other| other.precedence()) {
             let (name, reason) =
                 (&preceding_split.name, precedence_reason(preceding_split.created, split.created));
-            let preceding_split = Object::TrafficSplit((*preceding_split).clone());
-            let own_error = self
-                .missing_reference(&preceding_split)
+            let preceding_object = Object::TrafficSplit((*preceding_split).clone());
+            let preceding_error = self
+                .missing_reference(&preceding_object)
                 .map(|error| format!("; it has an error of its own: {error}"));
-            let own_error = own_error.unwrap_or_default();
+            let preceding_error = preceding_error.unwrap_or_default();
             return Some(format!(
-                "TrafficSplit {name} is for the same service, and {reason}{own_error}"
+                "TrafficSplit {name} is for the same service, and {reason}{preceding_error}"
             ));
         }
         let ports = self.ports_of_service(root, None);
@@ -224,13 +226,15 @@ impl ObjectStore {
             |port| conflicts.routes_at_port(root, port, &root.namespace).first().copied();
         let routes: Option<Vec<&Object>> = ports.map(attached_route).collect();
         let first_route = routes?.into_iter().next()?;
-        let own_error = self.missing_backend(first_route);
-        let own_error = own_error.map(|error| format!("; it has an error of its own: {error}"));
-        let (route_key, own_error) = (first_route.object_key(), own_error.unwrap_or_default());
-        Some(format!("{route_key} is attached to {root} and takes precedence{own_error}"))
+        let missing_backend = self.missing_backend(first_route);
+        let route_error =
+            missing_backend.map(|error| format!("; it has an error of its own: {error}"));
+        let (route_key, route_error) = (first_route.object_key(), route_error.unwrap_or_default());
+        Some(format!("{route_key} is attached to {root} and takes precedence{route_error}"))
     }
 
-    /// Returns the object that takes precedence over a retry policy for all of its existing services.
+    /// Describes the object that takes precedence over a retry policy for all of its existing services; `None`
+    /// if there is no such object.
     pub(super) fn find_retry_conflict(
         &self,
         policy: &RetryPolicy,
@@ -239,18 +243,19 @@ impl ObjectStore {
         let policies_of_source = || conflicts.retries.get(&policy.source).into_iter().flatten();
         let existing_services =
             policy.services.iter().filter(|service| self.services.get(service).is_some());
-        let preceding_policies = existing_services.map(|service| {
+        let policies_by_service = existing_services.map(|service| {
             let preceding = policies_of_source().filter(|other| other.precedes(policy, service));
             preceding.min_by_key(|other| other.precedence())
         });
-        let preceding_policies: Option<Vec<_>> = preceding_policies.collect();
+        let preceding_policies: Option<Vec<_>> = policies_by_service.collect();
         let preceding_policy = *preceding_policies?.first()?;
         let (name, reason) =
             (&preceding_policy.name, precedence_reason(preceding_policy.created, policy.created));
         Some(format!("Retry {name} applies to the same requests, and {reason}"))
     }
 
-    /// Returns the object that takes precedence over tag rules for all of their targets.
+    /// Describes the object that takes precedence over tag rules for all of their targets; `None` if the rules
+    /// are in force at a target.
     pub(super) fn find_tag_conflict(
         &self,
         object: &Object,
@@ -311,14 +316,14 @@ impl ObjectStore {
         let zone_rule = preference_name(service).and_then(|name| {
             let is_user_defined =
                 self.custom_resources.get(&ObjectKey::TagRoute(name.clone())).is_some();
-            self.zone_preference(&name).filter(|_| !is_user_defined)
+            self.zone_rule(&name).filter(|_| !is_user_defined)
         });
         let service_scope = TagScope::Service(service.clone(), None);
         let scopes =
             [service_scope, TagScope::Namespace(service.namespace.clone()), TagScope::Mesh];
         let specific_rules = TagRules::select_most_specific(scopes.iter().flat_map(|scope| {
             let user_rules = conflicts.tag_routes.get(scope).into_iter().flatten().copied();
-            let user_rules = user_rules.filter(|route| match route.scope {
+            let port_rules = user_rules.filter(|route| match route.scope {
                 TagScope::Service(_, only_port) => {
                     only_port.is_none_or(|only_port| only_port == port)
                 }
@@ -328,10 +333,10 @@ impl ObjectStore {
                 Object::TagRoute(route) => Some(route).filter(|route| route.scope == *scope),
                 _ => None,
             });
-            let sermant_rules = conflicts.sermant_rules.get(scope);
-            let sermant_rules = sermant_rules.and_then(|rule| rules_for_scope(rule, scope));
-            let sermant_rules = sermant_rules.map(|rules| rules.rules.clone());
-            [TagRules::merge_routes(user_rules.chain(generated_rules))]
+            let sermant_rule = conflicts.sermant_rules.get(scope);
+            let scope_rules = sermant_rule.and_then(|rule| rules_for_scope(rule, scope));
+            let sermant_rules = scope_rules.map(|rules| rules.rules.clone());
+            [TagRules::merge_routes(port_rules.chain(generated_rules))]
                 .into_iter()
                 .chain(sermant_rules)
         }));

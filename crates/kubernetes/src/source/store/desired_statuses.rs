@@ -1,4 +1,4 @@
-//! The desired statuses of custom resources, computed from the objects in the store.
+//! Computes the desired statuses of objects from the contents of the store.
 
 mod conflict_context;
 mod status_context;
@@ -54,8 +54,9 @@ impl ObjectStore {
         origin: &ObjectOrigin,
         duplicate: Option<&RejectedDocument>,
     ) -> Option<String> {
-        let rejections = self.diagnostics.get(origin).map(|(rejections, _)| rejections.as_slice());
-        let rejections: Vec<String> = rejections
+        let object_rejections =
+            self.diagnostics.get(origin).map(|(rejections, _)| rejections.as_slice());
+        let rejections: Vec<String> = object_rejections
             .unwrap_or_default()
             .iter()
             .chain(duplicate)
@@ -96,8 +97,9 @@ impl ObjectStore {
                 )
             }
             StatusForm::Current => {
-                let no_effect =
-                    || self.closed_reason(origin).or_else(|| self.idle_reason(origin, context));
+                let no_effect = || {
+                    self.closed_reason(origin).or_else(|| self.ineffective_message(origin, context))
+                };
                 StatusContent::Current(rejection.clone().or_else(no_effect).map_or(Ok(()), Err))
             }
             StatusForm::Conditions => {
@@ -157,8 +159,9 @@ impl ObjectStore {
         let object = self.custom_resources.get_by_origin(origin);
         let enforced =
             object.and_then(|object| self.enforced_condition(object, &context.config, &accepted));
-        let no_effect = object.filter(|_| accepted.status == "True");
-        let no_effect = no_effect.and_then(|object| self.unprogrammed_condition(object, context));
+        let accepted_object = object.filter(|_| accepted.status == "True");
+        let no_effect =
+            accepted_object.and_then(|object| self.unprogrammed_condition(object, context));
         let programmed =
             no_effect.unwrap_or_else(|| StatusCondition::from_accepted(&accepted, SENT_MESSAGE));
         [accepted, resolved, programmed].into_iter().chain(enforced).collect()
@@ -184,8 +187,9 @@ impl ObjectStore {
             return (accepted_condition(None, ""), None);
         };
         let conflict = self.find_route_conflict(route, &service, port, &context.conflicts);
-        let no_effect = || self.idle_route_condition(route, &service, port, &context.conflicts);
-        let no_effect = no_effect().filter(|_| conflict.is_none());
+        let find_ineffective =
+            || self.ineffective_route_condition(route, &service, port, &context.conflicts);
+        let no_effect = find_ineffective().filter(|_| conflict.is_none());
         (accepted_condition(conflict.as_deref(), CONFLICTED), no_effect)
     }
 
@@ -235,11 +239,11 @@ impl ObjectStore {
             .filter_map(|(service, port)| self.missing_part(service, *port))
             .collect();
         let lacks_all_targets = !targets.is_empty() && missing_targets.len() == targets.len();
-        let missing_targets =
+        let missing_message =
             (!missing_targets.is_empty()).then(|| truncate_message(&missing_targets.join("\n")));
-        let accepted = match (&missing_targets, self.ineffective_reason(object, context)) {
-            (Some(missing_targets), _) if lacks_all_targets => {
-                accepted_condition(Some(missing_targets), "TargetNotFound")
+        let accepted = match (&missing_message, self.ineffective_reason(object, context)) {
+            (Some(missing_message), _) if lacks_all_targets => {
+                accepted_condition(Some(missing_message), "TargetNotFound")
             }
             (_, Some(IneffectiveReason::Overridden(reason))) => {
                 accepted_condition(Some(&reason), CONFLICTED)
@@ -247,18 +251,22 @@ impl ObjectStore {
             (_, Some(IneffectiveReason::NoEffect(..)) | None) => accepted_condition(None, ""),
         };
         // Always written, to replace a previous condition.
-        let resolved = match missing_targets {
+        let resolved = match missing_message {
             _ if targets.is_empty() => references_condition("True", "ResolvedRefs", NO_TARGETS),
-            Some(missing_targets) => {
-                references_condition("False", "TargetNotFound", &missing_targets)
+            Some(missing_message) => {
+                references_condition("False", "TargetNotFound", &missing_message)
             }
             None => references_condition("True", "ResolvedRefs", "all targets exist"),
         };
         [accepted, resolved]
     }
 
-    /// Returns the reason that a valid object of OSM's kinds has no effect.
-    fn idle_reason(&self, origin: &ObjectOrigin, context: &StatusContext<'_>) -> Option<String> {
+    /// Returns the reason that a valid object with an OSM status has no effect; `None` if it has an effect.
+    fn ineffective_message(
+        &self,
+        origin: &ObjectOrigin,
+        context: &StatusContext<'_>,
+    ) -> Option<String> {
         let object = self.custom_resources.get_by_origin(origin)?;
         let targets = target_services(object);
         let mut missing_targets =
@@ -373,17 +381,18 @@ impl ObjectStore {
             return references_condition("Unknown", "Pending", UNCHECKED_REFERENCES);
         };
         let (parents, backends) = route_backends(object);
-        for (kind, route_namespace, service, port) in backends {
+        for RouteBackend { route_kind, route_namespace, service, port } in backends {
             let backend_namespace = &service.namespace;
-            let is_granted =
-                || grants.iter().any(|grant| grant.permits_route(kind, route_namespace, service));
+            let is_granted = || {
+                grants.iter().any(|grant| grant.permits_route(route_kind, route_namespace, service))
+            };
             if route_namespace != backend_namespace
                 && !is_only_parent(parents, service)
                 && !is_granted()
             {
                 let message = format!(
                     "no ReferenceGrant in {backend_namespace} permits {service} to {}s of {route_namespace}",
-                    kind.as_str()
+                    route_kind.as_str()
                 );
                 return references_condition("False", "RefNotPermitted", &message);
             }
@@ -399,7 +408,7 @@ impl ObjectStore {
         let (_, backends) = route_backends(route);
         backends
             .into_iter()
-            .find_map(|(_, _, service, port)| self.missing_part(service, Some(port)))
+            .find_map(|backend| self.missing_part(backend.service, Some(backend.port)))
     }
 
     /// Describes the Service or port that does not exist; `None` if both exist.
@@ -417,8 +426,8 @@ impl ObjectStore {
 fn parse_parent(parent: &Value, own_namespace: &str) -> Result<(ServiceName, Option<u16>), String> {
     let string_field = |key: &str| parent.get(key).and_then(Value::as_str);
     let name = string_field("name").unwrap_or_default();
-    let port = parent.get("port").and_then(Value::as_u64);
-    let port = port.and_then(|port| u16::try_from(port).ok());
+    let port_number = parent.get("port").and_then(Value::as_u64);
+    let port = port_number.and_then(|number| u16::try_from(number).ok());
     let service = ServiceName::new(string_field("namespace").unwrap_or(own_namespace), name);
     service.map(|service| (service, port)).map_err(|error| error.to_string())
 }
@@ -520,31 +529,43 @@ pub(super) fn route_backends(object: &Object) -> (&[RouteParent], Vec<RouteBacke
                 .flat_map(|rule| rule.backends.iter().chain(&rule.actions.mirrors));
             let own_namespace = &route.name.namespace;
             let backends =
-                backends.map(|backend| (route.kind, own_namespace, &backend.service, backend.port));
+                backends.map(|backend| RouteBackend::new(route.kind, own_namespace, backend));
             (&route.parents, backends.collect())
         }
         Object::TlsRoute(TlsRoute { parents, rule: TlsRule { route, backends, .. }, .. }) => {
-            (parents, backends_of_kind(RouteKind::Tls, &route.namespace, backends))
+            (parents, collect_backends(RouteKind::Tls, &route.namespace, backends))
         }
         Object::GatewayTcpRoute(GatewayTcpRoute {
             parents,
             rule: TcpRule { route, backends, .. },
             ..
-        }) => (parents, backends_of_kind(RouteKind::Tcp, &route.namespace, backends)),
+        }) => (parents, collect_backends(RouteKind::Tcp, &route.namespace, backends)),
         _ => (&[], Vec::new()),
     }
 }
 
-fn backends_of_kind<'a>(
+fn collect_backends<'a>(
     kind: RouteKind,
     own_namespace: &'a Name,
     backends: &'a [WeightedBackend],
 ) -> Vec<RouteBackend<'a>> {
-    backends.iter().map(|backend| (kind, own_namespace, &backend.service, backend.port)).collect()
+    backends.iter().map(|backend| RouteBackend::new(kind, own_namespace, backend)).collect()
 }
 
-/// A backend: the kind and namespace of its route, the service and its port.
-pub(super) type RouteBackend<'a> = (RouteKind, &'a Name, &'a ServiceName, u16);
+/// A backend of a route.
+pub(super) struct RouteBackend<'a> {
+    route_kind: RouteKind,
+    route_namespace: &'a Name,
+    pub(super) service: &'a ServiceName,
+    port: u16,
+}
+
+impl<'a> RouteBackend<'a> {
+    fn new(route_kind: RouteKind, route_namespace: &'a Name, backend: &'a WeightedBackend) -> Self {
+        let WeightedBackend { service, port, .. } = backend;
+        Self { route_kind, route_namespace, service, port: *port }
+    }
+}
 
 /// Shortens a text to the length of a condition, with room for the rest of the status.
 fn truncate_message(text: &str) -> String {

@@ -1,4 +1,5 @@
-//! The condition `Enforced` of policies: it names the endpoints without a sidecar, which clients exclude.
+//! Computes the condition `Enforced` of policies. If the condition is false, it names an endpoint without a
+//! sidecar, which clients exclude because nothing enforces the policy there.
 
 use leno_model::{
     AccessPolicy, DefaultPolicy, MeshConfig, Object, PolicyAction, PolicyScope, Service,
@@ -20,9 +21,9 @@ impl ObjectStore {
     ) -> Option<StatusCondition> {
         let excluded_endpoints = match object {
             Object::ServicePolicy(policy) if policy.rule.is_inbound() => {
-                self.unmeshed_endpoints(policy)
+                self.excluded_by_service_policy(policy)
             }
-            Object::AccessPolicy(policy) => self.unenforced_access(policy, config),
+            Object::AccessPolicy(policy) => self.excluded_by_access_policy(policy, config),
             _ => return None,
         };
         let (status, reason, message) = match (accepted.status, excluded_endpoints.first()) {
@@ -76,14 +77,14 @@ impl ObjectStore {
     }
 
     /// Returns the endpoints without a sidecar that clients exclude because of a policy, by name.
-    fn unmeshed_endpoints<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
+    fn excluded_by_service_policy<'a>(&'a self, policy: &'a ServicePolicy) -> Vec<&'a Workload> {
         let services: Vec<&Service> = match &policy.scope {
             PolicyScope::Services(parents) => {
                 parents.iter().filter_map(|parent| self.mesh_service(&parent.service)).collect()
             }
             PolicyScope::Namespace => {
-                let listed = self.selectorless.services_in(&policy.name.namespace);
-                self.services.in_namespace(&policy.name.namespace).chain(listed).collect()
+                let selectorless = self.selectorless.services_in(&policy.name.namespace);
+                self.services.in_namespace(&policy.name.namespace).chain(selectorless).collect()
             }
         };
         self.excluded_endpoints(&services)
@@ -91,12 +92,12 @@ impl ObjectStore {
 
     /// Returns the endpoints without a sidecar that clients exclude because of a policy about accounts: the
     /// endpoints of services with a workload at which the policy rejects requests.
-    fn unenforced_access<'a>(
+    fn excluded_by_access_policy<'a>(
         &'a self,
         policy: &'a AccessPolicy,
         config: &MeshConfig,
     ) -> Vec<&'a Workload> {
-        let is_rejecting = |workload: &&Workload| {
+        let rejects_requests = |workload: &&Workload| {
             let has_action = |action| policy.rules.iter().any(|rule| rule.action == action);
             policy.selects_account(&workload.account)
                 && match config.default_policy_of(workload) {
@@ -108,8 +109,9 @@ impl ObjectStore {
         let services = self.services.in_namespace(&policy.name.namespace);
         let mut services: Vec<&Service> =
             services.chain(self.selectorless.services_in(&policy.name.namespace)).collect();
-        services
-            .retain(|service| self.endpoints_of(service).any(|workload| is_rejecting(&workload)));
+        services.retain(|service| {
+            self.endpoints_of(service).any(|workload| rejects_requests(&workload))
+        });
         self.excluded_endpoints(&services)
     }
 
@@ -118,10 +120,13 @@ impl ObjectStore {
     /// exclude them from every service.
     fn excluded_endpoints<'a>(&'a self, services: &[&'a Service]) -> Vec<&'a Workload> {
         let endpoints = services.iter().flat_map(|service| {
-            let has_meshed = self.endpoints_of(service).any(|workload| workload.sidecar);
-            let unmeshed = self.endpoints_of(service).filter(|workload| !workload.sidecar);
-            unmeshed.filter(move |workload| {
-                has_meshed || self.is_behind_gateway(workload) || self.is_behind_route(workload)
+            let has_meshed_endpoint = self.endpoints_of(service).any(|workload| workload.sidecar);
+            let unmeshed_endpoints =
+                self.endpoints_of(service).filter(|workload| !workload.sidecar);
+            unmeshed_endpoints.filter(move |workload| {
+                has_meshed_endpoint
+                    || self.is_behind_gateway(workload)
+                    || self.is_behind_route(workload)
             })
         });
         let mut endpoints: Vec<&Workload> = endpoints.collect();

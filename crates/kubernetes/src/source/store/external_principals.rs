@@ -1,5 +1,5 @@
-//! Requests for certificates of external principals: collected from AccessCerts and settings of other meshes,
-//! validated, and connected with their outcomes for statuses.
+//! Collects the requests for certificates of external principals from AccessCerts and settings of other meshes,
+//! validates them, and finds their outcomes for statuses.
 
 use std::sync::Arc;
 
@@ -59,14 +59,17 @@ impl ObjectStore {
             return;
         }
         let config = self.mesh_config();
-        let domain =
+        let trust_domain =
             config.map_or_else(|| MeshConfig::default().trust_domain, |config| config.trust_domain);
         let requests = self
-            .access_cert_requests(&domain)
-            .chain(self.foreign_settings_requests(&domain))
+            .access_cert_requests(&trust_domain)
+            .chain(self.foreign_settings_requests(&trust_domain))
             .collect();
-        let mut decisions =
-            validate_requests(requests, &self.external_principals.secret_permissions, &domain);
+        let mut decisions = validate_requests(
+            requests,
+            &self.external_principals.secret_permissions,
+            &trust_domain,
+        );
         let invalid_requests =
             self.invalid_gateway_requests().filter_map(|origin| self.records.get(origin));
         decisions
@@ -79,7 +82,7 @@ impl ObjectStore {
 
     fn access_cert_requests(
         &self,
-        domain: &TrustDomain,
+        trust_domain: &TrustDomain,
     ) -> impl Iterator<Item = DesiredCertificate> {
         self.custom_resources.all_in_force().filter_map(|(origin, object, created)| {
             let Object::AccessCert(cert) = object else { return None };
@@ -87,7 +90,7 @@ impl ObjectStore {
             let secret = SecretName { namespace, name: cert.secret.clone() };
             Some(DesiredCertificate {
                 owner: owner_object(self.records.get(origin)?),
-                id: ExternalPrincipalId { trust_domain: domain.clone(), secret },
+                id: ExternalPrincipalId { trust_domain: trust_domain.clone(), secret },
                 names: cert.subjects.clone(),
                 lifetime: None,
                 created,
@@ -97,13 +100,13 @@ impl ObjectStore {
 
     fn foreign_settings_requests(
         &self,
-        domain: &TrustDomain,
+        trust_domain: &TrustDomain,
     ) -> impl Iterator<Item = DesiredCertificate> {
         self.ingress_gateways().filter_map(|(origin, request, created)| {
             Some(DesiredCertificate {
                 owner: owner_object(self.records.get(origin)?),
                 id: ExternalPrincipalId {
-                    trust_domain: domain.clone(),
+                    trust_domain: trust_domain.clone(),
                     secret: request.secret.clone(),
                 },
                 names: request.names.clone(),

@@ -1,12 +1,11 @@
-//! The mesh floor: settings of pods and namespaces that it overrides, and rejection of mesh-wide objects in
-//! namespaces
-//! that may not have them.
+//! Applies the floor, `spec.floor` of the MeshConfig: the settings that pods and namespaces cannot relax. Warns
+//! about settings that the floor overrides, and rejects mesh-wide objects in namespaces that may not have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use leno_model::{
-    AdmissionSettings, Floor, MeshConfig, Name, Object, ObjectKey, OverriddenSetting, TagScope,
-    Workload, WorkloadName, repository_of,
+    AdmissionSettings, MeshConfig, Name, Object, ObjectKey, OverriddenSetting, SecurityFloor,
+    TagScope, Workload, WorkloadName, repository_of,
 };
 use leno_registry::{DocumentLocation, RejectedDocument, Warning};
 
@@ -74,19 +73,20 @@ impl ObjectStore {
     }
 
     /// Returns the floor for sidecar injection.
-    pub(crate) fn injection_floor(&self) -> Floor {
+    pub(crate) fn injection_floor(&self) -> SecurityFloor {
         self.own_config().map(|config| (*config.floor).clone()).unwrap_or_default()
     }
 
     /// Returns the MeshConfig and the floor for a namespace; `None` if no floor applies to it.
-    fn floor_in(&self, namespace: &Name) -> Option<(&MeshConfig, &Floor)> {
-        let config = self.own_config().filter(|config| *config.floor != Floor::default())?;
+    fn floor_in(&self, namespace: &Name) -> Option<(&MeshConfig, &SecurityFloor)> {
+        let config =
+            self.own_config().filter(|config| *config.floor != SecurityFloor::default())?;
         Some((config, config.floor_in(namespace)?))
     }
 
     /// Returns warnings about the settings of a pod or namespace that the floor overrides.
     pub(super) fn floor_warnings(&self, origin: &ObjectOrigin) -> Vec<Warning> {
-        let watched = self.kinds.get(origin.kind).map(|kind_state| kind_state.watched);
+        let watched = self.kinds.get(origin.kind_index).map(|kind_state| kind_state.watched);
         match watched {
             Some(WatchedKind::Pods) => {
                 let name = WorkloadName::new(&origin.id.namespace, &origin.id.name);
@@ -102,7 +102,7 @@ impl ObjectStore {
 
     /// Returns the warnings of all pods and namespaces.
     pub(super) fn all_floor_warnings(&self) -> Vec<Warning> {
-        if self.injection_floor() == Floor::default() {
+        if self.injection_floor() == SecurityFloor::default() {
             return Vec::new();
         }
         let has_annotations =
@@ -113,7 +113,7 @@ impl ObjectStore {
         pods.sort();
         pods.dedup();
         let mut namespaces: Vec<&Name> = self
-            .namespaces
+            .namespace_admission
             .keys()
             .chain(self.overridable_settings.namespace_settings.keys())
             .collect();
@@ -176,7 +176,7 @@ impl ObjectStore {
 
     fn namespace_floor_warnings(&self, name: &Name) -> Vec<Warning> {
         let Some((config, floor)) = self.floor_in(name) else { return Vec::new() };
-        let admission = self.namespaces.get(name).copied().unwrap_or_default();
+        let admission = self.namespace_admission.get(name).copied().unwrap_or_default();
         let location = |field: &str| DocumentLocation {
             kind: Some("Namespace".to_owned()),
             name: Some(name.to_string()),
@@ -194,7 +194,7 @@ impl ObjectStore {
     /// Returns warnings about annotations that the floor overrides.
     fn annotation_warnings(
         &self,
-        floor: &Floor,
+        floor: &SecurityFloor,
         sidecar_settings: &SidecarSettings,
         location: impl Fn(&str) -> DocumentLocation,
     ) -> Vec<Warning> {
@@ -239,7 +239,7 @@ impl ObjectStore {
         };
         (!self.permits_mesh_wide(namespace)).then(|| RejectedDocument {
             location: DocumentLocation::for_object(&object.object_key(), field),
-            problem: format!("{problem}, which objects of the namespace {namespace} cannot"),
+            problem: format!("{problem}, which objects of the namespace {namespace} may not do"),
             hint: format!(
                 "move the object into its target namespace or into that of the control plane, or \
                  install with `--settings-namespaces {namespace}`"
@@ -258,7 +258,7 @@ fn admission_warnings(
             location: location(&format!("metadata.annotations[{key:?}]")),
             problem: format!(
                 "{} is below spec.floor.{} of the MeshConfig, and {} is in force",
-                setting.requested, setting.field, setting.in_force
+                setting.requested, setting.field, setting.effective
             ),
             hint: "remove the annotation".to_owned(),
         }

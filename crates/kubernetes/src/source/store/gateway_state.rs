@@ -1,4 +1,4 @@
-//! State of gateways in the object store: their inputs, the resolved configuration, and the Secrets that they
+//! Tracks gateways in the object store: their inputs, the resolved configuration, and the Secrets that they
 //! refer to.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub(super) struct GatewayState {
     is_stale: bool,
     /// The Secrets that gateways refer to.
     referenced_secrets: Arc<BTreeSet<ObjectId>>,
-    /// The Secrets of this set that exist have been received.
+    /// The Secrets that the watch covers: those that exist have been received.
     covered_secrets: Arc<BTreeSet<ObjectId>>,
     /// True if reading Secrets is forbidden.
     secrets_forbidden: bool,
@@ -60,9 +60,9 @@ impl GatewayState {
 
     /// Returns the reason for rejection of a route that refers to a gateway of Leno.
     pub(super) fn rejection_reason(&self, kind: &'static str, id: &ObjectId) -> Option<String> {
-        let id = RouteId { kind, id: id.clone() };
-        self.resolved.parent_statuses.get(&id)?;
-        self.inputs.routes.get(&id)?.rejection.clone()
+        let route_id = RouteId { kind, id: id.clone() };
+        self.resolved.parent_statuses.get(&route_id)?;
+        self.inputs.routes.get(&route_id)?.rejection.clone()
     }
 
     /// Marks gateways for resolution after a change of an object that is not among their inputs.
@@ -129,8 +129,10 @@ impl GatewayState {
         }
     }
 
+    /// Stores the input that an object contributes, and the key by which it is removed later.
     pub(super) fn store_input(&mut self, origin: &ObjectOrigin, input: GatewayInput) {
-        // Gateways do not depend on pods alone, of which there are many.
+        // A change of a pod alone does not affect gateways. Pods change too often to resolve gateways each
+        // time.
         self.is_stale |= !matches!(input, GatewayInput::Pod(_));
         let (id, inputs) = (origin.id.clone(), &mut self.inputs);
         let key = match input {
@@ -143,13 +145,13 @@ impl GatewayState {
                 InputKey::Gateway(id)
             }
             GatewayInput::Route(kind, mut route) => {
-                let id = RouteId { kind, id };
+                let route_id = RouteId { kind, id };
                 let previous_version =
-                    inputs.routes.get(&id).and_then(|route| route.last_valid.clone());
+                    inputs.routes.get(&route_id).and_then(|previous| previous.last_valid.clone());
                 // The last valid version stays in use.
                 route.last_valid = route.last_valid.or(previous_version);
-                inputs.routes.insert(id.clone(), *route);
-                InputKey::Route(id)
+                inputs.routes.insert(route_id.clone(), *route);
+                InputKey::Route(route_id)
             }
             GatewayInput::Grant(grant) => {
                 inputs.grants.insert(id.clone(), grant);
@@ -272,7 +274,7 @@ impl ObjectStore {
     pub(super) fn apply_gateway_input(
         &mut self,
         origin: &ObjectOrigin,
-        listing: u64,
+        list_number: u64,
         input: Option<GatewayInput>,
     ) {
         let Some(gateways) = &mut self.gateways else { return };
@@ -286,7 +288,7 @@ impl ObjectStore {
                 addresses.extend(new_addresses);
             }
             gateways.store_input(origin, input);
-            self.listings.insert(origin.clone(), listing);
+            self.list_numbers.insert(origin.clone(), list_number);
         }
         addresses.into_iter().for_each(|address| self.mark_address(address));
     }

@@ -1,4 +1,5 @@
-//! Accepted routes without effect: their services are outside the mesh, or older routes have all their matches.
+//! Detects accepted routes without effect: their services are outside the mesh, or older routes have all their
+//! matches.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use crate::status::StatusCondition;
 impl ObjectStore {
     /// Returns the `Programmed` condition of an accepted route without effect for one of its parents; `None` if
     /// the route has an effect.
-    pub(super) fn idle_route_condition(
+    pub(super) fn ineffective_route_condition(
         &self,
         route: &Object,
         service: &ServiceName,
@@ -20,13 +21,10 @@ impl ObjectStore {
         conflicts: &ConflictIndex<'_>,
     ) -> Option<StatusCondition> {
         let (reason, message) = match self.overriding_route(route, service, port, conflicts) {
-            Some(overriding) => {
-                (OVERRIDDEN, format!("none of its rules has an effect: {overriding}"))
-            }
+            Some(sentence) => (OVERRIDDEN, format!("none of its rules has an effect: {sentence}")),
             None => {
                 let (_, backends) = route_backends(route);
-                let mut services =
-                    backends.iter().map(|(_, _, backend, _)| *backend).chain([service]);
+                let mut services = backends.iter().map(|backend| backend.service).chain([service]);
                 let is_unmeshed = services.all(|service| self.is_unmeshed(service));
                 let message = format!(
                     "no pod of {service} or of a backend has a sidecar: clients reach the Service as without a mesh"
@@ -55,13 +53,12 @@ impl ObjectStore {
             let older_routes: Vec<&HttpRoute> = routes
                 .into_iter()
                 .filter_map(|object| match object {
-                    Object::HttpRoute(object) | Object::GrpcRoute(object) => Some(object),
+                    Object::HttpRoute(other) | Object::GrpcRoute(other) => Some(other),
                     _ => None,
                 })
-                .filter(|overriding| {
-                    overriding.kind == own_route.kind
-                        && (overriding.created, &overriding.name)
-                            < (own_route.created, &own_route.name)
+                .filter(|other| {
+                    other.kind == own_route.kind
+                        && (other.created, &other.name) < (own_route.created, &own_route.name)
                 })
                 .collect();
             for route_match in own_route.rules.iter().flat_map(|rule| &rule.matches) {
@@ -69,8 +66,8 @@ impl ObjectStore {
                     let mut rules = route.rules.iter();
                     rules.any(|rule| rule.matches.contains(route_match))
                 };
-                let overriding = older_routes.iter().find(has_match)?;
-                first_overriding = first_overriding.or(Some(*overriding));
+                let overriding_route = older_routes.iter().find(has_match)?;
+                first_overriding = first_overriding.or(Some(*overriding_route));
             }
         }
         let first_overriding = first_overriding?;

@@ -1,4 +1,4 @@
-//! Tag, lane and retry rules that have no effect because of routes.
+//! Detects tag, lane and retry rules that have no effect because of routes.
 
 use leno_model::{NoEffect, Object, TagEffects, TagRules, TagScope};
 
@@ -47,6 +47,8 @@ impl ObjectStore {
         }
     }
 
+    /// Returns the first reason that the entries have no effect at the ports where the object is in
+    /// force; `None` if an entry has an effect, or the object is in force at no port.
     fn detect_no_tag_effect(
         &self,
         object: &Object,

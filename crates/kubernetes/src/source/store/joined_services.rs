@@ -1,4 +1,5 @@
-//! Services that have had pods with a sidecar: sidecars balance over all of their ready pods, meshed or not.
+//! Tracks joined services: services that have had pods with a sidecar. Sidecars balance over all of their ready
+//! pods, meshed or not.
 
 use leno_model::{GATEWAY_LABEL, ObjectKey, Service, ServiceName, Workload, WorkloadName};
 
@@ -87,15 +88,18 @@ impl ObjectStore {
     /// Returns true if the Service has rejections or warnings.
     fn has_diagnostics(&self, name: &ServiceName) -> bool {
         let id = ObjectId { namespace: name.namespace.to_string(), name: name.name.to_string() };
-        let kind = self.kinds.iter().position(|kind| kind.watched == WatchedKind::Services);
-        kind.is_some_and(|kind| self.diagnostics.contains_key(&ObjectOrigin { kind, id }))
+        let kind_index =
+            self.kinds.iter().position(|kind_state| kind_state.watched == WatchedKind::Services);
+        kind_index.is_some_and(|kind_index| {
+            self.diagnostics.contains_key(&ObjectOrigin { kind_index, id })
+        })
     }
 
     /// Returns false for a service that has had no pod with a sidecar and to which neither a gateway nor a
     /// route of another service routes: clients reach it as without a mesh, so all of its fields have their
     /// usual effect.
     pub(super) fn belongs_to_mesh(&self, origin: &ObjectOrigin) -> bool {
-        let kind_state = self.kinds.get(origin.kind);
+        let kind_state = self.kinds.get(origin.kind_index);
         if kind_state.is_none_or(|kind_state| kind_state.watched != WatchedKind::Services) {
             return true;
         }

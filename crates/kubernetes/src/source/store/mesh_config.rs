@@ -1,4 +1,4 @@
-//! Mesh settings, merged from our MeshConfig, settings of other meshes, and namespace annotations.
+//! Merges the mesh settings from Leno's MeshConfig, the settings of other meshes, and namespace annotations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -43,9 +43,11 @@ impl MeshSettings {
             if !self.is_permitted(&origin.id.namespace) {
                 continue;
             }
-            let current = oldest_settings.entry(origin.kind).or_insert((origin, foreign_settings));
-            if foreign_settings.created < current.1.created {
-                *current = (origin, foreign_settings);
+            let oldest =
+                oldest_settings.entry(origin.kind_index).or_insert((origin, foreign_settings));
+            let (_, settings) = *oldest;
+            if foreign_settings.created < settings.created {
+                *oldest = (origin, foreign_settings);
             }
         }
         oldest_settings.into_values()
@@ -56,12 +58,12 @@ impl MeshSettings {
     fn ignored_reason(&self, origin: &ObjectOrigin, is_weaker: bool) -> Option<Warning> {
         if !self.is_permitted(&origin.id.namespace) {
             let namespace = &origin.id.namespace;
-            let (problem, such_as) = match is_weaker {
+            let (problem, suggestion) = match is_weaker {
                 true => (format!("{NOT_PERMITTED}, {WEAKER}"), " with `defaultPolicy: deny`"),
                 false => (NOT_PERMITTED.to_owned(), ""),
             };
             let hint = format!(
-                "write a MeshConfig of leno.dev{such_as}, or install with `--settings-namespaces {namespace}`"
+                "write a MeshConfig of leno.dev{suggestion}, or install with `--settings-namespaces {namespace}`"
             );
             return Some(Warning {
                 location: settings_location(origin, "metadata.namespace"),
@@ -70,7 +72,7 @@ impl MeshSettings {
             });
         }
         let (oldest, _) =
-            self.permitted_settings().find(|(oldest, _)| oldest.kind == origin.kind)?;
+            self.permitted_settings().find(|(oldest, _)| oldest.kind_index == origin.kind_index)?;
         (oldest != origin).then(|| Warning {
             location: settings_location(origin, "metadata.name"),
             problem: format!("is ignored: {} is older", describe_origin(oldest)),
@@ -163,7 +165,9 @@ impl ObjectStore {
             .settings
             .specified_fields
             .get(origin)
-            .map_or(!specified_fields.is_empty(), |before| *before != specified_fields);
+            .map_or(!specified_fields.is_empty(), |previous_fields| {
+                *previous_fields != specified_fields
+            });
         if is_changed {
             self.settings.specified_fields.insert(origin.clone(), specified_fields);
             self.mark_settings_changed();
@@ -245,12 +249,12 @@ impl ObjectStore {
     }
 
     /// Returns the MeshConfig of Leno, or the settings of another mesh if it specifies at most the trust
-    /// domain. Annotations apply to namespaces that it does not list.
+    /// domain. For each namespace, its annotations apply to the settings that the MeshConfig leaves unset.
     pub(super) fn mesh_config(&self) -> Option<MeshConfig> {
         let (configured, foreign_modes) = (self.own_config().cloned(), self.foreign_modes());
         let assumed_trust_domain = self.settings.assumed_trust_domain.as_ref();
         let is_unset =
-            configured.is_none() && foreign_modes.is_none() && self.namespaces.is_empty();
+            configured.is_none() && foreign_modes.is_none() && self.namespace_admission.is_empty();
         if is_unset && assumed_trust_domain.is_none() {
             return None;
         }
@@ -267,7 +271,7 @@ impl ObjectStore {
         if config.egress == Egress::Deny && config.api_server_egress == Egress::Allow {
             config.api_server = self.settings.api_server.values().flatten().copied().collect();
         }
-        for (name, annotated_admission) in &self.namespaces {
+        for (name, annotated_admission) in &self.namespace_admission {
             if !config.namespaces.contains_key(name) {
                 config.annotated.insert(name.clone());
             }
@@ -309,11 +313,14 @@ impl ObjectStore {
     /// Returns the warnings about an object in force, one per line; `None` if it has none.
     pub(super) fn diagnostics_of(&self, origin: &ObjectOrigin) -> Option<String> {
         let diagnostics = self.diagnostics.get(origin).filter(|_| self.belongs_to_mesh(origin));
-        let diagnostics = diagnostics.map(|(_, warnings)| warnings.as_slice());
+        let object_warnings = diagnostics.map(|(_, warnings)| warnings.as_slice());
         let mut further_warnings = self.overridden_warnings(origin);
         further_warnings.extend(self.floor_warnings(origin));
-        let listed_warnings =
-            diagnostics.unwrap_or_default().iter().chain(&further_warnings).take(MAX_DIAGNOSTICS);
+        let listed_warnings = object_warnings
+            .unwrap_or_default()
+            .iter()
+            .chain(&further_warnings)
+            .take(MAX_DIAGNOSTICS);
         let messages: Vec<String> = listed_warnings
             .map(|warning| {
                 let field = warning.location.field.as_deref().unwrap_or_default();
@@ -353,7 +360,7 @@ impl ObjectStore {
                 hint: "remove one of the two".to_owned(),
             })
         };
-        self.namespaces.iter().filter_map(mode_warning).collect()
+        self.namespace_admission.iter().filter_map(mode_warning).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! References to missing objects in kinds without a status, which an event reports.
+//! Finds references to missing objects in objects of kinds without a status. An event reports the first one.
 
 use leno_model::{Object, ObjectKey, RouteGroupName, TargetRule};
 
@@ -7,7 +7,7 @@ use super::ObjectStore;
 impl ObjectStore {
     /// Returns the first missing reference of a valid object; `None` if all targets exist.
     pub(super) fn missing_reference(&self, object: &Object) -> Option<String> {
-        let problem = match object {
+        let missing_reference = match object {
             Object::TrafficSplit(split) => {
                 let backends = split.backends.iter().enumerate();
                 let backends = backends.map(|(index, backend)| {
@@ -35,7 +35,7 @@ impl ObjectStore {
             }
             _ => None,
         };
-        problem.map(|(field, problem)| format!("{field}: {problem}"))
+        missing_reference.map(|(field, problem)| format!("{field}: {problem}"))
     }
 
     fn missing_group<'a>(

@@ -1,5 +1,5 @@
-//! Custom resources by the mesh object that they define. Of several resources that define the same object, the
-//! oldest is in force.
+//! Stores custom resources by the mesh object that they define. Of several resources that define the same
+//! object, the oldest is in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,14 +59,14 @@ impl ObjectsInForce {
 
     /// Returns a rejection for each object that is not in force because another object has the same key.
     pub(super) fn list_duplicates(&self) -> Vec<RejectedDocument> {
-        let duplicated = self.origins_by_key.iter().filter(|(_, origins)| origins.len() > 1);
-        let duplicates = duplicated.flat_map(|(key, origins)| {
+        let duplicated_keys = self.origins_by_key.iter().filter(|(_, origins)| origins.len() > 1);
+        let rejections = duplicated_keys.flat_map(|(key, origins)| {
             let in_force = self.origin_in_force(key);
             let duplicates = origins.iter().filter(move |origin| Some(*origin) != in_force);
             duplicates
                 .filter_map(move |duplicate| Some(duplicate_rejection(key, duplicate, in_force?)))
         });
-        duplicates.collect()
+        rejections.collect()
     }
 
     /// Returns the object of a custom resource, in force or not.

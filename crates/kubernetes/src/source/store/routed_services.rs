@@ -1,4 +1,5 @@
-//! Services that routes and splits of the mesh name: sidecars send requests to their pods without a sidecar.
+//! Tracks the services that routes and splits of the mesh name. Sidecars send requests to pods of these
+//! services even if the pods have no sidecar.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +21,8 @@ impl RoutedServices {
         self.object_counts.contains_key(service)
     }
 
-    /// Replaces the services that an object names. Returns the services that no object named before or that
-    /// none names now.
+    /// Replaces the services that an object names. Returns the services that no object named before, and the
+    /// services that no object names any more.
     fn replace_services(
         &mut self,
         origin: &ObjectOrigin,

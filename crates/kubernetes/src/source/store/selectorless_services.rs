@@ -1,5 +1,5 @@
-//! Services without a selector, and their endpoints from EndpointSlices. A listed address of a pod with a
-//! sidecar refers to that pod; the others are unmeshed endpoints.
+//! Stores Services without a selector, and their endpoints from EndpointSlices. If a pod with a sidecar has a
+//! listed address, the pod is the endpoint; other listed addresses are unmeshed endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -86,9 +86,9 @@ impl SelectorlessServices {
     /// cannot affect the configuration of a pod.
     pub(super) fn service_labels(&self, pod: &Workload) -> BTreeMap<String, String> {
         let addresses = own_addresses(pod).filter(|_| pod.sidecar);
-        let listed = addresses.filter_map(|(_, address)| self.workloads_by_address.get(&address));
-        let listed = listed.flatten().filter_map(|name| self.workloads.get(name));
-        let in_namespace = listed.filter(|workload| {
+        let names = addresses.filter_map(|(_, address)| self.workloads_by_address.get(&address));
+        let endpoints = names.flatten().filter_map(|name| self.workloads.get(name));
+        let in_namespace = endpoints.filter(|workload| {
             workload.name.namespace == pod.name.namespace
                 && (workload.ready || workload.terminating)
         });
@@ -98,12 +98,12 @@ impl SelectorlessServices {
     /// Returns the service with its port numbers if they are the same at all endpoints, otherwise `None`. Port
     /// names in slices have no meaning for a pod: its containers name their own ports.
     fn with_port_numbers(&self, service: &Service) -> Option<Service> {
-        let numbers = self.port_numbers.get(&service.name)?;
+        let numbers_by_port_name = self.port_numbers.get(&service.name)?;
         let mut service = service.clone();
         let mut is_uniform = true;
         service.ports.retain_mut(|port| {
             let TargetPort::Name(name) = &port.target else { return true };
-            let Some(numbers) = numbers.get(name) else { return false };
+            let Some(numbers) = numbers_by_port_name.get(name) else { return false };
             is_uniform &= numbers.len() == 1;
             let first_number = numbers.keys().next().copied();
             port.target = first_number.map_or_else(|| port.target.clone(), TargetPort::Number);
@@ -155,8 +155,8 @@ impl SelectorlessServices {
     }
 }
 
-/// Returns the pod with each of its addresses; none for pods in the host network, which share an address, and
-/// for gateways, which have no application.
+/// Returns the pod with each of its addresses; nothing for pods in the host network, which share the node's
+/// address, and for the proxies of gateways, which have no application.
 fn own_addresses(pod: &Workload) -> impl Iterator<Item = (&Workload, IpAddr)> {
     let has = |label: &str| pod.labels.contains_key(label);
     let is_own = !has(NODE_NETWORK_LABEL) && !has(GATEWAY_LABEL);
@@ -195,8 +195,8 @@ impl ObjectStore {
         self.services.get(name).or_else(|| self.selectorless.service(name))
     }
 
-    /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither routes
-    /// to it and it is no source of an ingress policy.
+    /// Returns a service without a selector as configured in sidecars and gateways; `None` while neither
+    /// sidecars nor gateways route to the service and it is not the source of an ingress policy.
     pub(super) fn configured_service(&self, name: &ServiceName) -> Option<Service> {
         let service = self.selectorless.service(name)?;
         let has_joined = self.joined_services.contains(name);
@@ -215,9 +215,9 @@ impl ObjectStore {
         let name = service.name.clone();
         // The topology annotation is supported only for services with a selector.
         self.set_zone_preference(&name, None);
-        let before = self.services.remove(&name);
-        let before = self.selectorless.services.insert(service).or(before);
-        self.mark_service(&name, before.as_ref());
+        let selector_service = self.services.remove(&name);
+        let old_service = self.selectorless.services.insert(service).or(selector_service);
+        self.mark_service(&name, old_service.as_ref());
         self.join_selectorless_service(&name);
     }
 
@@ -272,10 +272,10 @@ impl ObjectStore {
         let pods: Vec<Workload> = self.workloads.values().filter(has_address).cloned().collect();
         for mut pod in pods {
             self.selectorless.apply_pod(Some(&pod), Some(&pod));
-            let before = pod.labels.clone();
+            let old_labels = pod.labels.clone();
             pod.labels.retain(|key, _| listed_service(key).is_none());
             pod.labels.extend(self.selectorless.service_labels(&pod));
-            if pod.labels != before {
+            if pod.labels != old_labels {
                 self.statuses_stale = true;
                 self.dirty.insert(ObjectKey::Workload(pod.name.clone()));
                 self.workloads.insert(pod.name.clone(), pod.clone());
@@ -320,15 +320,15 @@ impl ObjectStore {
     ) -> impl Iterator<Item = &'a Workload> {
         let namespace = service.name.namespace.clone();
         let range_start = WorkloadName { namespace: namespace.clone(), name: smallest_name() };
-        let listed = self.selectorless.workloads_from(range_start);
-        let listed = listed.take_while(move |(name, _)| name.namespace == namespace);
-        listed
+        let endpoints = self.selectorless.workloads_from(range_start);
+        let in_namespace = endpoints.take_while(move |(name, _)| name.namespace == namespace);
+        in_namespace
             .map(|(_, workload)| workload)
             .filter(|workload| matches_selector(&service.selector, &workload.labels))
     }
 
-    /// Adds the joining label to a listed endpoint of a joined service: sidecars balance over it without a
-    /// sidecar.
+    /// Adds the joining label to a listed endpoint of a joined service: the sidecars of clients balance over it
+    /// although it has no sidecar.
     pub(super) fn with_joining_label(&self, mut workload: Workload) -> Workload {
         let service = service_of_endpoint(&workload).filter(|_| !workload.sidecar);
         if service.is_some_and(|service| self.joined_services.contains(&service)) {
@@ -418,5 +418,5 @@ fn limit_warning(slice: &ObjectOrigin, count: usize) -> Warning {
     }
 }
 
-/// The maximum number of endpoints of services without a selector: about 12 MiB.
+/// The maximum number of endpoints of services without a selector. They take about 12 MiB of memory.
 pub(super) const MAX_LISTED_ENDPOINTS: usize = 16_384;

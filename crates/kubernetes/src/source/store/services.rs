@@ -1,4 +1,4 @@
-//! Services, indexed by the labels of their selectors.
+//! Indexes services by one label of their selectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub(super) struct ServiceIndex {
     names_by_label: BTreeMap<SelectorLabel, BTreeSet<ServiceName>>,
 }
 
-/// A label with its value in a namespace.
+/// A label in the selector of a service, and the namespace of the service.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct SelectorLabel {
     namespace: Name,

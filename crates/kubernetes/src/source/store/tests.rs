@@ -1,4 +1,4 @@
-//! Changes of objects, and the published differences.
+//! Tests that changes of objects are published as differences.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::status::StatusContent;
 
-mod boundary;
 mod conflicts;
 mod empty;
 mod external_principals;
 mod floor;
 mod gateways;
+mod ingress_policies;
 mod listed;
 mod requests;
 mod routed;
@@ -366,7 +366,7 @@ fn an_invalid_annotation_does_not_change_a_known_namespace() {
         if let Some(update) = update {
             assert_eq!(update.rejected.len(), rejected, "{:?}", update.rejected);
         }
-        store.namespaces.get(&Name::new(name).unwrap()).copied()
+        store.namespace_admission.get(&Name::new(name).unwrap()).copied()
     };
     let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");
     // No annotation, and then an invalid one: the default policy of the mesh stays in force.
@@ -393,7 +393,7 @@ fn an_annotation_that_is_invalid_from_the_start_means_the_strictest_value() {
     let mut store = listed_store();
     let mut admission_of = |name: &str, annotations: Value| {
         store.apply_event(NAMESPACES, annotated_namespace(name, annotations));
-        store.namespaces.get(&Name::new(name).unwrap()).copied()
+        store.namespace_admission.get(&Name::new(name).unwrap()).copied()
     };
     let settings = |default_policy, mtls| Some(AdmissionSettings { default_policy, mtls });
     let (default_policy, mtls) = ("leno.dev/default-policy", "leno.dev/mtls");

@@ -1,5 +1,5 @@
-//! Zones of workloads and zone preferences of services in the object store. A preference becomes a tag rule
-//! unless users have such rules.
+//! Tracks the zones of workloads and the zone preferences of services in the object store. A preference becomes
+//! a tag rule unless a user-defined rule of the service already prefers endpoints by caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub(super) struct ZonePreferences {
     /// The node of each workload.
     nodes_by_workload: BTreeMap<WorkloadName, String>,
     preferences_by_service: BTreeMap<ServiceName, ZonePreference>,
-    /// The services with user rules that prefer instances by caller, by the object with the rules.
+    /// For each object with user-defined rules that prefer endpoints by caller: the services of these rules.
     rules_by_object: BTreeMap<ObjectOrigin, BTreeSet<ServiceName>>,
     /// The number of objects with such rules, by service.
     rule_counts: BTreeMap<ServiceName, usize>,
@@ -76,9 +76,9 @@ impl ObjectStore {
         }
     }
 
-    /// Returns the rule for the zone preference of a service; `None` if a rule of users already prefers
-    /// instances by caller.
-    pub(super) fn zone_preference(&self, name: &TagRouteName) -> Option<Object> {
+    /// Returns the rule for the zone preference of a service; `None` if a user-defined rule already prefers
+    /// endpoints by caller.
+    pub(super) fn zone_rule(&self, name: &TagRouteName) -> Option<Object> {
         let service = service_of_preference(name)?;
         let zone_preference = *self.zone_preferences.preferences_by_service.get(&service)?;
         if self.zone_preferences.rule_counts.contains_key(&service) {
@@ -113,7 +113,7 @@ impl ObjectStore {
     }
 }
 
-/// Returns the services for which an object has rules that prefer instances by caller.
+/// Returns the services for which an object has rules that prefer endpoints by caller.
 fn preferred_services(object: &Object) -> BTreeSet<ServiceName> {
     let in_scope = |scope: &TagScope, rules: &TagRules| match scope {
         TagScope::Service(service, _) if !rules.caller_rules.is_empty() => Some(service.clone()),

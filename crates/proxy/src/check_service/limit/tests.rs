@@ -25,7 +25,7 @@ fn with_limit(
         |entries, hits| Descriptor { requests: Vec::new(), entries, hits_addend: hits };
     let global_limit = GlobalLimit {
         check_service: CheckService {
-            at: check_service_address,
+            address: check_service_address,
             timeout,
             failure_mode: FailureMode::Allow,
         },

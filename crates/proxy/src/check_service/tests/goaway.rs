@@ -269,7 +269,7 @@ fn a_check_on_a_link_with_goaway_has_a_limited_number_of_attempts() {
         let check_service_address =
             CheckServiceAddress::Service { service: test_service(), port: PORT };
         let check_service = CheckService {
-            at: check_service_address,
+            address: check_service_address,
             timeout: CHECK_TIMEOUT,
             failure_mode: FailureMode::Deny,
         };

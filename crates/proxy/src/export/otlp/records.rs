@@ -1,4 +1,4 @@
-//! Access log entries in OTLP 1, as `opentelemetry/proto/collector/logs/v1/logs_service.proto` defines them.
+//! Encodes access log entries in OTLP 1, as `opentelemetry/proto/collector/logs/v1/logs_service.proto` defines them.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::request_trace::TraceEntry;
 /// Encodes a batch as `Export` requests of about [`MAX_REQUEST_BYTES`] at most. Returns each request with the
 /// number of its records.
 pub(in crate::export) fn encode_requests(
-    source: &ResourceIdentity,
+    resource_identity: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
     format: &LogFormat,
 ) -> Vec<(Vec<u8>, u64)> {
@@ -28,22 +28,22 @@ pub(in crate::export) fn encode_requests(
         bytes += record.encoded_len() + ELEMENT_BYTES;
         records.push(record);
         if bytes >= MAX_REQUEST_BYTES {
-            requests.push(encode_request(source, std::mem::take(&mut records)));
+            requests.push(encode_request(resource_identity, std::mem::take(&mut records)));
             bytes = 0;
         }
     }
     if !records.is_empty() {
-        requests.push(encode_request(source, records));
+        requests.push(encode_request(resource_identity, records));
     }
     requests
 }
 
 /// Encodes one `Export` request; returns it with the number of its records.
-fn encode_request(source: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
+fn encode_request(resource_identity: &ResourceIdentity, records: Vec<LogRecord>) -> (Vec<u8>, u64) {
     let count = records.len() as u64;
     let scope_logs = ScopeLogs { scope: Some(InstrumentationScope::own_scope()), records };
     let resource_logs = ResourceLogs {
-        resource: Some(OtlpResource::from_source(source)),
+        resource: Some(OtlpResource::from_source(resource_identity)),
         scope_logs: vec![scope_logs],
     };
     (ExportRequest { resource_logs: vec![resource_logs] }.encode_to_vec(), count)

@@ -1,4 +1,4 @@
-//! Spans in OTLP 1, as `opentelemetry/proto/collector/trace/v1/trace_service.proto` defines them.
+//! Encodes spans in OTLP 1, as `opentelemetry/proto/collector/trace/v1/trace_service.proto` defines them.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::request_trace::TraceEntry;
 
 /// Encodes the spans of a batch as one `Export` request; entries without a span are skipped.
 pub(in crate::export) fn encode_request(
-    source: &ResourceIdentity,
+    resource_identity: &ResourceIdentity,
     batch: &[Arc<TraceEntry>],
 ) -> Vec<u8> {
     let spans = batch.iter().filter_map(|trace_entry| build_span(trace_entry)).collect();
     let scope_spans = ScopeSpans { scope: Some(InstrumentationScope::own_scope()), spans };
-    let resource = Some(OtlpResource::from_source(source));
+    let resource = Some(OtlpResource::from_source(resource_identity));
     let resource_spans = ResourceSpans { resource, scope_spans: vec![scope_spans] };
     ExportRequest { resource_spans: vec![resource_spans] }.encode_to_vec()
 }

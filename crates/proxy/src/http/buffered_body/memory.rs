@@ -1,4 +1,4 @@
-//! Memory accounting of buffered bodies: bounded per data thread, and shared fairly by its clients.
+//! Limits the memory of buffered bodies on each data thread, and shares it fairly among the thread's clients.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;

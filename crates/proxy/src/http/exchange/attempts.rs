@@ -1,4 +1,4 @@
-//! One attempt of an exchange, and the decision to repeat it.
+//! Makes one attempt of an exchange, and decides if it is repeated.
 
 use std::pin::pin;
 
@@ -42,18 +42,22 @@ impl Exchange<'_, '_> {
                 && self.retry_slot.try_acquire(resolved_route.cluster.as_deref())
                 && retry::charge_retry(worker, self.record.subject.service.as_ref()));
         if is_retried {
-            tokio::time::sleep(retry_pause(retry_rule, attempt.number, worker.random_number()))
-                .await;
+            tokio::time::sleep(retry_pause(
+                retry_rule,
+                attempt.earlier_attempts,
+                worker.random_number(),
+            ))
+            .await;
             self.body.rewind();
             self.record.bytes_in.set(0);
         }
         is_retried
     }
 
-    /// True if this sidecar may repeat a failed attempt at this destination. Retries at other endpoints than
-    /// the local application are up to the client's sidecar. An attempt at the application is repeated only
-    /// if it failed on a reused connection, which may have been closing, or on an HTTP/2 connection that the
-    /// application closed before it processed the request.
+    /// True if this sidecar may repeat a failed attempt at this destination. An attempt at the local
+    /// application is repeated only if it failed on a reused connection, which may have been closing, or on an
+    /// HTTP/2 connection that the application closed before it processed the request. In all other cases, the
+    /// client's sidecar decides about a retry at another endpoint.
     pub(super) fn may_repeat_attempt(
         &self,
         reason: Reason,
@@ -90,34 +94,33 @@ impl Exchange<'_, '_> {
         if let Some(trace) = &mut self.record.trace {
             trace.upstream = Some(attempt_target.address());
         }
-        let checkout = if self.progress.is_pinned {
-            let checkout = Box::pin(self.acquire_pinned(&attempt_target, pinned_connection));
+        let checkout_result = if self.progress.is_pinned {
+            let acquisition = Box::pin(self.acquire_pinned(&attempt_target, pinned_connection));
             match &resolved_route.cluster {
-                None => checkout.await,
-                Some(cluster) => Box::pin(cluster.wait_for_connection(checkout)).await,
+                None => acquisition.await,
+                Some(cluster) => Box::pin(cluster.wait_for_connection(acquisition)).await,
             }
         } else {
             let (worker, detected_http2) = (&self.session.worker, self.session.detected_http2);
             let wait_inputs =
                 retry::ConnectWaitInputs { resolved_route, retries: self.record.retries };
-            let checkout = attempt_target.acquire(
+            let acquisition = pin!(attempt_target.acquire(
                 worker,
                 self.timed_attempt.as_ref(),
                 detected_http2,
                 wait_inputs,
-            );
-            let checkout = pin!(checkout);
+            ));
             match &resolved_route.cluster {
-                None => checkout.await,
-                Some(cluster) => cluster.wait_for_connection(checkout).await,
+                None => acquisition.await,
+                Some(cluster) => cluster.wait_for_connection(acquisition).await,
             }
         };
-        let outcome = match checkout {
+        let outcome = match checkout_result {
             Ok(checkout) => {
-                let outcome =
+                let forward_outcome =
                     forward_request(self, request_target, &attempt_target, checkout).await;
-                attempt_target.record_outcome(&self.session.worker, outcome);
-                outcome
+                attempt_target.record_outcome(&self.session.worker, forward_outcome);
+                forward_outcome
             }
             // The connection attempt has already recorded its own failure.
             Err(reason) => Err(reason),

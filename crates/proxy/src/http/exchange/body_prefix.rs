@@ -1,4 +1,4 @@
-//! The stage that buffers the beginning of a body for an authorization service.
+//! Buffers the beginning of a request's body for an authorization service.
 
 use leno_model::{BodyExcerpt, LongBodyAction, Protocol, Reason};
 use leno_telemetry::Count;
@@ -33,7 +33,7 @@ impl Exchange<'_, '_> {
                 ..Reason::BodyTooLarge.into()
             })
         };
-        if let BodyLength::Known(length) = self.request.head.body
+        if let BodyLength::ContentLength(length) = self.request.head.body
             && rejects_long_bodies
             && length > u64::from(excerpt_rule.max_bytes)
         {
@@ -44,7 +44,7 @@ impl Exchange<'_, '_> {
             self.responder.send_continue().await.map_err(|_| Reason::DownstreamClosed)?;
         }
         let (worker, client) = (&self.session.worker, self.session.peer.ip());
-        let prefix = prefix.get_or_insert_with(|| {
+        let buffered_prefix = prefix.get_or_insert_with(|| {
             BufferedPrefix::new(worker.check_services.buffered_bodies.clone(), client)
         });
         let buffer_target = if rejects_long_bodies {
@@ -57,15 +57,18 @@ impl Exchange<'_, '_> {
             true => authorization.rule.check_service.timeout,
             false => worker.config.limits.body_stall_timeout,
         };
-        let outcome = match wait_within(time_limit, prefix.read(self.body, buffer_target)).await {
-            Some(outcome) => outcome,
+        let read = buffered_prefix.read(self.body, buffer_target);
+        let read_result = match wait_within(time_limit, read).await {
+            Some(read_result) => read_result,
             None if may_check_early => Ok(()),
             // A slow client must not bypass the check: a shorter excerpt is not sufficient.
             None => return Err(Reason::BodyStalled.into()),
         };
-        match outcome {
-            Ok(()) if rejects_long_bodies && prefix.len() > max_bytes => reject_too_large(),
-            Ok(()) => Ok(Some(prefix.excerpt(max_bytes))),
+        match read_result {
+            Ok(()) if rejects_long_bodies && buffered_prefix.len() > max_bytes => {
+                reject_too_large()
+            }
+            Ok(()) => Ok(Some(buffered_prefix.excerpt(max_bytes))),
             Err(BufferingError::Broken(error)) => Err(downstream_reason(&error).into()),
             Err(BufferingError::OutOfMemory) => {
                 // Many clients together must not bypass the check either.
@@ -76,8 +79,8 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// True for a gRPC call, which may pause until it gets a response. The content type alone is not
-    /// sufficient: applications that do not use gRPC only may ignore it.
+    /// True for a gRPC call, whose body may pause until a response arrives. The content type alone is not
+    /// sufficient, because an application on a port that is not declared as gRPC may ignore it.
     fn is_grpc_call(&self, resolved_route: &ResolvedRoute) -> bool {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else { return false };
         let mut ports = resolved_route.config.compiled.snapshot.config.ports.iter();

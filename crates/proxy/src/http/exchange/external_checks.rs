@@ -1,4 +1,4 @@
-//! The stages that call check services: external authorization, then external rate limits.
+//! Calls the check services of a port: external authorization, then external rate limits.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn allows_on_failure(error: &CheckError, failure_mode: FailureMode) -> bool {
     failure_mode == FailureMode::Allow && !matches!(error, CheckError::Unusable(_))
 }
 
-/// The header changes of all check services, for the request and its response.
+/// The header changes of one or several check services, for the request and its response.
 #[derive(Default)]
 struct HeaderChanges {
     request: HeaderEdits,
@@ -63,11 +63,11 @@ impl Exchange<'_, '_> {
     ) -> Result<(), Failure> {
         let ListenerKind::Inbound { port } = &self.session.listener_kind else { return Ok(()) };
         let (request, port) = (self.request, *port);
-        let Some(checks) = checks.for_port(port) else {
+        let Some(port_checks) = checks.for_port(port) else {
             return self.authorize_request(request_target, resolved_route);
         };
         let view = request.request_view(request_target);
-        let token_claims = self.verify_tokens(checks.token_validations(), &view)?;
+        let token_claims = self.verify_tokens(port_checks.token_validations(), &view)?;
         let authenticated_view = RequestView {
             fields: &AuthenticatedRequest { request, token_claims: &token_claims },
             ..view
@@ -76,13 +76,14 @@ impl Exchange<'_, '_> {
         let limited_port = self.limited_port(resolved_route);
         if let Some(port) = limited_port {
             self.take_tokens(port, &authenticated_view, resolved_route)?;
-            // No check request is sent without a free concurrency permit. The permit itself is acquired after
-            // the checks.
+            // No check request is sent without a free concurrency permit. This permit is released at once, and
+            // another one is acquired after the checks.
             self.acquire_permit(port, &authenticated_view, resolved_route)?;
             self.observer = None;
         }
         let reported_request = (&authenticated_view, &token_claims.edits);
-        let check_changes = self.run_checks(checks, reported_request, port, resolved_route).await?;
+        let check_changes =
+            self.run_checks(port_checks, reported_request, port, resolved_route).await?;
         if let Some(port) = limited_port {
             self.acquire_permit(port, &authenticated_view, resolved_route)?;
         }
@@ -123,7 +124,7 @@ impl Exchange<'_, '_> {
                 }
                 None => None,
             };
-            let (request, response) = self
+            let check_changes = self
                 .call_authorization(
                     authorization_rule,
                     reported_request,
@@ -132,13 +133,13 @@ impl Exchange<'_, '_> {
                     excerpt,
                 )
                 .await?;
-            changes.add_edits(request, response);
+            changes.add_edits(check_changes.request, check_changes.response);
         }
         let checked_client =
             CheckedClient { account: self.caller_account(), address: self.session.peer.ip() };
         for (limit_rule, descriptors) in checks.required_limits(view, checked_client) {
-            let (request, response) = self.call_rate_limit(limit_rule, descriptors, view).await?;
-            changes.add_edits(request, response);
+            let check_changes = self.call_rate_limit(limit_rule, descriptors, view).await?;
+            changes.add_edits(check_changes.request, check_changes.response);
         }
         if let Some(prefix) = prefix {
             self.body.prepend(prefix);
@@ -159,7 +160,7 @@ impl Exchange<'_, '_> {
         port: u16,
         resolved_route: &ResolvedRoute,
         excerpt: Option<BufferedExcerpt>,
-    ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
+    ) -> Result<HeaderChanges, Failure> {
         let worker = &self.session.worker;
         let config = &resolved_route.config.compiled.snapshot.config;
         let server =
@@ -191,7 +192,7 @@ impl Exchange<'_, '_> {
         {
             Ok(authorization::AuthorizationResult::Allowed { request, response }) => {
                 worker.metrics.add(Count::AuthorizationAllowed, 1);
-                Ok((request, response))
+                Ok(HeaderChanges { request, response })
             }
             Ok(authorization::AuthorizationResult::Denied(response)) => {
                 worker.metrics.add(Count::AuthorizationDenied, 1);
@@ -223,7 +224,7 @@ impl Exchange<'_, '_> {
         limit_rule: &CompiledGlobalLimit,
         descriptors: Vec<RequestDescriptor>,
         view: &RequestView<'_>,
-    ) -> Result<(HeaderEdits, HeaderEdits), Failure> {
+    ) -> Result<HeaderChanges, Failure> {
         let worker = &self.session.worker;
         let parse_response = |response| limit::parse_decision(response, limit_rule, view);
         match send_check(
@@ -237,7 +238,7 @@ impl Exchange<'_, '_> {
         {
             Ok(limit::RateLimitResult::WithinLimit { request, response }) => {
                 worker.metrics.add(Count::GlobalLimitAllowed, 1);
-                Ok((request, response))
+                Ok(HeaderChanges { request, response })
             }
             Ok(limit::RateLimitResult::OverLimit { response, wait }) => {
                 worker.metrics.add(Count::GlobalLimitDenied, 1);

@@ -1,5 +1,5 @@
-//! Hedging: a second attempt in parallel if the first is slow to respond. The client receives the first
-//! response.
+//! Hedges requests: makes a second attempt in parallel if the first attempt is slow to respond. The client
+//! receives the response that arrives first.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -14,7 +14,7 @@ use leno_telemetry::{Count, GrpcStatus};
 use leno_traffic::CompiledActions;
 use leno_traffic::hedge::{HedgeConditions, may_hedge};
 use leno_traffic::outlier::EndpointResult;
-use leno_wire::http1::{Parsed, RequestKind, ResponseHead};
+use leno_wire::http1::{ParseProgress, RequestKind, ResponseHead};
 
 use super::{Exchange, ResponseObserver};
 use crate::error::stream_error_reason;
@@ -99,7 +99,7 @@ impl Exchange<'_, '_> {
         resolved_route: &ResolvedRoute,
     ) -> bool {
         let retry_rule = self.actions.as_ref().and_then(|actions| actions.retry.as_ref());
-        let request = HedgeConditions {
+        let conditions = HedgeConditions {
             method: request_target.method,
             is_unrepeatable: self.request.is_upgrade
                 || self.request.head.find(&self.request.bytes, "expect").next().is_some(),
@@ -109,7 +109,7 @@ impl Exchange<'_, '_> {
                 .is_some_and(|session_affinity| session_affinity.session_endpoint().is_some()),
             retries: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
         };
-        may_hedge(hedge_rule, retry_rule, &request)
+        may_hedge(hedge_rule, retry_rule, &conditions)
     }
 
     /// Makes an attempt, and a second one if the first has no response in time. The client receives the first
@@ -159,7 +159,7 @@ impl Exchange<'_, '_> {
             timed_attempt,
             retry_slot: _retry_slot,
         } = hedge_response;
-        // The first attempt is not retried, whatever its result; and all of the body was sent.
+        // The first attempt is not retried, whatever its result. The second attempt has sent the whole body.
         self.retry_slot.release();
         self.body.skip_buffered();
         self.record_hedge(Hedge::Won);
@@ -186,7 +186,7 @@ impl Exchange<'_, '_> {
         outcome
     }
 
-    /// Records the result of a second attempt, if there was one.
+    /// Records the result of the second attempt, if it was sent.
     pub(super) fn record_hedge(&mut self, hedge: Hedge) {
         let hedge_observer = self.observer.take_if(|observer| observer.hedge_state().is_some());
         if hedge_observer
@@ -335,7 +335,8 @@ impl HedgedAttempt<'_> {
         }
     }
 
-    /// Picks an endpoint with a sidecar, other than the endpoint of the first attempt; `None` if there is none.
+    /// Picks an endpoint with a sidecar, other than the endpoint of the first attempt; `None` if no such
+    /// endpoint is available.
     fn pick_endpoint(&self) -> Option<Rc<Upstream>> {
         let first_endpoint = self.hedge_state.first_endpoint.borrow().clone()?;
         let Destination::Endpoints(priorities) = &self.resolved_route.destination else {
@@ -379,8 +380,8 @@ impl HedgedAttempt<'_> {
         let send_result = send_buffered_request(self.worker, &link, &self.request_head, body).await;
         let stream = send_result.map_err(EndpointResult::Failed)?;
         timed_attempt.mark_waiting();
-        let received_head = stream.final_head().await;
-        let received_head = received_head
+        let head_result = stream.final_head().await;
+        let received_head = head_result
             .map_err(|stream_error| EndpointResult::Failed(stream_error_reason(stream_error)))?;
         match self.check_response(&received_head, outcome_guard, timed_attempt) {
             Ok(()) => Ok(Some(stream)),
@@ -402,8 +403,8 @@ impl HedgedAttempt<'_> {
         let mut head = ResponseHead::default();
         let bytes = &received_head.bytes;
         match head.parse(bytes, RequestKind::Other) {
-            Ok(Parsed::Complete(_)) => {}
-            Ok(Parsed::Partial) | Err(_) => {
+            Ok(ParseProgress::Complete(_)) => {}
+            Ok(ParseProgress::Partial) | Err(_) => {
                 return Err(EndpointResult::Failed(Reason::UpstreamMalformed));
             }
         }

@@ -1,4 +1,4 @@
-//! The stage that verifies the JWTs of requests.
+//! Verifies the JWTs of requests, and forwards their claims to the application.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -73,11 +73,11 @@ impl Exchange<'_, '_> {
     /// Verifies the tokens required by policies.
     pub(super) fn verify_tokens(
         &self,
-        rules: &[CompiledJwtValidation],
+        validations: &[CompiledJwtValidation],
         view: &RequestView<'_>,
     ) -> Result<TokenClaims, Failure> {
         let mut token_claims = TokenClaims::default();
-        for validation in rules {
+        for validation in validations {
             let old_count = token_claims.claims.len();
             // Headers with these names are set by this sidecar only.
             let forwarded_claims =
@@ -110,18 +110,18 @@ fn verify_all_tokens(
         }
         locations.push(location);
         let Some(token) = find_token(location, view)? else { continue };
-        // Two tokens could each contribute half of the claims that a rule requires.
+        // Only one token is accepted. Two tokens could each contribute half of the claims that a rule requires.
         match &token_claims.token {
             Some(other_token) if *other_token != *token => return Err(JwtError::Malformed),
             Some(_) => {}
             None => token_claims.token = Some(token.clone().into_owned()),
         }
-        let token = UnverifiedJwt::read(&token)?;
-        let issuers =
+        let jwt = UnverifiedJwt::read(&token)?;
+        let mut issuers =
             validation.rule.issuers.iter().filter(|issuer| issuer.locations.contains(location));
-        let issuer =
-            issuers.into_iter().find(|candidate| token.issuer() == Some(&candidate.issuer));
-        let issuer = issuer.ok_or(JwtError::UnknownIssuer)?;
+        let issuer = issuers
+            .find(|issuer| jwt.issuer() == Some(&issuer.issuer))
+            .ok_or(JwtError::UnknownIssuer)?;
         let IssuerKeys::Inline(key_set) = &issuer.keys else {
             return Err(JwtError::KeysUnavailable);
         };
@@ -134,7 +134,7 @@ fn verify_all_tokens(
             max_age: issuer.max_age,
             now: SystemTime::now(),
         };
-        let claims = token.verify(&jwt_keys, requirements)?;
+        let claims = jwt.verify(&jwt_keys, requirements)?;
         forward_claims(issuer, location, &claims, &mut token_claims.edits);
         token_claims.claims.push(claims);
     }

@@ -1,4 +1,4 @@
-//! Observers notified when the response starts: hedged attempts, and concurrency permits of the application.
+//! Notifies an observer when the response starts: a hedged attempt, or a concurrency permit of the application.
 
 use std::rc::Rc;
 

@@ -1,4 +1,5 @@
-//! Connections reserved for one client, because their server authenticates the connection (NTLM, Negotiate).
+//! Pins upstream connections to one client, because their server authenticates the connection (NTLM,
+//! Negotiate).
 
 use std::cell::{Cell, RefCell};
 
@@ -42,8 +43,8 @@ impl PinnedConnections {
         self.is_used.set(true);
     }
 
-    /// Removes the first connection for which `select` returns a result, and returns both; `None` if there is
-    /// none.
+    /// Removes the first usable connection for which `select` returns a result, and returns both. `None` if
+    /// `select` accepts no connection.
     fn take_where<T>(
         &self,
         mut select: impl FnMut(&PinnedConnection) -> Option<T>,
@@ -111,15 +112,17 @@ impl Exchange<'_, '_> {
         avoided_endpoint: Option<&EndpointId>,
     ) -> Option<AttemptTarget> {
         match (&resolved_route.destination, &pinned_connection.attempt_target) {
-            (Destination::Application(application), AttemptTarget::Application(pinned)) => {
-                application.is_same(pinned).then(|| AttemptTarget::Application(application.clone()))
+            (Destination::Application(application), AttemptTarget::Application(pinned_to)) => {
+                application
+                    .is_same(pinned_to)
+                    .then(|| AttemptTarget::Application(application.clone()))
             }
-            (Destination::Endpoints(priorities), AttemptTarget::Upstream(pinned)) => {
+            (Destination::Endpoints(priorities), AttemptTarget::Upstream(pinned_to)) => {
                 let (worker, cluster) = (&self.session.worker, resolved_route.cluster.as_deref());
                 let endpoints = priorities.serving_endpoints(worker, cluster, avoided_endpoint);
                 let endpoint = endpoints
                     .iter()
-                    .find(|candidate| candidate.has_same_address(&pinned.endpoint))?;
+                    .find(|candidate| candidate.has_same_address(&pinned_to.endpoint))?;
                 session_endpoint(worker, endpoint, cluster, avoided_endpoint)
                     .map(AttemptTarget::Upstream)
             }

@@ -1,4 +1,4 @@
-//! Rerouting of requests without a current endpoint: they wait for the next configuration and are routed again.
+//! Reroutes requests with outdated endpoints: the requests wait for a newer configuration and are routed again.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -29,8 +29,8 @@ impl Exchange<'_, '_> {
             idempotent: retry::is_idempotent(request_target.method),
             body_replayable: !self.progress.body_taken || is_buffered,
             response_started: self.response_started.get(),
-            number: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
-            alternatives: resolved_route.destination.endpoint_count().saturating_sub(1),
+            earlier_attempts: u8::try_from(self.record.retries).unwrap_or(u8::MAX),
+            other_endpoints: resolved_route.destination.endpoint_count().saturating_sub(1),
             waited: self.record.started.elapsed(),
         }
     }
@@ -52,8 +52,9 @@ impl Exchange<'_, '_> {
         self.session.worker.metrics.add(Count::Retries, 1);
     }
 
-    /// Returns the outdated configuration of a failed request that may be sent again, if the configuration no
-    /// longer has any of its endpoints, or the workload no longer has the port; otherwise `None`.
+    /// Detects that a failed request was routed to outdated endpoints: the current configuration contains none
+    /// of them any more, or the workload no longer has the port. Returns `None` if an endpoint is still
+    /// current, or the request may not be sent again.
     #[cold]
     pub(super) fn detect_outdated(
         &self,
@@ -64,7 +65,7 @@ impl Exchange<'_, '_> {
         let Destination::Endpoints(priorities) = &resolved_route.destination else { return None };
         // The previous attempts, and the time that they took, were for other endpoints.
         let first_attempt = FailedAttempt {
-            number: 0,
+            earlier_attempts: 0,
             waited: Duration::ZERO,
             ..self.failed_attempt(request_target, resolved_route)
         };
@@ -112,7 +113,7 @@ impl Exchange<'_, '_> {
             if failure.reason != Reason::NoEndpoint {
                 self.prepare_next_attempt(true);
             }
-            // The scheme was checked before.
+            // The scheme was checked when the request arrived.
             let mut request_target = request.parse_target_any_scheme()?;
             let resolved_route =
                 route_request(self.session, request, &request_target, &mut self.record).await?;

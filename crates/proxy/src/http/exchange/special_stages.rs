@@ -1,4 +1,5 @@
-//! Less common stages of a request: redirects, generated responses, CORS, mirrored copies, fault injection.
+//! Runs the less common stages of a request: redirects, generated responses, CORS, mirrored copies, fault
+//! injection.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
@@ -14,7 +15,7 @@ use leno_traffic::cors::{CrossOrigin, apply_cors};
 use leno_traffic::fault::InjectedFaults;
 use leno_traffic::traffic_policy::PortTrafficPolicy;
 use leno_traffic::{CompiledActions, FieldEdits, PolicyDecision, Redirection};
-use leno_wire::http1::{Framing, write_request};
+use leno_wire::http1::{FramingPolicy, write_request};
 
 use super::Exchange;
 use crate::error::Failure;
@@ -53,11 +54,11 @@ impl Exchange<'_, '_> {
         if !self.body.is_complete() || self.session.worker.is_leaving() {
             self.responder.close_after_exchange();
         }
-        let fields: Vec<(&str, &str)> =
+        let borrowed_fields: Vec<(&str, &str)> =
             fields.iter().map(|(name, value)| (*name, &**value)).collect();
         let response = GeneratedResponse {
             status,
-            fields: &fields,
+            fields: &borrowed_fields,
             text: "",
             edits,
             is_rejection: false,
@@ -92,7 +93,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Returns the CORS headers of a generated response, so that the page can read the error. Other response
+    /// Returns the CORS headers of an error response, so that the web page can read the error. Other response
     /// edits of the rule apply to responses of the application only.
     pub(super) fn failure_edits(&self) -> Option<FieldEdits> {
         self.cors_edits.as_ref()?;
@@ -164,7 +165,7 @@ impl Exchange<'_, '_> {
         let trace_headers = self.span().map(PropagatedHeaders::from_span);
         let added_headers = self.added_headers(trace_headers.as_ref());
         let edits =
-            request_edits(self, request_target, actions, Framing::OutOfBand, &added_headers);
+            request_edits(self, request_target, actions, FramingPolicy::OutOfBand, &added_headers);
         write_request(&self.request.bytes, self.request.head, &edits, &mut head);
         head
     }
@@ -238,7 +239,7 @@ impl Exchange<'_, '_> {
         let mut future = pin!(future);
         poll_fn(|cx| match (future.as_mut().poll(cx), &client) {
             (Poll::Ready(output), _) => Poll::Ready(Ok(output)),
-            // With a body, reading it detects that the client is gone.
+            // While a body is read, the read detects a disconnect.
             (Poll::Pending, Some(io)) if self.body.is_empty() && io.poll_gone(cx).is_ready() => {
                 Poll::Ready(Err(Reason::DownstreamClosed))
             }

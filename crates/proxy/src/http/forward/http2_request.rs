@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use leno_model::Reason;
 use leno_telemetry::trace::{PropagatedHeaders, TraceSpan};
-use leno_wire::http1::{Framing, Parsed, write_request};
+use leno_wire::http1::{FramingPolicy, ParseProgress, write_request};
 
 use super::request_edits;
 use crate::http::exchange::Exchange;
@@ -16,7 +16,7 @@ use crate::upstream::AttemptTarget;
 ///
 /// # Errors
 /// `bad-request` for requests that HTTP/2 cannot express, `unsupported` for an upgrade that offers a choice of
-/// protocols, `head-too-large` if rules enlarge it too much.
+/// protocols, `head-too-large` if rules enlarge the head over its limit.
 pub(super) fn build_http2_request(
     exchange: &Exchange<'_, '_>,
     request_target: &ParsedTarget<'_>,
@@ -24,8 +24,9 @@ pub(super) fn build_http2_request(
 ) -> Result<http::Request<()>, Reason> {
     match attempt_target {
         AttemptTarget::Application(_) => {
-            let target = exchange.request.head.target.slice_in(&exchange.request.bytes);
-            let target = request_target.origin_form.as_deref().or(std::str::from_utf8(target).ok());
+            let received_target = exchange.request.head.target.slice_in(&exchange.request.bytes);
+            let target =
+                request_target.origin_form.as_deref().or(std::str::from_utf8(received_target).ok());
             let mut request_head = build_http2_head(
                 exchange.request,
                 "http",
@@ -56,27 +57,30 @@ pub(super) fn build_http2_request(
                 exchange,
                 request_target,
                 exchange.actions.as_deref(),
-                Framing::OutOfBand,
+                FramingPolicy::OutOfBand,
                 &added_headers,
             );
             write_request(&exchange.request.bytes, exchange.request.head, &edits, &mut bytes);
             let mut head = exchange.session.worker.request_heads.take_object();
             match head.parse(&bytes) {
-                Ok(Parsed::Complete(_)) => {}
-                Ok(Parsed::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
+                Ok(ParseProgress::Complete(_)) => {}
+                Ok(ParseProgress::Partial) | Err(_) => return Err(Reason::HeadTooLarge),
             }
             let is_upgrade = exchange.request.is_upgrade;
-            let request = Request { bytes: bytes.freeze(), head: &head, is_upgrade };
-            let request_target = request.parse_target()?;
-            let target = request.head.target.slice_in(&request.bytes);
-            let target = std::str::from_utf8(target).unwrap_or_default();
+            let edited_request = Request { bytes: bytes.freeze(), head: &head, is_upgrade };
+            let edited_target = edited_request.parse_target()?;
+            let target_bytes = edited_request.head.target.slice_in(&edited_request.bytes);
+            let target = std::str::from_utf8(target_bytes).unwrap_or_default();
             let is_unmeshed = upstream.endpoint.account.is_none();
             let scheme = if is_unmeshed { "http" } else { "https" };
-            build_http2_head(&request, scheme, attempt_target, request_target.authority, target)
+            let authority = edited_target.authority;
+            build_http2_head(&edited_request, scheme, attempt_target, authority, target)
         }
     }
 }
 
+/// Builds the head of a request, or of an extended CONNECT request for an upgrade. An empty `authority` is
+/// replaced by the address of the target.
 fn build_http2_head(
     request: &Request<'_>,
     scheme: &str,

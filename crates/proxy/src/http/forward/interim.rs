@@ -1,5 +1,5 @@
-//! Interim (1xx) heads: the limit on their size per response, and the pending response of an HTTP/2 server,
-//! which collects interim heads.
+//! Limits the size of interim (1xx) heads per response, and collects the interim heads of an HTTP/2 server's
+//! pending response.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -80,8 +80,8 @@ impl PendingResponse {
         .await
     }
 
-    /// Runs `work`, and collects interim heads meanwhile: the codec queues any number of them until they are
-    /// polled.
+    /// Runs `work`, and collects interim heads at the same time, because the codec queues any number of interim
+    /// heads until they are polled.
     ///
     /// # Errors
     /// `upstream-malformed` after too many interim heads.

@@ -1,10 +1,10 @@
-//! The state of a request's body within one attempt. It determines if more data is sent, if the client is
-//! watched for a disconnect, and if the connection may serve another request.
+//! Tracks the state of a request's body within one attempt. The state determines if more data is sent, if a
+//! disconnect of the client cancels the request, and if the connection may serve another request.
 
 use leno_model::Reason;
 
 use crate::error::downstream_reason;
-use crate::http::body::PumpError;
+use crate::http::body::ForwardError;
 use crate::http::exchange::{Exchange, ResponseObserver};
 use crate::upstream::TimedAttempt;
 
@@ -21,7 +21,7 @@ pub(super) enum RequestBodyState {
     InProgress,
     /// The upstream has accepted an upgrade, and both directions are open.
     Tunnel,
-    /// The upstream has ended its direction; the client's direction is open.
+    /// After an upgrade, the upstream has closed its sending direction; the client's direction is open.
     HalfClosed,
 }
 
@@ -42,7 +42,7 @@ impl RequestBodyState {
 
     /// Returns the state after the end of the request's body, or the reason for which the exchange is broken.
     pub(super) fn after_body(
-        outcome: Result<(), PumpError>,
+        outcome: Result<(), ForwardError>,
         response_started: bool,
         observer: Option<&ResponseObserver>,
         timed_attempt: Option<&TimedAttempt>,
@@ -54,11 +54,11 @@ impl RequestBodyState {
                 }
                 Self::Whole
             }
-            Err(PumpError::Source(error)) => return Err(downstream_reason(&error)),
-            Err(PumpError::SinkStalled) if !response_started => {
+            Err(ForwardError::Source(error)) => return Err(downstream_reason(&error)),
+            Err(ForwardError::SinkStalled) if !response_started => {
                 return Err(Reason::UpstreamStalled);
             }
-            Err(PumpError::Sink | PumpError::SinkStalled) => Self::Rejected,
+            Err(ForwardError::Sink | ForwardError::SinkStalled) => Self::Rejected,
         };
         if let Some(timed_attempt) = timed_attempt {
             timed_attempt.mark_sent();

@@ -1,4 +1,4 @@
-//! The response path: forwards interim and final responses to the client, and records them.
+//! Forwards interim and final responses to the client, and records them.
 
 use leno_model::Reason;
 use leno_wire::http1::{BodyLength, ResponseHead};
@@ -76,10 +76,10 @@ impl ResponsePath<'_, '_> {
             return Ok(());
         }
         let pause_limit = match head.body {
-            BodyLength::Known(_) => {
+            BodyLength::ContentLength(_) => {
                 PauseLimit::Limited(self.worker.config.limits.body_stall_timeout)
             }
-            // It may be an event stream, in which pauses of any length are normal.
+            // The body may be an event stream, in which pauses of any length are normal.
             BodyLength::Empty | BodyLength::Chunked | BodyLength::UntilClose => {
                 PauseLimit::CountedStream(self.record)
             }

@@ -1,4 +1,4 @@
-//! Upgraded connections: each direction ends on its own (half-close), in either order.
+//! Forwards upgraded connections. Each direction ends independently (half-close), in either order.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -9,7 +9,9 @@ use leno_wire::http1::ResponseHead;
 
 use super::{RequestBodyState, ResponsePath};
 use crate::error::upstream_reason;
-use crate::http::body::{BodyRecorder, BodySink, BodySource, PauseLimit, PumpError, forward_body};
+use crate::http::body::{
+    BodyRecorder, BodySink, BodySource, ForwardError, PauseLimit, forward_body,
+};
 use crate::http::message::ReadError;
 use crate::http2::stream::OutgoingBody;
 use crate::io::Io;
@@ -25,7 +27,7 @@ pub(super) async fn forward_client(
     session: &Session,
     recorder: &BodyRecorder<'_>,
     request_body_state: &Cell<RequestBodyState>,
-) -> Result<(), PumpError> {
+) -> Result<(), ForwardError> {
     let upstream = TunnelUpstream::from_sink(sink);
     let forward_direction = async {
         forward_body(body, sink, PauseLimit::Unlimited, recorder).await?;
@@ -33,16 +35,16 @@ pub(super) async fn forward_client(
     };
     let wait_for_abandonment = async {
         wait_for_condition(|| request_body_state.get() == RequestBodyState::HalfClosed).await;
-        let max_wait = session.worker.config.limits.idle_connection;
+        let idle_timeout = session.worker.config.limits.idle_connection;
         tokio::select! {
             () = upstream.wait_until_gone() => {}
-            () = wait_for_silence(max_wait, recorder.bytes, recorder.bytes) => {}
+            () = wait_for_silence(idle_timeout, recorder.bytes, recorder.bytes) => {}
         }
     };
     tokio::select! {
         biased;
         forward_result = forward_direction => forward_result,
-        () = wait_for_abandonment => Err(PumpError::Sink),
+        () = wait_for_abandonment => Err(ForwardError::Sink),
     }
 }
 
@@ -72,10 +74,10 @@ impl ResponsePath<'_, '_> {
             return Ok(());
         }
         self.request_body_state.set(RequestBodyState::HalfClosed);
-        // The client's direction is polled before this one, and has to observe the change.
+        // The client's direction is polled before the upstream's direction, and has to observe the new state.
         tokio::task::yield_now().await;
         let upstream_end = async {
-            // Reads detect a client that is gone.
+            // An error is ignored, because reads detect a disconnect of the client.
             drop(sink.end_direction().await);
             std::future::pending().await
         };
@@ -89,16 +91,16 @@ impl ResponsePath<'_, '_> {
     /// Returns the reason for an incomplete response. Records the HTTP/2 code of a stream that the upstream
     /// reset.
     #[cold]
-    pub(super) fn failure_reason(&self, error: &PumpError) -> Reason {
+    pub(super) fn failure_reason(&self, error: &ForwardError) -> Reason {
         match error {
-            PumpError::Source(read_error) => {
+            ForwardError::Source(read_error) => {
                 if let ReadError::Reset(code) = read_error {
                     self.reset_code.set(Some(*code));
                 }
                 upstream_reason(read_error)
             }
-            PumpError::Sink => Reason::DownstreamClosed,
-            PumpError::SinkStalled => Reason::BodyStalled,
+            ForwardError::Sink => Reason::DownstreamClosed,
+            ForwardError::SinkStalled => Reason::BodyStalled,
         }
     }
 }

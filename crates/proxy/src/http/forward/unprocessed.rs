@@ -1,5 +1,5 @@
-//! Streams that an HTTP/2 server did not process: above the last stream of a GOAWAY, or reset with
-//! REFUSED_STREAM (RFC 9113 §6.8 and §8.7).
+//! Resends requests that an HTTP/2 server did not process: their streams were above the last stream of a
+//! GOAWAY, or reset with REFUSED_STREAM (RFC 9113 §6.8 and §8.7).
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) async fn resend_unprocessed(
 #[derive(Default)]
 struct Refusals {
     total_count: u32,
-    /// Refusals on connections that stay open.
+    /// The number of refusals on connections that stay open.
     reset_count: u32,
 }
 
@@ -60,7 +60,7 @@ impl Refusals {
 
     /// True if there have been too many refusals. A server that refuses the request and processes others may
     /// refuse this request only: a retry, at another endpoint if possible, takes precedence over further
-    /// attempts at this one.
+    /// attempts at this endpoint.
     fn exceed_limit(&self, exchange: &Exchange<'_, '_>) -> bool {
         let retry_rule = exchange.actions.as_ref().and_then(|actions| actions.retry.as_ref());
         let max_attempts = retry_rule.map_or(retry::MAX_RETRIES, |retry_rule| retry_rule.attempts);

@@ -1,4 +1,5 @@
-//! Client of the gRPC health service (`grpc.health.v1`, grpc/doc/health-checking.md).
+//! Encodes requests to the gRPC health service, and decodes its responses (`grpc.health.v1`,
+//! grpc/doc/health-checking.md).
 
 use bytes::Bytes;
 use prost::{DecodeError, Message};

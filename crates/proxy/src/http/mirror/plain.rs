@@ -7,7 +7,8 @@ use std::rc::Rc;
 use bytes::Bytes;
 use leno_model::Reason;
 use leno_wire::http1::{
-    BodyLength, Framing, Parsed, RequestEdits, RequestHead, ResponseHead, write_request,
+    BodyLength, FramingPolicy, ParseProgress, RequestEdits, RequestHead, ResponseHead,
+    write_request,
 };
 
 use super::MAX_RESPONSE_BYTES;
@@ -35,13 +36,14 @@ pub(crate) async fn exchange_over_http1(
     let request = Request { bytes, head: &request_head, is_upgrade: false };
     let request_kind = request.request_kind();
     let framing = match request.head.body {
-        BodyLength::Empty if !body.is_empty() => Framing::Chunked,
-        _ => Framing::Keep,
+        BodyLength::Empty if !body.is_empty() => FramingPolicy::Chunked,
+        _ => FramingPolicy::Keep,
     };
     let edits = RequestEdits { framing, ..RequestEdits::default() };
     let Http1Upstream { reader, writer, .. } = &mut *connection;
     write_request(&request.bytes, request.head, &edits, writer.output_buffer());
-    send_body(BodySink::Http1 { writer, is_chunked: framing == Framing::Chunked }, body).await?;
+    send_body(BodySink::Http1 { writer, is_chunked: framing == FramingPolicy::Chunked }, body)
+        .await?;
     let mut head = ResponseHead::default();
     loop {
         let response = reader.read_response(&mut head, request_kind).await;
@@ -61,8 +63,8 @@ pub(crate) async fn exchange_over_http1(
     Ok(head.status)
 }
 
-/// Sends a complete request over HTTP/2, and repeats it while the server refuses its stream and processes
-/// others. Reads the response to its end, and returns its status. `cluster`: the policies that limit the
+/// Sends a complete request over HTTP/2, and repeats it while the server refuses its stream but processes other
+/// streams. Reads the response to its end, and returns its status. `cluster`: the policies that limit the
 /// request.
 pub(crate) async fn exchange_over_http2(
     worker: &Rc<Worker>,
@@ -84,10 +86,10 @@ pub(crate) async fn exchange_over_http2(
         if !checkout.wait_to_repeat(is_reset).await {
             return Err(Reason::UpstreamRefused);
         }
-        let next_checkout = upstream.acquire(worker, None, ConnectWait::Full);
+        let acquisition = upstream.acquire(worker, None, ConnectWait::Full);
         let next_checkout = match cluster {
-            None => next_checkout.await?,
-            Some(cluster) => cluster.wait_for_connection(next_checkout).await?,
+            None => acquisition.await?,
+            Some(cluster) => cluster.wait_for_connection(acquisition).await?,
         };
         checkout = match next_checkout {
             Checkout::Http2(checkout) => checkout,
@@ -131,9 +133,10 @@ async fn exchange_on_stream(
     let (response, stream) = checkout.open_stream(request, body.is_empty())?;
     let mut pending_response = PendingResponse::new(response);
     if !body.is_empty() {
-        let max_wait = worker.config.limits.body_stall_timeout;
-        let sink = BodySink::Http2 { stream: OutgoingBody::new(stream), max_wait };
-        // If the server ended the stream before the end of the body, the response reports it.
+        let stall_timeout = worker.config.limits.body_stall_timeout;
+        let sink = BodySink::Http2 { stream: OutgoingBody::new(stream), stall_timeout };
+        // An error is ignored: if the server ended the stream before the end of the body, the response reports
+        // it.
         pending_response.run_and_collect(send_body(sink, body)).await?.ok();
     }
     loop {
@@ -149,8 +152,8 @@ async fn exchange_on_stream(
 /// Parses a complete request head.
 fn parse_request(head: &mut RequestHead, bytes: &[u8]) -> Result<(), Reason> {
     match head.parse(bytes) {
-        Ok(Parsed::Complete(_)) => Ok(()),
-        Ok(Parsed::Partial) | Err(_) => Err(Reason::HeadTooLarge),
+        Ok(ParseProgress::Complete(_)) => Ok(()),
+        Ok(ParseProgress::Partial) | Err(_) => Err(Reason::HeadTooLarge),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Acquisition of a stream slot in an HTTP/2 pool: on an open connection, or on a new one. Requests without a
-//! free slot wait in a queue.
+//! Acquires a stream slot in an HTTP/2 pool: on an open connection, or on a new one. Requests without a free
+//! slot wait in a queue.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::worker::Worker;
 /// The requests that wait for room, in order of arrival. The first one gets the next slot.
 #[derive(Default)]
 pub(super) struct PendingQueue {
-    /// Held by the first request in the queue.
+    /// Held by the first request in the queue. The lock is fair, so requests get it in order of arrival.
     turn_lock: Mutex<()>,
     length: Cell<usize>,
 }
@@ -45,7 +45,7 @@ impl Drop for QueuePosition<'_> {
     }
 }
 
-/// The attempts to open another connection. They continue if the request that started them is gone.
+/// The attempts to open another connection. They continue after the request that started them has ended.
 #[derive(Default)]
 pub(super) struct ConnectionAttempts {
     in_progress: Cell<usize>,
@@ -73,7 +73,7 @@ struct StreamRequest<'a> {
 }
 
 impl Http2Pool {
-    /// Returns the first connection with room; `None` while other requests wait.
+    /// Returns the first connection with room; `None` if no connection has room, or other requests wait for it.
     pub(crate) fn acquire_ready(&self) -> Option<Http2Checkout> {
         match self.open_connections.pending_queue.length.get() {
             0 => self.acquire_with_room(),
@@ -144,7 +144,7 @@ impl Http2Pool {
             match shared_failure {
                 Some(failure) if attempts.in_progress.get() == 0 => return Err(failure.reason),
                 Some(_) => {}
-                None => self.open_connections(&request),
+                None => self.start_attempts(&request),
             }
             tokio::select! {
                 biased;
@@ -154,15 +154,15 @@ impl Http2Pool {
         }
     }
 
-    /// Opens further connections, each in a separate task.
-    fn open_connections(&self, request: &StreamRequest<'_>) {
+    /// Starts attempts to open further connections, each in a separate task.
+    fn start_attempts(&self, request: &StreamRequest<'_>) {
         let attempts_in_progress = &self.open_connections.attempts.in_progress;
         while attempts_in_progress.get() < self.max_concurrent_attempts() {
             attempts_in_progress.set(attempts_in_progress.get() + 1);
             request.worker.metrics.add(Count::CheckoutOpened, 1);
-            // The task ends by itself, soon: with a connection or without.
+            // The task is not aborted: it ends within its timeout.
             let (pool, worker) = (self.clone(), request.worker.clone());
-            tokio::task::spawn_local(pool.open_connection(
+            tokio::task::spawn_local(pool.attempt_connection(
                 request.address,
                 worker,
                 request.max_wait,
@@ -170,18 +170,22 @@ impl Http2Pool {
         }
     }
 
-    async fn open_connection(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
-        // Other requests, which may have longer timeouts, wait for it too.
+    /// Tries to open one connection, and adds it to the pool or records the failure.
+    async fn attempt_connection(self, address: SocketAddr, worker: Rc<Worker>, max_wait: Duration) {
+        // Requests with longer timeouts may wait for this attempt too.
         let max_wait = max_wait.max(worker.config.limits.connect_timeout);
         let connect = async || -> Result<_, Reason> {
             let connection = connect::connect_application(address, &worker, max_wait).await?;
             Ok((connection.reader.io.clone(), connection))
         };
-        let result = timeout(max_wait, connect_and_handshake(connect)).await;
-        let result = result.unwrap_or(Err(Reason::ConnectTimeout));
-        let failure = result.map(|sender| self.add_connection(sender, None)).err();
-        let failure =
-            failure.map(|reason| FailedConnect { reason, failed_at: Instant::now(), max_wait });
+        let timed_result = timeout(max_wait, connect_and_handshake(connect)).await;
+        let connect_result = timed_result.unwrap_or(Err(Reason::ConnectTimeout));
+        let failure_reason = connect_result.map(|sender| self.add_connection(sender, None)).err();
+        let failure = failure_reason.map(|reason| FailedConnect {
+            reason,
+            failed_at: Instant::now(),
+            max_wait,
+        });
         let ConnectionAttempts { in_progress: attempts_in_progress, last_failure, attempt_ended } =
             &self.open_connections.attempts;
         last_failure.set(failure);
@@ -203,7 +207,7 @@ impl Http2Pool {
         needed_connections.min(available_connections).clamp(1, MAX_CONCURRENT_ATTEMPTS)
     }
 
-    /// Returns a connection with room, as soon as there is one; `None` if another one may be opened.
+    /// Waits for a connection with room. Returns `None` at once if another connection may be opened.
     pub(crate) async fn wait_for_room(&self) -> Option<Http2Checkout> {
         loop {
             if let Some(checkout) = self.acquire_with_room() {
@@ -219,7 +223,7 @@ impl Http2Pool {
         }
     }
 
-    /// Returns a connection with room, as soon as one of the open ones has some; `None` if none is open.
+    /// Waits for room on one of the open connections. Returns `None` if no connection is open.
     pub(crate) async fn wait_for_room_on_open(&self) -> Option<Http2Checkout> {
         loop {
             if let Some(checkout) = self.acquire_with_room() {
@@ -257,13 +261,13 @@ impl StreamRequest<'_> {
 ///
 /// # Errors
 /// Those of `connect` and [`connect_http2`].
-pub(crate) async fn connect_and_handshake<Owner: 'static, Error: From<Reason>>(
-    connect: impl AsyncFn() -> Result<(Io, Owner), Error>,
+pub(crate) async fn connect_and_handshake<Guard: 'static, Error: From<Reason>>(
+    connect: impl AsyncFn() -> Result<(Io, Guard), Error>,
 ) -> Result<SendRequest<Bytes>, Error> {
     let mut ended_count = 0;
     loop {
-        let (io, owner) = connect().await?;
-        match connect_http2(io, owner).await {
+        let (io, guard) = connect().await?;
+        match connect_http2(io, guard).await {
             Err(Reason::ConnectFailed) if ended_count + 1 < MAX_HANDSHAKES => {
                 sleep(HANDSHAKE_PAUSE * ended_count).await;
                 ended_count += 1;

@@ -91,7 +91,7 @@ fn a_connection_that_ends_before_any_stream_does_not_change_the_limit() {
         }
         for _ in 0..3 {
             acquire_stream(&pool, &app, None).await.connection.record_goaway(0);
-            assert_eq!((limit(), pool.server.unused_connections.get()), (3, 1));
+            assert_eq!((limit(), pool.server.refusing_connections.get()), (3, 1));
             let mut used_checkout = acquire_stream(&pool, &app, None).await;
             send_get(&mut used_checkout).await.unwrap();
             used_checkout.record_processed();
@@ -123,8 +123,8 @@ fn a_goaway_is_recorded_at_the_first_refused_stream() {
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap());
         }
-        let ServerState { streams_before_goaway, unused_connections, .. } = &*pool.server;
-        assert_eq!((streams_before_goaway.get(), unused_connections.get()), (0, 1));
+        let ServerState { streams_before_goaway, refusing_connections, .. } = &*pool.server;
+        assert_eq!((streams_before_goaway.get(), refusing_connections.get()), (0, 1));
     });
 }
 

@@ -2,7 +2,7 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response};
-use leno_wire::http1::{Parsed, RequestHead, RequestKind, ResponseHead};
+use leno_wire::http1::{ParseProgress, RequestHead, RequestKind, ResponseHead};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ proptest! {
         let (parts, ()) = request.into_parts();
         let bytes = request_to_http1(&parts).unwrap();
         let mut head = RequestHead::default();
-        prop_assert_eq!(head.parse(&bytes), Ok(Parsed::Complete(bytes.len())));
+        prop_assert_eq!(head.parse(&bytes), Ok(ParseProgress::Complete(bytes.len())));
         prop_assert_eq!(head.method.slice_in(&bytes), method.as_bytes());
         prop_assert_eq!(head.target.slice_in(&bytes), target.as_bytes());
         prop_assert_eq!(head.host.map(|host| host.slice_in(&bytes)), Some(host.as_bytes()));
@@ -58,7 +58,7 @@ proptest! {
         let bytes = response_to_http1(&response.into_parts().0);
         let mut head = ResponseHead::default();
         let parsed = head.parse(&bytes, RequestKind::default());
-        prop_assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())));
+        prop_assert_eq!(parsed, Ok(ParseProgress::Complete(bytes.len())));
         let converted = response_to_http2(&bytes, &head).unwrap();
         prop_assert_eq!(converted.status().as_u16(), status);
         prop_assert_eq!(converted.headers(), &fields);
@@ -77,7 +77,7 @@ fn an_http2_head_contains_no_hop_by_hop_fields() {
     let text = "GET /a HTTP/1.1\r\nhost: x\r\nconnection: x-hop\r\nx-hop: 1\r\nkeep-alive: 5\r\n\
                 upgrade: foo\r\nproxy-connection: close\r\nx-stays: 1\r\n\r\n";
     let mut head = RequestHead::default();
-    assert_eq!(head.parse(text.as_bytes()), Ok(Parsed::Complete(text.len())));
+    assert_eq!(head.parse(text.as_bytes()), Ok(ParseProgress::Complete(text.len())));
     let request = request_to_http2(text.as_bytes(), &head, "http", "x", "/a").unwrap();
     let mut names: Vec<_> = request.headers().keys().map(HeaderName::as_str).collect();
     names.sort_unstable();

@@ -61,10 +61,10 @@ async fn reject_request(
     send_response: SendResponse<Bytes>,
 ) -> RecvStream {
     let (request_parts, body) = request.into_parts();
-    let max_wait = session.worker.config.limits.body_stall_timeout;
+    let stall_timeout = session.worker.config.limits.body_stall_timeout;
     let grpc = is_grpc(&request_parts.headers);
     let mut responder =
-        Responder::Http2 { response: Http2Response::new(send_response), max_wait, grpc };
+        Responder::Http2 { response: Http2Response::new(send_response), stall_timeout, grpc };
     let _record = ExchangeRecord::open_unreadable(session, Reason::Unsupported);
     let failure = Failure::from(Reason::Unsupported);
     let is_head = request_parts.method == http::Method::HEAD;

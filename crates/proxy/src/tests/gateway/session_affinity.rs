@@ -23,8 +23,8 @@ fn sticky_rule(path: &str) -> RouteRule {
     let persistence = SessionPersistence {
         name: None,
         kind: PersistenceType::Cookie,
-        absolute: None,
-        idle: None,
+        absolute_timeout: None,
+        idle_timeout: None,
         path: None,
     };
     let mut rule = path_rule(path, [backends_to("ratings"), backends_to("plain")].concat());

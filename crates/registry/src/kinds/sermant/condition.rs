@@ -1,4 +1,4 @@
-//! Reader of Sermant's match conditions, each with one operator. As in Sermant, `caseInsensitive: true` makes a
+//! Reads Sermant's match conditions, each with one operator. As in Sermant, `caseInsensitive: true` makes a
 //! condition case-sensitive.
 
 use leno_model::{FieldTest, NumberRelation, TextRelation, ValueTest};
@@ -64,7 +64,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     };
     let read_text_with = |relation| read_text_test(&value, relation, !is_case_sensitive);
     let read_number_with = |relation| {
-        // A value that is not a 64-bit integer does not match.
+        // An operand that is not a 64-bit integer never matches.
         let bound = value.read_literal()?.parse().ok();
         Some(bound.map_or(ValueTest::Never, |bound| ValueTest::Number { relation, bound }))
     };
@@ -88,6 +88,7 @@ fn read_condition(field: &Field<'_>) -> Option<ValueTest> {
     }
 }
 
+/// Reads the operand of an operator on texts. An empty list never matches.
 fn read_text_test(
     value: &Field<'_>,
     relation: TextRelation,
@@ -146,7 +147,7 @@ pub(super) fn check_regex(field: &Field<'_>, text: &str) -> Option<RegexValidity
     None
 }
 
-/// Parts of the messages for errors that Java reports as well.
+/// Parts of the RE2 messages for errors that Java's engine reports as well.
 const MALFORMED_MESSAGES: &[&str] = &[
     "unclosed",
     "unopened",

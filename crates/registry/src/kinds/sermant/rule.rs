@@ -1,5 +1,5 @@
-//! Readers of Sermant's three kinds of rules: `flow`, `tag` and `lane`. The reader of a `SermantRouteRule` calls them
-//! for each rule.
+//! Reads Sermant's three kinds of rules, with one function each: `flow` rules route requests, `tag` rules route all
+//! requests of a caller, and `lane` rules add headers to requests.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,13 @@ use super::warn_about_unknown_fields;
 use crate::field::{Field, MapFields};
 use crate::kinds::lane;
 
-/// The object that contains the rules; each rule's origin consists of its name and the rule's index.
+/// The object that contains the rules. The origin of a rule is the object's name and the rule's index.
 pub(super) struct RulesLocation<'a> {
     pub(super) name: &'a TagRouteName,
 }
 
 impl RulesLocation<'_> {
+    /// Returns the origin of the rule with this index, counted from 0 in the order as written.
     pub(super) fn rule_origin(&self, index: usize) -> RuleOrigin {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         RuleOrigin { dialect: TagDialect::Sermant, name: self.name.clone(), index }
@@ -161,7 +162,7 @@ pub(super) fn read_lane_rule(
     Some(paths.into_iter().map(to_rule).collect())
 }
 
-/// True if `protocol` is `http`. Warns if `protocol` is absent or another one: the rule never matches then.
+/// True if `protocol` is `http`. A rule with another protocol, or without one, never matches: this is a warning.
 fn is_http(conditions: &MapFields<'_>) -> Option<bool> {
     let Some(protocol) = conditions.find("protocol") else {
         conditions
@@ -189,7 +190,8 @@ fn read_lane_path(field: &Field<'_>) -> Option<Vec<PathMatch>> {
     Some(paths)
 }
 
-/// Returns the method in upper case, in lower case and as written: Sermant ignores case, HTTP methods do not.
+/// Returns the method in upper case, in lower case and as written: Sermant ignores the case of methods, but HTTP methods
+/// are case-sensitive.
 fn method_case_variants(method: &str) -> Vec<String> {
     let mut variants =
         vec![method.to_ascii_uppercase(), method.to_ascii_lowercase(), method.to_owned()];
@@ -197,7 +199,8 @@ fn method_case_variants(method: &str) -> Vec<String> {
     variants
 }
 
-/// Reads the headers that a lane adds to requests, with the percentages of requests; empty if no route is complete.
+/// Reads the headers that a lane adds to requests, each with the percentage of the requests that get it; empty if no route
+/// is complete.
 fn read_marks(fields: &MapFields<'_>) -> Option<Vec<LaneMark>> {
     let mut marks = Vec::new();
     for route in read_routes(fields, "route")? {
@@ -226,7 +229,8 @@ enum ConsumerTag {
     Text,
 }
 
-/// Reads routes with tags and weights; `Some(None)` if no route has both.
+/// Reads the routes under `key`, which select endpoints by tags with weights. `Some(None)` if no route has both tags and a
+/// weight; `None` if a field is invalid.
 fn read_split(
     fields: &MapFields<'_>,
     key: &str,
@@ -258,6 +262,7 @@ fn read_split(
     Some(Some(TagSplit { targets, weights: WeightUnit::Percent }))
 }
 
+/// Reads the elements of a list of routes; empty if the field is absent.
 fn read_routes<'a>(fields: &MapFields<'a>, key: &str) -> Option<Vec<Field<'a>>> {
     match fields.find(key) {
         Some(field) => field.read_list(MAX_ROUTES),
@@ -265,15 +270,16 @@ fn read_routes<'a>(fields: &MapFields<'a>, key: &str) -> Option<Vec<Field<'a>>> 
     }
 }
 
+/// Reads the tags of a route's endpoints.
 fn read_tags(field: &Field<'_>, consumer_tag: ConsumerTag) -> Option<BTreeMap<String, TagValue>> {
     let mut tags = BTreeMap::new();
     for (name, value) in field.read_entries()? {
         let text = value.read_literal()?;
-        let value = match text == "CONSUMER_TAG" && consumer_tag == ConsumerTag::Caller {
+        let tag_value = match text == "CONSUMER_TAG" && consumer_tag == ConsumerTag::Caller {
             true => TagValue::SameAsCaller,
             false => TagValue::Exact(text),
         };
-        tags.insert(name.to_owned(), value);
+        tags.insert(name.to_owned(), tag_value);
     }
     Some(tags)
 }
@@ -324,6 +330,7 @@ fn read_quorum(conditions: &MapFields<'_>) -> Option<Quorum> {
     })
 }
 
+/// Rejects conditions on Dubbo calls.
 fn reject_dubbo_conditions(conditions: &MapFields<'_>) {
     for key in ["attachments", "args"] {
         conditions.reject_unsupported(
@@ -334,12 +341,13 @@ fn reject_dubbo_conditions(conditions: &MapFields<'_>) {
     }
 }
 
+/// Warns about conditions that Sermant ignores in rules of this kind.
 fn warn_about_ignored_fields(conditions: &MapFields<'_>, keys: &[&str], rule_kind: &str) {
     for key in keys {
         if let Some(field) = conditions.find(key) {
             field.warn(
                 format!("is ignored in rules of the kind {rule_kind}"),
-                "remove it, or use a TagRoute, which does",
+                "remove it, or use a TagRoute, which supports it",
             );
         }
     }

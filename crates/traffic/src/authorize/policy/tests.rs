@@ -628,7 +628,7 @@ proptest! {
             let candidates = rules.iter().enumerate().filter(|(_, rule)| {
                 rule.matches_caller(peer.as_ref()) && rule.ports.contains(80) && rule.action == action
             });
-            let candidates = candidates.filter(|(_, rule)| rule.is_about_requests() == requests);
+            let candidates = candidates.filter(|(_, rule)| rule.matches_by_request() == requests);
             candidates.map(|(index, _)| index).collect::<Vec<_>>()
         };
         let (deny, allow) = (PolicyAction::Deny, PolicyAction::Allow);
@@ -682,7 +682,7 @@ proptest! {
         // Rules for everything precede rules for some requests.
         let first_match = |action| {
             let matching = || rules.iter().filter(|rule| rule.action == action).filter(matches);
-            matching().find(|rule| !rule.is_about_requests()).or(matching().next())
+            matching().find(|rule| !rule.matches_by_request()).or(matching().next())
         };
         let expected = match (first_match(PolicyAction::Deny), first_match(PolicyAction::Allow)) {
             (Some(deny), _) => format!("denied-by-policy {}", deny.name),
@@ -695,9 +695,9 @@ proptest! {
             let rules = rules.iter().filter(move |rule| {
                 rule.action == action && rule.ports.contains(port) && rule.matches_caller(Some(account))
             });
-            rules.map(|rule| (rule.is_about_requests(), &rule.name))
+            rules.map(|rule| (rule.matches_by_request(), &rule.name))
         };
-        let unconditional = |action| applicable(action).find(|(is_about_requests, _)| !is_about_requests);
+        let unconditional = |action| applicable(action).find(|(matches_by_request, _)| !matches_by_request);
         let first_denial = || applicable(PolicyAction::Deny).next();
         let expected = match (unconditional(PolicyAction::Deny).or_else(first_denial), unconditional(PolicyAction::Allow)) {
             (Some((_, deny)), _) => format!("denied-by-policy {deny}"),

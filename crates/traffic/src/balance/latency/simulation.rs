@@ -25,7 +25,7 @@ impl Candidates for ThreadView {
     fn load(&self, index: usize) -> Load {
         let (latency, in_progress) = &self.endpoints[index];
         let in_progress = in_progress + u32::from(latency.failure_count(self.now));
-        Load { in_progress, step: latency.latency_step(self.now), weight: None }
+        Load { in_progress, latency_step: latency.latency_step(self.now), weight: None }
     }
 
     fn is_usable(&self, _: usize) -> bool {

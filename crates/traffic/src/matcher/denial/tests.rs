@@ -1,5 +1,5 @@
-//! Property tests of deny rules: no alternative encoding bypasses a rule. Requests are modified by the equivalences that
-//! web frameworks document.
+//! Property tests of deny rules: no alternative encoding bypasses a rule. Requests are modified by the equivalences
+//! that web frameworks document.
 
 use leno_model::{FieldMatch, RequestMatch};
 use proptest::prelude::*;

@@ -183,16 +183,16 @@ fn bounds_trailers() {
 #[test]
 fn a_known_length_ends_the_body() {
     for step in 1..8 {
-        let decoded = decode_all(BodyLength::Known(5), b"hello, world", step);
+        let decoded = decode_all(BodyLength::ContentLength(5), b"hello, world", step);
         assert_eq!(decoded, Ok((b"hello".to_vec(), None, 5)));
     }
-    for length in [BodyLength::Empty, BodyLength::Known(0)] {
+    for length in [BodyLength::Empty, BodyLength::ContentLength(0)] {
         let mut decoder = BodyDecoder::new(length);
         assert!(decoder.is_complete());
         let piece = decoder.decode(b"next").unwrap();
         assert_eq!((piece.consumed, piece.complete), (0, true));
     }
-    let mut decoder = BodyDecoder::new(BodyLength::Known(u64::MAX));
+    let mut decoder = BodyDecoder::new(BodyLength::ContentLength(u64::MAX));
     assert_eq!(decoder.decode(b"abc").unwrap().consumed, 3);
     assert!(!decoder.is_complete());
 }
@@ -206,7 +206,7 @@ fn only_a_body_until_close_ends_with_the_connection() {
     assert!(decoder.is_complete());
 
     let truncated: [(BodyLength, &[u8]); 6] = [
-        (BodyLength::Known(4), b"abc"),
+        (BodyLength::ContentLength(4), b"abc"),
         (BodyLength::Chunked, b""),
         (BodyLength::Chunked, b"3\r\nab"),
         (BodyLength::Chunked, b"3\r\nabc\r\n"),

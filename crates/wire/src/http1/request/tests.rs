@@ -5,19 +5,19 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::http1::{FieldName, MAX_FIELDS, MAX_HEAD_BYTES};
+use crate::http1::{FieldKind, MAX_FIELDS, MAX_HEAD_BYTES};
 
 #[test]
 fn parses_a_plain_request() {
     let bytes = b"POST /a/b?c=d HTTP/1.1\r\nHost: ratings:9080\r\nContent-Length: 5\r\n\
                   X-Many: one \t\r\nx-many:\t two\r\nX-Empty:\r\n\r\nhello";
     let mut head = RequestHead::default();
-    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len() - 5)));
+    assert_eq!(head.parse(bytes), Ok(ParseProgress::Complete(bytes.len() - 5)));
     assert_eq!(head.method.slice_in(bytes), b"POST");
     assert_eq!(head.target.slice_in(bytes), b"/a/b?c=d");
     assert_eq!(head.version, Http1Version::Http11);
     assert_eq!(head.host.unwrap().slice_in(bytes), b"ratings:9080");
-    assert_eq!(head.body, BodyLength::Known(5));
+    assert_eq!(head.body, BodyLength::ContentLength(5));
     assert!(head.keep_alive && !head.upgrade && !head.expect_continue);
     assert_eq!(head.fields.len(), 5);
     let many: Vec<&[u8]> = head.find(bytes, "X-MANY").collect();
@@ -31,7 +31,7 @@ fn find_skips_fields_listed_in_connection() {
     let bytes = b"GET / HTTP/1.1\r\nHost: a\r\nX-Lane: b\r\nConnection: x-lane\r\n\
                   Upgrade: websocket\r\n\r\n";
     let mut head = RequestHead::default();
-    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
+    assert_eq!(head.parse(bytes), Ok(ParseProgress::Complete(bytes.len())));
     assert_eq!(head.find(bytes, "x-lane").next(), None);
     assert_eq!(head.find(bytes, "upgrade").next(), Some(&b"websocket"[..]));
 }
@@ -64,7 +64,7 @@ fn accepts_valid_requests() {
     ];
     for bytes in valid_requests {
         let parsed = RequestHead::default().parse(bytes);
-        let expected = Ok(Parsed::Complete(bytes.len()));
+        let expected = Ok(ParseProgress::Complete(bytes.len()));
         assert_eq!(parsed, expected, "{}", bytes.escape_ascii());
     }
 }
@@ -224,7 +224,7 @@ fn parses_keep_alive_upgrade_and_expect() {
     for (version, fields, expected) in cases {
         let bytes = format!("GET / HTTP/{version}\r\nHost: a\r\n{fields}\r\n\r\n");
         let mut head = RequestHead::default();
-        assert_eq!(head.parse(bytes.as_bytes()), Ok(Parsed::Complete(bytes.len())));
+        assert_eq!(head.parse(bytes.as_bytes()), Ok(ParseProgress::Complete(bytes.len())));
         assert_eq!([head.keep_alive, head.upgrade, head.expect_continue], expected, "{bytes}");
     }
 }
@@ -249,7 +249,7 @@ fn websocket_is_set_only_if_upgrade_lists_nothing_else() {
     ] {
         let bytes = format!("GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\n{fields}\r\n\r\n");
         let mut head = RequestHead::default();
-        assert_eq!(head.parse(bytes.as_bytes()), Ok(Parsed::Complete(bytes.len())));
+        assert_eq!(head.parse(bytes.as_bytes()), Ok(ParseProgress::Complete(bytes.len())));
         assert_eq!((head.upgrade, head.websocket), (upgrade, websocket), "{fields}");
     }
 }
@@ -260,7 +260,7 @@ fn marks_hop_by_hop_fields() {
                   Keep-Alive: 5\r\nProxy-Connection: a\r\nTE: trailers\r\nUpgrade: a\r\n\
                   Proxy-Authorization: b\r\nX-Kept: 2\r\nx-named: 3\r\nTrailer: c\r\n\r\n";
     let mut head = RequestHead::default();
-    assert_eq!(head.parse(bytes), Ok(Parsed::Complete(bytes.len())));
+    assert_eq!(head.parse(bytes), Ok(ParseProgress::Complete(bytes.len())));
     let forwarded_names: Vec<&[u8]> = head
         .fields
         .iter()
@@ -268,7 +268,7 @@ fn marks_hop_by_hop_fields() {
         .map(|field| field.name.slice_in(bytes))
         .collect();
     assert_eq!(forwarded_names, [&b"Host"[..], b"X-Kept", b"Trailer"]);
-    assert!(head.fields.iter().any(|field| field.kind == FieldName::ProxyConnection));
+    assert!(head.fields.iter().any(|field| field.kind == FieldKind::ProxyConnection));
 }
 
 #[test]
@@ -277,10 +277,10 @@ fn every_prefix_is_partial() {
                   Connection: x, close\r\nX: y z \r\n\r\n";
     let mut head = RequestHead::default();
     for end in 0..bytes.len() {
-        assert_eq!(head.parse(&bytes[..end]), Ok(Parsed::Partial), "{end}");
+        assert_eq!(head.parse(&bytes[..end]), Ok(ParseProgress::Partial), "{end}");
         assert!(head.fields.is_empty() && head.method.is_empty());
     }
-    let complete = Ok(Parsed::Complete(bytes.len()));
+    let complete = Ok(ParseProgress::Complete(bytes.len()));
     assert_eq!(head.parse(bytes), complete);
     let mut other_head = RequestHead::default();
     assert_eq!(other_head.parse(&[&bytes[..], b"0\r\n\r\nGET"].concat()), complete);
@@ -305,8 +305,8 @@ fn bounds_the_head() {
     };
     let mut head = RequestHead::default();
     let largest = fill_head(MAX_HEAD_BYTES);
-    assert_eq!(head.parse(&largest), Ok(Parsed::Complete(MAX_HEAD_BYTES)));
-    assert_eq!(head.parse(&largest[..MAX_HEAD_BYTES - 1]), Ok(Parsed::Partial));
+    assert_eq!(head.parse(&largest), Ok(ParseProgress::Complete(MAX_HEAD_BYTES)));
+    assert_eq!(head.parse(&largest[..MAX_HEAD_BYTES - 1]), Ok(ParseProgress::Partial));
     let larger = fill_head(MAX_HEAD_BYTES + 1);
     expect_malformed(&larger, Malformed::HeadTooLarge);
     expect_malformed(&larger[..MAX_HEAD_BYTES], Malformed::HeadTooLarge);
@@ -316,7 +316,7 @@ fn bounds_the_head() {
         let fields = "X: y\r\n".repeat(count - 1);
         format!("GET / HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into_bytes()
     };
-    assert!(matches!(head.parse(&head_with_fields(MAX_FIELDS)), Ok(Parsed::Complete(_))));
+    assert!(matches!(head.parse(&head_with_fields(MAX_FIELDS)), Ok(ParseProgress::Complete(_))));
     assert_eq!(head.fields.len(), MAX_FIELDS);
     expect_malformed(&head_with_fields(MAX_FIELDS + 1), Malformed::TooManyFields);
     expect_malformed(&head_with_fields(1000), Malformed::TooManyFields);
@@ -330,7 +330,7 @@ fn a_reused_head_keeps_nothing_of_the_previous_request() {
     assert!(head.parse(first_request).is_ok());
     let capacity = head.fields.capacity();
     let second_request = b"GET / HTTP/1.0\r\n\r\n";
-    assert_eq!(head.parse(second_request), Ok(Parsed::Complete(second_request.len())));
+    assert_eq!(head.parse(second_request), Ok(ParseProgress::Complete(second_request.len())));
     let mut fresh_head = RequestHead::default();
     assert!(fresh_head.parse(second_request).is_ok());
     assert_eq!(format!("{head:?}"), format!("{fresh_head:?}"));
@@ -341,11 +341,11 @@ proptest! {
     #[test]
     fn never_panics_on_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let mut head = RequestHead::default();
-        if let Ok(Parsed::Complete(length)) = head.parse(&bytes) {
+        if let Ok(ParseProgress::Complete(length)) = head.parse(&bytes) {
             prop_assert!(length <= bytes.len());
         }
         let framed = [b"GET / HTTP/1.1\r\nHost: a\r\n", &bytes[..], b"\r\n\r\n"].concat();
-        if let Ok(Parsed::Complete(length)) = head.parse(&framed) {
+        if let Ok(ParseProgress::Complete(length)) = head.parse(&framed) {
             prop_assert!(length <= framed.len());
         }
     }

@@ -3,29 +3,29 @@
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may panic")]
 
 use super::*;
-use crate::http1::FieldName;
+use crate::http1::FieldKind;
 
 #[test]
 fn parses_a_plain_response() {
     let bytes = b"HTTP/1.1 404 Not \xc3\xa0 Found\r\nServer: a\r\nContent-Length: 2\r\n\r\nno";
     let mut head = ResponseHead::default();
-    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(Parsed::Complete(bytes.len() - 2)));
+    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(ParseProgress::Complete(bytes.len() - 2)));
     assert_eq!((head.status, head.version), (404, Http1Version::Http11));
     assert_eq!(head.reason.slice_in(bytes), b"Not \xc3\xa0 Found");
-    assert_eq!(head.body, BodyLength::Known(2));
-    assert_eq!(head.fields[1].kind, FieldName::ContentLength);
+    assert_eq!(head.body, BodyLength::ContentLength(2));
+    assert_eq!(head.fields[1].kind, FieldKind::ContentLength);
     assert_eq!(head.find(bytes, "server").next(), Some(&b"a"[..]));
     assert!(head.keep_alive && !head.tunnel && !head.is_interim());
 }
 
 #[test]
 fn determines_the_framing_of_every_body() {
-    use BodyLength::{Chunked, Empty, Known, UntilClose};
+    use BodyLength::{Chunked, ContentLength, Empty, UntilClose};
     use RequestKind::{Connect, Head, Other};
     let cases: [(RequestKind, &str, &str, BodyLength); 22] = [
         (Other, "200", "", UntilClose),
-        (Other, "200", "Content-Length: 7\r\n", Known(7)),
-        (Other, "200", "Content-Length: 0\r\n", Known(0)),
+        (Other, "200", "Content-Length: 7\r\n", ContentLength(7)),
+        (Other, "200", "Content-Length: 0\r\n", ContentLength(0)),
         (Other, "200", "Transfer-Encoding: chunked\r\n", Chunked),
         (Other, "500", "", UntilClose),
         (Head, "200", "", Empty),
@@ -42,7 +42,7 @@ fn determines_the_framing_of_every_body() {
         (Connect, "200", "", Empty),
         (Connect, "200", "Content-Length: 7\r\n", Empty),
         (Connect, "200", "Transfer-Encoding: chunked\r\n", Empty),
-        (Connect, "407", "Content-Length: 7\r\n", Known(7)),
+        (Connect, "407", "Content-Length: 7\r\n", ContentLength(7)),
         (Connect, "503", "", UntilClose),
         (Connect, "503", "Transfer-Encoding: chunked\r\n", Chunked),
     ];
@@ -50,7 +50,7 @@ fn determines_the_framing_of_every_body() {
         let bytes = format!("HTTP/1.1 {status} \r\n{fields}\r\n");
         let mut head = ResponseHead::default();
         let parsed = head.parse(bytes.as_bytes(), request_kind);
-        assert_eq!(parsed, Ok(Parsed::Complete(bytes.len())), "{bytes}");
+        assert_eq!(parsed, Ok(ParseProgress::Complete(bytes.len())), "{bytes}");
         assert_eq!(head.body, body, "{request_kind:?} {bytes}");
         assert_eq!(head.tunnel, status == "101" || (request_kind == Connect && status == "200"));
         assert_eq!(head.is_interim(), status == "100" || status == "103");
@@ -119,10 +119,14 @@ fn every_prefix_is_partial() {
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: a, close\r\nA: b\r\n\r\n";
     let mut head = ResponseHead::default();
     for end in 0..bytes.len() {
-        assert_eq!(head.parse(&bytes[..end], RequestKind::Other), Ok(Parsed::Partial), "{end}");
+        assert_eq!(
+            head.parse(&bytes[..end], RequestKind::Other),
+            Ok(ParseProgress::Partial),
+            "{end}"
+        );
         assert_eq!(head.status, 0);
     }
-    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(Parsed::Complete(bytes.len())));
+    assert_eq!(head.parse(bytes, RequestKind::Other), Ok(ParseProgress::Complete(bytes.len())));
     assert!(!head.keep_alive);
 }
 

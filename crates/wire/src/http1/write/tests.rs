@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::http1::{Malformed, Parsed, RequestKind};
+use crate::http1::{Malformed, ParseProgress, RequestKind};
 
 #[test]
 fn forwards_requests() {
@@ -68,15 +68,15 @@ fn writes_the_framing_of_a_request() {
     let with_length = "Content-Length: 5\r\n";
     let chunked_field = "transfer-encoding: chunked\r\n";
     let cases = [
-        (with_length, Framing::Keep, with_length),
-        (with_length, Framing::OutOfBand, with_length),
-        (with_length, Framing::Chunked, chunked_field),
-        ("Transfer-Encoding: Chunked\r\n", Framing::Keep, chunked_field),
-        ("Transfer-Encoding: chunked\r\n", Framing::OutOfBand, ""),
-        ("Transfer-Encoding: chunked\r\n", Framing::Chunked, chunked_field),
-        ("", Framing::Keep, ""),
-        ("", Framing::OutOfBand, ""),
-        ("Content-Length: 0\r\n", Framing::Keep, "Content-Length: 0\r\n"),
+        (with_length, FramingPolicy::Keep, with_length),
+        (with_length, FramingPolicy::OutOfBand, with_length),
+        (with_length, FramingPolicy::Chunked, chunked_field),
+        ("Transfer-Encoding: Chunked\r\n", FramingPolicy::Keep, chunked_field),
+        ("Transfer-Encoding: chunked\r\n", FramingPolicy::OutOfBand, ""),
+        ("Transfer-Encoding: chunked\r\n", FramingPolicy::Chunked, chunked_field),
+        ("", FramingPolicy::Keep, ""),
+        ("", FramingPolicy::OutOfBand, ""),
+        ("Content-Length: 0\r\n", FramingPolicy::Keep, "Content-Length: 0\r\n"),
     ];
     for (received, framing, written) in cases {
         let remove = &["content-length".into(), "host".into()];
@@ -94,7 +94,7 @@ fn writes_the_framing_of_a_request() {
 fn the_body_of_the_head_overrides_its_framing_fields() {
     let cases = [
         ("", BodyLength::Chunked, "transfer-encoding: chunked\r\n"),
-        ("", BodyLength::Known(12), "content-length: 12\r\n"),
+        ("", BodyLength::ContentLength(12), "content-length: 12\r\n"),
         ("Content-Length: 5\r\n", BodyLength::Chunked, "transfer-encoding: chunked\r\n"),
         ("Content-Length: 5\r\n", BodyLength::Empty, ""),
     ];
@@ -120,25 +120,25 @@ fn forwards_responses() {
         let head = |fields| format!("HTTP/1.1 {status} Some Reason\r\n{fields}\r\n");
         assert_eq!(rewrite_response(&head(received), request_kind, &edits), head(written));
     };
-    check(RequestKind::Other, 200, Framing::Keep, with_length);
-    check(RequestKind::Other, 200, Framing::OutOfBand, with_length);
-    check(RequestKind::Other, 200, Framing::Chunked, (with_length.0, chunks.1));
-    check(RequestKind::Other, 200, Framing::Keep, chunks);
-    check(RequestKind::Other, 200, Framing::OutOfBand, (chunks.0, ""));
-    check(RequestKind::Other, 200, Framing::Keep, same(""));
-    check(RequestKind::Other, 200, Framing::Chunked, ("", chunks.1));
-    check(RequestKind::Head, 200, Framing::Keep, with_length);
-    check(RequestKind::Head, 200, Framing::OutOfBand, with_length);
-    check(RequestKind::Head, 200, Framing::Keep, (chunks.0, ""));
-    check(RequestKind::Other, 304, Framing::Keep, with_length);
-    check(RequestKind::Other, 204, Framing::Keep, ("Content-Length: 0\r\n", ""));
-    check(RequestKind::Other, 204, Framing::Chunked, same(""));
-    check(RequestKind::Connect, 200, Framing::Keep, (with_length.0, ""));
-    check(RequestKind::Other, 103, Framing::Chunked, same("Link: a\r\n"));
+    check(RequestKind::Other, 200, FramingPolicy::Keep, with_length);
+    check(RequestKind::Other, 200, FramingPolicy::OutOfBand, with_length);
+    check(RequestKind::Other, 200, FramingPolicy::Chunked, (with_length.0, chunks.1));
+    check(RequestKind::Other, 200, FramingPolicy::Keep, chunks);
+    check(RequestKind::Other, 200, FramingPolicy::OutOfBand, (chunks.0, ""));
+    check(RequestKind::Other, 200, FramingPolicy::Keep, same(""));
+    check(RequestKind::Other, 200, FramingPolicy::Chunked, ("", chunks.1));
+    check(RequestKind::Head, 200, FramingPolicy::Keep, with_length);
+    check(RequestKind::Head, 200, FramingPolicy::OutOfBand, with_length);
+    check(RequestKind::Head, 200, FramingPolicy::Keep, (chunks.0, ""));
+    check(RequestKind::Other, 304, FramingPolicy::Keep, with_length);
+    check(RequestKind::Other, 204, FramingPolicy::Keep, ("Content-Length: 0\r\n", ""));
+    check(RequestKind::Other, 204, FramingPolicy::Chunked, same(""));
+    check(RequestKind::Connect, 200, FramingPolicy::Keep, (with_length.0, ""));
+    check(RequestKind::Other, 103, FramingPolicy::Chunked, same("Link: a\r\n"));
     check(
         RequestKind::Other,
         200,
-        Framing::Keep,
+        FramingPolicy::Keep,
         ("Connection: a\r\nA: 1\r\nB: 2\r\n", "B: 2\r\n"),
     );
 }
@@ -216,7 +216,7 @@ proptest! {
         (method, target) in request_line(),
         fields in any_fields(),
         body in any_body(),
-        framing in prop_oneof![Just(Framing::Keep), Just(Framing::OutOfBand)],
+        framing in prop_oneof![Just(FramingPolicy::Keep), Just(FramingPolicy::OutOfBand)],
     ) {
         let received =
             format!("{method} {target} HTTP/1.1\r\nHost: a.b:1\r\n{fields}{body}\r\n");
@@ -225,11 +225,11 @@ proptest! {
         let (mut received_head, mut written_head) = (RequestHead::default(), RequestHead::default());
         received_head.parse(received.as_bytes()).unwrap();
         let written = rewrite_request(&received, &edits);
-        prop_assert_eq!(written_head.parse(written.as_bytes()), Ok(Parsed::Complete(written.len())));
+        prop_assert_eq!(written_head.parse(written.as_bytes()), Ok(ParseProgress::Complete(written.len())));
         prop_assert_eq!(received_head.method.slice_in(received.as_bytes()), written_head.method.slice_in(written.as_bytes()));
         prop_assert_eq!(received_head.target.slice_in(received.as_bytes()), written_head.target.slice_in(written.as_bytes()));
         prop_assert_eq!(end_to_end(&received, &received_head.fields), end_to_end(&written, &written_head.fields));
-        if framing == Framing::Keep || received_head.body != BodyLength::Chunked {
+        if framing == FramingPolicy::Keep || received_head.body != BodyLength::Chunked {
             prop_assert_eq!(received_head.body, written_head.body);
         }
         prop_assert_eq!(rewrite_request(&written, &edits), written);
@@ -249,7 +249,7 @@ proptest! {
         let written = rewrite_response(&received, request_kind, &ResponseEdits::default());
         let mut written_head = ResponseHead::default();
         let parsed = written_head.parse(written.as_bytes(), request_kind);
-        prop_assert_eq!(parsed, Ok(Parsed::Complete(written.len())));
+        prop_assert_eq!(parsed, Ok(ParseProgress::Complete(written.len())));
         prop_assert_eq!(received_head.status, written_head.status);
         prop_assert_eq!(received_head.body, written_head.body);
         prop_assert_eq!(received_head.reason.slice_in(received.as_bytes()), written_head.reason.slice_in(written.as_bytes()));
@@ -293,7 +293,7 @@ fn end_to_end(head: &str, fields: &[HeaderField]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let bytes = head.as_bytes();
     fields
         .iter()
-        .filter(|field| !field.hop_by_hop && field.kind != FieldName::ContentLength)
+        .filter(|field| !field.hop_by_hop && field.kind != FieldKind::ContentLength)
         .map(|field| (field.name.slice_in(bytes).to_vec(), field.value.slice_in(bytes).to_vec()))
         .collect()
 }
@@ -301,7 +301,7 @@ fn end_to_end(head: &str, fields: &[HeaderField]) -> Vec<(Vec<u8>, Vec<u8>)> {
 fn rewrite_request(received: &str, edits: &RequestEdits<'_>) -> String {
     let mut head = RequestHead::default();
     let parsed = head.parse(received.as_bytes());
-    assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
+    assert_eq!(parsed, Ok(ParseProgress::Complete(received.len())), "{received}");
     let mut output = BytesMut::new();
     write_request(received.as_bytes(), &head, edits, &mut output);
     output_text(&output)
@@ -314,7 +314,7 @@ fn rewrite_response(
 ) -> String {
     let mut head = ResponseHead::default();
     let parsed = head.parse(received.as_bytes(), request_kind);
-    assert_eq!(parsed, Ok(Parsed::Complete(received.len())), "{received}");
+    assert_eq!(parsed, Ok(ParseProgress::Complete(received.len())), "{received}");
     let mut output = BytesMut::new();
     write_response(received.as_bytes(), &head, edits, &mut output);
     output_text(&output)

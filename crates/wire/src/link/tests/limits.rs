@@ -487,7 +487,7 @@ fn a_peer_that_sends_requests_without_reading_stalls_the_link() {
 }
 
 #[test]
-fn congestion_is_reported_from_output_max_on() {
+fn congestion_is_reported_from_the_threshold_on() {
     let (mut opener, mut acceptor) = connected_pair();
     let mut written = 0;
     while !opener.is_congested() {

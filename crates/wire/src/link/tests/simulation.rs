@@ -104,7 +104,7 @@ enum Order {
     PerStream,
 }
 
-/// Both ends, the pipes between them, and a record of everything sent.
+/// Both sides of a link, the pipes between them, and a record of everything sent.
 struct LinkSimulation {
     order: Order,
     random: SeededRandom,
@@ -122,7 +122,7 @@ struct LinkSimulation {
     event_counts: EventCounts,
 }
 
-/// One end with the state of its driver.
+/// One side of a link, with the state of its driver.
 struct Side {
     link: Link,
     input: BytesMut,

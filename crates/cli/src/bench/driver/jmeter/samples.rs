@@ -1,4 +1,4 @@
-//! JMeter's sample file, and the figures derived from it.
+//! Reads JMeter's sample file, which has a line per request, and computes the figures of the load from it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,8 +33,8 @@ impl Samples {
     }
 }
 
-/// Statistics of the samples. As in `leno load`, `requests` and latencies cover requests that started in the measured
-/// period, but the throughput counts responses that arrived in that period.
+/// Statistics of the samples. As in `leno load`, `requests` and the latencies are those of requests that started in the
+/// measured period; `response_count` is that of responses that arrived in the measured period, for the throughput.
 #[derive(Debug)]
 struct SampleCounts {
     /// The start of the measured period, in milliseconds since the Unix epoch.
@@ -58,6 +58,29 @@ struct Sample<'a> {
     response_code: &'a str,
 }
 
+/// The positions of the fields in the lines of the file, from 0.
+#[derive(Debug, Clone, Copy)]
+struct SampleColumns {
+    started: usize,
+    latency: usize,
+    response_code: usize,
+}
+
+impl SampleColumns {
+    fn from_header(header: &str) -> anyhow::Result<Self> {
+        let names: Vec<&str> = header.split(',').collect();
+        let find_column = |name: &str| {
+            let position = names.iter().position(|candidate| *candidate == name);
+            position.with_context(|| format!("there is no column {name} in `{header}`"))
+        };
+        Ok(Self {
+            started: find_column("timeStamp")?,
+            latency: find_column("elapsed")?,
+            response_code: find_column("responseCode")?,
+        })
+    }
+}
+
 impl SampleCounts {
     fn new(measured_from_ms: u64, measured_duration: Duration) -> Self {
         Self {
@@ -72,24 +95,20 @@ impl SampleCounts {
         }
     }
 
-    fn read(&mut self, mut lines: impl BufRead) -> anyhow::Result<()> {
-        let mut line = String::new();
-        lines.read_line(&mut line)?;
-        let names: Vec<&str> = line.trim_end().split(',').collect();
-        let find_column = |name: &str| {
-            let position = names.iter().position(|header| *header == name);
-            position.with_context(|| format!("there is no column {name} in `{}`", line.trim_end()))
-        };
-        let columns =
-            [find_column("timeStamp")?, find_column("elapsed")?, find_column("responseCode")?];
+    /// Adds all samples of the file, whose first line names the columns.
+    fn read(&mut self, mut file: impl BufRead) -> anyhow::Result<()> {
+        let mut header = String::new();
+        file.read_line(&mut header)?;
+        let columns = SampleColumns::from_header(header.trim_end())?;
         loop {
             let mut line = String::new();
-            if lines.read_line(&mut line)? == 0 {
+            if file.read_line(&mut line)? == 0 {
                 return Ok(());
             }
-            let line = line.trim_end();
+            let sample_line = line.trim_end();
             self.add_sample(
-                &Sample::parse(line, columns).with_context(|| format!("the line `{line}`"))?,
+                &Sample::parse(sample_line, columns)
+                    .with_context(|| format!("the line `{sample_line}`"))?,
             );
         }
     }
@@ -113,7 +132,8 @@ impl SampleCounts {
                 *self.errors_by_kind.entry(format!("status-{status}")).or_default() += 1
             }
             None => {
-                // Such as `Non HTTP response code: java.net.SocketTimeoutException`.
+                // The last word of a text such as `Non HTTP response code: java.net.SocketTimeoutException` is the
+                // kind.
                 let kind =
                     sample.response_code.rsplit(['.', ' ']).next().unwrap_or(sample.response_code);
                 *self.errors_by_kind.entry(kind.to_owned()).or_default() += 1;
@@ -161,16 +181,13 @@ impl SampleCounts {
 }
 
 impl<'a> Sample<'a> {
-    fn parse(
-        line: &'a str,
-        [started_ms, latency_ms, response_code]: [usize; 3],
-    ) -> anyhow::Result<Self> {
+    fn parse(line: &'a str, columns: SampleColumns) -> anyhow::Result<Self> {
         let fields: Vec<&str> = line.split(',').collect();
         let field = |index: usize| fields.get(index).copied().context("a field is missing");
         Ok(Self {
-            started_ms: field(started_ms)?.parse().context("a moment")?,
-            latency_ms: field(latency_ms)?.parse().context("a duration")?,
-            response_code: field(response_code)?.trim_matches('"'),
+            started_ms: field(columns.started)?.parse().context("a moment")?,
+            latency_ms: field(columns.latency)?.parse().context("a duration")?,
+            response_code: field(columns.response_code)?.trim_matches('"'),
         })
     }
 }

@@ -1,27 +1,31 @@
-//! Goals of a mesh with 1,600 sidecars, and the measured figures.
+//! Compares the measured figures with the goals for a mesh with 1,600 sidecars.
 
 use serde_json::{Value, json};
 
 use crate::bench::mesh_services::MeshServices;
 use crate::bench::report::{FigureTable, MeshChanges, MeshSize};
-use crate::bench::rig::BenchDefaultPolicy;
 use crate::bench::statistics::round_significant;
+use crate::bench::testbed::BenchDefaultPolicy;
 
-/// A goal: the name of a figure, its upper limit, its target value, and the function that reads it.
+/// A goal for a figure of a mesh.
 struct Goal {
+    /// The name of the figure, with its unit.
     name: &'static str,
+    /// The value that the figure must not exceed.
     limit: f64,
+    /// The value to aim at, below the limit.
     target: Option<f64>,
-    read: fn(&MeshSize) -> Option<f64>,
+    /// Returns the figure; `None` if it was not measured in the mesh.
+    read_figure: fn(&MeshSize) -> Option<f64>,
 }
 
 const fn goal(
     name: &'static str,
     limit: f64,
     target: Option<f64>,
-    read: fn(&MeshSize) -> Option<f64>,
+    read_figure: fn(&MeshSize) -> Option<f64>,
 ) -> Goal {
-    Goal { name, limit, target, read }
+    Goal { name, limit, target, read_figure }
 }
 
 /// Returns a figure of the changes; `None` if no changes were measured in the mesh.
@@ -73,22 +77,22 @@ const GOALS: [Goal; 13] = [
     }),
 ];
 
-/// Compares the figures of the last meshes with the goals. Meshes below the size that a goal applies to show `–`.
-/// Returns `None` unless changes were measured with both default policies.
+/// Compares the figures of the largest meshes with the goals. Goals that do not apply to a mesh because it is too small
+/// have the result `–`. Returns `None` unless changes were measured with both default policies.
 pub(super) fn goal_table(meshes: &[MeshSize], services: &[MeshServices]) -> Option<FigureTable> {
     let deny_mesh = last_with_changes(meshes, BenchDefaultPolicy::Deny)?;
     let allow_mesh = last_with_changes(meshes, BenchDefaultPolicy::Allow)?;
     let goal_applies = deny_mesh.sidecars >= GOAL_SIDECARS;
     let mut rows: Vec<Vec<Value>> = GOALS
         .iter()
-        .map(|Goal { name, limit, target, read }| {
-            let figures = [read(allow_mesh), read(deny_mesh)];
+        .map(|Goal { name, limit, target, read_figure }| {
+            let figures = [read_figure(allow_mesh), read_figure(deny_mesh)];
             let worst_figure = figures.into_iter().flatten().fold(0.0, f64::max);
-            let target = target.map_or(json!("–"), |target| json!(target));
+            let target_cell = target.map_or(json!("–"), |target| json!(target));
             vec![
                 json!(name),
                 json!(limit),
-                target,
+                target_cell,
                 format_figure(figures[0]),
                 format_figure(figures[1]),
                 format_result(goal_applies, worst_figure <= *limit),
@@ -176,6 +180,7 @@ fn format_result(goal_applies: bool, is_met: bool) -> Value {
     }
 }
 
-/// The minimum numbers of sidecars and services of the meshes that the goals apply to.
+/// The minimum number of sidecars of a mesh that the goals apply to.
 const GOAL_SIDECARS: usize = 1600;
+/// The minimum number of services of a mesh that the goal for the memory of a sidecar applies to.
 const GOAL_SERVICES: usize = 10_000;

@@ -1,4 +1,4 @@
-//! The services, routes and policies in the object store that a conflict check considers.
+//! Gives conflict checks access to the services, routes and policies in the object store.
 
 use leno_model::{Destinations, PolicyContext, PolicySide, Protocol, ServiceName, ServicePolicy};
 
@@ -41,7 +41,8 @@ impl<'a> PolicyContext<'a> for ConflictContext<'a, '_> {
     fn shares_workloads(&self, service: &ServiceName, port: u16) -> bool {
         let store = self.store;
         let Some(definition) = store.services.get(service) else { return true };
-        let Some(port) = definition.ports.iter().find(|candidate| candidate.port == port) else {
+        let Some(service_port) = definition.ports.iter().find(|candidate| candidate.port == port)
+        else {
             return true;
         };
         let mut endpoints = store.endpoints_of(definition).peekable();
@@ -53,7 +54,8 @@ impl<'a> PolicyContext<'a> for ConflictContext<'a, '_> {
                     other.name != *service && matches_selector(&other.selector, &workload.labels)
                 });
                 let mut other_ports = other_services.flat_map(|other| &other.ports);
-                other_ports.any(|other_port| other_port.target.is_same_at(&port.target, workload))
+                other_ports
+                    .any(|other_port| other_port.target.is_same_at(&service_port.target, workload))
             })
     }
 
@@ -76,10 +78,11 @@ impl<'a> PolicyContext<'a> for ConflictContext<'a, '_> {
 impl ObjectStore {
     /// Returns true for a port that is declared as TCP, where sidecars see no requests.
     pub(super) fn is_opaque(&self, service: &ServiceName, port: u16) -> bool {
-        let service_definition = self.services.get(service);
-        let port = service_definition
-            .and_then(|service| service.ports.iter().find(|candidate| candidate.port == port));
-        port.is_some_and(|port| port.protocol == Some(Protocol::Tcp))
+        let definition = self.services.get(service);
+        let service_port = definition.and_then(|definition| {
+            definition.ports.iter().find(|candidate| candidate.port == port)
+        });
+        service_port.is_some_and(|service_port| service_port.protocol == Some(Protocol::Tcp))
     }
 
     /// Returns true if all ports of a service are declared as TCP.
@@ -94,18 +97,18 @@ impl ObjectStore {
     /// the same port of it with another protocol.
     pub(super) fn applications_see_requests(&self, service: &ServiceName, port: u16) -> bool {
         let definition = self.services.get(service);
-        let Some((definition, port)) = definition.and_then(|definition| {
+        let Some((definition, service_port)) = definition.and_then(|definition| {
             Some((definition, definition.ports.iter().find(|candidate| candidate.port == port)?))
         }) else {
             return false;
         };
         self.endpoints_of(definition).any(|workload| {
-            let services = self.services.may_select(workload);
-            let services =
-                services.filter(|other| matches_selector(&other.selector, &workload.labels));
-            let ports = services.flat_map(|other| &other.ports);
+            let candidates = self.services.may_select(workload);
+            let selecting_services =
+                candidates.filter(|other| matches_selector(&other.selector, &workload.labels));
+            let ports = selecting_services.flat_map(|other| &other.ports);
             let non_tcp_ports = ports.filter(|port| port.protocol != Some(Protocol::Tcp));
-            port.target.sees_requests_at(workload, non_tcp_ports.map(|port| &port.target))
+            service_port.target.sees_requests_at(workload, non_tcp_ports.map(|port| &port.target))
         })
     }
 }

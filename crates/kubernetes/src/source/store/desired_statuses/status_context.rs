@@ -1,4 +1,4 @@
-//! Data shared between the statuses of many objects, collected once for each update.
+//! Holds the data that the statuses of many objects share, collected once for each update.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Conflicting objects: the one without effect reports the other one until that is deleted.
+//! Tests conflicting objects: the object without effect reports the other object until that object is deleted.
 
 use super::*;
 use crate::status::DesiredStatus;

@@ -1,4 +1,4 @@
-//! Services of a cluster without a pod of the mesh cause no warning.
+//! Tests that Services of a cluster without a pod of the mesh cause no warning.
 
 use super::*;
 

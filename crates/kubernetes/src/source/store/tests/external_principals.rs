@@ -1,4 +1,4 @@
-//! Certificates for external principals: permissions and statuses.
+//! Tests the certificates of external principals: permissions and statuses.
 
 use super::*;
 use crate::external_principals::SecretPermissions;

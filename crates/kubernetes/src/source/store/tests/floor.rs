@@ -1,4 +1,4 @@
-//! Annotations and objects of tenants do not weaken the mesh.
+//! Tests that annotations and objects of tenants do not weaken the mesh below its floor.
 
 use super::*;
 
@@ -146,7 +146,7 @@ fn mesh_wide_objects_are_read_only_from_configured_namespaces() {
         let update = store.flush().unwrap();
         assert_eq!(update.changes, [], "{kind}");
         let rejected = update.rejected[0].to_string();
-        assert!(rejected.contains("which objects of the namespace shop cannot"), "{rejected}");
+        assert!(rejected.contains("which objects of the namespace shop may not do"), "{rejected}");
         store.set_settings_namespaces([Name::new("shop").unwrap()].into());
         store.apply_event(index, custom_event(index, "all", CREATED, spec));
         assert_eq!(describe_update(store.flush()).len(), 1, "{kind}");

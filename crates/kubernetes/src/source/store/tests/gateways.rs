@@ -1,4 +1,4 @@
-//! Updates about gateways, and their order.
+//! Tests the updates about gateways, and their order.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! EndpointSlices of Services without a selector that list pods with a sidecar among other addresses.
+//! Tests EndpointSlices of Services without a selector that list pods with a sidecar among other addresses.
 
 use leno_model::TargetPort;
 use leno_registry::JOINING_LABEL;

@@ -1,4 +1,4 @@
-//! Policies for requests need a sidecar that parses the requests.
+//! Tests that policies for requests need a sidecar that parses the requests.
 
 use super::*;
 

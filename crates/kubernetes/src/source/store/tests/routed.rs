@@ -1,4 +1,4 @@
-//! Pods without a sidecar behind services that routes of the mesh name.
+//! Tests pods without a sidecar behind services that routes of the mesh name.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Settings of another mesh apply if there is no MeshConfig of Leno, from namespaces that the operator permits.
+//! Tests that settings of another mesh apply from the namespaces that the operator permits, if there is no
+//! MeshConfig of Leno.
 
 use super::*;
 
@@ -127,7 +128,7 @@ fn the_default_trust_domain_applies_unless_the_mesh_config_sets_one() {
 }
 
 #[test]
-fn settings_of_another_mesh_do_not_apply_beside_a_mesh_config() {
+fn a_mesh_config_with_settings_replaces_the_settings_of_another_mesh() {
     let mut store = listed_store();
     let own_kind = kind_index("MeshConfig", "leno.dev");
     let gateway = json!({

@@ -1,4 +1,4 @@
-//! Zones of nodes as labels of workloads, and services that prefer their clients' zone.
+//! Tests the zones of nodes as labels of workloads, and services that prefer their clients' zone.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::core::PartialObjectMeta;

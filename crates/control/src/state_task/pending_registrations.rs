@@ -1,0 +1,213 @@
+//! Processes joins (requests for a first certificate) with a token of this mesh, or with a token that a reviewer
+//! verifies (Kubernetes). A join may have to wait until a registry reports its workload.
+
+use leno_discovery::PendingJoin;
+use leno_listen::ConnectionSource;
+use leno_model::Workload;
+use tokio::time::Instant;
+
+use super::{ControlState, EventTime};
+use crate::certify::{CertificateHolder, CertifyError, ReviewResult};
+use crate::review::TokenSubject;
+
+/// A pending join: no registry has reported a workload that matches the token's subject yet. A new pod may join
+/// before a registry reports the pod.
+#[derive(Debug)]
+pub(crate) struct PendingRegistration {
+    pending_join: PendingJoin,
+    subject: TokenSubject,
+    evidence: TokenEvidence,
+    /// The time at which the join is rejected.
+    deadline: Instant,
+}
+
+/// The evidence for the subject of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TokenEvidence {
+    /// The claims in the text of the token, unverified: the token is reviewed once its workload is known.
+    UnverifiedText,
+    /// A completed review.
+    CompletedReview,
+}
+
+impl ControlState {
+    /// Starts a join. The certifier verifies a token of this mesh. Other tokens are reviewed: if the text of the
+    /// token names its subject, the join first waits for that workload; otherwise the review starts at once.
+    pub(super) fn join(&mut self, pending_join: PendingJoin, now: EventTime) {
+        let Some(reviewer) = self.certifier.reviewer_of(&pending_join.token) else {
+            let holder = self.mesh.workload(&pending_join.workload);
+            // A revoked workload gets the same response as an unknown one.
+            let holder = holder
+                .filter(|workload| !self.mesh.is_revoked(workload))
+                .map(CertificateHolder::from_workload);
+            self.certifier.join(pending_join, holder, now.wall_time);
+            return;
+        };
+        let subject = match reviewer.claimed_subject(&pending_join.token, now.wall_time) {
+            Ok(subject) => subject,
+            Err(error) => return self.reject_join(pending_join, error.into()),
+        };
+        if let Err(reason) = self.certifier.permit_review(&pending_join, now.clock) {
+            return self.reject_join(pending_join, reason.into());
+        }
+        match subject {
+            None => self.certifier.start_review(pending_join, now.clock),
+            Some(subject) => {
+                self.handle_joining(pending_join, subject, TokenEvidence::UnverifiedText, now)
+            }
+        }
+    }
+
+    /// Processes the result of a token review.
+    pub(super) fn handle_review(&mut self, reviewed: ReviewResult, now: EventTime) {
+        let ReviewResult { pending_join, subject } = reviewed;
+        match subject {
+            Err(error) => self.reject_join(pending_join, error.into()),
+            Ok(subject) => {
+                self.handle_joining(pending_join, subject, TokenEvidence::CompletedReview, now)
+            }
+        }
+    }
+
+    /// Continues a join whose token names this subject. The join waits up to `join_timeout` for its workload to be
+    /// reported, if there is room.
+    fn handle_joining(
+        &mut self,
+        pending_join: PendingJoin,
+        subject: TokenSubject,
+        evidence: TokenEvidence,
+        now: EventTime,
+    ) {
+        if subject.workload != pending_join.workload {
+            let (claimed, subject) = (pending_join.workload.clone(), subject.workload);
+            let error = CertifyError::OtherSubject { claimed, subject };
+            return self.reject_join(pending_join, error);
+        }
+        let deadline = now.clock + self.times.join_timeout;
+        let registration_with_mismatch = self
+            .decide_join(PendingRegistration { pending_join, subject, evidence, deadline }, now);
+        let Some((registration, mismatch)) = registration_with_mismatch else { return };
+        match self.has_room(&registration) {
+            true => self.pending_registrations.push(registration),
+            false => self.reject_join(registration.pending_join, mismatch),
+        }
+    }
+
+    /// Decides pending joins again, after new reports of workloads or at a deadline.
+    pub(super) fn retry_pending_joins(&mut self, now: EventTime) {
+        for registration in std::mem::take(&mut self.pending_registrations) {
+            if registration.pending_join.reply.is_closed() {
+                continue;
+            }
+            let registration_with_mismatch = self.decide_join(registration, now);
+            self.pending_registrations
+                .extend(registration_with_mismatch.map(|(registration, _)| registration));
+        }
+    }
+
+    /// Returns the time at which the first pending join times out.
+    pub(super) fn join_deadline(&self) -> Option<Instant> {
+        self.pending_registrations.iter().map(|registration| registration.deadline).min()
+    }
+
+    /// Accepts or rejects a join. Returns the join and the mismatch if it may still wait for its workload.
+    fn decide_join(
+        &mut self,
+        registration: PendingRegistration,
+        now: EventTime,
+    ) -> Option<(PendingRegistration, CertifyError)> {
+        let workload = self.mesh.workload(&registration.subject.workload);
+        match check_subject(&registration.subject, workload) {
+            Ok(holder) => self.continue_join(registration, holder, now),
+            Err(mismatch) if now.clock < registration.deadline => {
+                return Some((registration, mismatch));
+            }
+            Err(mismatch) => self.reject_join(registration.pending_join, mismatch),
+        }
+        None
+    }
+
+    /// Continues a join whose workload matches the token's subject: starts the review of the token, or signs the
+    /// certificate after the review.
+    fn continue_join(
+        &mut self,
+        registration: PendingRegistration,
+        holder: CertificateHolder,
+        now: EventTime,
+    ) {
+        let PendingRegistration { pending_join, evidence, .. } = registration;
+        match evidence {
+            TokenEvidence::UnverifiedText => self.certifier.start_review(pending_join, now.clock),
+            TokenEvidence::CompletedReview => match self.revocation_error(&holder) {
+                Some(error) => self.reject_join(pending_join, error),
+                None => self.certifier.sign_first_certificate(pending_join, holder, now.wall_time),
+            },
+        }
+    }
+
+    /// Rejects a join, and records the rejection for diagnostics.
+    fn reject_join(&mut self, pending_join: PendingJoin, error: CertifyError) {
+        let workload_exists = self.mesh.workload(&pending_join.workload).is_some();
+        self.certifier.reject_join(pending_join, workload_exists, error);
+    }
+
+    /// Returns the error for a revoked workload; `None` if it is not revoked.
+    fn revocation_error(&self, holder: &CertificateHolder) -> Option<CertifyError> {
+        let workload = self.mesh.workload(&holder.name)?;
+        if self.mesh.config().revoked.contains(&workload.account) {
+            return Some(CertifyError::Revoked(workload.account.clone()));
+        }
+        let is_revoked = self.mesh.is_revoked(workload);
+        is_revoked.then(|| CertifyError::RevokedWorkload(workload.name.clone()))
+    }
+
+    /// True if there is room for a pending join; unverified tokens have few slots per source.
+    fn has_room(&self, registration: &PendingRegistration) -> bool {
+        if self.pending_registrations.len() >= MAX_PENDING_JOINS {
+            return false;
+        }
+        let source = ConnectionSource::from(registration.pending_join.source);
+        let unverified_joins = || {
+            self.pending_registrations
+                .iter()
+                .filter(|other| other.evidence == TokenEvidence::UnverifiedText)
+        };
+        let joins_of_source = unverified_joins()
+            .filter(|other| ConnectionSource::from(other.pending_join.source) == source);
+        registration.evidence == TokenEvidence::CompletedReview
+            || (joins_of_source.count() < MAX_UNVERIFIED_JOINS_PER_SOURCE
+                && unverified_joins().count() < MAX_UNVERIFIED_JOINS)
+    }
+}
+
+/// Compares the subject of a token with the mesh's workload of that name, and returns the certificate holder.
+fn check_subject(
+    subject: &TokenSubject,
+    existing_workload: Option<&Workload>,
+) -> Result<CertificateHolder, CertifyError> {
+    let workload = subject.workload.clone();
+    let Some(existing_workload) = existing_workload else {
+        return Err(CertifyError::UnknownPod(workload));
+    };
+    if existing_workload.account != subject.account {
+        let (held, expected) = (subject.account.clone(), existing_workload.account.clone());
+        return Err(CertifyError::OtherAccount { workload, held, expected });
+    }
+    match (&subject.uid, &existing_workload.uid) {
+        (Some(held), Some(expected)) if held != expected => {
+            let (held, expected) = (held.clone(), expected.clone());
+            Err(CertifyError::OtherPod { workload, held, expected })
+        }
+        _ => Ok(CertificateHolder::from_workload(existing_workload)),
+    }
+}
+
+/// Maximum pending joins: a new deployment on many machines. Further joins must retry.
+const MAX_PENDING_JOINS: usize = 4096;
+
+/// Maximum pending joins with tokens that are not reviewed yet, in total.
+const MAX_UNVERIFIED_JOINS: usize = 1024;
+
+/// Maximum pending joins with tokens that are not reviewed yet, per source: pods of a node may share its
+/// address.
+const MAX_UNVERIFIED_JOINS_PER_SOURCE: usize = 32;
