@@ -1,13 +1,15 @@
 //! A program under test, with its output, stopped only by its own process id.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::eventually;
 
 /// A running program and every line it has printed.
 pub struct TestProgram {
@@ -174,13 +176,28 @@ impl TestProgram {
     }
 }
 
-/// Sends a signal to a process of the test.
+/// Sends a signal to a process of the test. After [`Signal::STOP`], waits until all its threads have stopped: until then,
+/// they may still respond.
 ///
 /// # Panics
-/// If there is no such process.
+/// If there is no such process, or it does not stop.
 pub fn signal_pid(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     kill_process(pid, signal).expect("the process is there");
+    if signal == Signal::STOP {
+        let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+        eventually("all threads have stopped", Duration::from_secs(60), || {
+            let mut threads = std::fs::read_dir(&tasks).expect("the process is there").flatten();
+            threads.all(|thread| is_stopped(&thread.path())).then_some(())
+        });
+    }
+}
+
+/// True if a thread has stopped or exited. The state follows the name in parentheses (proc_pid_stat(5)).
+fn is_stopped(task: &Path) -> bool {
+    let Ok(stat) = std::fs::read_to_string(task.join("stat")) else { return true };
+    let state = stat.rsplit_once(") ").and_then(|(_, fields)| fields.chars().next());
+    matches!(state, Some('T' | 'Z' | 'X'))
 }
 
 impl Drop for TestProgram {

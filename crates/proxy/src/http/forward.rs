@@ -314,23 +314,21 @@ async fn run_directions(
     upstream: ResponseSource<'_>,
 ) -> Result<bool, Reason> {
     let mut timer = exchange.upgrade_timeout.map(|limit| Box::pin(sleep(limit)));
-    let Exchange {
-        session, request, body, responder, record, progress, actions, cors_edits, ..
-    } = exchange;
+    let Exchange { request, body, responder, record, progress, actions, cors_edits, .. } = exchange;
     let (observer, retry_buffer) = (exchange.observer.as_ref(), exchange.retry_buffer.as_deref());
     let (timed_attempt, outcome_guard) =
         (exchange.timed_attempt.as_ref(), exchange.outcome_guard.as_ref());
     let ExchangeProgress { body_taken, withheld_response: withheld, reset_code, .. } = progress;
-    let (record, rules, worker) = (&*record, actions.as_deref(), &session.worker);
+    let (session, record, rules) = (exchange.session, &*record, actions.as_deref());
+    let worker = &session.worker;
     let retry_limits = RetryLimits::new(record, outcome_guard, &exchange.retry_slot);
     let response_filter =
         ResponseFilter::for_attempt(rules, worker, request, retry_buffer, withheld, retry_limits);
     let (started, is_grpc_call) =
         (exchange.response_started, is_grpc_call(request, responder, &sink));
-    let (is_upgrade, has_body) = (request.is_upgrade, !body.is_empty());
     let (body_state, io) = (Cell::new(initial_state), responder.client_connection());
     let mut send_body = pin!(async {
-        *body_taken = has_body;
+        *body_taken = !body.is_empty();
         let filter = |section| trailers::permitted_section(session, actions.as_deref(), section);
         let recorder = BodyRecorder::for_request(&record.bytes_in, &filter);
         if body_state.get() != RequestBodyState::InProgress {
@@ -344,8 +342,10 @@ async fn run_directions(
     });
     let grpc_call = is_grpc_call.then_some(GrpcCall(&record.grpc));
     let mut response_path = ResponsePath {
-        worker: &session.worker,
+        worker,
+        request_kind: request.request_kind(),
         request,
+        is_upgrade: request.is_upgrade,
         edits: cors_edits.as_ref().or(actions.as_deref().map(|actions| &actions.response)),
         affinity_field: exchange.affinity_field.as_deref(),
         response_filter,
@@ -378,7 +378,7 @@ async fn run_directions(
             // The upstream has accepted the upgrade: start to forward the client's data.
             cx.waker().wake_by_ref();
         }
-        let is_canceled = body_state.get().is_canceled_by_disconnect(is_upgrade);
+        let is_canceled = body_state.get().is_canceled_by_disconnect(request.is_upgrade);
         poll_client_gone(io.as_ref().filter(|_| is_canceled), cx)
     })
     .await?;
@@ -389,7 +389,11 @@ async fn run_directions(
 /// The response path of one exchange, and the records that it updates.
 struct ResponsePath<'a, 'io> {
     worker: &'a Worker,
+    /// The properties of the request that delimit the body of its response, determined once.
+    request_kind: RequestKind,
     request: &'a Request<'a>,
+    /// True if the client requested an upgrade.
+    is_upgrade: bool,
     /// The response header edits of the selected rule, or of CORS.
     edits: Option<&'a FieldEdits>,
     /// The response field that identifies the endpoint; `None` without session persistence.
@@ -417,7 +421,7 @@ async fn receive_response(
     response_path: &mut ResponsePath<'_, '_>,
 ) -> Result<bool, Reason> {
     let mut interim_budget = InterimBudget::new();
-    let request = response_path.request;
+    let (request_kind, is_upgrade) = (response_path.request_kind, response_path.is_upgrade);
     match upstream {
         ResponseSource::Link(stream) => loop {
             let stream_result = stream.next().await;
@@ -428,7 +432,7 @@ async fn receive_response(
                 return Err(Reason::UpstreamMalformed);
             };
             let mut head = response_path.worker.response_heads.take_object();
-            parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, interim)?;
+            parse_head(&mut head, &bytes, request_kind, is_upgrade, interim)?;
             if interim {
                 interim_budget.spend_head(&bytes)?;
                 response_path.send_interim(&bytes, &head).await?;
@@ -456,7 +460,7 @@ async fn receive_response(
         ResponseSource::Http1(reader, sharing) => loop {
             let mut head = response_path.worker.response_heads.take_object();
             let bytes = reader
-                .read_response(&mut head, request.request_kind())
+                .read_response(&mut head, request_kind)
                 .await
                 .map_err(|error| upstream_reason(&error))?;
             if head.is_interim() {
@@ -464,7 +468,7 @@ async fn receive_response(
                 response_path.send_interim(&bytes, &head).await?;
                 continue;
             }
-            if head.tunnel && !request.is_upgrade {
+            if head.tunnel && !is_upgrade {
                 // The request did not include an upgrade.
                 return Err(Reason::UpstreamMalformed);
             }
@@ -495,14 +499,14 @@ async fn receive_http2(
 ) -> Result<bool, Reason> {
     loop {
         let mut head = response_path.worker.response_heads.take_object();
-        let request = response_path.request;
+        let (request_kind, is_upgrade) = (response_path.request_kind, response_path.is_upgrade);
         let received_head = pending_response.next_head().await.map_err(|missing_response| {
             response_path.reset_code.set(missing_response.reset_code);
             missing_response.reason
         })?;
         let (mut response_parts, body) = match received_head {
             Http2ResponseHead::Interim(bytes) => {
-                parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, true)?;
+                parse_head(&mut head, &bytes, request_kind, is_upgrade, true)?;
                 pending_response
                     .run_and_collect(response_path.send_interim(&bytes, &head))
                     .await??;
@@ -510,12 +514,12 @@ async fn receive_http2(
             }
             Http2ResponseHead::Final(response_parts, body) => (response_parts, body),
         };
-        let is_accepted = request.is_upgrade && response_parts.status.is_success();
+        let is_accepted = is_upgrade && response_parts.status.is_success();
         let bytes = match is_accepted {
-            true => connect::build_switching_response(&mut response_parts, request),
+            true => connect::build_switching_response(&mut response_parts, response_path.request),
             false => head::response_to_http1(&response_parts),
         };
-        parse_head(&mut head, &bytes, request.request_kind(), request.is_upgrade, false)?;
+        parse_head(&mut head, &bytes, request_kind, is_upgrade, false)?;
         let source = match (body.is_end_stream(), head.body) {
             _ if head.tunnel => BodySource::Http2(ReceivedBody::new(body)),
             // Further bytes would be mistaken for the next response.

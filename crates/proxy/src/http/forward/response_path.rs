@@ -48,7 +48,7 @@ impl ResponsePath<'_, '_> {
             observer.record_response(self.request, bytes, head);
         }
         self.responder.wait_uncongested().await.map_err(|_| Reason::DownstreamClosed)?;
-        if self.request.is_upgrade && matches!(self.responder, Responder::Http2 { .. }) {
+        if self.is_upgrade && matches!(self.responder, Responder::Http2 { .. }) {
             connect::check_connect_response(self.request, bytes, head)?;
         }
         let request_body_state = self.request_body_state.get();
