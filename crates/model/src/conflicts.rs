@@ -83,8 +83,9 @@ pub fn precedence_reason(first_created: i64, other_created: i64) -> &'static str
     if first_created < other_created { "is older" } else { "is first in alphabetical order" }
 }
 
-/// True if the first route takes precedence over the other: the older one, then the first by name. Routes are given by
-/// creation time and name. Routes in different namespaces apply to different clients, so neither takes precedence.
+/// True if the first route takes precedence over the other: the older one, then the first by name. Each parameter is
+/// the creation time and the name of a route. Routes in different namespaces apply to different clients, so neither
+/// takes precedence.
 fn is_before(first: (i64, &RouteName), other: (i64, &RouteName)) -> bool {
     let ((_, first_name), (_, other_name)) = (first, other);
     first_name.namespace == other_name.namespace && first < other

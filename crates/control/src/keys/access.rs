@@ -1,7 +1,7 @@
 //! Limits the servers and files that JWKS may be read from.
 //!
 //! A rule is an object of a namespace, and its author may be a tenant. But the control plane fetches the rule's JWKS
-//! with its own network access and file permissions, so the operator's options limit what it may fetch.
+//! with its own network access and file permissions, so the operator's options limit the permitted servers and files.
 
 use std::fmt;
 use std::fs::File;
